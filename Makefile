@@ -1,0 +1,75 @@
+# The one entry to everything: `make` alone lists what there is.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PACKAGES := synk-shm synk-comm synk-theano synk-extensions
+PACKAGE_TESTS := $(PACKAGES:%=test-%)
+# More arguments for pytest: make test-synk-shm ARGS="-k resize -x"
+ARGS :=
+
+.PHONY: help setup demo test $(PACKAGE_TESTS) test-integration lint format bench docs build clean
+
+## help: this list
+help:
+	@echo "make <target>, where <target> is"
+	@awk -F': ' '/^## / { sub(/^## /, ""); name = $$1; sub(/^[^:]*: /, ""); printf "  %-18s %s\n", name, $$0 }' Makefile
+
+## setup: create .venv with the four packages and every tool (quick when nothing changed)
+setup:
+	@sh scripts/bootstrap.sh
+
+## demo: train a network on handwritten digits with two processes
+demo: setup
+	$(PY) examples/train_digits.py
+
+## test: the tests of every package, then those that cross packages
+test: setup
+	@$(PY) scripts/run_tests.py $(PACKAGES) integration -- $(ARGS)
+
+## test-<package>: the tests of one package, for example test-synk-shm
+$(PACKAGE_TESTS): test-%: setup
+	@$(PY) scripts/run_tests.py $* -- $(ARGS)
+
+## test-integration: the tests that cross packages
+test-integration: setup
+	@$(PY) scripts/run_tests.py integration -- $(ARGS)
+
+## lint: ruff, its formatter and mypy, changing nothing
+lint: setup
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+## format: sort imports, apply safe fixes, format
+format: setup
+	$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
+
+## bench: measure what a call and a collective cost, beside the plain ways
+bench: setup
+	$(PY) integration/benchmarks/run.py $(ARGS)
+
+## docs: the documentation as HTML in docs/_build/html, warnings are errors
+docs: setup
+	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
+
+## build: a wheel and an sdist of every package in dist/, each description checked
+build: setup
+	@test -x .venv-build/bin/python || $(PY) -m venv .venv-build
+	@.venv-build/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	@.venv-build/bin/python -m pip install --quiet --disable-pip-version-check --group build
+	.venv-build/bin/poetry check
+	@set -e; for package in $(PACKAGES); do \
+	  echo "== $$package"; \
+	  .venv-build/bin/poetry check --project packages/$$package; \
+	  .venv-build/bin/poetry build --quiet --project packages/$$package --output "$(CURDIR)/dist"; \
+	done
+	@ls -l dist
+
+## clean: remove environments, caches and everything that was built
+clean:
+	rm -rf .venv .venv-build dist build docs/_build htmlcov .coverage .coverage.* coverage.xml
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find packages integration examples scripts .github -name __pycache__ -type d -prune -exec rm -rf {} +
