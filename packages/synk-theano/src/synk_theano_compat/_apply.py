@@ -1,0 +1,93 @@
+"""Which patch is applied around the execution of which of Theano's modules.
+
+A patch that fails is reported with its name as a :class:`RuntimeWarning` and the others go on: an
+environment must never be worse off with this package than without it. The names ``P1`` to ``P9``
+are those of the comments in ``_patches.py`` and ``_flags.py``. ``SYNK_THEANO_COMPAT_SKIP`` (a
+comma-separated list of them) leaves single patches out; it exists for the tests.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, NamedTuple
+
+from synk_theano_compat import _flags, _patches, locks
+from synk_theano_compat._hook import DOWNSAMPLE
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+SKIP_VARIABLE = "SYNK_THEANO_COMPAT_SKIP"
+
+
+class Step(NamedTuple):
+    """One patch: its name, what it is for, and the function that returns what it did."""
+
+    name: str
+    purpose: str
+    run: Callable[[], str]
+
+
+BEFORE: dict[str, tuple[Step, ...]] = {
+    "theano": (
+        Step("P7", "names that NumPy 1.24 removed", _patches.numpy_aliases),
+        Step("P4", "scan's C extension on Python >= 3.11", _patches.no_scan_extension),
+    ),
+}
+AFTER: dict[str, tuple[Step, ...]] = {
+    "theano.configparser": (Step("P1", "flags the user has not set", _flags.set_defaults),),
+    "theano.gof.compilelock": (Step("lock", "fast compile lock", locks.fast_lock),),
+    "theano.gof.cc": (Step("P2", "disk cache for ops without props", _patches.cache_no_props),),
+    "theano.gof.op": (Step("P3", "same C code version everywhere", _patches.stable_version),),
+    "theano.tensor.blas": (
+        Step("P5", "Gemm of empty matrices", _patches.empty_gemm),
+        Step("P8", "BatchedDot without BLAS", _patches.batched_dot),
+    ),
+    "theano.tensor.blas_c": (Step("P9", "Gemv into fresh memory", _patches.fresh_gemv),),
+    "theano.tensor.sort": (Step("P6", "top-k indexing", _patches.topk_index),),
+    "theano.tensor.signal.pool": (Step("P6", "pooling in Python", _patches.pool_index),),
+}
+
+applied: list[tuple[str, str, str]] = []
+"""What was done in this process: (patch, purpose, result), in order."""
+
+
+def _run(steps: tuple[Step, ...]) -> None:
+    skipped = os.environ.get(SKIP_VARIABLE, "").split(",")
+    for step in steps:
+        if step.name in skipped:
+            applied.append((step.name, step.purpose, "skipped"))
+            continue
+        try:
+            result = step.run()
+        except Exception as error:  # noqa: BLE001 - whatever it is, Theano must still be imported
+            import warnings
+
+            result = f"failed: {type(error).__name__}: {error}"
+            warnings.warn(
+                f"synk_theano_compat: patch {step.name} ({step.purpose}) {result}; going on "
+                "without it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        applied.append((step.name, step.purpose, result))
+
+
+def before(name: str) -> None:
+    """Do what has to be done before module ``name`` is executed."""
+    _run(BEFORE.get(name, ()))
+
+
+def after(name: str) -> None:
+    """Do what has to be done once module ``name`` was executed."""
+    _run(AFTER.get(name, ()))
+
+
+def downsample_spec() -> ModuleSpec | None:
+    """Find our stand-in for ``theano.tensor.signal.downsample``, which Theano 1.0 removed."""
+    from importlib.util import spec_from_file_location
+
+    if "downsample" in os.environ.get(SKIP_VARIABLE, "").split(","):
+        return None
+    return spec_from_file_location(DOWNSAMPLE, Path(__file__).with_name("_downsample.py"))

@@ -1,0 +1,69 @@
+"""P1: the Theano flags that make it work here, for whatever the user has not set.
+
+Theano reads ``THEANO_FLAGS`` and the files of ``THEANORC`` in its module ``configparser``. Directly
+after that module was executed we ask *its* reader which flags are set, so that there is no second
+opinion about the syntax, and add ours to the dictionary it made. The environment is not touched:
+child processes see what the user has set, nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from typing import Any
+
+from synk_theano_compat import _blas
+
+chosen: dict[str, str] = {}
+"""The flags that were added in this process."""
+
+
+def set_defaults() -> str:
+    """Add the flags the user has not set, and say which.
+
+    ``blas.ldflags``: Theano asks NumPy for its BLAS in a way that fails, at import, since 1.22.
+    ``device`` with ``force_device``: the processor, with no look at GPUs.
+    """
+    from theano import configparser
+
+    defaults: dict[str, str] = {}
+    if _user_value(configparser, "device") is None:
+        defaults["device"] = "cpu"
+        if _user_value(configparser, "force_device") is None:
+            defaults["force_device"] = "True"
+    if _user_value(configparser, "blas.ldflags") is None:
+        compiler = find_compiler(_user_value(configparser, "cxx"))
+        choice = _blas.choose(compiler)
+        if compiler is None:
+            _hide_blas_warning()
+        defaults["blas.ldflags"] = choice.ldflags
+    configparser.THEANO_FLAGS_DICT.update(defaults)
+    chosen.update(defaults)
+    return ",".join(f"{name}={value}" for name, value in defaults.items()) or "all set by the user"
+
+
+def _user_value(configparser: Any, name: str) -> str | None:
+    """Return what the user has set for the flag, in the environment or a file; else None."""
+    try:
+        value: str = configparser.fetch_val_for_key(name)
+    except KeyError:
+        return None
+    return value
+
+
+def find_compiler(flag: str | None) -> str | None:
+    """Return the path of the compiler that Theano will use, or None if it will use none."""
+    if flag is not None:
+        return shutil.which(flag.strip('"')) if flag else None
+    names = ("clang++",) if sys.platform == "darwin" else ("g++",)
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def _hide_blas_warning() -> None:
+    # Without a compiler no C code runs at all, of which Theano warns; that NumPy's C API stands in
+    # for BLAS is then neither true nor of any use. With a compiler that message is worth reading.
+    def keep(record: logging.LogRecord) -> bool:
+        return "NumPy C-API based implementation" not in str(record.msg)
+
+    logging.getLogger("theano.tensor.blas").addFilter(keep)

@@ -1,0 +1,117 @@
+"""The finder on ``sys.meta_path``: it sees Theano coming and has it patched.
+
+::
+
+    import theano.x ──> Finder ──> the real finders ──> spec, its loader wrapped
+                                                          │
+                        _apply.before(name) ── exec ── _apply.after(name)
+
+Only ``sys`` is imported, because this module is loaded at the start of every Python of the
+environment. A module that is not Theano's costs one comparison per import.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+# The modules around whose execution something is done (_apply.py says what). Theano is seen
+# through its own modules, not through its name alone, so that each patch meets a complete module.
+WATCHED = frozenset(
+    (
+        "theano",
+        "theano.configparser",
+        "theano.compile",
+        "theano.gof.op",
+        "theano.gof.cc",
+        "theano.gof.compilelock",
+        "theano.tensor.blas",
+        "theano.tensor.blas_c",
+        "theano.tensor.sort",
+        "theano.tensor.signal.pool",
+    )
+)
+DOWNSAMPLE = "theano.tensor.signal.downsample"
+
+
+class Finder:
+    """Wraps the loaders of the watched modules and provides the removed ``downsample``."""
+
+    def __init__(self) -> None:
+        self._watched = WATCHED
+
+    def __repr__(self) -> str:
+        return "<synk_theano_compat finder>"
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Answer for Theano's watched modules only; everything else goes to the other finders."""
+        if name[:6] != "theano" or (name not in self._watched and name != DOWNSAMPLE):
+            return None
+        spec = self._real_spec(name, path, target)
+        if name == DOWNSAMPLE:
+            if spec is None:
+                from synk_theano_compat._apply import downsample_spec
+
+                return downsample_spec()
+            return spec
+        if spec is not None and spec.loader is not None:
+            spec.loader = Loader(spec.loader)  # type: ignore[assignment]
+        return spec
+
+    def _real_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            if finder is self or isinstance(finder, Finder):
+                continue
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(name, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+
+class Loader:
+    """The real loader with a patch before and after the execution of its module."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Create the module as the real loader does."""
+        module: ModuleType | None = self._real.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module; then nothing of this wrapper is left in it."""
+        from synk_theano_compat import _apply
+
+        name = module.__name__
+        module.__loader__ = self._real
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._real
+        _apply.before(name)
+        self._real.exec_module(module)
+        _apply.after(name)
+
+
+def installed() -> bool:
+    """Tell whether the finder is on ``sys.meta_path``."""
+    return any(isinstance(finder, Finder) for finder in sys.meta_path)
+
+
+def install() -> None:
+    """Put the finder first on ``sys.meta_path``, once."""
+    if not installed():
+        sys.meta_path.insert(0, Finder())

@@ -1,0 +1,121 @@
+"""Theano's compile lock and module cache, made fit for several processes that load together.
+
+One process compiles, then tells the others, which only load::
+
+    master:   f = theano.function(...)                        compiles, takes the lock
+    workers:  worker_cache()         once, after importing theano
+              refresh_cache()        before each load: see what the master has compiled since
+              pickle.loads(...)      loads; takes no lock unless it has to compile after all
+
+:func:`fast_lock` is applied in every process by the import hook; the other two are for workers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Any
+
+__all__ = ["fast_lock", "refresh_cache", "worker_cache"]
+
+POLL_S = 0.02
+
+
+def fast_lock() -> str:
+    """Look for the compile lock every 20 to 40 ms and not every 5 to 10 s.
+
+    Also gives each process its own sequence of waits: Theano seeds all of them alike, so that those
+    that wait meet again. A user's own ``compile.wait`` is left alone.
+
+    Returns:
+        What was done, in words.
+    """
+    import numpy as np
+    from theano import config
+    from theano.gof import compilelock
+
+    if getattr(compilelock.lock, "_synk_fast", False):
+        return "already fast"
+    compilelock.random = np.random.RandomState(
+        np.frombuffer(os.urandom(16), dtype=np.uint32)  # not np.random's own, which is the user's
+    )
+    config.compile.wait  # noqa: B018 - reads the flag, whereby it becomes known who has set it
+    if not type(config.compile).wait.is_default:
+        return f"compile.wait={config.compile.wait}, as the user has set it"
+    lock = compilelock.lock
+
+    def fast(
+        tmp_dir: str,
+        timeout: Any = compilelock.notset,
+        min_wait: float | None = None,
+        max_wait: float | None = None,
+        verbosity: int = 1,
+    ) -> None:
+        if min_wait is None:
+            min_wait = POLL_S
+        lock(tmp_dir, timeout, min_wait, max_wait, verbosity)
+
+    fast._synk_fast = True  # type: ignore[attr-defined]
+    compilelock.lock = fast
+    return f"polled every {POLL_S * 1e3:.0f} ms"
+
+
+def worker_cache() -> None:
+    """Make this process a reader of the module cache: loading takes no lock and removes nothing.
+
+    To be called in a worker after ``import theano``, before its first function is built. Theano
+    takes the lock whenever a known module is met under a new key, only to write that key to disk;
+    here the key is kept in memory. A module that is not in the cache is still compiled, under the
+    lock. The cleaning that Theano does at start and exit is left to the other processes.
+    """
+    from theano import config
+    from theano.gof import cmodule
+
+    if cmodule._module_cache is None:
+        cmodule.get_module_cache(config.compiledir, init_args={"do_refresh": False})
+    cache = cmodule._module_cache
+    atexit.unregister(cache._on_atexit)
+    cache.__class__ = _reading_cache_class()
+    cache.refresh()
+
+
+def refresh_cache() -> None:
+    """Take up what other processes have compiled since the last look. Takes no lock.
+
+    Costs a look at the folder's list, and the reading of one small file for each new module.
+    """
+    from theano import config
+    from theano.gof import cmodule
+
+    cmodule.get_module_cache(config.compiledir).refresh(cleanup=False)
+
+
+def _reading_cache_class() -> type:
+    from theano.gof import cmodule
+
+    class ReadingCache(cmodule.ModuleCache):
+        """A module cache that writes nothing for what it only loads."""
+
+        def refresh(
+            self,
+            age_thresh_use: float | None = None,
+            delete_if_problem: bool = False,  # noqa: ARG002 - Theano's signature
+            cleanup: bool = False,  # noqa: ARG002
+        ) -> Any:
+            return super().refresh(age_thresh_use, delete_if_problem=False, cleanup=False)
+
+        def _get_from_hash(
+            self,
+            module_hash: str,
+            key: Any,
+            keep_lock: bool = False,  # noqa: ARG002 - none is taken
+        ) -> Any:
+            key_data = self.module_hash_to_key_data.get(module_hash)
+            if key_data is None:
+                return None
+            module = self._get_from_key(None, key_data)
+            key_data.add_key(key, save_pkl=False)
+            self._update_mappings(key, key_data, module.__file__, check_in_keys=True)
+            return module
+
+    return ReadingCache
