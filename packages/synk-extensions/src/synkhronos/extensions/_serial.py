@@ -1,0 +1,145 @@
+"""The training step in plain Theano, in one process: the twin that the parallel one must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import theano
+import theano.tensor as T
+
+_REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+
+
+class SerialTrainFunction:
+    """A training step in this process; made by ``make_train_function_theano``.
+
+    Attributes:
+        grad_function: Theano function that writes the gradient into :attr:`flat_grad`.
+        update_function: Theano function that moves the parameters from there.
+        flat_grad: The flat shared vector (list of shared variables for ``sgd_nonflat``).
+    """
+
+    def __init__(
+        self,
+        split_updates: Any,
+        inputs: Sequence[Any],
+        outputs: Any,
+        bcast_inputs: Sequence[Any],
+        updates: Sequence[Any],
+        givens: Sequence[Any],
+        sliceable_shareds: Sequence[Any],
+        name: str,
+    ) -> None:
+        grad_updates, param_updates, self.flat_grad = split_updates
+        self._single = not isinstance(outputs, list)
+        pairs = [_with_op(output) for output in ([outputs] if self._single else outputs)]
+        self._ops = [op for _, op in pairs]
+        self._n_scattered = len(inputs)
+        self._sliceable = list(sliceable_shareds)
+        rows = [T.lvector("rows")] if self._sliceable else []
+        self.grad_function = theano.function(
+            [*rows, *inputs, *bcast_inputs],
+            [output for output, _ in pairs],
+            updates=[*grad_updates, *(update[:2] for update in updates)],
+            # The sliced variables come first, so that later givens may use them, too.
+            givens=[*((shared, shared[rows[0]]) for shared in self._sliceable), *givens],
+            name=f"{name}: gradient",
+        )
+        self.update_function = theano.function([], updates=param_updates, name=f"{name}: update")
+        self._names = [variable.name for variable in [*inputs, *bcast_inputs]]
+
+    def __call__(
+        self,
+        *data: Any,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: int = 1,
+        **named_data: Any,
+    ) -> Any:
+        """Take one step and return the loss before it, as ``TrainFunction`` does.
+
+        ``batch_s`` selects from the whole of the sliceable shared variables, as there is one
+        rank. With ``num_slices`` loss and gradient are averaged by rows; further ``updates`` of
+        the gradient function happen once per slice here.
+        """
+        scattered, whole = self._arguments(data, named_data)
+        scattered = [array[_key(batch)] for array in scattered]
+        rows = self._rows(batch_s)
+        slices: list[Any] = [slice(None)]
+        if num_slices > 1:
+            count = len(scattered[0]) if scattered else len(rows[0])
+            slices = [_key(part) for part in np.array_split(np.arange(count), num_slices)]
+            slices = [part for part in slices if len(part)] or [slice(None)]
+        results, weights, gradients = [], [], []
+        for part in slices:
+            arguments = [array[part] for array in [*rows, *scattered]]
+            results.append(self.grad_function(*arguments, *whole))
+            weights.append(len(arguments[0]) if arguments else 1)
+            if len(slices) > 1:
+                gradients.append([shared.get_value() for shared in self._flat_grads()])
+        for shared, values in zip(self._flat_grads(), zip(*gradients)):
+            shared.set_value(_average(values, weights))
+        self.update_function()
+        outputs = [_combine(op, values, weights) for op, values in zip(self._ops, zip(*results))]
+        return outputs[0] if self._single else outputs
+
+    def _arguments(self, data: Any, named_data: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        values = list(data)
+        for name in self._names[len(values) :]:
+            if name not in named_data:
+                raise TypeError(
+                    f"got {len(data)} values and no {name!r}; expected one for each of the inputs "
+                    f"{self._names}"
+                )
+            values.append(named_data.pop(name))
+        if named_data or len(values) > len(self._names):
+            raise TypeError(
+                f"got {len(data)} values by place and {sorted(named_data)} by name too many; "
+                f"expected one for each of the inputs {self._names}"
+            )
+        arrays = [np.asarray(value) for value in values]
+        return arrays[: self._n_scattered], arrays[self._n_scattered :]
+
+    def _rows(self, batch_s: Any) -> list[Any]:
+        if not self._sliceable:
+            return []
+        length = self._sliceable[0].get_value(borrow=True, return_internal_type=True).shape[0]
+        return [np.arange(length)[_key(batch_s)]]
+
+    def _flat_grads(self) -> list[Any]:
+        return self.flat_grad if isinstance(self.flat_grad, list) else [self.flat_grad]
+
+    def __repr__(self) -> str:
+        return f"<SerialTrainFunction {self.grad_function.name!r}>"
+
+
+def _with_op(output: Any) -> tuple[Any, Any]:
+    """Return (expression, reduce-op) of an output; "c_avg" and its like mean the same here."""
+    expression, op = output if isinstance(output, tuple) else (output, "avg")
+    return expression, op[2:] if op is not None and op.startswith("c_") else op
+
+
+def _key(batch: Any) -> Any:
+    """Return what selects the rows of ``batch`` from a NumPy array."""
+    if batch is None:
+        return slice(None)
+    if isinstance(batch, (int, np.integer)):
+        return slice(int(batch))
+    return batch if isinstance(batch, slice) else np.asarray(batch)
+
+
+def _average(values: Sequence[Any], weights: Sequence[int]) -> Any:
+    return sum(value * (weight / sum(weights)) for value, weight in zip(values, weights))
+
+
+def _combine(op: Any, values: Sequence[Any], weights: Sequence[int]) -> Any:
+    """Reduce one output's values over the slices."""
+    if len(values) == 1 or op is None:
+        return values[0]
+    if op == "avg":
+        return _average(values, weights)
+    if op == "gather":
+        return np.concatenate(values)
+    return _REDUCTIONS[op].reduce(values)

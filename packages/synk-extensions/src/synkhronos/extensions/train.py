@@ -1,0 +1,215 @@
+"""One callable that takes an exact data-parallel training step.
+
+A step is three acts, each over all ranks::
+
+    grad_function(x, y)          each rank: gradient over its rows -> flat_grad
+    all_reduce(flat_grad)        every rank: the average, weighted by the rows each rank had
+    update_function()            each rank: the same step of the parameters
+
+The averages are weighted by rows, over ranks and slices, so that a step equals the serial one on
+the whole batch (to rounding) for every batch size and number of processes. The loss must be a
+*mean* over the rows of the batch, as training losses are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from theano.gof import Variable
+
+import synkhronos as synk
+from synkhronos.extensions._serial import SerialTrainFunction
+
+__all__ = [
+    "SerialTrainFunction",
+    "TrainFunction",
+    "make_train_function",
+    "make_train_function_theano",
+]
+
+
+class TrainFunction:
+    """A training step over all ranks; made by :func:`make_train_function`.
+
+    Attributes:
+        grad_function: The :class:`synkhronos.Function` that writes each rank's gradient into
+            :attr:`flat_grad` and returns the loss.
+        update_function: The :class:`synkhronos.Function` that moves the parameters from there.
+        flat_grad: The flat shared vector (list of shared variables for ``sgd_nonflat``). After a
+            call it holds, in every rank, the gradient over the whole batch.
+    """
+
+    def __init__(self, grad_function: Any, update_function: Any, flat_grad: Any) -> None:
+        self.grad_function = grad_function
+        self.update_function = update_function
+        self.flat_grad = flat_grad
+
+    def __call__(
+        self,
+        *data: Any,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: int = 1,
+        **named_data: Any,
+    ) -> Any:
+        """Take one step and return the loss before it. Blocks until every rank has taken it.
+
+        Args:
+            *data: One value per input, in the order of ``inputs``, then ``bcast_inputs``:
+                ``synkhronos.Data``, or what ``numpy.asarray`` takes.
+            batch: Which rows of the data to use: int (the first), slice, list or array of
+                indexes, boolean mask. Scattered over the ranks.
+            batch_s: The same for the rows of ``sliceable_shareds`` in each rank, or a list of
+                them, one per rank.
+            num_slices: Compute the gradient over this many slices of each rank's rows, one after
+                the other, to save memory. The result is the same.
+            **named_data: Values by the name of their variable, as in Theano.
+
+        Returns:
+            The loss, the exact mean over the batch; a list ``[loss, *outputs]`` if further
+            outputs were asked for.
+
+        Raises:
+            What :class:`synkhronos.Function` raises. If the gradient fails in a rank, no
+            parameter has been moved in any.
+        """
+        loss = self.grad_function(
+            *data, batch=batch, batch_s=batch_s, num_slices=num_slices, **named_data
+        )
+        synk.all_reduce(self.flat_grad, op="avg", weights=self.grad_function.rows)
+        self.update_function()
+        return loss
+
+    def build_inputs(self, *data: Any, **options: Any) -> Any:
+        """Put data sets into shared memory, one ``Data`` per input: ``Function.build_inputs``."""
+        return self.grad_function.build_inputs(*data, **options)
+
+    def __repr__(self) -> str:
+        return f"<TrainFunction {self.grad_function!r}>"
+
+
+def make_train_function(
+    loss: Any,
+    params: Any,
+    inputs: Any,
+    update_rule: Any,
+    *args: Any,
+    outputs: Sequence[Any] | None = None,
+    bcast_inputs: Sequence[Any] | None = None,
+    updates: Any = None,
+    givens: Any = None,
+    sliceable_shareds: Sequence[Any] | None = None,
+    name: str = "train",
+    **kwargs: Any,
+) -> TrainFunction:
+    """Build a data-parallel training step; call it like a compiled Theano training function.
+
+    ::
+
+        train = make_train_function(loss, params, [x, y], updates.adam, learning_rate=1e-3)
+        for indexes in index_batches(len(x_data), 128, rng):
+            loss_value = train(x_data, y_data, batch=indexes)
+
+    Args:
+        loss: Scalar expression, a mean over the rows of the batch.
+        params: Shared variables to train, equal in all ranks. They are when they were made after
+            ``fork()`` or are distributed with this function; else ``synkhronos.broadcast`` them.
+        inputs: Variables whose values are scattered along axis 0; a list, or a single variable.
+        update_rule: One of :mod:`synkhronos.extensions.updates`, or a function with that
+            interface: ``rule(loss, params, ...) -> (grad_updates, param_updates, flat_grad)``.
+        *args: Further positional arguments of the rule.
+        outputs: Further expressions to return with the loss, or (expression, reduce-op) pairs.
+        bcast_inputs: Variables whose values every rank gets whole.
+        updates: Further updates for the gradient function (running averages, counters), as in
+            ``synkhronos.function``; they stay local to each rank.
+        givens: As in Theano.
+        sliceable_shareds: Shared variables that hold scattered data.
+        name: Of the two functions: "<name>: gradient" and "<name>: update".
+        **kwargs: Further arguments of the rule, such as ``learning_rate``.
+
+    The form of release 1.0, ``make_train_function(loss, params, x, y, update_rule, *args,
+    **kwargs)``, is recognised by the variable in the place of ``update_rule``.
+
+    Returns:
+        A callable :class:`TrainFunction`.
+
+    Raises:
+        TypeError: ``update_rule`` is not callable, or what the rule itself raises.
+        What ``synkhronos.function`` raises.
+    """
+    inputs, update_rule, args = _call_form(inputs, update_rule, args)
+    grad_updates, param_updates, flat_grad = update_rule(loss, params, *args, **kwargs)
+    grad_function = synk.function(
+        inputs,
+        outputs=_all_outputs(loss, outputs),
+        bcast_inputs=bcast_inputs,
+        updates=[(target, value, "avg") for target, value in grad_updates] + _pairs(updates),
+        givens=givens,
+        sliceable_shareds=sliceable_shareds,
+        name=f"{name}: gradient",
+    )
+    update_function = synk.function([], updates=param_updates, name=f"{name}: update")
+    return TrainFunction(grad_function, update_function, flat_grad)
+
+
+def make_train_function_theano(
+    loss: Any,
+    params: Any,
+    inputs: Any,
+    update_rule: Any,
+    *args: Any,
+    outputs: Sequence[Any] | None = None,
+    bcast_inputs: Sequence[Any] | None = None,
+    updates: Any = None,
+    givens: Any = None,
+    sliceable_shareds: Sequence[Any] | None = None,
+    name: str = "train",
+    **kwargs: Any,
+) -> SerialTrainFunction:
+    """Build the same training step in plain Theano, in this process alone.
+
+    For comparison, and for programs that are to run either way: all arguments, and the call with
+    ``batch``, ``batch_s`` and ``num_slices``, are those of :func:`make_train_function`. It needs
+    no ``fork()``. Its optimiser state is its own, but the parameters are the same variables.
+
+    Returns:
+        A callable :class:`SerialTrainFunction`, whose ``grad_function`` and
+        ``update_function`` are compiled Theano functions.
+    """
+    inputs, update_rule, args = _call_form(inputs, update_rule, args)
+    return SerialTrainFunction(
+        update_rule(loss, params, *args, **kwargs),
+        inputs=inputs,
+        outputs=_all_outputs(loss, outputs),
+        bcast_inputs=list(bcast_inputs or []),
+        updates=_pairs(updates),
+        givens=_pairs(givens),
+        sliceable_shareds=list(sliceable_shareds or []),
+        name=name,
+    )
+
+
+def _call_form(inputs: Any, update_rule: Any, args: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+    """Return (list of inputs, rule, rule's arguments) from today's or 1.0's order of arguments."""
+    inputs = [inputs] if isinstance(inputs, Variable) else list(inputs)
+    while isinstance(update_rule, Variable):
+        inputs.append(update_rule)
+        update_rule, args = (args[0], args[1:]) if args else (None, ())
+    if not callable(update_rule):
+        raise TypeError(
+            f"update_rule is {update_rule!r}; expected a function such as "
+            "synkhronos.extensions.updates.adam, after the list of inputs"
+        )
+    return inputs, update_rule, args
+
+
+def _all_outputs(loss: Any, outputs: Sequence[Any] | None) -> Any:
+    return loss if outputs is None else [loss, *outputs]
+
+
+def _pairs(updates: Any) -> list[Any]:
+    """Return updates or givens, a mapping or a sequence of tuples or None, as a list."""
+    if updates is None:
+        return []
+    return list(updates.items() if hasattr(updates, "items") else updates)

@@ -1,0 +1,226 @@
+"""Rules that give each element of each parameter a step size of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import theano.tensor as T
+
+from synkhronos.extensions.updates._arguments import accepts_lr, scalar
+from synkhronos.extensions.updates._flatten import FlatGradient, SplitUpdates
+
+
+@accepts_lr
+def adagrad(
+    loss_or_grads: Any, params: Any, learning_rate: Any = 1.0, epsilon: Any = 1e-6
+) -> SplitUpdates:
+    r"""Divide the step by the root of the sum of all squared gradients so far.
+
+    .. math::
+        a &\leftarrow a + g^2 \\
+        \theta &\leftarrow \theta - \eta\, g / \sqrt{a + \epsilon}
+
+    Args:
+        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
+        params: Shared variables, all of one floating-point dtype.
+        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
+        epsilon: A small number against division by zero, inside the root.
+
+    Returns:
+        As :func:`sgd`. State: "squares(W)" for each parameter.
+
+    Source: J. Duchi, E. Hazan and Y. Singer, "Adaptive subgradient methods for online learning
+    and stochastic optimization", JMLR 12 (2011).
+    """
+    grads = FlatGradient(loss_or_grads, params)
+    eta = scalar(learning_rate, grads.dtype, "learning_rate")
+    eps = scalar(epsilon, grads.dtype, "epsilon")
+    updates = []
+    for param, grad, state in grads:
+        squares = state("squares")
+        a = squares + T.sqr(grad)
+        updates += [(squares, a), (param, param - eta * grad / T.sqrt(a + eps))]
+    return grads.split(updates)
+
+
+@accepts_lr
+def rmsprop(
+    loss_or_grads: Any,
+    params: Any,
+    learning_rate: Any = 1.0,
+    rho: Any = 0.9,
+    epsilon: Any = 1e-6,
+) -> SplitUpdates:
+    r"""Divide the step by the root of a moving average of squared gradients.
+
+    .. math::
+        a &\leftarrow \rho\, a + (1 - \rho)\, g^2 \\
+        \theta &\leftarrow \theta - \eta\, g / \sqrt{a + \epsilon}
+
+    Args:
+        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
+        params: Shared variables, all of one floating-point dtype.
+        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
+        rho: :math:`\rho`, how much of the average is kept at each step.
+        epsilon: A small number against division by zero, inside the root.
+
+    Returns:
+        As :func:`sgd`. State: "squares(W)" for each parameter.
+
+    Source: T. Tieleman and G. Hinton, "Lecture 6.5: RMSProp", Neural Networks for Machine
+    Learning, Coursera (2012).
+    """
+    grads = FlatGradient(loss_or_grads, params)
+    eta = scalar(learning_rate, grads.dtype, "learning_rate")
+    decay = scalar(rho, grads.dtype, "rho")
+    eps = scalar(epsilon, grads.dtype, "epsilon")
+    updates = []
+    for param, grad, state in grads:
+        squares = state("squares")
+        a = decay * squares + (1 - decay) * T.sqr(grad)
+        updates += [(squares, a), (param, param - eta * grad / T.sqrt(a + eps))]
+    return grads.split(updates)
+
+
+@accepts_lr
+def adadelta(
+    loss_or_grads: Any,
+    params: Any,
+    learning_rate: Any = 1.0,
+    rho: Any = 0.95,
+    epsilon: Any = 1e-6,
+) -> SplitUpdates:
+    r"""Scale the gradient by the ratio of average step size to average gradient size.
+
+    .. math::
+        a &\leftarrow \rho\, a + (1 - \rho)\, g^2 \\
+        s &= g\, \sqrt{d + \epsilon} / \sqrt{a + \epsilon} \\
+        d &\leftarrow \rho\, d + (1 - \rho)\, s^2 \\
+        \theta &\leftarrow \theta - \eta\, s
+
+    Args:
+        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
+        params: Shared variables, all of one floating-point dtype.
+        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``. The
+            paper has no learning rate: 1.
+        rho: :math:`\rho`, how much of the averages is kept at each step.
+        epsilon: A small number inside the roots. It also sets the size of the first step, so it
+            must be well above the smallest number of the dtype.
+
+    Returns:
+        As :func:`sgd`. State: "squares(W)" and "deltas(W)" for each parameter.
+
+    Source: M. D. Zeiler, "ADADELTA: an adaptive learning rate method", arXiv:1212.5701 (2012).
+    """
+    grads = FlatGradient(loss_or_grads, params)
+    eta = scalar(learning_rate, grads.dtype, "learning_rate")
+    decay = scalar(rho, grads.dtype, "rho")
+    eps = scalar(epsilon, grads.dtype, "epsilon")
+    updates = []
+    for param, grad, state in grads:
+        squares, deltas = state("squares"), state("deltas")
+        a = decay * squares + (1 - decay) * T.sqr(grad)
+        step = grad * T.sqrt(deltas + eps) / T.sqrt(a + eps)
+        d = decay * deltas + (1 - decay) * T.sqr(step)
+        updates += [(squares, a), (deltas, d), (param, param - eta * step)]
+    return grads.split(updates)
+
+
+@accepts_lr
+def adam(
+    loss_or_grads: Any,
+    params: Any,
+    learning_rate: Any = 0.001,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    epsilon: Any = 1e-8,
+) -> SplitUpdates:
+    r"""Step along the average gradient, divided by its average size, both freed of their bias.
+
+    .. math::
+        t &\leftarrow t + 1 \\
+        m &\leftarrow \beta_1\, m + (1 - \beta_1)\, g \\
+        v &\leftarrow \beta_2\, v + (1 - \beta_2)\, g^2 \\
+        \theta &\leftarrow \theta
+            - \eta\, \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t}\, \frac{m}{\sqrt{v} + \epsilon}
+
+    Args:
+        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
+        params: Shared variables, all of one floating-point dtype.
+        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
+        beta1: :math:`\beta_1`, how much of the average gradient is kept at each step.
+        beta2: :math:`\beta_2`, how much of the average squared gradient is kept at each step.
+        epsilon: A small number against division by zero. It stands outside the root, in the
+            form that the paper gives at the end of its section 2 (as Lasagne has it).
+
+    Returns:
+        As :func:`sgd`. State: "step", one counter for all parameters, and "mean(W)" and
+        "squares(W)" for each.
+
+    Source: D. P. Kingma and J. Ba, "Adam: A Method for Stochastic Optimization",
+    arXiv:1412.6980 (2014).
+    """
+    grads = FlatGradient(loss_or_grads, params)
+    eta = scalar(learning_rate, grads.dtype, "learning_rate")
+    b1 = scalar(beta1, grads.dtype, "beta1")
+    b2 = scalar(beta2, grads.dtype, "beta2")
+    eps = scalar(epsilon, grads.dtype, "epsilon")
+    step = grads.scalar_state("step")
+    t = step + 1
+    rate = eta * T.sqrt(1 - b2**t) / (1 - b1**t)
+    updates = [(step, t)]
+    for param, grad, state in grads:
+        mean, squares = state("mean"), state("squares")
+        m = b1 * mean + (1 - b1) * grad
+        v = b2 * squares + (1 - b2) * T.sqr(grad)
+        updates += [(mean, m), (squares, v), (param, param - rate * m / (T.sqrt(v) + eps))]
+    return grads.split(updates)
+
+
+@accepts_lr
+def adamax(
+    loss_or_grads: Any,
+    params: Any,
+    learning_rate: Any = 0.002,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    epsilon: Any = 1e-8,
+) -> SplitUpdates:
+    r"""Do as :func:`adam`, with the decayed largest gradient in place of the average size.
+
+    .. math::
+        t &\leftarrow t + 1 \\
+        m &\leftarrow \beta_1\, m + (1 - \beta_1)\, g \\
+        u &\leftarrow \max(\beta_2\, u, |g|) \\
+        \theta &\leftarrow \theta - \frac{\eta}{1 - \beta_1^t}\, \frac{m}{u + \epsilon}
+
+    Args:
+        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
+        params: Shared variables, all of one floating-point dtype.
+        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
+        beta1: :math:`\beta_1`, how much of the average gradient is kept at each step.
+        beta2: :math:`\beta_2`, how much of the largest gradient is kept at each step.
+        epsilon: A small number against division by zero (0 in the paper).
+
+    Returns:
+        As :func:`sgd`. State: "step", one counter for all parameters, and "mean(W)" and
+        "largest(W)" for each.
+
+    Source: D. P. Kingma and J. Ba, "Adam: A Method for Stochastic Optimization",
+    arXiv:1412.6980 (2014), section 7.
+    """
+    grads = FlatGradient(loss_or_grads, params)
+    eta = scalar(learning_rate, grads.dtype, "learning_rate")
+    b1 = scalar(beta1, grads.dtype, "beta1")
+    b2 = scalar(beta2, grads.dtype, "beta2")
+    eps = scalar(epsilon, grads.dtype, "epsilon")
+    step = grads.scalar_state("step")
+    t = step + 1
+    rate = eta / (1 - b1**t)
+    updates = [(step, t)]
+    for param, grad, state in grads:
+        mean, largest = state("mean"), state("largest")
+        m = b1 * mean + (1 - b1) * grad
+        u = T.maximum(b2 * largest, abs(grad))
+        updates += [(mean, m), (largest, u), (param, param - rate * m / (u + eps))]
+    return grads.split(updates)

@@ -1,0 +1,140 @@
+"""Steps along the gradient: plain, with momentum, with Nesterov's momentum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from synkhronos.extensions.updates._arguments import (
+    accepts_lr,
+    check_params,
+    gradients,
+    label,
+    scalar,
+)
+from synkhronos.extensions.updates._flatten import FlatGradient, SplitUpdates, zeros_like
+
+
+@accepts_lr
+def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> SplitUpdates:
+    r"""Step against the gradient.
+
+    .. math:: \theta \leftarrow \theta - \eta\, g
+
+    Args:
+        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
+        params: Shared variables, all of one floating-point dtype.
+        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
+
+    Returns:
+        The updates for the gradient, those for the parameters, and the flat gradient vector
+        with the shape ``(total number of elements of params,)``.
+
+    Raises:
+        TypeError: The parameters have several dtypes, are no shared variables, or the loss is
+            not a scalar expression; ``lr`` and ``learning_rate`` are both given.
+        ValueError: No parameters, one of them twice, or gradients that do not fit them.
+
+    Source: H. Robbins and S. Monro, "A Stochastic Approximation Method",
+    Annals of Mathematical Statistics 22 (1951).
+    """
+    grads = FlatGradient(loss_or_grads, params)
+    eta = scalar(learning_rate, grads.dtype, "learning_rate")
+    return grads.split([(param, param - eta * grad) for param, grad, _ in grads])
+
+
+@accepts_lr
+def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> SplitUpdates:
+    """Do as :func:`sgd`, with one gradient variable per parameter instead of a flat vector.
+
+    Averaging many variables is slower than averaging one: this rule is there to measure by how
+    much, for parameters of several dtypes, and for code that wants each gradient by itself.
+
+    Args:
+        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
+        params: Shared variables of floating-point dtypes.
+        learning_rate: A number or Theano scalar; also accepted as ``lr``.
+
+    Returns:
+        As :func:`sgd`, but the third is a *list* of shared variables, named "grad(W)", each with
+        the shape, dtype and broadcastable pattern of its parameter. The collectives take lists.
+    """
+    params = check_params(params)
+    grads = gradients(loss_or_grads, params)
+    stores = [zeros_like(param, f"grad({label(param, i)})") for i, param in enumerate(params)]
+    steps = [
+        (param, param - scalar(learning_rate, str(param.dtype), "learning_rate") * store)
+        for param, store in zip(params, stores)
+    ]
+    return SplitUpdates(list(zip(stores, grads)), steps, stores)
+
+
+@accepts_lr
+def momentum(
+    loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any = 0.9
+) -> SplitUpdates:
+    r"""Step along a velocity that remembers earlier gradients.
+
+    .. math::
+        v &\leftarrow \mu\, v - \eta\, g \\
+        \theta &\leftarrow \theta + v
+
+    Args:
+        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
+        params: Shared variables, all of one floating-point dtype.
+        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
+        momentum: :math:`\mu`, a number or Theano scalar. The larger, the longer the memory: a
+            constant gradient ends in steps of :math:`\eta / (1 - \mu)`.
+
+    Returns:
+        As :func:`sgd`. State: "velocity(W)" for each parameter.
+
+    Source: B. T. Polyak, "Some methods of speeding up the convergence of iteration methods",
+    USSR Computational Mathematics and Mathematical Physics 4 (1964).
+    """
+    grads = FlatGradient(loss_or_grads, params)
+    eta = scalar(learning_rate, grads.dtype, "learning_rate")
+    mu = scalar(momentum, grads.dtype, "momentum")
+    updates = []
+    for param, grad, state in grads:
+        velocity = state("velocity")
+        v = mu * velocity - eta * grad
+        updates += [(velocity, v), (param, param + v)]
+    return grads.split(updates)
+
+
+@accepts_lr
+def nesterov_momentum(
+    loss_or_grads: Any, params: Any, learning_rate: Any, momentum: Any = 0.9
+) -> SplitUpdates:
+    r"""Step along a velocity, as seen from where the velocity is about to lead.
+
+    .. math::
+        v &\leftarrow \mu\, v - \eta\, g \\
+        \theta &\leftarrow \theta + \mu\, v - \eta\, g
+
+    The parameters hold the look-ahead point, at which the next gradient is taken, so that the
+    gradient is the ordinary one of the loss (the change of variables is Bengio's).
+
+    Args:
+        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
+        params: Shared variables, all of one floating-point dtype.
+        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
+        momentum: :math:`\mu`, a number or Theano scalar.
+
+    Returns:
+        As :func:`sgd`. State: "velocity(W)" for each parameter.
+
+    Sources: Y. Nesterov, "A method for solving the convex programming problem with convergence
+    rate O(1/k^2)", Doklady 269 (1983); Y. Bengio et al., "Advances in optimizing recurrent
+    networks", ICASSP (2013), equation 7.
+    """
+    grads = FlatGradient(loss_or_grads, params)
+    eta = scalar(learning_rate, grads.dtype, "learning_rate")
+    mu = scalar(momentum, grads.dtype, "momentum")
+    updates = []
+    for param, grad, state in grads:
+        velocity = state("velocity")
+        step = eta * grad
+        v = mu * velocity - step
+        updates += [(velocity, v), (param, param + mu * v - step)]
+    return grads.split(updates)
