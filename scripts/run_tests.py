@@ -63,8 +63,8 @@ def main(arguments: list[str]) -> int:
         print(f"\n=== {suite}", flush=True)
         begin = time.monotonic()
         status = run_suite(suite, pytest_arguments)
-        # A -k expression may leave some suites empty; without one, no tests is a fault.
-        if status == NO_TESTS_COLLECTED and "-k" in pytest_arguments:
+        # A selection may leave some suites empty; without one, no tests is a fault.
+        if status == NO_TESTS_COLLECTED and {"-k", "-m"} & set(pytest_arguments):
             status = 0
         worst = worst or status
         lines.append(f"{suite:<18} {verdict_of(status):<26} {time.monotonic() - begin:6.1f} s")

@@ -1,0 +1,81 @@
+"""Tell which packages a change asks to test: each changed one, and all after it.
+
+    git diff --name-only main... | python .github/scripts/changed_packages.py
+
+Reads changed paths, one per line, from standard input and prints two lines for a workflow's
+outputs: `packages=["synk-theano", "synk-extensions"]` and `matrix={"include": [...]}`, the jobs
+to run, each with `package`, `python` and `members` (the folders to install).
+With --all it names every package.
+
+Files that belong to no package (the workspace, the workflows) may change any result, so they
+ask for everything; prose does not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Iterable
+
+# In the order of their layers, with what each is built on.
+BUILT_ON = {
+    "synk-shm": (),
+    "synk-comm": (),
+    "synk-theano": ("synk-shm", "synk-comm"),
+    "synk-extensions": ("synk-shm", "synk-comm", "synk-theano"),
+}
+# Theano 1.0.5 needs numpy.distutils, which ends with Python 3.11.
+PYTHONS = {
+    "synk-shm": ("3.9", "3.11", "3.13"),
+    "synk-comm": ("3.9", "3.11", "3.13"),
+    "synk-theano": ("3.9", "3.10", "3.11"),
+    "synk-extensions": ("3.9", "3.11"),
+}
+PROSE_FOLDERS = ("docs/",)
+PROSE_SUFFIXES = (".md", ".rst", ".txt")
+# Run by the integration job, which no change can leave out.
+INTEGRATION_FOLDERS = ("integration/", "examples/")
+
+
+def touched_by(path: str) -> set[str]:
+    """The packages whose tests one changed path may turn."""
+    if path.startswith("packages/"):
+        name = path.split("/")[1]
+        if name in BUILT_ON:
+            return {name, *(other for other, below in BUILT_ON.items() if name in below)}
+        return set(BUILT_ON)
+    if path.startswith((*PROSE_FOLDERS, *INTEGRATION_FOLDERS)):
+        return set()
+    if "/" not in path and path.endswith(PROSE_SUFFIXES):
+        return set()
+    return set(BUILT_ON)
+
+
+def packages_to_test(paths: Iterable[str]) -> list[str]:
+    """The packages to test for these changed paths, lowest layer first."""
+    wanted: set[str] = set()
+    for path in paths:
+        wanted |= touched_by(path)
+    return [name for name in BUILT_ON if name in wanted]
+
+
+def jobs_for(packages: Iterable[str]) -> list[dict[str, str]]:
+    """One job for each package and Python, with the folders of the members it installs."""
+    return [
+        {
+            "package": package,
+            "python": python,
+            "members": " ".join(f"packages/{name}" for name in (*BUILT_ON[package], package)),
+        }
+        for package in packages
+        for python in PYTHONS[package]
+    ]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--all"]:
+        chosen = list(BUILT_ON)
+    else:
+        chosen = packages_to_test(line.strip() for line in sys.stdin if line.strip())
+    print("packages=" + json.dumps(chosen))
+    print("matrix=" + json.dumps({"include": jobs_for(chosen)}))

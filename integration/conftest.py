@@ -1,0 +1,113 @@
+"""What every test here ends with: no process, no shared memory left, and no endless wait."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Iterator
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "synk"
+LIMIT_S = 300
+GRACE_S = 10
+
+
+def _segments() -> set[str]:
+    """The names of our segments in the system's shared memory."""
+    if not SHARED_MEMORY.is_dir():
+        return set()
+    return {entry.name for entry in SHARED_MEMORY.iterdir() if entry.name.startswith(PREFIX)}
+
+
+def _mapped_by_strangers(names: set[str]) -> set[str]:
+    """Those of `names` that a living process which we did not start has mapped: not our leak."""
+    me = psutil.Process()
+    ours = {me.pid, *(child.pid for child in me.children(recursive=True))}
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        if int(maps.parent.name) in ours:
+            continue
+        try:
+            text = maps.read_text()
+        except OSError:
+            continue  # ended meanwhile, or another user's
+        found |= {name for name in names if f"{SHARED_MEMORY}/{name}" in text}
+    return found
+
+
+def _children() -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        # multiprocessing's own helper stays for the life of the process that used it
+        if child.status() != psutil.STATUS_ZOMBIE
+        and "resource_tracker" not in " ".join(child.cmdline())
+    ]
+
+
+@pytest.fixture(autouse=True)
+def no_endless_wait(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """End the whole run, with all stacks, when one test takes longer than LIMIT_S."""
+
+    def end_it() -> None:
+        with capfd.disabled():
+            faulthandler.dump_traceback(file=sys.__stderr__)
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+        os._exit(70)
+
+    timer = threading.Timer(LIMIT_S, end_it)
+    timer.daemon = True
+    timer.start()
+    yield
+    timer.cancel()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Fail the test that leaves a child process or a shared memory segment behind."""
+    segments_before = _segments()
+    children_before = {child.pid for child in _children()}
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while True:
+        children = [child for child in _children() if child.pid not in children_before]
+        segments = _segments() - segments_before
+        segments -= _mapped_by_strangers(segments) if segments else set()
+        if not children and not segments:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    for child in children:
+        child.kill()
+    pytest.fail(f"left behind: processes {children}, segments {sorted(segments)}")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The top of the repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def clean_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment with nothing of ours or Theano's in it, and an empty home."""
+    home = tmp_path_factory.mktemp("home")
+    kept = {
+        name: os.environ[name]
+        for name in os.environ
+        # what pip needs to reach its index and its cache, and what every program needs
+        if name in {"PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"}
+        or name.startswith("PIP_")
+        or name.lower() in {"http_proxy", "https_proxy", "no_proxy"}
+    }
+    return {**kept, "HOME": str(home)}

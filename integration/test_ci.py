@@ -1,0 +1,133 @@
+"""The workflows are well formed and know the packages that are really there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / ".github/scripts/changed_packages.py"
+ALL = ["synk-shm", "synk-comm", "synk-theano", "synk-extensions"]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def answers(*paths: str, arguments: tuple[str, ...] = ()) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        input="\n".join(paths),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    lines = [line.partition("=") for line in done.stdout.splitlines()]
+    return {key: json.loads(value) for key, _, value in lines}
+
+
+def workflow(name: str) -> dict[Any, Any]:
+    loaded = yaml.safe_load((ROOT / ".github/workflows" / name).read_text(encoding="utf-8"))
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def project(folder: str) -> dict[str, Any]:
+    path = ROOT / "packages" / folder / "pyproject.toml"
+    described: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return described["project"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        ([], []),
+        (["packages/synk-shm/src/synk_shm/_array.py"], ["synk-shm", *ALL[2:]]),
+        (["packages/synk-comm/README.md"], ALL[1:]),
+        (["packages/synk-theano/tests/test_plan.py"], ALL[2:]),
+        (["packages/synk-extensions/pyproject.toml"], ALL[3:]),
+        (["packages/synk-comm/a.py", "packages/synk-shm/a.py"], ALL),
+        (["packages/a-new-one/a.py"], ALL),
+        (["pyproject.toml"], ALL),
+        ([".github/workflows/ci.yml"], ALL),
+        (["README.md", "docs/index.md", "docs/conf.py"], []),
+        (["integration/test_ci.py", "examples/intro.py"], []),
+        (["docs/index.md", "packages/synk-theano/LICENSE"], ALL[2:]),
+    ],
+)
+def test_a_change_asks_for_its_package_and_all_after(paths: list[str], expected: list[str]) -> None:
+    answer = answers(*paths)
+    assert answer["packages"] == expected
+    # The order of a first appearance is the order of the layers.
+    assert list(dict.fromkeys(job["package"] for job in answer["matrix"]["include"])) == expected
+
+
+def test_all_packages_can_be_asked_for() -> None:
+    assert answers(arguments=("--all",))["packages"] == ALL
+    assert sorted(ALL) == sorted(p.parent.name for p in ROOT.glob("packages/*/pyproject.toml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_have_jobs_with_steps_and_a_limit(path: Path) -> None:
+    loaded = workflow(path.name)
+    assert loaded["jobs"]
+    assert loaded["permissions"] == {"contents": "read"}, "the least by default"
+    for name, job in loaded["jobs"].items():
+        assert job["steps"], name
+        assert job["timeout-minutes"] <= 60, name
+
+
+def test_the_gate_waits_for_every_other_job() -> None:
+    jobs = workflow("ci.yml")["jobs"]
+    gate = jobs["gate"]
+    assert set(gate["needs"]) == set(jobs) - {"gate"}
+    assert gate["if"] == "always()", "a skipped gate would count as success"
+
+
+def test_each_job_runs_a_supported_python_and_installs_what_the_package_needs() -> None:
+    jobs = answers(arguments=("--all",))["matrix"]["include"]
+    for package in ALL:
+        described = project(package)
+        pythons = [job["python"] for job in jobs if job["package"] == package]
+        supported = Requirement("x" + described["requires-python"]).specifier
+        assert pythons[0] == "3.9"
+        assert all(supported.contains(python) for python in pythons)
+        assert all(
+            f"Programming Language :: Python :: {python}" in described["classifiers"]
+            for python in pythons
+        )
+    names = {project(package)["name"]: package for package in ALL}
+    for job in jobs:
+        needed = {Requirement(text).name for text in project(job["package"])["dependencies"]}
+        siblings = {f"packages/{names[name]}" for name in needed & set(names)}
+        assert siblings | {f"packages/{job['package']}"} <= set(job["members"].split())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the release workflow runs Python 3.11")
+def test_a_release_tag_has_to_be_true() -> None:
+    script = ROOT / ".github/scripts/released_package.py"
+
+    def ask(tag: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(script), tag], capture_output=True, text=True, timeout=60
+        )
+
+    for package in ALL:
+        described = project(package)
+        answer = ask(f"{described['name']}-v{described['version']}")
+        assert answer.stdout == f"folder={package}\n", answer.stderr
+    for wrong in ("synk-shm-v99.0.0", "synk-extensions-v2.0.0", "synk-shm", "v0.1.0"):
+        answer = ask(wrong)
+        assert answer.returncode == 1
+        assert answer.stderr.startswith("error: ")

@@ -1,0 +1,59 @@
+"""The documented programs, and the first example of every README, run as a reader would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+READMES = [ROOT / "README.md", *sorted((ROOT / "packages").glob("*/README.md"))]
+LIMIT_S = 200
+
+
+def run(program: Path, folder: Path) -> str:
+    """Run a program in an empty folder; it has to succeed and to keep silent on stderr."""
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=folder,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{program}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_there_are_examples() -> None:
+    names = {path.name for path in EXAMPLES}
+    assert {"intro.py", "shared_variables.py", "train_digits.py"} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs(program: Path, tmp_path: Path) -> None:
+    assert run(program, tmp_path).strip()
+    assert list(tmp_path.iterdir()) == [], "a program leaves no file behind"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
+def test_the_first_example_of_a_readme_runs(readme: Path, tmp_path: Path) -> None:
+    text = readme.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert blocks, "a README begins with something to run"
+    # A program with workers is read from a file, as a user's would be.
+    program = tmp_path / "program.py"
+    program.write_text(blocks[0], encoding="utf-8")
+    printed = run(program, tmp_path)
+    shown = re.search(r"^```(?:text|console)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    if readme == ROOT / "README.md":
+        assert shown, "the example is shown with its output"
+        assert printed == shown.group(1)

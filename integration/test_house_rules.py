@@ -1,0 +1,204 @@
+"""The rules that keep the packages apart and readable, checked on the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MODULES = {
+    "synk_shm": ROOT / "packages/synk-shm/src/synk_shm",
+    "synk_comm": ROOT / "packages/synk-comm/src/synk_comm",
+    "synk_theano": ROOT / "packages/synk-theano/src/synk_theano",
+    "synk_theano_compat": ROOT / "packages/synk-theano/src/synk_theano_compat",
+    "synkhronos": ROOT / "packages/synk-extensions/src/synkhronos",
+}
+FORBIDDEN = {
+    "synk_shm": {"synk_comm", "synk_theano", "synk_theano_compat", "synkhronos", "theano", "zmq"},
+    "synk_comm": {"synk_shm", "synk_theano", "synk_theano_compat", "synkhronos", "theano"},
+    "synk_theano": {"synkhronos", "lasagne"},
+    "synk_theano_compat": {"synk_shm", "synk_comm", "synk_theano", "synkhronos", "lasagne"},
+    "synkhronos": set(),
+}
+PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
+MAY_PRINT = re.compile(r"(^|/)(cli/.*|_?cli|_?console|_?main|__main__)(\.py)?$")
+LONGEST = 400
+
+
+def files() -> list[tuple[str, Path]]:
+    return [(name, path) for name, top in MODULES.items() for path in sorted(top.rglob("*.py"))]
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imports(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Each imported top-level name with its line; relative imports stay inside the package."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name.split(".")[0]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.lineno, node.module.split(".")[0]
+        elif isinstance(node, ast.Call) and node.args:
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            name = node.func.id if isinstance(node.func, ast.Name) else name
+            first = node.args[0]
+            if (
+                name in {"import_module", "__import__"}
+                and isinstance(first, ast.Constant)
+                and isinstance(first.value, str)
+                and not first.value.startswith(".")
+            ):
+                yield node.lineno, first.value.split(".")[0]
+
+
+def calls_to(module: ast.Module, name: str) -> list[int]:
+    return [
+        node.lineno
+        for node in ast.walk(module)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+    ]
+
+
+def tracked() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=60, check=False
+    )
+    if listed.returncode != 0:  # an unpacked archive: everything in it counts
+        return [path for path in ROOT.rglob("*") if path.is_file() and ".venv" not in path.parts]
+    names = listed.stdout.decode().split("\0")
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+def test_every_package_is_here() -> None:
+    assert [path.name for path in PACKAGES] == [
+        "synk-comm",
+        "synk-extensions",
+        "synk-shm",
+        "synk-theano",
+    ]
+    for name, top in MODULES.items():
+        assert (top / "__init__.py").is_file(), name
+
+
+def test_imports_point_down_only() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for name, path in files()
+        for line, imported in imports(tree(path))
+        if imported in FORBIDDEN[name]
+    ]
+    assert wrong == []
+
+
+def test_packages_use_only_the_public_names_of_the_others() -> None:
+    wrong = []
+    for name, path in files():
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
+                continue
+            first, *rest = node.module.split(".")
+            foreign = first in MODULES and first != name
+            private = any(part.startswith("_") for part in rest) or any(
+                alias.name.startswith("_") and not alias.name.startswith("__")
+                for alias in node.names
+            )
+            if foreign and private:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} from {node.module}")
+    assert wrong == []
+
+
+def test_source_files_stay_short() -> None:
+    lengths = {path: path.read_text(encoding="utf-8").count("\n") for _, path in files()}
+    assert {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > LONGEST} == {}
+
+
+def test_libraries_do_not_print() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for _, path in files()
+        if not MAY_PRINT.search(path.relative_to(ROOT).as_posix())
+        for line in calls_to(tree(path), "print")
+    ]
+    assert wrong == []
+
+
+def test_no_global_statement_and_no_star_import() -> None:
+    wrong = []
+    for _, path in files():
+        for node in ast.walk(tree(path)):
+            star = isinstance(node, ast.ImportFrom) and any(a.name == "*" for a in node.names)
+            if star or isinstance(node, ast.Global):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert wrong == []
+
+
+def test_files_are_private_unless_they_are_the_documented_exceptions() -> None:
+    public = {"__init__", "__main__", "exceptions", "testing", "abc"}
+    wrong = [
+        str(path.relative_to(ROOT))
+        for name, path in files()
+        if name != "synkhronos"  # its extensions and cli keep the import paths of 1.0
+        and not path.stem.startswith("_")
+        and path.stem not in public
+        and "testing" not in path.parts
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_public_names_are_listed_and_exist(name: str) -> None:
+    module = tree(MODULES[name] / "__init__.py")
+    listed = [
+        node.value
+        for node in module.body
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        and any(
+            isinstance(target, ast.Name) and target.id == "__all__"
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        )
+    ]
+    assert len(listed) == 1, f"{name}/__init__.py has to define __all__ once"
+    names = ast.literal_eval(listed[0])
+    assert len(names) == len(set(names))
+    imported = __import__(name)
+    assert [public for public in names if not hasattr(imported, public)] == []
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_types_are_published(name: str) -> None:
+    assert (MODULES[name] / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_each_package_can_stand_alone(package: Path) -> None:
+    for needed in ("README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"):
+        assert (package / needed).is_file(), needed
+    assert (package / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    assert "```python" in (package / "README.md").read_text(), "a runnable first example"
+    assert list((package / "tests").glob("test_*.py")), "tests of its own"
+
+
+def test_files_name_no_machine_and_no_registry() -> None:
+    # The patterns are put together here, so that this file does not match itself.
+    homes = r"/(?:home|Users)/[a-z][\w.-]*/|/" + r"root/(?!\.\.)"
+    registries = r"(?:pypi|files)\.python" + r"hosted\.org|pypi\." + r"org/simple|index" + "-url"
+    pattern = re.compile(f"{homes}|{registries}")
+    wrong = []
+    for path in tracked():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # data
+        for number, line in enumerate(text.splitlines(), 1):
+            if pattern.search(line):
+                wrong.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert wrong == []
