@@ -1,0 +1,120 @@
+"""Rounds between threads of one process: the reference backend, without any operating system."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+
+from synk_comm._fabric import SLICE_S, Fabric, Watch, aborted, describe, lost
+from synk_comm._ops import Array
+from synk_comm.exceptions import CommError
+
+
+class LocalHub:
+    """What the ranks of a local group share, under one condition variable."""
+
+    def __init__(self, size: int) -> None:
+        self.changed = threading.Condition()
+        self.seqs = [0] * size
+        self.heads: list[list[bytes]] = [[b"", b""] for _ in range(size)]
+        self.slots: list[list[Array]] = [[] for _ in range(size)]
+        self.latest: list[bytes] = [b""] * size
+        self.turns = [0] * size
+        self.entered = [time.monotonic()] * size
+        self.closed = [False] * size
+        self.gone: int | None = None
+        self.aborts: dict[int, str] = {}
+
+
+class LocalFabric(Fabric):
+    """One thread's end of a hub."""
+
+    backend = "local"
+
+    def __init__(self, rank: int, size: int, watch: Watch | None, *, hub: LocalHub) -> None:
+        super().__init__(rank, size, watch)
+        self._hub = hub
+        hub.slots[rank] = [np.empty(self.chunk_bytes, np.uint8) for _ in range(2)]
+        self._seq = 0
+
+    def meet(self, deadline: float) -> None:
+        """All ranks were made together: nothing to wait for."""
+
+    def slot(self) -> Array:
+        return self._hub.slots[self.rank][(self._seq + 1) & 1]
+
+    def sync(
+        self,
+        head: bytes | None,
+        nbytes: int,
+        deadline: float,
+        *,
+        to: int | None = None,
+        part: int = 0,
+    ) -> None:
+        hub = self._hub
+        began = time.monotonic()
+        with hub.changed:
+            self._seq = seq = self._seq + 1
+            if head is not None:
+                hub.heads[self.rank][seq & 1] = head
+                hub.latest[self.rank] = head
+                hub.turns[self.rank] += 1
+                hub.entered[self.rank] = began
+            hub.seqs[self.rank] = seq
+            hub.changed.notify_all()
+            while min(hub.seqs) < seq:
+                hub.changed.wait(min(SLICE_S, max(deadline - time.monotonic(), 1e-4)))
+                if self.watch is not None:
+                    self.watch()
+                late = [rank for rank in range(self.size) if hub.seqs[rank] < seq]
+                if not late:
+                    break
+                failure = self.failure() or self._peer_failure(late)
+                if failure is not None:
+                    raise failure
+                now = time.monotonic()
+                if now >= deadline:
+                    raise self.timeout(late, now - began, f"call #{hub.turns[self.rank]}")
+
+    def all_said(self, head: bytes) -> bool:
+        return all(said == head for said in self.heads())
+
+    def heads(self) -> list[bytes]:
+        return [said[self._seq & 1] for said in self._hub.heads]
+
+    def read(self, rank: int, start: int, stop: int) -> Array:
+        return self._hub.slots[rank][self._seq & 1][start:stop]
+
+    def abort(self, reason: str) -> None:
+        # No lock: this may be called by a signal handler inside sync. Waits are sliced.
+        self._hub.aborts.setdefault(self.rank, reason)
+
+    def lose(self, rank: int) -> None:
+        self._hub.gone = rank
+
+    def failure(self) -> CommError | None:
+        for rank, reason in list(self._hub.aborts.items()):
+            return aborted(rank, reason)
+        return None
+
+    def _peer_failure(self, late: list[int]) -> CommError | None:
+        if self._hub.gone is not None:
+            return lost(self._hub.gone, "another rank found it gone")
+        for rank in late:
+            if self._hub.closed[rank]:
+                return lost(rank, "it has closed its communicator")
+        return None
+
+    def last_seen(self, rank: int) -> str:
+        hub = self._hub
+        return describe(hub.latest[rank], hub.turns[rank], hub.entered[rank])
+
+    def close(self) -> None:
+        self._hub.closed[self.rank] = True
+        self.drop()
+
+    def drop(self) -> None:
+        """Nothing is held but memory, which peers may still read."""

@@ -1,0 +1,223 @@
+"""Groups of ranks that a common parent starts: made here, entered with a ticket."""
+
+from __future__ import annotations
+
+import operator
+import os
+import secrets
+import weakref
+from typing import Callable, NamedTuple
+
+from typing_extensions import Self
+
+from ._backends.local import LocalFabric, LocalHub
+from ._backends.shm import ShmFabric
+from ._backends.shm import create as create_block
+from ._fabric import Fabric, Watch
+from ._folder import SocketFolder
+from ._guard import deadline_after
+from ._liveness import identity
+from ._rounds import RoundCommunicator
+from .abc import Communicator
+from .exceptions import JoinError
+
+DEFAULT_TIMEOUT_S = 300.0
+
+
+class Ticket(NamedTuple):
+    """What a rank must know to join; travels as one line of text.
+
+    Attributes:
+        backend: ``"shm"`` or ``"zmq"``.
+        rank, size: as in ``Communicator``.
+        group_id: hex; tells one group's memory or messages from another's.
+        maker: the process that made the group, and still owns its descriptors.
+        place: shm: number of the inherited descriptor; zmq: folder of the sockets.
+        token: zmq: hex, the shared secret of the members; shm: "".
+    """
+
+    backend: str
+    rank: int
+    size: int
+    group_id: str
+    maker: str
+    place: str
+    token: str
+
+    def __str__(self) -> str:
+        return "|".join(["synk-comm-1", *map(str, self)])
+
+    @classmethod
+    def parse(cls, text: str) -> Ticket:
+        """Read a ticket back; ValueError if the text is none."""
+        fields = text.strip().split("|")
+        if len(fields) != 8 or fields[0] != "synk-comm-1":
+            raise ValueError("this is not a ticket; expected the text of group.ticket(rank)")
+        _, backend, rank, size, group_id, maker, place, token = fields
+        return cls(backend, int(rank), int(size), group_id, maker, place, token)
+
+
+def _this_process() -> str:
+    """Name this process so that a child, or a recycled pid, is not taken for it."""
+    me = identity()
+    return f"{me.pid}.{me.started}.{me.namespace}"
+
+
+class Group:
+    """A group in the making, held by the process that starts its ranks.
+
+    Give each rank its ``ticket`` and let it inherit ``fds``; then ``close``. The parent may be a
+    rank itself: it joins with a ticket like the others.
+
+    Attributes:
+        size: how many ranks there will be.
+        backend: ``"shm"`` or ``"zmq"``.
+        fds: descriptors that the ranks' processes must inherit, under the same numbers
+            (``subprocess.Popen(..., pass_fds=group.fds)``); empty for zmq.
+    """
+
+    def __init__(self, size: int, backend: str) -> None:
+        group_id = secrets.token_bytes(16)
+        self.size = size
+        self.backend = backend
+        self.fds: tuple[int, ...] = ()
+        self._folder: SocketFolder | None = None
+        place = token = ""
+        if backend == "shm":
+            fd = create_block(size, group_id)
+            self.fds = (fd,)
+            self._release: Callable[[], object] = weakref.finalize(
+                self, _close_in_maker, os.getpid(), fd
+            )
+            place = str(fd)
+        else:
+            self._folder = SocketFolder.create()
+            self._release = self._folder.forget
+            place = self._folder.path
+            token = secrets.token_hex(32)
+        self._ticket = Ticket(backend, 0, size, group_id.hex(), _this_process(), place, token)
+        self._open = True
+
+    def __repr__(self) -> str:
+        return f"<Group of {self.size}, {self.backend}, {'open' if self._open else 'closed'}>"
+
+    def ticket(self, rank: int) -> str:
+        """Return what a rank's process must pass to ``join``: one line of text.
+
+        A shm ticket holds no secret. A zmq ticket holds the group's token: pass it by
+        environment or pipe, never on a command line, which other users can read.
+        """
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank must be 0 to {self.size - 1}, got {rank!r}")
+        return str(self._ticket._replace(rank=rank))
+
+    def close(self) -> None:
+        """Drop this process's handles; to be called once the ranks have been started.
+
+        A zmq group's folder is needed until all ranks have joined: rank 0 removes it then, or
+        else this process does when it exits.
+        """
+        self._open = False
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def create_group(size: int, backend: str = "shm") -> Group:
+    """Make a group of ``size`` ranks that this process is going to start.
+
+    Args:
+        size: number of ranks, at least 1.
+        backend: ``"shm"`` (shared memory, the fast one) or ``"zmq"`` (ZeroMQ over sockets of a
+            folder that only this user may enter).
+
+    Raises:
+        MemoryError: shared memory cannot hold the group's slots (about 1 MB a rank).
+    """
+    if operator.index(size) < 1:
+        raise ValueError(f"size must be at least 1, got {size!r}")
+    if backend not in ("shm", "zmq"):
+        raise ValueError(
+            f"unknown backend {backend!r} for processes; expected 'shm' or 'zmq' "
+            "(threads of one process: local_group)"
+        )
+    return Group(size, backend)
+
+
+def join(
+    ticket: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, watch: Watch | None = None
+) -> Communicator:
+    """Enter a group; return when all ranks have.
+
+    Args:
+        ticket: the text of ``group.ticket(rank)``. For shm, the inherited descriptor is used up:
+            it is closed, except in the process that made the group.
+        timeout_s: bound of this wait, and default bound of every collective.
+        watch: called at least every 20 ms while this rank waits, here and in every collective;
+            what it raises ends the wait, and the group.
+
+    Raises:
+        JoinError: the descriptor was not inherited, the ticket was used before, or a stranger
+            answered.
+        CommTimeout: some ranks did not come.
+    """
+    return enter(Ticket.parse(ticket), timeout_s, watch)
+
+
+def enter(entry: Ticket, timeout_s: float, watch: Watch | None) -> Communicator:
+    """Make the fabric that a ticket describes, and meet the other ranks."""
+    deadline = deadline_after(timeout_s)
+    group_id = bytes.fromhex(entry.group_id)
+    fabric: Fabric
+    if entry.backend == "shm":
+        fd = int(entry.place)
+        try:
+            fabric = ShmFabric(entry.rank, entry.size, watch, fd=fd, group_id=group_id)
+        finally:
+            if entry.maker != _this_process():
+                _close_quietly(fd)
+    else:
+        raise JoinError(f"unknown backend {entry.backend!r} in the ticket")
+    return meet(fabric, deadline, timeout_s)
+
+
+def meet(fabric: Fabric, deadline: float, timeout_s: float) -> Communicator:
+    """Wait for all ranks, and make the communicator; free everything if that fails."""
+    comm = RoundCommunicator(fabric, timeout_s)
+    try:
+        fabric.meet(deadline)
+    except BaseException as exc:
+        comm.abort(f"{type(exc).__name__} while joining: {exc}")
+        comm.close()
+        raise
+    return comm
+
+
+def local_group(size: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Communicator]:
+    """Make a group of threads of this process: one communicator for each, in rank order.
+
+    With size 1 there is nobody to wait for: every collective returns at once.
+    """
+    if operator.index(size) < 1:
+        raise ValueError(f"size must be at least 1, got {size!r}")
+    deadline_after(timeout_s)
+    hub = LocalHub(size)
+    fabrics = [LocalFabric(rank, size, None, hub=hub) for rank in range(size)]
+    return [RoundCommunicator(fabric, timeout_s) for fabric in fabrics]
+
+
+def _close_in_maker(pid: int, fd: int) -> None:
+    # In a forked child the number may belong to something else by now.
+    if os.getpid() == pid:
+        os.close(fd)
+
+
+def _close_quietly(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        pass  # it was never inherited, which has been reported already

@@ -1,0 +1,81 @@
+"""Is that process still alive? Asked through a pidfd, which cannot be confused by pid reuse."""
+
+from __future__ import annotations
+
+import os
+import select
+from typing import NamedTuple
+
+
+class Identity(NamedTuple):
+    """Which process this is, on this machine since boot; zeros for what cannot be known."""
+
+    pid: int
+    started: int
+    namespace: int
+
+
+def identity() -> Identity:
+    """Return the identity of the calling process."""
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    return Identity(os.getpid(), _start_time(os.getpid()) or 0, namespace)
+
+
+def _start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None if it cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may hold anything; the start time is field 22.
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+class Vigil:
+    """Watches peers' processes where that is possible: Linux, same pid namespace.
+
+    Elsewhere it sees nothing, and the death of a peer shows as a timeout, or to ``watch``.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._ranks: dict[int, int] = {}
+        self._gone: list[int] = []
+
+    def add(self, rank: int, peer: Identity) -> None:
+        """Begin to watch the process of a rank."""
+        if not hasattr(os, "pidfd_open") or not peer.namespace:
+            return
+        if peer.namespace != identity().namespace:
+            return
+        try:
+            fd = os.pidfd_open(peer.pid)
+        except ProcessLookupError:
+            self._gone.append(rank)
+            return
+        except OSError:
+            return
+        if peer.started and _start_time(peer.pid) not in (None, peer.started):
+            os.close(fd)
+            self._gone.append(rank)
+            return
+        self._ranks[fd] = rank
+        self._poll.register(fd, select.POLLIN)
+
+    def gone(self) -> list[int]:
+        """Return the ranks whose processes have ended."""
+        for fd, _ in self._poll.poll(0):
+            self._gone.append(self._ranks.pop(fd))
+            self._poll.unregister(fd)
+            os.close(fd)
+        return self._gone
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        while self._ranks:
+            fd, _ = self._ranks.popitem()
+            self._poll.unregister(fd)
+            os.close(fd)

@@ -1,0 +1,119 @@
+"""Reductions: their names, which dtypes they take, and what NumPy calls them."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class ReduceOp(str, enum.Enum):
+    """How values of several ranks become one; the plain strings are accepted everywhere."""
+
+    AVG = "avg"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    PROD = "prod"
+
+    __str__ = str.__str__  # "sum", also where enum's own would say "ReduceOp.SUM"
+
+    @classmethod
+    def parse(cls, op: str | ReduceOp) -> ReduceOp:
+        """Return the member that ``op`` names; ValueError lists the known ones."""
+        try:
+            return cls(op)
+        except ValueError:
+            known = ", ".join(repr(member.value) for member in cls)
+            raise ValueError(f"unknown reduce op {op!r}; expected one of {known}") from None
+
+
+_UFUNC = {
+    ReduceOp.AVG: np.add,
+    ReduceOp.SUM: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PROD: np.multiply,
+}
+
+
+def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
+    """Raise TypeError, with the cure, if ``op`` has no honest meaning for ``dtype``."""
+    if dtype.kind not in "biufc":
+        raise TypeError(f"cannot {op} arrays of dtype {dtype}; expected a numeric dtype")
+    if not dtype.isnative:
+        raise TypeError(
+            f"cannot {op} arrays of foreign byte order ({dtype}); "
+            "convert with x.astype(x.dtype.newbyteorder('='))"
+        )
+    if op is ReduceOp.AVG and dtype.kind in "biu":
+        raise TypeError(f"cannot average dtype {dtype}; convert to a float dtype, or use 'sum'")
+    if dtype.kind == "b" and op in (ReduceOp.SUM, ReduceOp.PROD):
+        raise TypeError(
+            f"cannot {op} booleans; use 'max' for or, 'min' for and, or convert to an integer dtype"
+        )
+
+
+def check_weight(weight: float | None, op: ReduceOp) -> float:
+    """Return the weight as float (1.0 if None); it must be finite, not negative, and for avg."""
+    if weight is None:
+        return 1.0
+    if op is not ReduceOp.AVG:
+        raise ValueError(f"weight is only meaningful with op 'avg', got op {op.value!r}")
+    value = float(weight)
+    if not (math.isfinite(value) and value >= 0.0):
+        raise ValueError(f"weight must be finite and not negative, got {weight!r}")
+    return value
+
+
+def scaled(weights: Sequence[float]) -> list[float]:
+    """Scale weights by one power of two so that the largest lies in [0.5, 1).
+
+    An average does not change by it, not even in the last bit, but neither huge nor tiny
+    weights can then leave the range of float32.
+    """
+    exponent = math.frexp(max(weights))[1]
+    return [math.ldexp(weight, -exponent) for weight in weights]
+
+
+def combine(
+    op: ReduceOp, operands: Sequence[Array], out: Array, weights: Sequence[float] | None = None
+) -> None:
+    """Reduce flat arrays of one dtype and length into ``out``, strictly in the order given.
+
+    The order makes results bit-identical on all ranks and from run to run. float16 is
+    accumulated in float32 and rounded once. ``weights`` (avg only) is None if all are equal.
+    ``out`` may be the very memory of the first or second operand if ``weights`` is None.
+    """
+    if len(operands) == 1:
+        np.copyto(out, operands[0])
+        return
+    with np.errstate(all="ignore"):  # overflow and NaN are results here, not accidents
+        _combine(op, operands, out, weights)
+
+
+def _combine(
+    op: ReduceOp, operands: Sequence[Array], out: Array, weights: Sequence[float] | None
+) -> None:
+    ufunc = _UFUNC[op]
+    wide = out.dtype == np.float16 and op not in (ReduceOp.MIN, ReduceOp.MAX)
+    total = np.empty(out.shape, np.float32) if wide else out
+    if weights is not None:
+        np.multiply(operands[0], weights[0], out=total, dtype=total.dtype)
+        for operand, weight in zip(operands[1:], weights[1:]):
+            ufunc(total, np.multiply(operand, weight, dtype=total.dtype), out=total)
+        np.divide(total, math.fsum(weights), out=total)
+    else:
+        ufunc(operands[0], operands[1], out=total, dtype=total.dtype)
+        for operand in operands[2:]:
+            ufunc(total, operand, out=total, dtype=total.dtype)
+        if op is ReduceOp.AVG:
+            np.divide(total, float(len(operands)), out=total)
+    if wide:
+        np.copyto(out, total, casting="same_kind")

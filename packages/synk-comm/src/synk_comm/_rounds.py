@@ -1,0 +1,488 @@
+"""All collectives, built on rounds: one implementation for every backend.
+
+The path of one call:
+
+1. Arguments are checked, here alone; nothing has been said yet.
+2. The head (what is called, with which dtype and shape) and the first chunk of data are posted
+   in one round. When it is over, every rank sees all heads, so all come to the same verdict:
+   go on, ``MismatchError``, or ``PeerDeclined``.
+3. Data longer than a slot follow in further rounds; their number follows from the heads.
+4. Each rank reads what it needs from its peers' slots after each round.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from . import _call
+from ._call import Call
+from ._fabric import Fabric
+from ._guard import Guard, deadline_after
+from ._ops import Array, ReduceOp, check_reducible, check_weight, combine, scaled
+from .abc import Communicator
+from .exceptions import PeerDeclined
+
+_BARRIER = Call("barrier")
+
+
+class RoundCommunicator(Communicator):
+    """A communicator over any fabric; made by ``join``, ``connect`` and ``local_group``."""
+
+    def __init__(self, fabric: Fabric, timeout_s: float) -> None:
+        self.rank = fabric.rank
+        self.size = fabric.size
+        self.backend = fabric.backend
+        self._fabric = fabric
+        self._guard = Guard(fabric)
+        self._timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return (
+            f"<Communicator rank {self.rank} of {self.size}, {self.backend}, {self._guard.state}>"
+        )
+
+    # -- synchronisation ------------------------------------------------------------------
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        deadline = self._deadline(timeout_s)
+        with self._guard:
+            self._open(_BARRIER, _call.encode(_BARRIER), 0, deadline)
+
+    def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
+        head = _call.encode_decline(str(reason))
+        deadline = self._deadline(timeout_s)
+        with self._guard:
+            self._fabric.sync(head, 0, deadline)
+            reasons = _call.declined([_call.decode(said) for said in self._fabric.heads()])
+        del reasons[self.rank]
+        return reasons
+
+    def abort(self, reason: str) -> None:
+        self._guard.abort(reason)
+
+    def close(self) -> None:
+        self._guard.close()
+
+    # -- reductions -----------------------------------------------------------------------
+
+    def reduce(
+        self,
+        x: ArrayLike | None,
+        op: str | ReduceOp = "sum",
+        root: int = 0,
+        *,
+        weight: float | None = None,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Array | None:
+        root = self._check_root(root)
+        if self.rank != root:
+            out = None
+        return self._reduce("reduce", x, op, root, weight, out, timeout_s)
+
+    def all_reduce(
+        self,
+        x: ArrayLike | None,
+        op: str | ReduceOp = "sum",
+        *,
+        weight: float | None = None,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        result = self._reduce("all_reduce", x, op, None, weight, out, timeout_s)
+        assert result is not None  # noqa: S101 - every rank is a receiver
+        return result
+
+    def _reduce(
+        self,
+        kind: str,
+        x: ArrayLike | None,
+        op: str | ReduceOp,
+        root: int | None,
+        weight: float | None,
+        out: Array | None,
+        timeout_s: float | None,
+    ) -> Array | None:
+        op = ReduceOp.parse(op)
+        weight = check_weight(weight, op)
+        given = None if x is None else np.asarray(x)
+        like = given
+        if out is not None:
+            _check_out(out, given)
+            like = out
+        if like is not None:
+            check_reducible(like.dtype, op)
+        call = _bring(kind, like, root, op=op.value, weight=0.0 if given is None else weight)
+        head = _call.encode(call)
+        source = None if given is None or not call.weight else _contiguous(given)
+        receives = root is None or root == self.rank
+        result = _result_like(like, out, source) if receives and like is not None else None
+        deadline = self._deadline(timeout_s)
+
+        with self._guard:
+            posted = self._fill(source, 0)
+            calls = self._open(call, head, posted, deadline, root)
+            example = call if call.dtype else next(c for c in calls if c.dtype)
+            dtype, shape = _call.text_dtype(example.dtype), example.shapes[0]
+            if receives and result is None:
+                result = np.empty(shape, dtype)
+            nbytes = _nbytes(example)
+            start = 0
+            while True:
+                stop = min(start + self._fabric.chunk_bytes, nbytes)
+                if result is not None:
+                    self._combine(op, calls, source, result, start, stop)
+                start = stop
+                if start >= nbytes:
+                    break
+                posted = self._fill(source, start)
+                self._fabric.sync(None, posted, deadline, to=root)
+
+        if out is not None and result is not out:
+            np.copyto(out, result)  # type: ignore[arg-type]  # out is given only to receivers
+            return out
+        return result
+
+    def _combine(
+        self,
+        op: ReduceOp,
+        calls: Sequence[Call],
+        source: Array | None,
+        result: Array,
+        start: int,
+        stop: int,
+    ) -> None:
+        """Reduce one chunk, bytes ``start`` to ``stop``, of all contributing ranks."""
+        ranks = [rank for rank, call in enumerate(calls) if call.weight]
+        weights = [calls[rank].weight for rank in ranks]
+        even = min(weights) == max(weights)
+        # The own array is quicker to read than the own slot, but if the result overwrites it,
+        # it is only good for the first step.
+        in_place = source is not None and _address(source) == _address(result)
+        operands = []
+        for place, rank in enumerate(ranks):
+            if rank == self.rank and source is not None and (not in_place or (even and place < 2)):
+                chunk = _bytes(source)[start:stop]
+            else:
+                chunk = self._fabric.read(rank, 0, stop - start)
+            operands.append(chunk.view(result.dtype))
+        target = _bytes(result)[start:stop].view(result.dtype)
+        combine(op, operands, target, None if even else scaled(weights))
+
+    # -- movement of arrays ---------------------------------------------------------------
+
+    def broadcast(self, x: Array, root: int = 0, *, timeout_s: float | None = None) -> Array:
+        root = self._check_root(root)
+        if not isinstance(x, np.ndarray):
+            raise TypeError(
+                f"broadcast works in place: expected an ndarray, got {type(x).__name__}"
+            )
+        if self.rank != root and not x.flags.writeable:
+            raise ValueError("broadcast works in place: x must be writeable on ranks but the root")
+        call = _bring("broadcast", x, root)
+        target = _contiguous(x)
+        self._spread(call, target if self.rank == root else None, target, timeout_s)
+        if self.rank != root and target is not x:
+            np.copyto(x, target)
+        return x
+
+    def gather(
+        self, x: ArrayLike | None, root: int = 0, *, timeout_s: float | None = None
+    ) -> list[Array | None] | None:
+        root = self._check_root(root)
+        given = None if x is None else np.asarray(x)
+        gathered = self._collect(_bring("gather", given, root), given, timeout_s)
+        return gathered if self.rank == root else None
+
+    def all_gather(
+        self, x: ArrayLike | None, *, timeout_s: float | None = None
+    ) -> list[Array | None]:
+        given = None if x is None else np.asarray(x)
+        return self._collect(_bring("all_gather", given, None), given, timeout_s)
+
+    def scatter(
+        self,
+        xs: Sequence[ArrayLike] | None,
+        root: int = 0,
+        *,
+        timeout_s: float | None = None,
+    ) -> Array:
+        root = self._check_root(root)
+        return self._deal("scatter", self._check_list("scatter", xs, root), root, timeout_s)
+
+    # -- movement of objects --------------------------------------------------------------
+
+    def broadcast_object(
+        self, obj: Any = None, root: int = 0, *, timeout_s: float | None = None
+    ) -> Any:
+        root = self._check_root(root)
+        source = _pickled(obj) if self.rank == root else None
+        call = _bring("broadcast_object", source, root)
+        received = self._spread(call, source, None, timeout_s)
+        return obj if self.rank == root else pickle.loads(received.data)
+
+    def gather_object(
+        self, obj: Any, root: int = 0, *, timeout_s: float | None = None
+    ) -> list[Any] | None:
+        root = self._check_root(root)
+        source = _pickled(obj)
+        gathered = self._collect(_bring("gather_object", source, root), source, timeout_s)
+        return _unpickled(gathered) if self.rank == root else None
+
+    def all_gather_object(self, obj: Any, *, timeout_s: float | None = None) -> list[Any]:
+        source = _pickled(obj)
+        call = _bring("all_gather_object", source, None)
+        return _unpickled(self._collect(call, source, timeout_s))
+
+    def scatter_object(
+        self,
+        objs: Sequence[Any] | None = None,
+        root: int = 0,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
+        root = self._check_root(root)
+        listed = self._check_list("scatter_object", objs, root)
+        sources = None if listed is None else [_pickled(obj) for obj in listed]
+        return pickle.loads(self._deal("scatter_object", sources, root, timeout_s).data)
+
+    # -- the three ways in which bytes move -----------------------------------------------
+
+    def _spread(
+        self,
+        call: Call,
+        source: Array | None,
+        target: Array | None,
+        timeout_s: float | None,
+    ) -> Array:
+        """Move the root's ``source`` into every rank's ``target``; None is made to fit."""
+        head = _call.encode(call)
+        deadline = self._deadline(timeout_s)
+        with self._guard:
+            posted = self._fill(source, 0)
+            calls = self._open(call, head, posted, deadline)
+            origin = calls[call.root]
+            if target is None:
+                target = np.empty(origin.shapes[0], _call.text_dtype(origin.dtype))
+            nbytes = _nbytes(origin)
+            start = 0
+            while True:
+                stop = min(start + self._fabric.chunk_bytes, nbytes)
+                if source is None and stop > start:
+                    chunk = self._fabric.read(call.root, 0, stop - start)
+                    np.copyto(_bytes(target)[start:stop], chunk)
+                start = stop
+                if start >= nbytes:
+                    break
+                self._fabric.sync(None, self._fill(source, start), deadline)
+        return target
+
+    def _collect(
+        self, call: Call, given: Array | None, timeout_s: float | None
+    ) -> list[Array | None]:
+        """Move every rank's array to the root, or to all if there is none."""
+        root = None if call.root < 0 else call.root
+        source = None if given is None else _contiguous(given)
+        head = _call.encode(call)
+        deadline = self._deadline(timeout_s)
+        with self._guard:
+            posted = self._fill(source, 0)
+            calls = self._open(call, head, posted, deadline, root)
+            targets: list[Array | None] = [None] * self.size
+            if root is None or root == self.rank:
+                for rank, theirs in enumerate(calls):
+                    if theirs.dtype:
+                        dtype = _call.text_dtype(theirs.dtype)
+                        targets[rank] = np.empty(theirs.shapes[0], dtype)
+            longest = max(_nbytes(theirs) for theirs in calls)
+            start = 0
+            while True:
+                for rank, target in enumerate(targets):
+                    if target is None or start >= target.nbytes:
+                        continue
+                    stop = min(start + self._fabric.chunk_bytes, target.nbytes)
+                    chunk = self._fabric.read(rank, 0, stop - start)
+                    np.copyto(_bytes(target)[start:stop], chunk)
+                start += self._fabric.chunk_bytes
+                if start >= longest:
+                    break
+                self._fabric.sync(None, self._fill(source, start), deadline, to=root)
+        return targets
+
+    def _deal(
+        self,
+        kind: str,
+        xs: Sequence[ArrayLike] | None,
+        root: int,
+        timeout_s: float | None,
+    ) -> Array:
+        """Move the root's arrays to one rank each: every slot is cut into ``size`` parts."""
+        given = None if xs is None else [np.asarray(x) for x in xs]
+        call = Call(kind, root=root)
+        if given is not None:
+            if len({x.dtype for x in given}) > 1:
+                dtypes = ", ".join(str(x.dtype) for x in given)
+                raise TypeError(f"{kind} needs arrays of one dtype, got {dtypes}")
+            shapes = tuple(x.shape for x in given)
+            call = call._replace(dtype=_call.dtype_text(given[0].dtype), shapes=shapes)
+        head = _call.encode(call)
+        sources = None if given is None else [_contiguous(x) for x in given]
+        part = self._fabric.chunk_bytes // self.size // 64 * 64
+        deadline = self._deadline(timeout_s)
+        with self._guard:
+            posted = self._fill_parts(sources, 0, part)
+            calls = self._open(call, head, posted, deadline, part=part if sources else 0)
+            origin = calls[root]
+            target = np.empty(origin.shapes[self.rank], _call.text_dtype(origin.dtype))
+            longest = max(_nbytes(origin, rank) for rank in range(self.size))
+            offset = self.rank * part
+            start = 0
+            while True:
+                stop = min(start + part, target.nbytes)
+                if stop > start:
+                    chunk = self._fabric.read(root, offset, offset + stop - start)
+                    np.copyto(_bytes(target)[start:stop], chunk)
+                start += part
+                if start >= longest:
+                    break
+                posted = self._fill_parts(sources, start, part)
+                self._fabric.sync(None, posted, deadline, part=part if sources else 0)
+        return target
+
+    # -- steps of a call ------------------------------------------------------------------
+
+    def _open(
+        self,
+        call: Call,
+        head: bytes,
+        posted: int,
+        deadline: float,
+        to: int | None = None,
+        part: int = 0,
+    ) -> Sequence[Call]:
+        """Run the first round; return all ranks' calls, which agree, or raise on all ranks."""
+        fabric = self._fabric
+        fabric.sync(head, posted, deadline, to=to, part=part)
+        if call.weight and fabric.all_said(head):
+            return [call] * self.size
+        calls = [_call.decode(said) for said in fabric.heads()]
+        reasons = _call.declined(calls)
+        if reasons:
+            lines = "".join(f"\n  rank {rank}: {reason}" for rank, reason in reasons.items())
+            raise PeerDeclined(
+                f"{call.kind} did not take place, declined by{lines}", reasons=reasons
+            )
+        _call.check_agreement(calls)
+        return calls
+
+    def _fill(self, source: Array | None, start: int) -> int:
+        """Copy the next chunk into the own slot; return its length."""
+        if source is None or start >= source.nbytes:
+            return 0
+        stop = min(start + self._fabric.chunk_bytes, source.nbytes)
+        np.copyto(self._fabric.slot()[: stop - start], _bytes(source)[start:stop])
+        return stop - start
+
+    def _fill_parts(self, sources: Sequence[Array] | None, start: int, part: int) -> int:
+        """Copy the next part for each rank into the own slot; return the length of all."""
+        if sources is None:
+            return 0
+        slot = self._fabric.slot()
+        for rank, source in enumerate(sources):
+            stop = min(start + part, source.nbytes)
+            if stop > start:
+                offset = rank * part
+                np.copyto(slot[offset : offset + stop - start], _bytes(source)[start:stop])
+        return part * self.size
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return deadline_after(self._timeout_s if timeout_s is None else timeout_s)
+
+    def _check_root(self, root: int) -> int:
+        number = operator.index(root)
+        if not 0 <= number < self.size:
+            raise ValueError(f"root must be a rank, 0 to {self.size - 1}, got {root!r}")
+        return number
+
+    def _check_list(self, kind: str, xs: Sequence[Any] | None, root: int) -> Sequence[Any] | None:
+        if self.rank != root:
+            if xs is not None:
+                raise ValueError(f"only the root, rank {root}, gives a list to {kind}")
+            return None
+        if xs is None or len(xs) != self.size:
+            got = "None" if xs is None else f"a list of {len(xs)}"
+            raise ValueError(f"the root of {kind} gives a list of {self.size}, got {got}")
+        return xs
+
+
+def _bring(
+    kind: str,
+    x: Array | None,
+    root: int | None,
+    *,
+    op: str = "",
+    weight: float | None = None,
+) -> Call:
+    """Describe a call that brings one array, or none."""
+    if weight is None:
+        weight = 0.0 if x is None and kind in ("gather", "all_gather") else 1.0
+    dtype = "" if x is None else _call.dtype_text(x.dtype)
+    shapes = () if x is None else (x.shape,)
+    return Call(kind, op, -1 if root is None else root, dtype, shapes, weight)
+
+
+def _nbytes(call: Call, which: int = 0) -> int:
+    """Return the length of an array that a call brings; 0 if it brings none."""
+    if not call.dtype:
+        return 0
+    return math.prod(call.shapes[which]) * _call.text_dtype(call.dtype).itemsize
+
+
+def _contiguous(x: Array) -> Array:
+    """Return ``x`` in C order, itself if it is; unlike ascontiguousarray this keeps 0-d."""
+    return np.asarray(x, order="C")
+
+
+def _bytes(x: Array) -> Array:
+    """Return the memory of a C-contiguous array as flat bytes."""
+    if not x.nbytes:
+        return np.empty(0, np.uint8)
+    return x.reshape(-1).view(np.uint8)
+
+
+def _address(x: Array) -> int:
+    return int(x.__array_interface__["data"][0])
+
+
+def _check_out(out: Array, x: Array | None) -> None:
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be an ndarray, got {type(out).__name__}")
+    if not out.flags.writeable:
+        raise ValueError("out must be writeable")
+    if x is not None and (out.dtype != x.dtype or out.shape != x.shape):
+        raise ValueError(f"out must be like x, {x.dtype} {x.shape}, got {out.dtype} {out.shape}")
+
+
+def _result_like(like: Array, out: Array | None, source: Array | None) -> Array:
+    """Return C-ordered memory for the result: ``out`` if it can be written while x is read."""
+    if out is not None and out.flags.c_contiguous:
+        if source is None or not np.may_share_memory(out, source):
+            return out
+        if _address(out) == _address(source):
+            return out
+    return np.empty(like.shape, like.dtype)
+
+
+def _pickled(obj: Any) -> Array:
+    return np.frombuffer(pickle.dumps(obj), np.uint8)
+
+
+def _unpickled(pickles: Sequence[Array | None]) -> list[Any]:
+    return [pickle.loads(data.data) for data in pickles if data is not None]

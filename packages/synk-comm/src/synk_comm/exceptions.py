@@ -1,0 +1,101 @@
+"""Everything that can go wrong between ranks, under one base class.
+
+Each class is also the standard-library kind that a caller would catch, and can be
+pickled, so that a worker's failure can travel to another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = [
+    "AbortedError",
+    "ClosedError",
+    "CommError",
+    "CommTimeout",
+    "JoinError",
+    "MismatchError",
+    "MisuseError",
+    "PeerDeclined",
+    "PeerLost",
+]
+
+
+class CommError(Exception):
+    """Base class of all errors of this package that involve other ranks."""
+
+
+class MismatchError(CommError, ValueError):
+    """The ranks called different things; raised on *every* rank, before any output is written.
+
+    The communicator stays in step and usable.
+
+    Attributes:
+        calls: what each rank called, by rank.
+    """
+
+    def __init__(self, message: str, *, calls: Mapping[int, str] | None = None) -> None:
+        super().__init__(message)
+        self.calls = dict(calls or {})
+
+
+class PeerDeclined(CommError, RuntimeError):
+    """At least one rank took its turn with ``decline()``; the communicator stays usable.
+
+    Attributes:
+        reasons: the reasons given, by declining rank.
+    """
+
+    def __init__(self, message: str, *, reasons: Mapping[int, str] | None = None) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons or {})
+
+
+class PeerLost(CommError, ConnectionError):
+    """A peer's process ended, or closed its communicator, while it was needed.
+
+    Attributes:
+        rank: the peer that is gone.
+    """
+
+    def __init__(self, message: str, *, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class CommTimeout(CommError, TimeoutError):
+    """Some ranks did not come in time.
+
+    Attributes:
+        missing: what each rank that is not here was last seen doing, by rank.
+    """
+
+    def __init__(self, message: str, *, missing: Mapping[int, str] | None = None) -> None:
+        super().__init__(message)
+        self.missing = dict(missing or {})
+
+
+class AbortedError(CommError, RuntimeError):
+    """Some rank gave the group up: by ``abort()``, or by leaving a collective half-way.
+
+    Attributes:
+        rank: the rank that gave up.
+        reason: what it said.
+    """
+
+    def __init__(self, message: str, *, rank: int = -1, reason: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.reason = reason
+
+
+class JoinError(CommError, ConnectionError):
+    """A rank could not enter its group: wrong ticket, missing descriptor, failed authentication."""
+
+
+class ClosedError(CommError, RuntimeError):
+    """The communicator was used after ``close()``."""
+
+
+class MisuseError(CommError, RuntimeError):
+    """The communicator was used by two threads at once, or by a child after ``os.fork()``."""
