@@ -1,0 +1,91 @@
+"""NumPy arrays in shared memory: plain ndarrays that several processes see at once.
+
+The map of the package, from the user down to the system (README.md here tells the rest)::
+
+    _array  _handle  _scope  _lock  _listing      what you call
+       \\       |        |      |       |
+        _reduction   multiprocessing sends handles
+             |
+        _attach  ->  _segment     memory, its names, and who owns them
+                        |
+                     _cleanup     this process: exit, fork, families
+                        |
+       _header       _session     locks of families, sweeping the dead
+       _names  _space  _posix     the system
+"""
+
+from __future__ import annotations
+
+from synk_shm._array import (
+    close,
+    empty,
+    empty_like,
+    full,
+    full_like,
+    is_shared,
+    ones,
+    ones_like,
+    resize,
+    share,
+    unlink,
+    zeros,
+    zeros_like,
+)
+from synk_shm._handle import Handle, attach, handle
+from synk_shm._listing import SegmentInfo, cleanup, free_space
+from synk_shm._listing import list_segments as list  # noqa: A004
+from synk_shm._lock import lock
+from synk_shm._scope import Scope, scope
+from synk_shm._segment import Segment, segment
+from synk_shm.exceptions import (
+    ShmError,
+    ShmExistsError,
+    ShmFormatError,
+    ShmFullError,
+    ShmNotFoundError,
+    ShmPermissionError,
+    ShmTimeoutError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [  # noqa: RUF022 (grouped by what you do with them)
+    # make
+    "empty",
+    "zeros",
+    "ones",
+    "full",
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "share",
+    "scope",
+    "Scope",
+    # send and receive
+    "handle",
+    "Handle",
+    "attach",
+    # use
+    "resize",
+    "lock",
+    "is_shared",
+    "segment",
+    "Segment",
+    # give up
+    "close",
+    "unlink",
+    # look around
+    "list",
+    "SegmentInfo",
+    "cleanup",
+    "free_space",
+    # errors
+    "ShmError",
+    "ShmExistsError",
+    "ShmFormatError",
+    "ShmFullError",
+    "ShmNotFoundError",
+    "ShmPermissionError",
+    "ShmTimeoutError",
+]

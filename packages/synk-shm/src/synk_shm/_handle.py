@@ -1,0 +1,162 @@
+"""Handles: the address of a shared array or of any view of one, in about a hundred bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from synk_shm import _header, _names
+from synk_shm._attach import open_segment
+from synk_shm._segment import Array, Segment, segment
+from synk_shm.exceptions import ShmFormatError
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Where a shared array lives: a value to send to another process and `attach` there.
+
+    A handle keeps nothing alive. Whoever made the array has to keep it until the receiver
+    has attached; after that the receiver has the memory for as long as it likes.
+
+    Attributes:
+        name: the segment's name.
+        nonce: eight bytes that tell this segment from a later one of the same name.
+        offset: bytes from the start of the segment's data to element [0, 0, ...].
+        shape: in elements.
+        strides: in bytes; None means C order.
+        dtype_text: `numpy.dtype.str`, or a literal that describes a structured dtype.
+    """
+
+    name: str
+    nonce: bytes
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    dtype_text: str
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The array's dtype."""
+        return _header.decode_dtype(self.dtype_text)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array's elements."""
+        return _header.count_bytes(self.shape, self.dtype)
+
+    def attach(self, readonly: bool = False) -> Array:
+        """The array itself, in this process: see `attach`."""
+        return attach(self, readonly=readonly)
+
+    def __reduce__(self) -> tuple[type[Handle], tuple[Any, ...]]:
+        return Handle, (
+            self.name,
+            self.nonce,
+            self.offset,
+            self.shape,
+            self.strides,
+            self.dtype_text,
+        )
+
+
+Handle.__module__ = "synk_shm"  # shorter pickles, and they survive a move of this file
+
+
+def handle(x: Array) -> Handle:
+    """The handle of a shared array, or of any view of one: slices, transposes, fields.
+
+    Never copies and never blocks. The result can be pickled by any pickler.
+
+    Args:
+        x: an array for which `is_shared(x)` holds.
+
+    Raises:
+        TypeError: `x` is not an array.
+        ValueError: `x` is not in shared memory, or its segment is closed or unlinked.
+    """
+    if not isinstance(x, np.ndarray):
+        raise TypeError(f"expected a numpy.ndarray, got {type(x).__name__}")
+    found = reachable_segment(x)
+    dtype = x.dtype
+    text = found.dtype_text if dtype is found.dtype else _header.encode_dtype(dtype)
+    offset = 0
+    if x.size:
+        offset = x.__array_interface__["data"][0] - found.address - found.data_offset
+    strides = None if x.flags.c_contiguous else x.strides
+    return Handle(found.address_name, found.nonce, offset, x.shape, strides, text)
+
+
+def attach(
+    name_or_handle: str | Handle,
+    *,
+    readonly: bool = False,
+    timeout_s: float = 1.0,
+    owner_uid: int | None = None,
+) -> Array:
+    """The shared array of this name or handle, in this process.
+
+    By name: the whole array at its present shape. By handle: exactly the view of which
+    the handle was made. A second attach of one segment in one process shares its mapping.
+
+    Args:
+        name_or_handle: a name given at creation, a `Segment.name`, or a `Handle`.
+        readonly: map the memory without the right to write; NumPy's flag cannot be set back.
+        timeout_s: how long to wait, in seconds, for a segment that is still being made.
+        owner_uid: accept the segments of this user; by default only the caller's own.
+
+    Raises:
+        ShmNotFoundError: it was never there, or its owner has removed it.
+        ShmPermissionError: it belongs to another user, or its mode forbids this.
+        ShmFormatError: this is no segment of synk_shm; it is left as it is.
+        ShmTimeoutError: it was not ready after `timeout_s`.
+        ShmError: the system cannot map it (errno says why); the segment is left as it is.
+    """
+    if isinstance(name_or_handle, Handle):
+        return _attach_view(name_or_handle, readonly, timeout_s, owner_uid)
+    mapping = open_segment(
+        _names.system_name(name_or_handle),
+        readonly=readonly,
+        timeout_s=timeout_s,
+        owner_uid=owner_uid,
+    )
+    return mapping.segment.array()
+
+
+def reachable_segment(x: object) -> Segment:
+    """The open, named segment under `x`; ValueError with the cure if there is none."""
+    found = segment(x)
+    if found is None:
+        raise ValueError("this array is not in shared memory; use share(array) to copy it there")
+    if found.closed or found.unlinked:
+        state = "closed" if found.closed else "unlinked"
+        raise ValueError(f"segment {found.name} is {state}: no other process can attach it")
+    return found
+
+
+def _attach_view(address: Handle, readonly: bool, timeout_s: float, owner_uid: int | None) -> Array:
+    _check_name(address.name)
+    mapping = open_segment(
+        address.name,
+        readonly=readonly,
+        timeout_s=timeout_s,
+        nonce=address.nonce,
+        owner_uid=owner_uid,
+    )
+    found = mapping.segment
+    try:
+        dtype = found.dtype if address.dtype_text == found.dtype_text else address.dtype
+        return found.view(address.offset, address.shape, address.strides, dtype)
+    except (TypeError, ValueError) as error:
+        raise ShmFormatError(22, f"this handle does not fit: {error}", address.name) from error
+
+
+def _check_name(name: str) -> None:
+    """A handle may come from anywhere: let it lead to segments only."""
+    if name.startswith("/proc/"):
+        parts = name.split("/")
+        if len(parts) == 5 and parts[3] == "fd" and parts[2].isdigit() and parts[4].isdigit():
+            return
+        raise ValueError(f"{name!r} is not the address of a segment")
+    _names.system_name(name)

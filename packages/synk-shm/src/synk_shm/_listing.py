@@ -1,0 +1,94 @@
+"""What is in shared memory, what may go, and how much room there is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+from synk_shm import _header, _names, _posix, _session
+from synk_shm._space import space
+from synk_shm.exceptions import ShmError
+
+
+@dataclass(frozen=True)
+class SegmentInfo:
+    """One segment, as `list` found it.
+
+    Attributes:
+        name: what `attach` and `unlink` take: the name that was given to it, if any.
+        nbytes: bytes of memory it takes now.
+        shape: of the array; None if the segment is not readable as one.
+        dtype: of the array, as NumPy spells it; None likewise.
+        alive: whether a process of the family that made it is left. If not, `cleanup`
+            removes it.
+    """
+
+    name: str
+    nbytes: int
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    alive: bool
+
+
+def list_segments() -> list[SegmentInfo]:
+    """All segments of this user that have a name, of all processes, oldest name first.
+
+    Empty on a system that does not show segments as files (macOS).
+    """
+    entries: dict[int, list[str]] = {}
+    for name, inode in _session.names_of_user():
+        entries.setdefault(inode, []).append(name)
+    infos = []
+    for names in entries.values():
+        info = _describe(names)
+        if info is not None:
+            infos.append(info)
+    return sorted(infos, key=lambda info: info.name)
+
+
+def cleanup() -> list[str]:
+    """Remove what dead processes of this user left; return the names that are gone.
+
+    A family of processes is dead when the kernel has dropped all its locks. Segments of
+    living families and of other users are never touched. This happens by itself when a
+    process makes or attaches its first shared array, and when one that does exits.
+    """
+    return _session.sweep_all()
+
+
+def free_space() -> int:
+    """Bytes that new segments can still take in the system's shared memory.
+
+    Raises:
+        ShmError: the system does not tell (macOS).
+    """
+    found = space(_posix.DIRECTORY) if _posix.DIRECTORY is not None else None
+    if found is None:
+        raise ShmError(95, "this system does not tell how much shared memory is free")
+    return found[0]
+
+
+def _describe(names: list[str]) -> SegmentInfo | None:
+    given = [name for name in names if _names.is_user_name(name)]
+    name = given[0] if given else names[0]
+    shape = dtype = None
+    family = next(filter(None, map(_names.family_of, names)), None)
+    try:
+        fd = _posix.open_existing(name, readonly=True)
+    except ShmError:
+        return None  # gone since
+    try:
+        status = os.fstat(fd)
+        with contextlib.suppress(ShmError, OSError):
+            start = _posix.read_start(fd, status.st_size, _header.PEEK)
+            if not _header.is_blank(start):
+                start = _posix.read_start(fd, status.st_size, max(64, _header.needed(start)))
+                header = _header.parse(start, status.st_size, name)
+                shape, dtype = header.shape, str(header.dtype)
+                family = family or header.family
+    finally:
+        os.close(fd)
+    alive = family is not None and _session.is_alive(family)
+    shown = given[0].rsplit(".", 1)[-1] if given else name
+    return SegmentInfo(shown, status.st_blocks * 512, shape, dtype, alive)

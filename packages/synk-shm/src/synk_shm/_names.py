@@ -1,0 +1,90 @@
+"""Names of segments and lock files: what they look like, and which are allowed.
+
+==============================  =====================================================
+``/synk.<family>.<10 hex>``     a segment; the family is that of the process that made it
+``/synk.u.<name>``              a second entry for a segment that the user gave a name
+``synk.<uid>.<family>.lock``    the lock file of a family (see README.md in this folder)
+==============================  =====================================================
+
+All fit in 30 characters, the least that any supported system allows.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+PREFIX = "synk."
+_USER = "/synk.u."
+_LIMIT = 30
+_SEGMENT = re.compile(r"/synk\.([0-9a-f]{8})\.[0-9a-f]{10}")
+_LOCK = re.compile(r"synk\.([0-9]+)\.([0-9a-f]{8})\.lock")
+
+
+def random_name(family: str) -> str:
+    """A new unguessable segment name. (posix_ipc's own names repeat between processes.)"""
+    return f"/synk.{family}.{secrets.token_hex(5)}"
+
+
+def family_of(name: str) -> str | None:
+    """The family in a segment's name; None if `name` is not of that form."""
+    match = _SEGMENT.fullmatch(name)
+    return match.group(1) if match else None
+
+
+def lock_name(uid: int, family: str) -> str:
+    return f"synk.{uid}.{family}.lock"
+
+
+def lock_owner(file_name: str) -> tuple[int, str] | None:
+    """(uid, family) of a lock file's name; None if it is something else."""
+    match = _LOCK.fullmatch(file_name)
+    return (int(match.group(1)), match.group(2)) if match else None
+
+
+def is_segment(name: str) -> bool:
+    """Whether a system name (with its slash) is one of ours: random or given by a user."""
+    return family_of(name) is not None or (name.startswith(_USER) and len(name) > len(_USER))
+
+
+def is_user_name(name: str) -> bool:
+    return name.startswith(_USER)
+
+
+def system_name(name: str) -> str:
+    """The system's name for a name given by a user, checked.
+
+    Checked here because posix_ipc dies of a NUL. A name that starts with a slash is a
+    system name already, as `Segment.name` and `list()` show them.
+
+    Raises:
+        TypeError: not a str.
+        ValueError: empty, ".", "..", too long, with NUL or "/", or not encodable.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a segment's name must be a str, got {type(name).__name__}")
+    if name.startswith("/"):
+        if "\0" in name or not is_segment(name) or "/" in name[1:]:
+            raise ValueError(
+                f"{name!r} is not the name of a synk_shm segment; names that you give must "
+                "not contain '/'"
+            )
+        plain = name[len(_USER) :] if name.startswith(_USER) else "x"
+    else:
+        plain = name
+    if plain in ("", ".", ".."):
+        raise ValueError(f"a segment cannot be called {plain!r}; give it a word")
+    if "\0" in plain or "/" in plain:
+        raise ValueError(f"a segment's name must not contain NUL or '/', got {name!r}")
+    full = name if name.startswith("/") else _USER + plain
+    try:
+        length = len(full.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a segment's name must be encodable as UTF-8, got {name!r}") from error
+    if length > _LIMIT:
+        allowed = _LIMIT - len(_USER)
+        raise ValueError(
+            f"a segment's name may have {allowed} bytes (some systems allow no more), "
+            f"got {len(plain.encode('utf-8'))}: {plain!r}"
+        )
+    return full

@@ -1,0 +1,214 @@
+"""The only file that opens, sizes and removes shared memory in the system.
+
+posix_ipc is wrapped so that its sharp edges cannot be reached: names are checked before
+they get here (a NUL kills the process), its ``size=`` is never used (on an existing
+segment it resizes, and on failure removes it), file descriptors are always closed (it has
+no finalizer), and its errors, which are no `OSError`, become ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+from typing import NoReturn
+
+import posix_ipc
+
+from synk_shm._space import check_space, full_error
+from synk_shm.exceptions import (
+    ShmError,
+    ShmExistsError,
+    ShmNotFoundError,
+    ShmPermissionError,
+)
+
+_SHM = "/dev/shm"  # noqa: S108 (names in it are unguessable and created exclusively)
+DIRECTORY: str | None = _SHM if os.path.isdir(_SHM) else None
+"""Where segments show as files (Linux); None where the system hides them (macOS).
+
+Without it there are no second entries, no listing and no sweeping: see README.md here.
+"""
+
+_CHUNK = 16 << 20  # some kernels restart an interrupted allocation from its beginning
+
+
+def path_of(name: str) -> str:
+    """The file of a segment. Only where `DIRECTORY` is known."""
+    if DIRECTORY is None:
+        raise ShmError(errno.ENOTSUP, "this system does not show segments as files", name)
+    return DIRECTORY + name
+
+
+def create(name: str, mode: int) -> int:
+    """Create an empty segment, never open one that exists. Returns its descriptor."""
+    try:
+        fd = posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=mode).fd
+    except (posix_ipc.Error, OSError, MemoryError) as error:
+        raise_mapped(error, name, existential=errno.EEXIST)
+    try:
+        if mode & 0o077:
+            os.fchmod(fd, mode)  # asked for in so many words: the umask does not apply
+    except BaseException:
+        os.close(fd)
+        remove(name)
+        raise
+    return int(fd)
+
+
+def open_existing(name: str, readonly: bool) -> int:
+    """Open a segment by its name. Returns its descriptor."""
+    try:
+        return int(posix_ipc.SharedMemory(name, flags=0, read_only=readonly).fd)
+    except (posix_ipc.Error, OSError, MemoryError) as error:
+        raise_mapped(error, name)
+
+
+def create_anonymous(mode: int) -> int:
+    """Create a memory file without a name (Linux). Returns its descriptor."""
+    if not hasattr(os, "memfd_create"):
+        raise ValueError('backend="memfd" exists on Linux only; use backend="shm"')
+    fd = os.memfd_create("synk-shm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.fchmod(fd, mode)
+    return fd
+
+
+def open_anonymous(path: str, readonly: bool) -> int:
+    """Open the memory file behind ``/proc/<pid>/fd/<n>``. Returns a new descriptor."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO or a terminal would hurt
+            raise ShmNotFoundError(errno.ENOENT, "the process closed this memory", path)
+        access = os.O_RDONLY if readonly else os.O_RDWR
+        return os.open(path, access | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+    except ShmError:
+        raise
+    except OSError as error:
+        raise_mapped(error, path)
+
+
+def remove(name: str, inode: int | None = None) -> bool:
+    """Remove a name; False if it is gone already. The memory lives on where it is mapped.
+
+    With `inode`, remove it only while it still stands for that segment: a name that users
+    give may have been removed and given again.
+    """
+    try:
+        if inode is not None and DIRECTORY is not None and _inode(name) != inode:
+            return False
+        posix_ipc.unlink_shared_memory(name)
+    except (posix_ipc.ExistentialError, FileNotFoundError):
+        return False
+    except (posix_ipc.Error, OSError) as error:
+        raise_mapped(error, name)
+    return True
+
+
+def _inode(name: str) -> int:
+    return os.stat(path_of(name), follow_symlinks=False).st_ino
+
+
+def exists(name: str) -> bool:
+    """Whether a name still stands for something. Only where `DIRECTORY` is known."""
+    return os.path.lexists(path_of(name))
+
+
+def link(name: str, new_name: str) -> None:
+    """Give a segment a second name, atomically. Only where `DIRECTORY` is known."""
+    try:
+        os.link(path_of(name), path_of(new_name), follow_symlinks=False)
+    except OSError as error:
+        raise_mapped(error, name if error.errno == errno.ENOENT else new_name)
+
+
+def allocate(fd: int, start: int, stop: int, where: str) -> None:
+    """Really allocate bytes start:stop, so that writing them later cannot raise SIGBUS.
+
+    Raises:
+        ShmFullError: there is not enough memory. Checked first, then found out.
+    """
+    if stop <= start:
+        return
+    check_space(stop - start, where)
+    if not hasattr(os, "posix_fallocate"):
+        return  # macOS allocates on first touch, and has no limit of its own
+    position = start
+    while position < stop:
+        size = min(_CHUNK, stop - position)
+        try:
+            os.posix_fallocate(fd, position, size)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                raise full_error(stop - start, where) from error
+            raise
+        position += size
+
+
+def write_data(fd: int, start: int, data: memoryview, where: str) -> bool:
+    """Write bytes through the descriptor, which is faster than through a new mapping.
+
+    Returns False where the system cannot do that (macOS).
+
+    Raises:
+        ShmFullError: there is not enough memory. Checked first, then found out.
+    """
+    if DIRECTORY is None:
+        return False
+    check_space(len(data), where)
+    written = 0
+    while written < len(data):
+        try:
+            written += os.pwrite(fd, data[written : written + (1 << 30)], start + written)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                raise full_error(len(data), where) from error
+            raise
+    return True
+
+
+def read_start(fd: int, size: int, length: int) -> bytes:
+    """The first `length` bytes of a segment of `size` bytes; less if it is shorter.
+
+    Read through the descriptor: looking through a mapping could raise SIGBUS.
+    """
+    length = min(length, size)
+    if DIRECTORY is not None:
+        return os.pread(fd, length, 0)
+    with mmap.mmap(fd, length, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) as view:
+        return bytes(view[:length])
+
+
+def seal(fd: int) -> None:
+    """Fix the size of an anonymous segment, so that no peer can shrink it under another."""
+    import fcntl
+
+    with contextlib.suppress(AttributeError, OSError):  # an extra, where the kernel has it
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+
+
+def raise_mapped(error: BaseException, name: str, *, existential: int = errno.ENOENT) -> NoReturn:
+    """Raise our own kind of error for one of posix_ipc or the system, with its cause.
+
+    `existential` is what posix_ipc's ExistentialError means here; it has no errno itself.
+    """
+    number = getattr(error, "errno", None)
+    if isinstance(error, posix_ipc.PermissionsError) or number in (errno.EACCES, errno.EPERM):
+        raise ShmPermissionError(
+            errno.EACCES, "this segment may not be opened that way by this user", name
+        ) from error
+    if isinstance(error, posix_ipc.ExistentialError):
+        number = existential
+    if number == errno.EEXIST:
+        raise ShmExistsError(
+            errno.EEXIST, "a segment of this name exists; attach() to it or unlink() it", name
+        ) from error
+    if number in (errno.ENOENT, errno.ESRCH):
+        raise ShmNotFoundError(
+            errno.ENOENT, "no such segment (or its owner has removed it)", name
+        ) from error
+    if number == errno.ENOSPC:
+        raise full_error(mmap.PAGESIZE, DIRECTORY or "shared memory") from error
+    if isinstance(error, MemoryError):
+        number = errno.ENOMEM
+    raise ShmError(number or errno.EIO, str(error), name) from error

@@ -1,0 +1,173 @@
+"""Families of processes, and the removal of what a dead family left.
+
+A *family* is the processes that share a multiprocessing authentication key: a program and
+all its multiprocessing children, by whatever start method. Every member holds a shared
+flock on the family's lock file for as long as it lives; a process that has attached a
+segment of another family holds that family's as well. The kernel drops these locks when a
+process dies, however it dies, so "nobody holds it" is the truth, where pids would lie
+(they are reused, and mean nothing in another container). See README.md in this folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import time
+
+from synk_shm import _names, _posix
+from synk_shm.exceptions import ShmTimeoutError
+
+_OPEN_S = 5.0
+
+
+def home_family() -> str:
+    """The family of this process: eight hex digits, the same in all its children."""
+    import multiprocessing
+
+    key = bytes(multiprocessing.current_process().authkey)
+    return hashlib.blake2b(key, digest_size=4, person=b"synk-shm").hexdigest()
+
+
+def hold(family: str, *, create: bool) -> int | None:
+    """Take a shared lock on a family's lock file and return the descriptor that holds it.
+
+    None if there is no such file and `create` is False, or on a system where segments do
+    not show as files.
+
+    Raises:
+        ShmTimeoutError: somebody has kept the exclusive lock for five seconds.
+    """
+    path = _lock_path(family)
+    if path is None:
+        return None
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    deadline = time.monotonic() + _OPEN_S
+    while True:
+        try:
+            fd = os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _posix.raise_mapped(error, path)
+        if _lock(fd, fcntl.LOCK_SH) and _is_current(fd, path):
+            return fd
+        # A sweeper holds it exclusively, or has just removed it: neither lasts.
+        os.close(fd)
+        if time.monotonic() > deadline:
+            raise ShmTimeoutError(
+                errno.ETIMEDOUT, f"the lock file stayed locked for {_OPEN_S} s", path
+            )
+        time.sleep(0.001)
+
+
+def is_linked(fd: int) -> bool:
+    """Whether the lock file behind this descriptor still has its name."""
+    return os.fstat(fd).st_nlink > 0
+
+
+def is_alive(family: str) -> bool:
+    """Whether any process holds this family's lock file."""
+    fd = _open_if_dead(family)
+    if fd is not None:
+        os.close(fd)
+    path = _lock_path(family)
+    return fd is None and path is not None and os.path.exists(path)
+
+
+def sweep(family: str) -> list[str]:
+    """Remove all names of a family if none of its processes is left; return those names."""
+    fd = _open_if_dead(family)
+    if fd is None:
+        return []
+    removed: list[str] = []
+    inodes: set[int] = set()
+    try:
+        given: list[tuple[str, int]] = []
+        for name, inode in names_of_user():
+            if _names.family_of(name) == family:
+                if _posix.remove(name):
+                    removed.append(name)
+                    inodes.add(inode)
+            elif _names.is_user_name(name):
+                given.append((name, inode))
+        for name, inode in given:
+            if inode in inodes and _posix.remove(name, inode):
+                removed.append(name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_lock_path(family) or "")  # last: while it is there, the rest is found
+    finally:
+        os.close(fd)
+    return removed
+
+
+def sweep_all() -> list[str]:
+    """Remove the names of every dead family of this user; return those names."""
+    if _posix.DIRECTORY is None:
+        return []
+    user = os.geteuid()
+    removed = []
+    for file_name in os.listdir(_posix.DIRECTORY):
+        owner = _names.lock_owner(file_name)
+        if owner is not None and owner[0] == user:
+            removed += sweep(owner[1])
+    return removed
+
+
+def names_of_user() -> list[tuple[str, int]]:
+    """(name, inode) of every segment entry that belongs to this user."""
+    if _posix.DIRECTORY is None:
+        return []
+    user = os.geteuid()
+    found = []
+    with os.scandir(_posix.DIRECTORY) as entries:
+        for entry in entries:
+            if not _names.is_segment("/" + entry.name):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid == user and stat.S_ISREG(status.st_mode):
+                    found.append(("/" + entry.name, status.st_ino))
+    return found
+
+
+def _lock_path(family: str) -> str | None:
+    if _posix.DIRECTORY is None:
+        return None
+    return os.path.join(_posix.DIRECTORY, _names.lock_name(os.geteuid(), family))
+
+
+def _open_if_dead(family: str) -> int | None:
+    """A descriptor with the exclusive lock, if nobody else holds the file; else None."""
+    path = _lock_path(family)
+    if path is None:
+        return None
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None  # gone, or not ours
+    if _lock(fd, fcntl.LOCK_EX) and _is_current(fd, path):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_current(fd: int, path: str) -> bool:
+    """Whether the path still leads to this file, and the file is ours."""
+    try:
+        now = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    held = os.fstat(fd)
+    return (now.st_ino, now.st_dev) == (held.st_ino, held.st_dev) and held.st_uid == os.geteuid()

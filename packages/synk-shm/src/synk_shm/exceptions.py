@@ -1,0 +1,46 @@
+"""The errors of synk_shm.
+
+Every error that the operating system or a segment's contents can cause is a `ShmError`
+(an `OSError` with `errno` and `filename`) and also the builtin kind that a caller would
+catch. Wrong arguments are plain `ValueError` and `TypeError`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ShmError",
+    "ShmExistsError",
+    "ShmFormatError",
+    "ShmFullError",
+    "ShmNotFoundError",
+    "ShmPermissionError",
+    "ShmTimeoutError",
+]
+
+
+class ShmError(OSError):
+    """Base of all errors of synk_shm."""
+
+
+class ShmExistsError(ShmError, FileExistsError):
+    """A segment of this name exists already; it has not been touched."""
+
+
+class ShmNotFoundError(ShmError, FileNotFoundError):
+    """No such segment: never created, removed by its owner, or replaced by another one."""
+
+
+class ShmPermissionError(ShmError, PermissionError):
+    """The segment belongs to another user, or its mode forbids this kind of access."""
+
+
+class ShmFormatError(ShmError, ValueError):
+    """The file is not a segment of synk_shm, or its header contradicts its size."""
+
+
+class ShmFullError(ShmError, MemoryError):
+    """Not enough shared memory; nothing was written and nothing is left behind."""
+
+
+class ShmTimeoutError(ShmError, TimeoutError):
+    """The segment did not become ready, or a lock did not become free, in the given time."""

@@ -1,0 +1,58 @@
+"""For tests of packages that use shared arrays: prove that nothing is left behind.
+
+As a context manager::
+
+    with no_segments_left():
+        run_something()
+
+As a pytest fixture, with ``pytest_plugins = ["synk_shm.testing"]`` in a conftest.py::
+
+    def test_something(no_segments_left): ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Iterator
+
+from synk_shm import _session
+
+__all__ = ["no_segments_left"]
+
+
+@contextlib.contextmanager
+def no_segments_left(timeout_s: float = 5.0) -> Iterator[None]:
+    """Fail if the block leaves segments of this user that were not there before.
+
+    Children of the block may still be on their way out: it waits for them up to `timeout_s`.
+    Names that other programs of this user make meanwhile count as well.
+
+    Raises:
+        AssertionError: with the names that are left.
+    """
+    before = {name for name, _ in _session.names_of_user()}
+    yield
+    gc.collect()
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = sorted(name for name, _ in _session.names_of_user() if name not in before)
+        if not left:
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{len(left)} shared memory segments are left: {left}")
+        time.sleep(0.01)
+
+
+try:
+    import pytest
+except ImportError:  # the context manager works without
+    pass
+else:
+
+    @pytest.fixture(name="no_segments_left")
+    def _fixture() -> Iterator[None]:
+        """Fail the test if it leaves segments behind."""
+        with no_segments_left():
+            yield
