@@ -21,7 +21,7 @@ def run(program: Path, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, str(program)],
         cwd=folder,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        env={**os.environ, "SYNKHRONOS_N_PARALLEL": "2"},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -56,4 +56,5 @@ def test_the_first_example_of_a_readme_runs(readme: Path, tmp_path: Path) -> Non
     shown = re.search(r"^```(?:text|console)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     if readme == ROOT / "README.md":
         assert shown, "the example is shown with its output"
-        assert printed == shown.group(1)
+        # Numbers of cores and seconds are the machine's.
+        assert re.sub(r"\d+", "N", printed) == re.sub(r"\d+", "N", shown.group(1))

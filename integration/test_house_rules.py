@@ -27,6 +27,10 @@ FORBIDDEN = {
     "synkhronos": set(),
 }
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
+# The one place that remembers something between calls, and says so at its top.
+DEFAULT = "packages/synk-extensions/src/synkhronos/_default.py"
+# Installed together and released together, so they may know each other's private files.
+ONE_DISTRIBUTION = {"synk_theano", "synk_theano_compat"}
 MAY_PRINT = re.compile(r"(^|/)(cli/.*|_?cli|_?console|_?main|__main__)(\.py)?$")
 LONGEST = 400
 
@@ -106,7 +110,7 @@ def test_packages_use_only_the_public_names_of_the_others() -> None:
             if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
                 continue
             first, *rest = node.module.split(".")
-            foreign = first in MODULES and first != name
+            foreign = first in MODULES and first != name and {first, name} != ONE_DISTRIBUTION
             private = any(part.startswith("_") for part in rest) or any(
                 alias.name.startswith("_") and not alias.name.startswith("__")
                 for alias in node.names
@@ -126,6 +130,7 @@ def test_libraries_do_not_print() -> None:
         f"{path.relative_to(ROOT)}:{line}"
         for _, path in files()
         if not MAY_PRINT.search(path.relative_to(ROOT).as_posix())
+        and path != ROOT / DEFAULT  # fork() reports to the terminal, as in 1.0
         for line in calls_to(tree(path), "print")
     ]
     assert wrong == []
@@ -136,13 +141,14 @@ def test_no_global_statement_and_no_star_import() -> None:
     for _, path in files():
         for node in ast.walk(tree(path)):
             star = isinstance(node, ast.ImportFrom) and any(a.name == "*" for a in node.names)
-            if star or isinstance(node, ast.Global):
+            kept = isinstance(node, ast.Global) and path != ROOT / DEFAULT
+            if star or kept:
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert wrong == []
 
 
 def test_files_are_private_unless_they_are_the_documented_exceptions() -> None:
-    public = {"__init__", "__main__", "exceptions", "testing", "abc"}
+    public = {"__init__", "__main__", "exceptions", "testing", "abc", "locks"}
     wrong = [
         str(path.relative_to(ROOT))
         for name, path in files()
@@ -154,7 +160,8 @@ def test_files_are_private_unless_they_are_the_documented_exceptions() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
+# The compatibility layer is imported at every start of Python, so it imports and offers nothing.
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"synk_theano_compat"}))
 def test_public_names_are_listed_and_exist(name: str) -> None:
     module = tree(MODULES[name] / "__init__.py")
     listed = [
