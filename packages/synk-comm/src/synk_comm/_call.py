@@ -76,8 +76,8 @@ def encode(call: Call) -> bytes:
     head = json.dumps(call, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
     if len(head) > HEAD_BYTES - 4:
         raise ValueError(
-            f"the description of this {call.kind} takes {len(head)} bytes, at most {HEAD_BYTES - 4} "
-            "can be sent; use a simpler dtype or fewer ranks"
+            f"the description of this {call.kind} takes {len(head)} bytes, but at most "
+            f"{HEAD_BYTES - 4} can be sent; use a simpler dtype or fewer ranks"
         )
     return head
 
@@ -145,10 +145,10 @@ def _disagreement(calls: Sequence[Call]) -> str | None:
     if any((call.kind, call.op, call.root) != (first.kind, first.op, first.root) for call in calls):
         return "the ranks called different collectives"
     kind = first.kind
-    if kind in ("reduce", "all_reduce", "gather", "all_gather"):
-        if not any(call.weight for call in calls):
-            return f"no rank contributes to this {kind}"
-    if kind in ("broadcast", "reduce", "all_reduce", "gather", "all_gather"):
+    optional = kind in ("reduce", "all_reduce", "gather", "all_gather")
+    if optional and not any(call.weight for call in calls):
+        return f"no rank contributes to this {kind}"
+    if optional or kind == "broadcast":
         brought: list[Call] = [call for call in calls if call.dtype]
         if len({call.dtype for call in brought}) > 1:
             return f"the ranks brought different dtypes to this {kind}"

@@ -10,6 +10,8 @@ import tempfile
 
 from .exceptions import JoinError
 
+_MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
+
 
 class SocketFolder:
     """A 0700 folder, removed when it has done its duty: by rank 0 after joining, at the latest
@@ -39,13 +41,27 @@ class SocketFolder:
         if os.getpid() == self._pid:
             self.remove()
 
+    def socket(self, low: int | str, high: int | str = "") -> str:
+        """Return the path of the socket between two ranks."""
+        path = os.path.join(self.path, f"{low}-{high}")
+        if len(os.fsencode(path)) > _MAX_PATH:
+            raise ValueError(
+                f"the path of a socket holds at most {_MAX_PATH} bytes, {path!r} is longer; "
+                "use a shorter folder (or set TMPDIR)"
+            )
+        return path
 
-def check_private(path: str) -> None:
-    """Raise JoinError unless the folder is this user's and closed to all others."""
-    status = os.lstat(path)
-    mode = stat.S_IMODE(status.st_mode)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or mode & 0o077:
-        raise JoinError(
-            f"{path} must be a folder of this user with mode 0700, so that nobody else can come "
-            f"between the ranks; got owner {status.st_uid}, mode {mode:04o}"
-        )
+    def check(self) -> None:
+        """Raise JoinError unless the folder is this user's and closed to all others."""
+        try:
+            status = os.lstat(self.path)
+        except FileNotFoundError:
+            raise JoinError(
+                f"{self.path} does not exist (any more): the group has been used or given up"
+            ) from None
+        mode = stat.S_IMODE(status.st_mode)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or mode & 0o077:
+            raise JoinError(
+                f"{self.path} must be a folder of this user with mode 0700, so that nobody else "
+                f"can come between the ranks; got owner {status.st_uid}, mode {mode:04o}"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import secrets
@@ -18,6 +19,7 @@ from ._folder import SocketFolder
 from ._guard import deadline_after
 from ._liveness import identity
 from ._rounds import RoundCommunicator
+from ._secret import token_key
 from .abc import Communicator
 from .exceptions import JoinError
 
@@ -180,9 +182,33 @@ def enter(entry: Ticket, timeout_s: float, watch: Watch | None) -> Communicator:
         finally:
             if entry.maker != _this_process():
                 _close_quietly(fd)
-    else:
-        raise JoinError(f"unknown backend {entry.backend!r} in the ticket")
-    return meet(fabric, deadline, timeout_s)
+        return meet(fabric, deadline, timeout_s)
+    if entry.backend == "zmq":
+        key = token_key(entry.token + entry.group_id)
+        return enter_folder(entry, SocketFolder(entry.place), key, timeout_s, watch)
+    raise JoinError(f"unknown backend {entry.backend!r} in the ticket")
+
+
+def enter_folder(
+    entry: Ticket, folder: SocketFolder, key: bytes, timeout_s: float, watch: Watch | None
+) -> Communicator:
+    """Meet the other ranks by ZeroMQ sockets in a folder; rank 0 then removes the folder."""
+    # Its own file: pyzmq is only loaded by who uses it.
+    from ._backends.zmq import ZmqFabric
+
+    deadline = deadline_after(timeout_s)
+    folder.check()
+    fabric = ZmqFabric(entry.rank, entry.size, watch, key=key)
+    for other in range(entry.size):
+        if other > entry.rank:
+            fabric.bind(other, f"ipc://{folder.socket(entry.rank, other)}")
+        elif other < entry.rank:
+            fabric.connect(other, f"ipc://{folder.socket(other, entry.rank)}")
+    try:
+        return meet(fabric, deadline, timeout_s)
+    finally:
+        if entry.rank == 0:
+            folder.remove()
 
 
 def meet(fabric: Fabric, deadline: float, timeout_s: float) -> Communicator:
@@ -217,7 +243,5 @@ def _close_in_maker(pid: int, fd: int) -> None:
 
 
 def _close_quietly(fd: int) -> None:
-    try:
+    with contextlib.suppress(OSError):  # it was never inherited, which has been reported already
         os.close(fd)
-    except OSError:
-        pass  # it was never inherited, which has been reported already

@@ -219,7 +219,7 @@ class Communicator(ABC):
         Peers that still wait for this rank raise ``PeerLost``.
         """
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self: Self) -> Self:  # noqa: PYI019 - typing.Self is newer than 3.9
         return self
 
     def __exit__(

@@ -48,11 +48,11 @@ class LocalFabric(Fabric):
     def sync(
         self,
         head: bytes | None,
-        nbytes: int,
+        nbytes: int,  # noqa: ARG002 - readers know what they may read
         deadline: float,
         *,
-        to: int | None = None,
-        part: int = 0,
+        to: int | None = None,  # noqa: ARG002
+        part: int = 0,  # noqa: ARG002
     ) -> None:
         hub = self._hub
         began = time.monotonic()

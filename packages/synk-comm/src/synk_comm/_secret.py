@@ -1,0 +1,64 @@
+"""Mutual proof that two ranks know the group's token, without sending it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+COOKIE_BYTES = 16
+MIN_TOKEN = 16
+
+
+def new_nonce() -> bytes:
+    """Return fresh random bytes, to be used in one handshake only."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def token_key(token: str | bytes) -> bytes:
+    """Return the key of a token; ValueError if the token is too short to be a secret."""
+    raw = token.encode() if isinstance(token, str) else bytes(token)
+    if len(raw) < MIN_TOKEN:
+        raise ValueError(
+            f"token must hold at least {MIN_TOKEN} characters that nobody can guess, got "
+            f"{len(raw)}; make one with secrets.token_hex() and pass it by environment"
+        )
+    return hashlib.sha256(b"synk-comm token" + raw).digest()
+
+
+class Handshake:
+    """One rank's side of the proof between two ranks.
+
+    Both send a nonce, then a proof over both nonces; the proof names its maker, so that a
+    stranger cannot send a rank its own proof back.
+    """
+
+    def __init__(self, key: bytes, own_rank: int, peer_rank: int) -> None:
+        self._key = key
+        self._own = own_rank
+        self._peer = peer_rank
+        self.nonce = new_nonce()
+        self._nonces = b""
+
+    def meet(self, peer_nonce: bytes) -> None:
+        """Take the peer's nonce."""
+        pair = (self.nonce, peer_nonce)
+        self._nonces = b"".join(pair if self._own < self._peer else reversed(pair))
+
+    def proof(self) -> bytes:
+        """Return the proof to be sent."""
+        return self._digest(b"proof", self._own)
+
+    def check(self, proof: bytes) -> bool:
+        """Tell whether the peer's proof is right."""
+        return hmac.compare_digest(proof, self._digest(b"proof", self._peer))
+
+    def cookie(self, sender: int) -> bytes:
+        """Return what marks each later message of a sender as coming from this handshake."""
+        return self._digest(b"cookie", sender)[:COOKIE_BYTES]
+
+    def _digest(self, purpose: bytes, maker: int) -> bytes:
+        ranks = f"|{maker}|{min(self._own, self._peer)}|{max(self._own, self._peer)}|".encode()
+        return hmac.new(self._key, purpose + ranks + self._nonces, "sha256").digest()
