@@ -127,7 +127,13 @@ install() {
     # --group needs pip 25.1, and an interpreter brings whatever pip it was released with.
     "$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1"
     editable=
-    for package in $packages; do editable="$editable --editable packages/$package"; done
+    for package in $packages; do
+        case $package in
+            synk-extensions) extras="[lasagne]" ;; # the demonstration trains Lasagne's networks
+            *) extras= ;;
+        esac
+        editable="$editable --editable packages/$package$extras"
+    done
     # One call for all, so that the members satisfy each other and one resolution holds for all.
     # shellcheck disable=SC2086 # the words of $editable are separate arguments
     "$venv/bin/python" -m pip install --quiet $editable --group dev
