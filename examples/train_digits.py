@@ -1,0 +1,182 @@
+"""Train two Lasagne networks on handwritten digits, on all cores.
+
+    python examples/train_digits.py                      # all cores, both networks
+    python examples/train_digits.py --model mlp --processes 3 --batch-size 53
+
+Three lines, marked (1) to (3), make it parallel; the rest is as it would be for one process.
+
+To prove that, each network first takes one epoch in plain Theano, in this process alone. Then it
+starts again, from the same parameters, on all processes, and after its first epoch it must have
+arrived at the same parameters. The program fails if it has not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import theano.tensor as T
+from display import Display, Result
+from lasagne import layers, nonlinearities, objectives
+from lasagne import random as lasagne_random
+from sklearn.datasets import load_digits
+
+import synkhronos as synk
+from synkhronos.extensions.batches import index_batches
+from synkhronos.extensions.train import make_train_function, make_train_function_theano
+from synkhronos.extensions.updates import nesterov_momentum
+
+# Lasagne 0.1 uses a keyword that Theano has renamed; it still means the same.
+warnings.filterwarnings("ignore", "The `image_shape` keyword", UserWarning)
+
+SEED = 1
+VALIDATION_ROWS = 360
+LARGEST_DIFFERENCE = 1e-10  # of float64 parameters: sums in another order differ in the last bits
+
+
+class Digits(NamedTuple):
+    """Images with the shape (rows, 1, 8, 8), between 0 and 1, and their labels."""
+
+    x_train: Any
+    y_train: Any
+    x_valid: Any
+    y_valid: Any
+
+
+def load_data() -> Digits:
+    x, y = load_digits(return_X_y=True)
+    order = np.random.RandomState(SEED).permutation(len(x))
+    x = x[order].reshape(-1, 1, 8, 8) / 16.0
+    y = y[order].astype("int32")
+    n = len(x) - VALIDATION_ROWS
+    return Digits(x[:n], y[:n], x[n:], y[n:])
+
+
+def build_mlp(x: Any) -> Any:
+    network = layers.InputLayer((None, 1, 8, 8), x)
+    network = layers.DenseLayer(network, 512)
+    network = layers.DenseLayer(network, 512)
+    return layers.DenseLayer(network, 10, nonlinearity=nonlinearities.softmax)
+
+
+def build_cnn(x: Any) -> Any:
+    network = layers.InputLayer((None, 1, 8, 8), x)
+    network = layers.Conv2DLayer(network, 16, 3, pad="same")
+    network = layers.Conv2DLayer(network, 32, 3, pad="same")
+    network = layers.MaxPool2DLayer(network, 2)
+    network = layers.DenseLayer(network, 128)
+    return layers.DenseLayer(network, 10, nonlinearity=nonlinearities.softmax)
+
+
+MODELS = {"mlp": ("MLP", build_mlp), "cnn": ("CNN", build_cnn)}
+
+
+def run_epoch(train: Any, x: Any, y: Any, batch_size: int, rng: Any, epoch: Any) -> float:
+    """Train on each row once, in an order that ``rng`` shuffles; return examples per second."""
+    for indexes in index_batches(len(x), batch_size, rng):
+        start = time.perf_counter()
+        loss = train(x, y, batch=indexes)
+        epoch.advance(len(indexes), float(loss), time.perf_counter() - start)
+    return float(epoch.speed)
+
+
+def train_model(model: str, digits: Digits, options: Any, display: Display) -> Result:
+    """Train a network for an epoch in plain Theano, then for all epochs in parallel."""
+    title, build = MODELS[model]
+    processes = f"{options.processes} process{'es' if options.processes > 1 else ''}"
+    display.say(f"{title}: compiling")
+
+    lasagne_random.set_rng(np.random.RandomState(SEED))
+    x, y = T.tensor4("x"), T.ivector("y")
+    network = build(x)
+    params = layers.get_all_params(network, trainable=True)
+    prediction = layers.get_output(network)
+    loss = objectives.categorical_crossentropy(prediction, y).mean()
+    accuracy = T.eq(prediction.argmax(axis=1), y).mean(dtype="float64")
+    arguments = (loss, params, [x, y], nesterov_momentum, options.learning_rate)
+
+    train = make_train_function(*arguments)  # (2) in place of theano.function
+    validate = synk.function([x, y], [loss, accuracy])  # (3) in place of theano.function
+    train_in_plain_theano = make_train_function_theano(*arguments)
+    synk.distribute()
+
+    # The data lies in shared memory, once; each process fetches its part of a batch by itself.
+    x_train, y_train = train.build_inputs(digits.x_train, digits.y_train)
+    x_valid, y_valid = validate.build_inputs(digits.x_valid, digits.y_valid)
+    initial = layers.get_all_param_values(network)
+
+    rng = np.random.RandomState(SEED)
+    with display.epoch(f"{title}, plain Theano, one epoch", len(x_train)) as epoch:
+        serial_speed = run_epoch(
+            train_in_plain_theano, digits.x_train, digits.y_train, options.batch_size, rng, epoch
+        )
+    expected = layers.get_all_param_values(network)
+
+    synk.broadcast(params, initial)
+    rng = np.random.RandomState(SEED)
+    speeds, differences = [], []
+    for number in range(1, options.epochs + 1):
+        label = f"{title}, {processes}, epoch {number} of {options.epochs}"
+        with display.epoch(label, len(x_train)) as epoch:
+            speeds.append(run_epoch(train, x_train, y_train, options.batch_size, rng, epoch))
+        if number == 1:
+            reached = layers.get_all_param_values(network)
+            differences = [np.abs(a - b).max() for a, b in zip(reached, expected)]
+    valid_loss, valid_accuracy = validate(x_valid, y_valid, num_slices=4)
+    display.say(f"  {title}, validation: loss {valid_loss:.4f}, accuracy {valid_accuracy:.1%}")
+    return Result(
+        title, float(valid_accuracy), serial_speed, float(np.median(speeds)), max(differences)
+    )
+
+
+def parse(arguments: list[str]) -> Any:
+    cores = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(
+        description="Train two Lasagne networks on handwritten digits, on all cores, and prove "
+        "that each step equals that of plain Theano."
+    )
+    parser.add_argument(
+        "--processes", type=int, default=cores, help="default: all cores, %(default)s"
+    )
+    parser.add_argument("--epochs", type=int, default=10, help="default: %(default)s")
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        default=125,
+        help="rows per step, for all processes together; any number (default: %(default)s)",
+    )
+    parser.add_argument("--learning-rate", type=float, default=0.1, help="default: %(default)s")
+    parser.add_argument("--model", choices=[*MODELS, "both"], default="both")
+    options = parser.parse_args(arguments)
+    for name in ("processes", "epochs", "batch_size"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    synk.fork(options.processes, use_gpu=False)  # (1)
+    display = Display()
+    digits = load_data()
+    models = list(MODELS) if options.model == "both" else [options.model]
+    results = [train_model(model, digits, options, display) for model in models]
+    synk.close()
+
+    display.table(results, options.processes)
+    worst = max(result.difference for result in results)
+    same = worst <= LARGEST_DIFFERENCE
+    display.say(
+        f"Largest parameter difference from plain Theano after one epoch: {worst:.1e} "
+        f"({'at most' if same else 'MORE THAN'} {LARGEST_DIFFERENCE:.0e})"
+    )
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

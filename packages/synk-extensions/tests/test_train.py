@@ -1,0 +1,286 @@
+"""A parallel training step is the serial one: same loss, same parameters, any split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+
+import synkhronos as synk
+from synkhronos.extensions import updates
+from synkhronos.extensions.batches import index_batches
+from synkhronos.extensions.train import (
+    TrainFunction,
+    make_train_function,
+    make_train_function_theano,
+)
+
+TOLERANCE = 1e-10
+ROWS, FEATURES, HIDDEN, CLASSES = 160, 12, 9, 4  # 160 = 3 * 53 + 1: the last batch has one row
+RULES = {
+    "sgd": {"learning_rate": 0.3},
+    "nesterov_momentum": {"learning_rate": 0.1},
+    "adam": {"lr": 0.02},
+}
+
+
+class Model:
+    """A small classifier of its own: two of them start with equal parameters."""
+
+    def __init__(self):
+        rng = np.random.RandomState(5)
+        self.x, self.y = T.dmatrix("x"), T.ivector("y")
+        self.W = theano.shared(rng.randn(FEATURES, HIDDEN) * 0.3, name="W")
+        self.b = theano.shared(np.zeros(HIDDEN), name="b")
+        self.V = theano.shared(rng.randn(HIDDEN, CLASSES) * 0.3, name="V")
+        self.params = [self.W, self.b, self.V]
+        self.prediction = T.nnet.softmax(T.tanh(self.x.dot(self.W) + self.b).dot(self.V))
+        self.loss = T.nnet.categorical_crossentropy(self.prediction, self.y).mean()
+        self.error = T.neq(self.prediction.argmax(axis=1), self.y).mean(dtype="float64")
+
+    def values(self):
+        return [param.get_value() for param in self.params]
+
+
+def dataset(rows=ROWS):
+    rng = np.random.RandomState(6)
+    return rng.randn(rows, FEATURES), rng.randint(0, CLASSES, rows).astype("int32")
+
+
+def largest_difference(model, other):
+    return max(np.abs(a - b).max() for a, b in zip(model.values(), other.values()))
+
+
+def twins(rule, **settings):
+    """Two equal models, with a serial and a parallel training function."""
+    serial, parallel = Model(), Model()
+    f = make_train_function_theano(
+        serial.loss, serial.params, [serial.x, serial.y], rule, **settings
+    )
+    g = make_train_function(
+        parallel.loss, parallel.params, [parallel.x, parallel.y], rule, **settings
+    )
+    return serial, parallel, f, g
+
+
+def children():
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for text in lists for pid in text.read_text().split()}
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda n: f"{n}-processes")
+def processes(request):
+    before = children()
+    assert synk.fork(request.param, use_gpu=False, verbose=False) == request.param
+    yield request.param
+    synk.close()
+    assert children() <= before
+
+
+# What does not depend on the number of processes is tested with two.
+with_two = pytest.mark.parametrize("processes", [2], indirect=True, ids=["2-processes"])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_epochs_equal_plain_theano(processes, name):
+    serial, parallel, f, g = twins(getattr(updates, name), **RULES[name])
+    x, y = dataset()
+    x_shared, y_shared = g.build_inputs(x, y)
+    start = serial.values()
+    for num_rows, batch_size, num_slices in [(ROWS, 53, 1), (ROWS, 53, 3), (7, 2, 1), (7, 2, 3)]:
+        rng = np.random.RandomState(num_slices)
+        for indexes in index_batches(num_rows, batch_size, rng):
+            expected = f(x, y, batch=indexes)
+            loss = g(x_shared, y_shared, batch=indexes, num_slices=num_slices)
+            np.testing.assert_allclose(loss, expected, rtol=0, atol=TOLERANCE)
+            assert sum(g.grad_function.rows) == len(indexes)
+        assert largest_difference(serial, parallel) <= TOLERANCE
+    assert max(np.abs(a - b).max() for a, b in zip(start, serial.values())) > 0.01
+
+    # Every rank took the very same steps: not one bit differs.
+    for rank in range(processes):
+        for param in parallel.params:
+            np.testing.assert_array_equal(synk.get_value(rank, param), param.get_value())
+
+
+@with_two
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        ("momentum", {"learning_rate": 0.1, "momentum": 0.5}),
+        ("adagrad", {"learning_rate": 0.1}),
+        ("rmsprop", {"learning_rate": 0.01}),
+        ("adadelta", {}),
+        ("adamax", {}),
+        ("sgd_nonflat", {"learning_rate": 0.3}),
+    ],
+)
+def test_other_rules_equal_plain_theano(processes, name, settings):
+    serial, parallel, f, g = twins(getattr(updates, name), **settings)
+    x, y = dataset()
+    for indexes in index_batches(ROWS, 53, np.random.RandomState(0)):
+        f(x, y, batch=indexes)
+        g(x, y, batch=indexes)
+    assert largest_difference(serial, parallel) <= TOLERANCE
+
+
+def test_flat_grad_holds_the_whole_batchs_gradient_in_every_rank(processes):
+    model = Model()
+    x, y = dataset(5)
+    expected = theano.function([model.x, model.y], T.grad(model.loss, model.params))(x, y)
+    train = make_train_function(model.loss, model.params, [model.x, model.y], updates.sgd, 0.1)
+    train(x, y)
+    for rank in range(processes):
+        np.testing.assert_allclose(
+            synk.get_value(rank, train.flat_grad),
+            np.concatenate([grad.ravel() for grad in expected]),
+            rtol=0,
+            atol=TOLERANCE,
+        )
+
+
+@with_two
+def test_call_form_of_the_first_release(processes):
+    model, other = Model(), Model()
+    x, y = dataset()
+    train = make_train_function(
+        model.loss, model.params, model.x, model.y, updates.momentum, 0.1, momentum=0.7
+    )
+    twin = make_train_function_theano(
+        other.loss, other.params, other.x, other.y, updates.momentum, 0.1, momentum=0.7
+    )
+    for _ in range(2):
+        np.testing.assert_allclose(train(x, y), twin(x, y), rtol=0, atol=TOLERANCE)
+    assert largest_difference(model, other) <= TOLERANCE
+
+
+@with_two
+def test_further_outputs_broadcast_inputs_and_names(processes):
+    results = []
+    x, y = dataset()
+    for make in (make_train_function, make_train_function_theano):
+        model = Model()
+        factor = T.dscalar("factor")
+        train = make(
+            factor * model.loss,
+            model.params,
+            [model.x, model.y],
+            updates.sgd,
+            learning_rate=0.1,
+            outputs=[model.error, (model.prediction, "gather"), (model.x.max(), "max")],
+            bcast_inputs=[factor],
+        )
+        for num_slices in (1, 3):
+            out = train(x, y=y, factor=0.5, batch=slice(0, 53), num_slices=num_slices)
+            assert [np.shape(value) for value in out] == [(), (), (53, CLASSES), ()]
+            results.append([*out, *model.values()])
+    half = len(results) // 2
+    for parallel, serial in zip(results[:half], results[half:]):
+        for value, expected in zip(parallel, serial):
+            np.testing.assert_allclose(value, expected, rtol=0, atol=TOLERANCE)
+
+
+@with_two
+def test_data_that_lies_scattered_in_shared_variables(processes):
+    """Each rank holds half the rows; batch_s picks the same places in both."""
+    x, y = dataset(20)
+    places = [7, 1, 4]
+    rows = np.asarray([*places, *(10 + place for place in places)])
+
+    def build(make):
+        model = Model()
+        s_x = theano.shared(x, name="s_x")
+        s_y = theano.shared(y, name="s_y")
+        train = make(
+            model.loss,
+            model.params,
+            [],
+            updates.adam,
+            givens={model.x: s_x, model.y: s_y},
+            sliceable_shareds=[s_x, s_y],
+        )
+        return model, train, [s_x, s_y]
+
+    serial, f, _ = build(make_train_function_theano)
+    parallel, g, shareds = build(make_train_function)
+    synk.distribute()
+    synk.scatter(shareds, [x, y])
+    for num_slices in (1, 2):
+        expected = f(batch_s=rows, num_slices=num_slices)
+        loss = g(batch_s=places, num_slices=num_slices)
+        np.testing.assert_allclose(loss, expected, rtol=0, atol=TOLERANCE)
+    assert largest_difference(serial, parallel) <= TOLERANCE
+
+
+@with_two
+def test_a_refused_call_moves_nothing(processes):
+    model = Model()
+    start = model.values()
+    train = make_train_function(model.loss, model.params, [model.x, model.y], updates.adam)
+    x, y = dataset()
+    with pytest.raises(TypeError):
+        train(x, y.astype("float64"))
+    with pytest.raises((ValueError, IndexError)):
+        train(x, y, batch=[0, ROWS])
+    for rank in range(2):
+        for param, value in zip(model.params, start):
+            np.testing.assert_array_equal(synk.get_value(rank, param), value)
+    assert isinstance(train, TrainFunction)
+    assert "train: gradient" in repr(train)
+
+
+@pytest.mark.parametrize("make", [make_train_function, make_train_function_theano])
+def test_a_rule_that_is_none_is_refused(make):
+    model = Model()
+    with pytest.raises(TypeError, match="update_rule is 'adam'"):
+        make(model.loss, model.params, [model.x, model.y], "adam")
+    with pytest.raises(TypeError, match="update_rule is None"):
+        make(model.loss, model.params, model.x, model.y)
+
+
+@pytest.mark.parametrize(
+    "batch, rows",
+    [
+        (None, range(20)),
+        (6, range(6)),
+        (slice(3, 17, 2), range(3, 17, 2)),
+        ([5, 5, 1], [5, 5, 1]),
+        (np.arange(20) % 3 == 0, range(0, 20, 3)),
+    ],
+    ids=["all", "int", "slice", "list", "mask"],
+)
+@pytest.mark.parametrize("num_slices", [1, 4])
+def test_plain_theano_twin_selects_rows_and_slices(batch, rows, num_slices):
+    """The twin is what others are compared with, so NumPy checks its loss and its step."""
+    model = Model()
+    x, y = dataset(20)
+    rows = list(rows)
+    W, b, V = model.values()
+    hidden = np.tanh(x[rows] @ W + b)
+    scores = np.exp(hidden @ V)
+    chosen = scores[np.arange(len(rows)), y[rows]] / scores.sum(axis=1)
+    delta = scores / scores.sum(axis=1, keepdims=True) - np.eye(CLASSES)[y[rows]]
+
+    train = make_train_function_theano(
+        model.loss, model.params, [model.x, model.y], updates.sgd, 0.5
+    )
+    loss = train(x, y, batch=batch, num_slices=num_slices)
+    np.testing.assert_allclose(loss, -np.log(chosen).mean(), rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        model.V.get_value(), V - 0.5 * hidden.T @ delta / len(rows), rtol=0, atol=TOLERANCE
+    )
+
+
+def test_plain_theano_twin_names_missing_and_surplus_values():
+    model = Model()
+    x, y = dataset(4)
+    train = make_train_function_theano(
+        model.loss, model.params, [model.x, model.y], updates.sgd, 0.5
+    )
+    with pytest.raises(TypeError, match="no 'y'"):
+        train(x)
+    with pytest.raises(TypeError, match=r"\['z'\] by name too many"):
+        train(x, y, z=1)
