@@ -1,9 +1,9 @@
 """Which patch is applied around the execution of which of Theano's modules.
 
 A patch that fails is reported with its name as a :class:`RuntimeWarning` and the others go on: an
-environment must never be worse off with this package than without it. The names ``P1`` to ``P9``
-are those of the comments in ``_patches.py`` and ``_flags.py``. ``SYNK_THEANO_COMPAT_SKIP`` (a
-comma-separated list of them) leaves single patches out; it exists for the tests.
+environment must never be worse off with this package than without it. The names are those of the
+comments in ``_patches.py`` and its neighbours. ``SYNK_THEANO_COMPAT_SKIP`` (a comma-separated list
+of them) leaves single patches out; it exists for the tests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
-from synk_theano_compat import _flags, _patches, locks
+from synk_theano_compat import _flags, _lasagne, _patches, _setuptools, locks
 from synk_theano_compat._hook import DOWNSAMPLE
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ BEFORE: dict[str, tuple[Step, ...]] = {
         Step("P7", "names that NumPy 1.24 removed", _patches.numpy_aliases),
         Step("P4", "scan's C extension on Python >= 3.11", _patches.no_scan_extension),
     ),
+    "theano.gpuarray.linalg": (Step("P10", "pkg_resources", _setuptools.lend),),
+    "lasagne": (Step("P10", "pkg_resources", _setuptools.lend),),
 }
 AFTER: dict[str, tuple[Step, ...]] = {
     "theano.configparser": (Step("P1", "flags the user has not set", _flags.set_defaults),),
@@ -47,6 +49,11 @@ AFTER: dict[str, tuple[Step, ...]] = {
     "theano.tensor.blas_c": (Step("P9", "Gemv into fresh memory", _patches.fresh_gemv),),
     "theano.tensor.sort": (Step("P6", "top-k indexing", _patches.topk_index),),
     "theano.tensor.signal.pool": (Step("P6", "pooling in Python", _patches.pool_index),),
+    "lasagne": (
+        Step("P10", "pkg_resources", _setuptools.take_back),
+        Step("L1", "Lasagne's old word for conv2d", _lasagne.hide_image_shape_warning),
+    ),
+    "theano.gpuarray.linalg": (Step("P10", "pkg_resources", _setuptools.take_back),),
 }
 
 applied: list[tuple[str, str, str]] = []
@@ -82,6 +89,11 @@ def before(name: str) -> None:
 def after(name: str) -> None:
     """Do what has to be done once module ``name`` was executed."""
     _run(AFTER.get(name, ()))
+
+
+def failed(name: str) -> None:
+    """Take back what was lent to module ``name``, whose execution failed."""
+    _run(tuple(step for step in AFTER.get(name, ()) if step.run is _setuptools.take_back))
 
 
 def downsample_spec() -> ModuleSpec | None:

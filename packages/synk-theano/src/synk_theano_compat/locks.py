@@ -13,12 +13,16 @@ One process compiles, then tells the others, which only load::
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import time
 from typing import Any
 
 __all__ = ["fast_lock", "refresh_cache", "worker_cache"]
 
 POLL_S = 0.02
+FIRST_WORD_S = 5.0
+NEXT_WORD_S = 60.0
 
 
 def fast_lock() -> str:
@@ -34,8 +38,6 @@ def fast_lock() -> str:
     from theano import config
     from theano.gof import compilelock
 
-    if getattr(compilelock.lock, "_synk_fast", False):
-        return "already fast"
     compilelock.random = np.random.RandomState(
         np.frombuffer(os.urandom(16), dtype=np.uint32)  # not np.random's own, which is the user's
     )
@@ -43,6 +45,8 @@ def fast_lock() -> str:
     if not type(config.compile).wait.is_default:
         return f"compile.wait={config.compile.wait}, as the user has set it"
     lock = compilelock.lock
+    patience = _Patience()
+    logging.getLogger("theano.gof.compilelock").addFilter(patience)
 
     def fast(
         tmp_dir: str,
@@ -53,11 +57,39 @@ def fast_lock() -> str:
     ) -> None:
         if min_wait is None:
             min_wait = POLL_S
-        lock(tmp_dir, timeout, min_wait, max_wait, verbosity)
+        patience.begin()
+        # 2: have it say at each look who holds the lock, so that patience may choose.
+        lock(tmp_dir, timeout, min_wait, max_wait, 2 if verbosity == 1 else verbosity)
 
-    fast._synk_fast = True  # type: ignore[attr-defined]
     compilelock.lock = fast
     return f"polled every {POLL_S * 1e3:.0f} ms"
+
+
+class _Patience(logging.Filter):
+    """Lets Theano say that it waits for the lock only when it is worth saying.
+
+    It speaks at its second look, which was after 5 s and is now after 20 ms.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0.0
+
+    def begin(self) -> None:
+        """Start to wait."""
+        self._next = time.monotonic() + FIRST_WORD_S
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let pass what is not about waiting; of the rest, one pair of lines per minute."""
+        message = str(record.msg)
+        if not message.startswith(("Waiting for existing lock", "To manually release")):
+            return True
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        if message.startswith("To manually"):
+            self._next = now + NEXT_WORD_S
+        return True
 
 
 def worker_cache() -> None:
@@ -97,19 +129,11 @@ def _reading_cache_class() -> type:
         """A module cache that writes nothing for what it only loads."""
 
         def refresh(
-            self,
-            age_thresh_use: float | None = None,
-            delete_if_problem: bool = False,  # noqa: ARG002 - Theano's signature
-            cleanup: bool = False,  # noqa: ARG002
+            self, age_thresh_use: float | None = None, *_deleting: Any, **_cleaning: Any
         ) -> Any:
             return super().refresh(age_thresh_use, delete_if_problem=False, cleanup=False)
 
-        def _get_from_hash(
-            self,
-            module_hash: str,
-            key: Any,
-            keep_lock: bool = False,  # noqa: ARG002 - none is taken
-        ) -> Any:
+        def _get_from_hash(self, module_hash: str, key: Any, **_keep_lock: Any) -> Any:
             key_data = self.module_hash_to_key_data.get(module_hash)
             if key_data is None:
                 return None
