@@ -70,8 +70,9 @@ class Process:
         # multiprocessing forgets finalizers in its forked children, then calls these.
         util.register_after_fork(self, Process._finalize_at_exit)
         self._finalize_at_exit()
-        _session.sweep_all()
         self._armed = True
+        with contextlib.suppress(OSError):  # another program's trouble is not this one's
+            _session.sweep_all()
 
     def enter(self, family: str) -> None:
         """Count one more segment of a family, and keep the family alive meanwhile."""

@@ -210,7 +210,7 @@ def _encode(dtype: np.dtype[Any]) -> _Code:
         return ("array", _encode(base), shape)
     if dtype.names is None:
         return dtype.str
-    fields = [(dtype.fields or _NO_FIELDS)[name] for name in dtype.names]
+    fields: list[tuple[Any, ...]] = [(dtype.fields or _NO_FIELDS)[name] for name in dtype.names]
     return (
         "struct",
         dtype.names,

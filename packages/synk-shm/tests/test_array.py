@@ -1,0 +1,177 @@
+"""Shared arrays behave as NumPy's own."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+
+import numpy as np
+import pytest
+
+import synk_shm as shm
+
+
+def test_ones_and_full():
+    assert np.array_equal(shm.ones((2, 3), "i2"), np.ones((2, 3), "i2"))
+    assert shm.full(3, 7).dtype == np.full(3, 7).dtype
+    assert np.array_equal(shm.full((2, 2), 2.5), np.full((2, 2), 2.5))
+    assert np.array_equal(shm.ones_like([1, 2]), [1, 1])
+    assert np.array_equal(shm.full_like([1.0, 2.0], 9), [9.0, 9.0])
+    assert shm.empty_like([1.0], "u1").dtype == np.uint8
+
+
+def test_results_are_plain_arrays():
+    a = shm.ones((5, 5))
+    assert type(a) is np.ndarray
+    assert type(a + a) is np.ndarray
+    assert not shm.is_shared(a + a)
+    assert shm.is_shared(a[1:, ::2].T)
+    assert not shm.is_shared(np.ones(3))
+    assert not shm.is_shared("text")
+
+
+def test_data_are_aligned():
+    for shape in [1, 100, 1 << 20]:
+        assert shm.empty(shape).ctypes.data % 64 == 0
+
+
+def test_no_view_dangles():
+    a = shm.zeros(1000)
+    view = a[10:20].reshape(2, 5)[1]
+    a[...] = 3
+    name = shm.segment(a).name
+    del a
+    gc.collect()
+    assert (view == 3).all()
+    assert name in [info.name for info in shm.list()]
+    del view
+    assert name not in [info.name for info in shm.list()]
+
+
+def test_share_of_a_shared_array():
+    a = shm.ones(3)
+    assert shm.share(a) is a
+    assert shm.share(a, copy=True) is not a
+    with pytest.raises(ValueError, match="copy=False"):
+        shm.share(np.ones(3), copy=False)
+    readonly = shm.attach(shm.handle(a), readonly=True)
+    assert not np.shares_memory(shm.share(readonly), a)
+
+
+def test_share_takes_strided_arrays():
+    source = np.arange(60).reshape(3, 4, 5)[::-1, 1:, ::2]
+    assert np.array_equal(shm.share(source), source)
+
+
+def test_second_attach_reuses_the_mapping():
+    a = shm.ones(3)
+    b = shm.attach(shm.segment(a).name)
+    assert b.ctypes.data == a.ctypes.data
+    assert shm.segment(b) is shm.segment(a)
+    first = shm.attach(shm.handle(a), readonly=True)
+    assert shm.attach(shm.handle(a), readonly=True).ctypes.data == first.ctypes.data
+
+
+def test_readonly_cannot_be_undone():
+    a = shm.ones(3)
+    b = shm.attach(shm.handle(a), readonly=True)
+    with pytest.raises(ValueError):
+        b[0] = 2
+    with pytest.raises(ValueError):
+        b.flags.writeable = True
+
+
+def test_ordinary_copies_are_by_value():
+    a = shm.share(np.arange(10.0))
+    stored = io.BytesIO()
+    np.save(stored, a)
+    copies = [copy.copy(a), copy.deepcopy(a), pickle.loads(pickle.dumps(a)), a.copy()]
+    assert not any(shm.is_shared(other) for other in copies)
+    assert all(np.array_equal(other, a) for other in copies)
+    stored.seek(0)
+    assert np.array_equal(np.load(stored), a)
+
+
+def test_names():
+    a = shm.ones(3, name="first")
+    assert shm.segment(a).owner
+    assert np.array_equal(shm.attach("first"), a)
+    assert "first" in [info.name for info in shm.list()]
+    shm.unlink("first")
+    with pytest.raises(FileNotFoundError):
+        shm.attach("first")
+    with pytest.raises(FileNotFoundError):
+        shm.unlink("first")
+    shm.unlink("first", missing_ok=True)
+    assert a.sum() == 3  # the memory stays with those who have it
+    again = shm.zeros(3, name="first")
+    del a
+    assert np.array_equal(shm.attach("first"), again)  # the old owner leaves it alone
+
+
+def test_close_and_unlink():
+    a = shm.ones(3)
+    found, address = shm.segment(a), shm.handle(a)
+    view = a[1:]
+    with pytest.raises(BufferError, match="1 other array lies"):
+        shm.close(a)
+    del view
+    shm.close(a)
+    shm.close(a)
+    assert found.closed
+    assert "closed" in repr(found)
+    assert a.sum() == 3
+    for act in (shm.handle, lambda x: shm.resize(x, 5)):
+        with pytest.raises(ValueError, match="closed"):
+            act(a)
+    with pytest.raises(FileNotFoundError):
+        address.attach()
+    b = shm.ones(3)
+    shm.unlink(b)
+    with pytest.raises(FileNotFoundError):
+        shm.unlink(b)
+    shm.unlink(b, missing_ok=True)
+    with pytest.raises(ValueError, match="unlinked"):
+        shm.handle(b)
+
+
+def test_segment_tells_its_state():
+    a = shm.zeros((2, 3), "f4", capacity=5)
+    found = shm.segment(a)
+    assert (found.shape, found.nbytes, found.capacity) == ((2, 3), 24, 60)
+    assert (found.backend, found.readonly, found.owner) == ("shm", False, True)
+    assert "(2, 3) float32, 24 of 60 bytes, read-write, owner" in repr(found)
+    assert shm.segment(shm.zeros(1, backend="memfd")).backend == "memfd"
+    del a
+    assert found.closed
+    with pytest.raises(ValueError, match="closed"):
+        _ = found.shape
+
+
+def test_scope_unlinks_what_was_made_in_it():
+    with shm.scope() as s:
+        kept = [s.zeros(3), s.ones(3), s.full(3, 7), s.empty_like([1]), s.share([1, 2])]
+        grown = s.resize(s.zeros(2), 100)
+        addresses = [shm.handle(a) for a in (*kept, grown)]
+    assert kept[2].sum() == 21
+    for address in addresses:
+        with pytest.raises(FileNotFoundError):
+            address.attach()
+
+
+def test_scope_ends_by_exceptions_too():
+    with pytest.raises(ZeroDivisionError), shm.scope() as s:
+        a = s.zeros(3)
+        raise ZeroDivisionError
+    assert shm.segment(a).unlinked
+
+
+def test_many_arrays_need_few_descriptors(descriptors):
+    before = descriptors()
+    arrays = [shm.full(3, i) for i in range(50)]
+    assert [int(a[0]) for a in arrays] == list(range(50))
+    assert descriptors() - before <= len(arrays)
+    del arrays
+    assert descriptors() == before

@@ -1,0 +1,274 @@
+"""Who removes what, and when: with real processes that end in every way."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+
+import pytest
+
+import synk_shm as shm
+
+MAKE = """
+    import sys, pickle, numpy as np, synk_shm as shm
+    a = shm.share(np.arange(6.0).reshape(2, 3))
+    print(pickle.dumps(shm.handle(a)).hex(), flush=True)
+    sys.stdin.readline()
+"""
+ATTACH = """
+    import sys, pickle, synk_shm as shm
+    b = shm.attach(pickle.loads(bytes.fromhex(sys.argv[1])))
+    print(b.sum(), flush=True)
+    sys.stdin.readline()
+    print(b.sum())
+"""
+
+
+def names() -> set[str]:
+    return {info.name for info in shm.list()}
+
+
+def told(process) -> str:
+    return process.stdout.readline().strip()
+
+
+def kill(process) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+
+
+def test_exit_of_the_owner_unlinks(script):
+    owner = script.start(MAKE)
+    address = pickle.loads(bytes.fromhex(told(owner)))
+    assert address.name in names()
+    script.finish(owner, "\n")
+    assert address.name not in names()
+    with pytest.raises(FileNotFoundError):
+        address.attach()
+
+
+def test_exception_and_sys_exit_of_the_owner_unlink(script):
+    for end in ("raise ZeroDivisionError", "sys.exit(3)"):
+        owner = script.start(f"import sys, synk_shm\na = synk_shm.ones(3, name='left')\n{end}\n")
+        owner.communicate(timeout=60)
+        assert owner.returncode in (1, 3)
+        assert "left" not in names()
+
+
+def test_last_array_of_the_owner_unlinks_at_once(script):
+    a = shm.ones(100)
+    address = shm.handle(a)
+    other = script.start(ATTACH, pickle.dumps(address).hex())
+    assert told(other) == "100.0"
+    del a
+    assert address.name not in names()
+    assert script.finish(other, "\n") == "100.0"  # what is mapped stays
+
+
+def test_exit_of_an_attacher_changes_nothing(script):
+    a = shm.ones(100)
+    other = script.start(ATTACH, pickle.dumps(shm.handle(a)).hex())
+    assert script.finish(other, "\n") == "100.0\n100.0"
+    other = script.start(ATTACH, pickle.dumps(shm.handle(a)).hex())
+    told(other)
+    kill(other)
+    assert shm.handle(a).name in names()
+    assert shm.attach(shm.handle(a)).sum() == 100
+
+
+def test_next_process_removes_what_a_killed_owner_left(script):
+    owner = script.start(MAKE)
+    name = pickle.loads(bytes.fromhex(told(owner))).name
+    kill(owner)
+    found = [info for info in shm.list() if info.name == name]
+    assert [info.alive for info in found] == [False]
+    script.run("import synk_shm; synk_shm.ones(1)")
+    assert name not in names()
+
+
+def test_cleanup_removes_what_a_killed_owner_left(script):
+    alive, dead = script.start(MAKE), script.start(MAKE)
+    kept, lost = (pickle.loads(bytes.fromhex(told(p))).name for p in (alive, dead))
+    kill(dead)
+    assert lost in shm.cleanup()
+    assert kept in names()
+    assert lost not in names()
+    assert shm.cleanup() == []
+    script.finish(alive, "\n")
+
+
+def test_given_names_of_a_killed_owner_are_removed_too(script):
+    code = "import synk_shm, time; a = synk_shm.ones(3, name='given'); print(1, flush=True); {}"
+    owner = script.start(code.format("time.sleep(60)"))
+    told(owner)
+    assert "given" in names()
+    kill(owner)
+    assert "/synk.u.given" in shm.cleanup()
+    assert "given" not in names()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_last_attacher_removes_what_a_killed_owner_left(script, workers):
+    owner = script.start(MAKE)
+    address = told(owner)
+    others = [script.start(ATTACH, address) for _ in range(workers)]
+    assert {told(other) for other in others} == {"15.0"}
+    kill(owner)
+    name = pickle.loads(bytes.fromhex(address)).name
+    for other in others:
+        assert name in names()  # a reader keeps the family alive
+        assert script.finish(other, "\n") == "15.0"
+    assert name not in names()
+    family = name.split(".")[1]
+    assert not [file for file in os.listdir("/dev/shm") if family in file]
+
+
+def test_attacher_that_lets_go_removes_what_a_killed_owner_left(script):
+    owner = script.start(MAKE)
+    address = told(owner)
+    other = script.start(
+        """
+        import sys, pickle, synk_shm as shm
+        b = shm.attach(pickle.loads(bytes.fromhex(sys.argv[1])))
+        print(1, flush=True)
+        sys.stdin.readline()
+        shm.close(b)
+        print(shm.list(), flush=True)
+        sys.stdin.readline()
+        """,
+        address,
+    )
+    told(other)
+    kill(owner)
+    other.stdin.write("\n")
+    other.stdin.flush()
+    name = pickle.loads(bytes.fromhex(address)).name
+    assert name not in told(other)
+    assert name not in names()
+    script.finish(other, "\n")
+
+
+def test_fork_without_exec(script):
+    """A forked child neither unlinks its parent's arrays nor loses its own."""
+    script.run(
+        """
+        import os, sys, synk_shm as shm
+        a = shm.zeros(3)
+        pid = os.fork()
+        if pid == 0:
+            a[0] = 1
+            own = shm.ones(5)
+            assert not shm.segment(a).owner and shm.segment(own).owner
+            shm.attach(shm.handle(a))[1] = 2
+            del a
+            sys.exit(7)  # runs the exit handlers that it inherited
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert a.tolist() == [1, 2, 0]
+        assert shm.attach(shm.handle(a)).tolist() == [1, 2, 0]
+        assert [info.name for info in shm.list()].count(shm.segment(a).name) == 1
+        assert len(shm.list()) == 1, shm.list()
+        """
+    )
+
+
+def test_forked_child_outlives_its_parent(script):
+    """The memory stays with the child; the names go with the parent."""
+    process = script.start(
+        """
+        import os, sys, time, synk_shm as shm
+        a = shm.ones(3)
+        parent = os.getpid()
+        if os.fork() == 0:
+            while os.getppid() == parent:
+                time.sleep(0.01)
+            own = shm.full(2, 4.0)
+            print(a.sum(), shm.attach(shm.handle(own)).sum(), len(shm.list()))
+        """
+    )
+    assert script.finish(process) == "3.0 8.0 1"
+
+
+def test_killed_parent_with_a_living_fork(script):
+    process = script.start(
+        """
+        import os, sys, time, synk_shm as shm
+        a = shm.ones(3, name='orphan')
+        parent = os.getpid()
+        if os.fork() == 0:
+            while os.getppid() == parent:
+                time.sleep(0.01)
+            print('in use', shm.cleanup(), shm.attach('orphan').sum(), flush=True)
+            sys.stdin.readline()
+            sys.exit()
+        os.kill(parent, 9)
+        """
+    )
+    assert told(process) == "in use [] 3.0"
+    assert "orphan" in names()
+    assert shm.cleanup() == []  # the child still belongs to the family
+    process.stdin.write("\n")
+    process.stdin.close()
+    process.stdin = None
+    deadline = time.monotonic() + 30
+    while "orphan" in names():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_memfd_leaves_nothing_in_any_case(script):
+    before = set(os.listdir("/dev/shm"))
+    owner = script.start(MAKE.replace("reshape(2, 3)", "reshape(2, 3), backend='memfd'"))
+    address = pickle.loads(bytes.fromhex(told(owner)))
+    seen = address.attach()
+    kill(owner)
+    assert seen.sum() == 15
+    shm.close(seen)
+    del seen
+    with pytest.raises(FileNotFoundError):
+        address.attach()
+    left = {name for name in set(os.listdir("/dev/shm")) - before if not name.endswith(".lock")}
+    assert not left
+
+
+def test_lost_lock_file_is_made_again(script):
+    """A cleaner of temporary files may take it; the family must not look dead for it."""
+    script.run(
+        """
+        import os, glob, synk_shm as shm
+        a = shm.ones(3)
+        lock, = glob.glob(f"/dev/shm/synk.{os.getuid()}.{shm.segment(a).family}.lock")
+        os.unlink(lock)
+        b = shm.ones(3)
+        assert os.path.exists(lock)
+        assert all(info.alive for info in shm.list() if info.name == shm.segment(b).name)
+        """
+    )
+
+
+def test_threads_make_and_drop_at_once():
+    from concurrent.futures import ThreadPoolExecutor
+
+    def work(seed: int) -> float:
+        total = 0.0
+        for i in range(60):
+            a = shm.full(10, seed + i)
+            total += shm.attach(shm.handle(a))[::2].sum()
+        return total
+
+    with ThreadPoolExecutor(8) as pool:
+        totals = list(pool.map(work, range(8)))
+    assert totals == [sum(5.0 * (seed + i) for i in range(60)) for seed in range(8)]
+
+
+def test_import_is_light_and_silent(script):
+    out = script.run(
+        """
+        import sys, synk_shm
+        print("multiprocessing" in sys.modules, "multiprocessing.resource_tracker" in sys.modules)
+        a = synk_shm.ones(3)
+        print("multiprocessing.resource_tracker" in sys.modules)
+        """
+    )
+    assert out.splitlines()[0] == "False False"
