@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
+import re
 import sys
 import threading
 import time
@@ -15,32 +17,42 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_MEMORY = Path("/dev/shm")
-PREFIX = "synk"
+PREFIX = "synk."
 LIMIT_S = 300
 GRACE_S = 10
 
 
 def _segments() -> set[str]:
-    """The names of our segments in the system's shared memory."""
+    """The names of our segments and lock files in the system's shared memory."""
     if not SHARED_MEMORY.is_dir():
         return set()
     return {entry.name for entry in SHARED_MEMORY.iterdir() if entry.name.startswith(PREFIX)}
 
 
-def _mapped_by_strangers(names: set[str]) -> set[str]:
-    """Those of `names` that a living process which we did not start has mapped: not our leak."""
+def _of_strangers(names: set[str]) -> set[str]:
+    """Those of `names` that belong to a living program which we did not start: not our leak.
+
+    A program's processes hold the lock file of its family for as long as they live; a segment
+    with a name that was given tells no family, but the processes that have mapped it do.
+    """
     me = psutil.Process()
     ours = {me.pid, *(child.pid for child in me.children(recursive=True))}
-    found = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        if int(maps.parent.name) in ours:
+    families, mapped = set(), set()
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) in ours:
             continue
-        try:
-            text = maps.read_text()
-        except OSError:
-            continue  # ended meanwhile, or another user's
-        found |= {name for name in names if f"{SHARED_MEMORY}/{name}" in text}
-    return found
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            families |= {_family(os.readlink(fd)) for fd in (process / "fd").iterdir()}
+        with contextlib.suppress(OSError):
+            text = (process / "maps").read_text()
+            mapped |= {name for name in names if f"{SHARED_MEMORY}/{name}" in text}
+    return mapped | {name for name in names if _family(name) in families - {""}}
+
+
+def _family(path: str) -> str:
+    """The family in the name of a segment or a lock file; "" for anything else."""
+    match = re.search(r"(?:^|/)synk\.(?:\d+\.)?([0-9a-f]{8})\.(?:lock$|[0-9a-f]{10}$)", path)
+    return match.group(1) if match else ""
 
 
 def _children() -> list[psutil.Process]:
@@ -81,7 +93,7 @@ def nothing_left() -> Iterator[None]:
     while True:
         children = [child for child in _children() if child.pid not in children_before]
         segments = _segments() - segments_before
-        segments -= _mapped_by_strangers(segments) if segments else set()
+        segments -= _of_strangers(segments) if segments else set()
         if not children and not segments:
             return
         if time.monotonic() > deadline:

@@ -54,7 +54,7 @@ def test_the_first_example_of_a_readme_runs(readme: Path, tmp_path: Path) -> Non
     program = tmp_path / "program.py"
     program.write_text(blocks[0], encoding="utf-8")
     printed = run(program, tmp_path)
-    shown = re.search(r"^```(?:text|console)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    shown = re.search(r"^```text\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     if readme == ROOT / "README.md":
         assert shown, "the example is shown with its output"
         # Numbers of cores and seconds are the machine's.
