@@ -1,0 +1,64 @@
+"""Synkhronos: Theano functions on all cores or devices of a machine, with three changed lines.
+
+::
+
+    import synkhronos as synk
+
+    synk.fork()                                   # start the workers
+    f = synk.function([x], outputs=z)             # in place of theano.function
+    synk.distribute()                             # replicate functions and shared variables
+    f(x_data)                                     # computed by all ranks, reduced to one result
+"""
+
+from __future__ import annotations
+
+# Functions, their inputs, and the workers that compute them.
+from synk_theano import Data, Function  # isort: skip - brings Theano to life first
+
+from ._api import (
+    all_gather,
+    all_reduce,
+    broadcast,
+    close,
+    data,
+    distribute,
+    fork,
+    function,
+    gather,
+    get_lengths,
+    get_shapes,
+    get_value,
+    reduce,
+    row_share,
+    scatter,
+    set_value,
+)
+
+# Errors.
+from .exceptions import SynkError, WorkerDied, WorkerFailed
+
+__version__ = "2.0.0"
+
+__all__ = [
+    "Data",
+    "Function",
+    "SynkError",
+    "WorkerDied",
+    "WorkerFailed",
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "close",
+    "data",
+    "distribute",
+    "fork",
+    "function",
+    "gather",
+    "get_lengths",
+    "get_shapes",
+    "get_value",
+    "reduce",
+    "row_share",
+    "scatter",
+    "set_value",
+]

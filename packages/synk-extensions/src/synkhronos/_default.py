@@ -1,0 +1,75 @@
+"""Global state department: the one default runtime, which `fork()` opens and `close()` closes.
+
+Nothing else in the package remembers anything.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Callable, Optional
+
+from synk_theano import AlreadyForked, NotForked, Runtime
+
+_lock = threading.Lock()
+_runtime: Optional[Runtime] = None
+
+
+def open_default(**settings: Any) -> Runtime:
+    """Open the default runtime.
+
+    Raises:
+        AlreadyForked: it is open.
+    """
+    global _runtime  # noqa: PLW0603 - this file is where the default lives
+    with _lock:
+        if _runtime is not None and not _runtime.closed:
+            raise AlreadyForked(
+                f"fork() was called already ({_runtime!r}); call close() first to fork again"
+            )
+        _runtime = Runtime(**settings)
+        return _runtime
+
+
+def default() -> Runtime:
+    """The default runtime, open or closed.
+
+    Raises:
+        NotForked: there was no `fork()` yet.
+    """
+    if _runtime is None:
+        raise NotForked("synkhronos has not forked yet; call synkhronos.fork() first")
+    return _runtime
+
+
+def close_default() -> None:
+    """Close the default runtime if there is one. Idempotent."""
+    if _runtime is not None:
+        _runtime.close()
+
+
+def say(line: str) -> None:
+    """Progress for the person at the terminal."""
+    print(line, flush=True)  # noqa: T201 - the documented programs show these lines
+
+
+def reporter(verbose: bool) -> Callable[[str], None]:
+    """Where progress goes: standard output, or nowhere."""
+    return say if verbose else lambda line: None
+
+
+def processes_from_environment() -> Optional[int]:
+    """SYNKHRONOS_N_PARALLEL, or None if it is not set.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    text = os.environ.get("SYNKHRONOS_N_PARALLEL", "").strip()
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            f"environment variable SYNKHRONOS_N_PARALLEL: got {text!r}, expected a whole number"
+        ) from None

@@ -1,0 +1,39 @@
+"""Every error of this package: one base, `SynkError`; each is also a built-in kind."""
+
+from __future__ import annotations
+
+from synk_comm import CommError, CommTimeout, MismatchError
+from synk_theano.exceptions import (
+    AlreadyForked,
+    BatchError,
+    Closed,
+    InputTypeError,
+    InputValueError,
+    NotForked,
+    NotSharedVariable,
+    OpError,
+    SpecError,
+    StartError,
+    SynkError,
+    WorkerDied,
+    WorkerFailed,
+)
+
+__all__ = [
+    "AlreadyForked",
+    "BatchError",
+    "Closed",
+    "CommError",
+    "CommTimeout",
+    "InputTypeError",
+    "InputValueError",
+    "MismatchError",
+    "NotForked",
+    "NotSharedVariable",
+    "OpError",
+    "SpecError",
+    "StartError",
+    "SynkError",
+    "WorkerDied",
+    "WorkerFailed",
+]

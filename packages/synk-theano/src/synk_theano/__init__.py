@@ -1,0 +1,56 @@
+"""Data-parallel Theano functions: one master, many ranks, exact results.
+
+`Runtime` starts worker processes; `Runtime.function` builds functions that all ranks compute
+together; `Runtime.collectives` works on Theano shared variables. The package `synkhronos` offers
+the same with one default runtime.
+"""
+
+from __future__ import annotations
+
+# Before Theano is imported: it makes Theano 1.0.5 work on today's Python and NumPy.
+from synk_theano_compat import _hook as _compat_hook
+
+_compat_hook.install()
+
+# The objects users meet.
+from ._data import Data  # noqa: E402
+from ._function import Function  # noqa: E402
+from ._runtime import Runtime  # noqa: E402
+from ._shared_api import Collectives  # noqa: E402
+from .exceptions import (  # noqa: E402
+    AlreadyForked,
+    BatchError,
+    Closed,
+    InputTypeError,
+    InputValueError,
+    NotForked,
+    NotSharedVariable,
+    OpError,
+    SpecError,
+    StartError,
+    SynkError,
+    WorkerDied,
+    WorkerFailed,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadyForked",
+    "BatchError",
+    "Closed",
+    "Collectives",
+    "Data",
+    "Function",
+    "InputTypeError",
+    "InputValueError",
+    "NotForked",
+    "NotSharedVariable",
+    "OpError",
+    "Runtime",
+    "SpecError",
+    "StartError",
+    "SynkError",
+    "WorkerDied",
+    "WorkerFailed",
+]

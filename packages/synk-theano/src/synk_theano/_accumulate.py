@@ -1,0 +1,63 @@
+"""Results of several slices -> one result, exactly.
+
+``avg`` weighs each slice by its rows: sum(rows * value) / sum(rows), in the value's own
+precision (float16 in float32), so that the result does not depend on how rows were sliced,
+but for rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional
+
+import numpy as np
+
+from .exceptions import OpError
+
+_COMBINE: Dict[str, Callable[[Any, Any], Any]] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+class Accumulator:
+    """One output's or update's values over the slices of a call."""
+
+    def __init__(self, op: Optional[str], what: str) -> None:
+        if op is None:
+            raise OpError(
+                f"{what}: got op None with num_slices > 1, expected an op that accumulates over "
+                f"slices ('avg', 'sum', 'max', 'min', 'prod', 'gather')"
+            )
+        self._op = op
+        self._value: Any = None
+        self._weight = 0.0
+        self._parts: List[np.ndarray] = []
+        self._dtype: Any = None
+
+    def add(self, value: Any, rows: float) -> None:
+        """Take in the value of a slice of so many rows."""
+        value = np.asarray(value)
+        self._dtype = value.dtype
+        if self._op == "avg":
+            if value.dtype == np.float16:
+                value = value.astype(np.float32)
+            value = value * value.dtype.type(rows)
+            self._weight += rows
+            self._value = value if self._value is None else self._value + value
+        elif self._op == "gather":
+            self._parts.append(np.atleast_1d(value))
+        elif self._op == "last" or self._value is None:
+            self._value = value
+        else:
+            self._value = _COMBINE[self._op](self._value, value)
+
+    def result(self) -> np.ndarray:
+        """The value for all slices taken in so far (at least one)."""
+        if self._op == "gather":
+            return np.concatenate(self._parts)
+        value = self._value
+        if self._op == "avg":
+            value = value / np.asarray(value).dtype.type(self._weight)
+        return np.asarray(value, dtype=self._dtype)

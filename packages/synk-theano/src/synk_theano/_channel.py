@@ -1,0 +1,103 @@
+"""A framed duplex pipe between the master and one worker: an inherited socket pair.
+
+Nothing to authenticate, no port, no name. End of file means that the other side is gone.
+A frame is an 8-byte little-endian length and that many bytes.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from typing import Optional, Tuple
+
+_LENGTH = struct.Struct("<Q")
+
+
+class ChannelClosed(ConnectionError):
+    """The other side is gone."""
+
+
+class Channel:
+    """One end of the pipe. `send` and `recv` block; both raise ChannelClosed at end of file."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._poll = select.poll()
+        self._poll.register(sock.fileno(), select.POLLIN)
+
+    @classmethod
+    def pair(cls) -> Tuple[Channel, socket.socket]:
+        """This side's channel, and the socket for the other side to inherit."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(ours), theirs
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Channel:
+        return cls(socket.socket(fileno=fd))
+
+    def send(self, payload: bytes, timeout_s: float = 60.0) -> None:
+        """Send one frame.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+            TimeoutError: it did not read for `timeout_s` seconds.
+        """
+        self._sock.settimeout(timeout_s)
+        try:
+            self._sock.sendall(_LENGTH.pack(len(payload)) + payload)
+        except socket.timeout:
+            raise TimeoutError(f"the other side did not read for {timeout_s} s") from None
+        except OSError as error:
+            raise ChannelClosed(str(error)) from None
+
+    def recv(self, timeout_s: Optional[float] = None) -> bytes:
+        """Receive one frame; None waits until one comes or the other side is gone.
+
+        Raises:
+            ChannelClosed: end of file.
+            TimeoutError: no whole frame within `timeout_s` seconds.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        (length,) = _LENGTH.unpack(self._recv_exactly(_LENGTH.size, deadline))
+        return self._recv_exactly(length, deadline)
+
+    def _recv_exactly(self, count: int, deadline: Optional[float]) -> bytes:
+        buffer = bytearray(count)
+        view = memoryview(buffer)
+        got = 0
+        while got < count:
+            left = None if deadline is None else max(deadline - time.monotonic(), 1e-3)
+            self._sock.settimeout(left)
+            try:
+                n = self._sock.recv_into(view[got:])
+            except socket.timeout:
+                raise TimeoutError("no answer in time") from None
+            except OSError as error:
+                raise ChannelClosed(str(error)) from None
+            if n == 0:
+                raise ChannelClosed("end of file")
+            got += n
+        return bytes(buffer)
+
+    def pending(self) -> bool:
+        """Whether `recv` would return (or raise ChannelClosed) without waiting."""
+        return bool(self._poll.poll(0))
+
+    def at_end(self) -> bool:
+        """Whether the other side is gone and nothing is left to read. Never waits."""
+        if not self.pending():
+            return False
+        try:
+            return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()

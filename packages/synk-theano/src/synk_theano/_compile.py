@@ -1,0 +1,56 @@
+"""FunctionSpec -> compiled Theano functions. The only place that calls `theano.function`.
+
+A spec has up to six forms (see `Form`): only the plain one is built with the function, the
+others when a call first needs them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import theano
+import theano.tensor as T
+
+from ._messages import Form
+from ._pickling import deep_recursion
+from ._spec import FunctionSpec
+
+
+def compile_form(spec: FunctionSpec, form: Form) -> Any:
+    """Build one form. Its function returns a list: outputs, then (accumulate) update values.
+
+    Sliceable shared variables are replaced by their selected rows in the whole graph: the
+    replacements come first in the givens, so that they also reach into the values of the user's
+    givens, into updates and into default updates of random states.
+    """
+    inputs: List[Any] = list(spec.inputs)
+    givens: List[Any] = []
+    if form.select == "range":
+        start, stop = T.lscalar("start"), T.lscalar("stop")
+        inputs += [start, stop]
+        givens += [(s, _like(s, s[start:stop])) for s in spec.sliceable]
+    elif form.select == "index":
+        index = T.lvector("index")
+        inputs.append(index)
+        givens += [(s, _like(s, s[index])) for s in spec.sliceable]
+    givens += spec.givens
+
+    outputs = list(spec.outputs)
+    updates = [(target, value) for target, value, _ in spec.updates]
+    if form.accumulate:
+        outputs += [
+            target.type.filter_variable(T.as_tensor_variable(value), allow_convert=True)
+            for target, value in updates
+        ]
+        updates = []
+    with deep_recursion():
+        return theano.function(
+            inputs, outputs, updates=updates, givens=givens, name=spec.name, **spec.kwargs
+        )
+
+
+def _like(variable: Any, selected: Any) -> Any:
+    """`selected` with the broadcast pattern of `variable` (a slice loses that of axis 0)."""
+    if selected.broadcastable != variable.broadcastable:
+        return T.patternbroadcast(selected, variable.broadcastable)
+    return selected

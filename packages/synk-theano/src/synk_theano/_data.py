@@ -1,0 +1,211 @@
+"""`Data`: an array in shared memory that functions take as input.
+
+The memory is one flat allocation; the array is a view of its beginning. Every process maps it
+when it first needs it, so writing to a `Data` is all it takes to hand values to the workers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import synk_shm
+
+from ._messages import ArrayRef
+from .exceptions import InputTypeError, InputValueError
+
+Oversize = Union[int, float]
+
+
+class Data:
+    """A shared array with fixed dtype and number of dimensions; make one with `synk.data()`.
+
+    Reads and writes like a NumPy array (``d[k]``, ``d[k] = v``, ``len(d)``, ``np.asarray(d)``).
+    Its shape may change: within the allocation nothing is copied, and growing beyond it moves the
+    contents to a larger one. Writing while a call runs in another thread is a race, as with any
+    array.
+    """
+
+    def __init__(
+        self,
+        key: int,
+        dtype: Any,
+        ndim: int,
+        minibatch: bool = False,
+        name: Optional[str] = None,
+        released: Optional[Callable[[int], None]] = None,
+    ) -> None:
+        self._key = key
+        self._dtype = np.dtype(dtype)
+        self._ndim = int(ndim)
+        self._minibatch = bool(minibatch)
+        self._name = name
+        self._memory: np.ndarray = np.empty(0, self._dtype)
+        self._data: np.ndarray = self._memory.reshape((0,) * self._ndim) if ndim else None
+        if self._dtype.hasobject:
+            raise InputTypeError(f"got dtype {self._dtype}, expected one of fixed size: no objects")
+        if released is not None:
+            weakref.finalize(self, released, key).atexit = False
+
+    @property
+    def data(self) -> np.ndarray:
+        """The NumPy array itself. Do not change its shape: use `set_shape` or `set_length`."""
+        if self._data is None:
+            raise InputValueError(f"{self!r} has no value yet; use set_value()")
+        return self._data
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Data type; fixed."""
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions; fixed."""
+        return self._ndim
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """Shape of the array."""
+        return self.data.shape
+
+    @property
+    def size(self) -> int:
+        """Number of items of the array."""
+        return self.data.size
+
+    @property
+    def alloc_size(self) -> int:
+        """Number of items of the allocation, of which the array may use only the first part."""
+        return self._memory.size
+
+    @property
+    def minibatch(self) -> bool:
+        """Whether it holds just the rows of a minibatch.
+
+        With ``batch=``, row 0 is then the lowest row that the batch selects.
+        """
+        return self._minibatch
+
+    @property
+    def name(self) -> Optional[str]:
+        """Name, or None."""
+        return self._name
+
+    def set_value(self, input_data: Any, force_cast: bool = False, oversize: Oversize = 1) -> None:
+        """Take a copy of `input_data`, with its shape.
+
+        Args:
+            input_data: anything that `numpy.asarray` takes, with this `Data`'s ndim.
+            force_cast: convert to this dtype even if values may change.
+            oversize: factor of at least 1 for the allocation, if a new one is needed.
+
+        Raises:
+            InputTypeError: wrong dtype or number of dimensions.
+        """
+        value = self.condition_data(input_data, force_cast)
+        self._allocate(value.shape, oversize, keep=False)
+        self.data[...] = value
+
+    def condition_data(self, input_data: Any, force_cast: bool = False) -> np.ndarray:
+        """The array of right dtype and ndim that `set_value` would store.
+
+        Raises:
+            InputTypeError: wrong dtype or number of dimensions.
+        """
+        return condition(input_data, self._dtype, self._ndim, force_cast, repr(self))
+
+    def set_shape(self, shape: Sequence[int], oversize: Oversize = 1) -> None:
+        """Change the shape. Rows (entries along axis 0) that stay keep their contents, where the
+        other dimensions stay; otherwise items keep their flat order. New items are zero.
+        """
+        shape = tuple(int(n) for n in shape)
+        if len(shape) != self._ndim or any(n < 0 for n in shape):
+            raise InputValueError(
+                f"{self!r}: got shape {shape}, expected {self._ndim} non-negative lengths"
+            )
+        self._allocate(shape, oversize, keep=True)
+
+    def set_length(self, length: int, oversize: Oversize = 1) -> None:
+        """Change the length along axis 0; contents stay, new rows are zero."""
+        if self._ndim == 0:
+            raise InputTypeError(f"{self!r} is a scalar and has no length")
+        self.set_shape((length, *self.shape[1:]), oversize)
+
+    def free_memory(self) -> None:
+        """Give the memory back, here and in the workers; the value is gone."""
+        self._memory = np.empty(0, self._dtype)
+        self._data = self._memory.reshape((0,) * self._ndim) if self._ndim else None
+
+    def _allocate(self, shape: Tuple[int, ...], oversize: Oversize, keep: bool) -> None:
+        if not oversize >= 1:
+            raise InputValueError(f"oversize: got {oversize}, expected a factor of at least 1")
+        size = int(np.prod(shape, dtype=np.int64))
+        used = 0 if self._data is None else self._data.size
+        if size > self._memory.size or not synk_shm.is_shared(self._memory):
+            memory = synk_shm.empty((max(int(size * oversize), 1),), self._dtype)
+            if keep:
+                memory[:used] = self._memory[:used]
+            self._memory = memory
+        if keep and size > used:
+            self._memory[used:size] = np.zeros((), self._dtype)
+        self._data = self._memory[:size].reshape(shape)
+
+    def ref(self) -> ArrayRef:
+        """Where the workers find the array as it is now."""
+        array = self.data
+        if not synk_shm.is_shared(array):
+            # Nothing was stored yet: an empty array, which still needs a place.
+            self._allocate(array.shape, 1, keep=False)
+        return ArrayRef(self._key, synk_shm.handle(self.data))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.data[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.data[key] = value
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
+        array = np.asarray(self.data, dtype=dtype)
+        return np.array(array) if copy else array
+
+    def __repr__(self) -> str:
+        label = f" {self._name!r}" if self._name else ""
+        shape = None if self._data is None else self._data.shape
+        kind = ", minibatch" if self._minibatch else ""
+        return f"<Data{label} {self._dtype} shape={shape}{kind}>"
+
+
+def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) -> np.ndarray:
+    """`value` as an array of this dtype and number of dimensions.
+
+    Without `force_cast` only conversions that keep values are made: what NumPy calls "safe", and
+    Python numbers or lists of them, unless a value would change.
+
+    Raises:
+        InputTypeError: wrong dtype or number of dimensions.
+    """
+    dtype = np.dtype(dtype)
+    array = np.asarray(value)
+    if array.ndim != ndim:
+        raise InputTypeError(
+            f"{what}: got {array.ndim} dimensions (shape {array.shape}), expected {ndim}"
+        )
+    if array.dtype == dtype:
+        return array
+    if force_cast or np.can_cast(array.dtype, dtype, "safe"):
+        return array.astype(dtype)
+    has_own_dtype = hasattr(value, "dtype")
+    if not has_own_dtype and array.dtype.kind in "biuf" and not dtype.hasobject:
+        cast = array.astype(dtype)
+        same_kind = np.can_cast(array.dtype, dtype, "same_kind")
+        if same_kind or np.array_equal(cast.astype(array.dtype), array):
+            return cast
+    raise InputTypeError(
+        f"{what}: got dtype {array.dtype}, expected {dtype} (or a dtype that converts to it "
+        f"without loss); convert with .astype({dtype.name!r}), or use force_cast=True"
+    )

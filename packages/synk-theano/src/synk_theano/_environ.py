@@ -1,0 +1,57 @@
+"""The environment of a worker process: everything that has to be set before it imports anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Dict, Tuple
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Read by the libraries when they are loaded."""
+
+_SHARED_OPTIONS = ("floatX", "cast_policy", "exception_verbosity", "warn_float64")
+"""Theano options that programs set after importing it, and that matter when graphs are run."""
+
+
+def available_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def threads_per_rank(size: int) -> int:
+    """Threads for each of `size` ranks, so that together they use each core once."""
+    return max(1, available_cores() // size)
+
+
+def import_path() -> Tuple[str, ...]:
+    """This process's ``sys.path``, with the current folder spelt out."""
+    return tuple(os.path.abspath(entry) if not entry else entry for entry in sys.path)
+
+
+def worker_environment(size: int) -> Dict[str, str]:
+    """The environment for any worker of a group of `size` ranks.
+
+    The user's own settings of thread counts win.
+    """
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(import_path())
+    for name in THREAD_VARIABLES:
+        environment.setdefault(name, str(threads_per_rank(size)))
+    return environment
+
+
+def theano_options() -> Dict[str, Any]:
+    """Options of this process's Theano that the workers have to share."""
+    import theano
+
+    return {name: getattr(theano.config, name) for name in _SHARED_OPTIONS}
+
+
+def apply_theano_options(options: Dict[str, Any]) -> None:
+    """Set what `theano_options` of the master gave."""
+    import theano
+
+    for name, value in options.items():
+        setattr(theano.config, name, value)

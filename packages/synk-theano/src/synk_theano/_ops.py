@@ -1,0 +1,56 @@
+"""The names of reduce operations, and which of them fit where.
+
+``avg`` is exact on any split: each contribution is weighted by the rows that it was computed
+from. ``c_avg`` ... ``c_gather`` of Synkhronos 1.0 are accepted and mean the same operation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+from .exceptions import OpError, SpecError
+
+REDUCE_OPS = ("avg", "sum", "max", "min", "prod")
+"""What a collective on shared variables can reduce with."""
+
+OUTPUT_OPS = (*REDUCE_OPS, "gather", None)
+"""What a function's output can be collected with; None is the master's own result."""
+
+UPDATE_OPS = (*REDUCE_OPS, "last")
+"""How an update accumulates over slices; "last" keeps the value of the last slice."""
+
+
+def normalize(op: Any, allowed: Sequence[Optional[str]], what: str) -> Optional[str]:
+    """Return the operation's plain name.
+
+    Raises:
+        OpError: if it is not one of `allowed`.
+    """
+    if op is None and None in allowed:
+        return None
+    if isinstance(op, str):
+        plain = op[2:] if op.startswith("c_") else op
+        if plain in allowed:
+            return plain
+    raise OpError(
+        f"{what}: got reduce op {op!r}, expected one of {', '.join(map(repr, allowed))}"
+    )
+
+
+def check_dtype(op: Optional[str], dtype: str, what: str) -> None:
+    """Refuse to reduce what has no exact result in its own dtype.
+
+    Raises:
+        SpecError: (a TypeError) for "avg" of integers, and for "avg", "sum" or "prod" of booleans.
+    """
+    if op == "avg" and not dtype.startswith(("float", "complex")):
+        raise SpecError(
+            f"{what}: got op 'avg' for dtype {dtype}, expected a float or complex dtype, because "
+            f"an average of integers is no integer; use 'sum', 'max', 'min' or 'prod', or cast the "
+            f"variable, e.g. T.cast(x, theano.config.floatX)"
+        )
+    if dtype == "bool" and op in ("sum", "prod"):
+        raise SpecError(
+            f"{what}: got op {op!r} for dtype bool, expected 'max' (any), 'min' (all) or 'gather'; "
+            f"to count, cast the variable, e.g. T.cast(x, 'int64')"
+        )

@@ -1,0 +1,198 @@
+"""What a user writes in `function(...)` -> one checked description. All mistakes end here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import theano.tensor as T
+from theano.compile import In, SharedVariable
+from theano.gof import Variable
+
+from ._ops import OUTPUT_OPS, UPDATE_OPS, check_dtype, normalize
+from .exceptions import SpecError
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """A function as written, in canonical form.
+
+    Attributes:
+        inputs: scattered, then broadcast ones (variables, or `theano.In`).
+        returns: how results come back: "single", "list" or "none".
+        updates: (shared variable, new value, op over slices).
+        kwargs: what goes on to `theano.function`.
+    """
+
+    inputs: Tuple[Any, ...]
+    n_scattered: int
+    outputs: Tuple[Any, ...]
+    output_ops: Tuple[Optional[str], ...]
+    returns: str
+    updates: Tuple[Tuple[Any, Any, str], ...]
+    givens: Tuple[Tuple[Any, Any], ...]
+    sliceable: Tuple[Any, ...]
+    name: Optional[str]
+    kwargs: Dict[str, Any]
+
+    @property
+    def variables(self) -> Tuple[Any, ...]:
+        """The inputs' Theano variables."""
+        return tuple(i.variable if isinstance(i, In) else i for i in self.inputs)
+
+
+def make_spec(
+    inputs: Any,
+    outputs: Any = None,
+    bcast_inputs: Any = None,
+    updates: Any = None,
+    givens: Any = None,
+    sliceable_shareds: Any = None,
+    name: Optional[str] = None,
+    **kwargs: Any,
+) -> FunctionSpec:
+    """Check and canonicalize the arguments of `function()`.
+
+    Raises:
+        SpecError: wrong form, or an average of integers.
+        OpError: unknown reduce operation.
+    """
+    scattered = _inputs(inputs, "inputs")
+    broadcast = _inputs(bcast_inputs, "bcast_inputs")
+    for place, variable in enumerate(scattered):
+        symbol = variable.variable if isinstance(variable, In) else variable
+        if getattr(symbol.type, "ndim", 0) == 0:
+            raise SpecError(
+                f"inputs[{place}] ({symbol}) is a scalar and has no rows to scatter; "
+                f"list it in bcast_inputs"
+            )
+    pairs, returns = _outputs(outputs)
+    sliceable = _sequence(sliceable_shareds, "sliceable_shareds")
+    for place, variable in enumerate(sliceable):
+        _require_shared(variable, f"sliceable_shareds[{place}]")
+        if variable.type.ndim == 0:
+            raise SpecError(f"sliceable_shareds[{place}] ({variable}) is a scalar: it has no rows")
+    canonical_updates = _updates(updates)
+    canonical_givens = _givens(givens)
+    for variable in sliceable:
+        if any(variable is key for key, _ in canonical_givens):
+            raise SpecError(f"{variable} is listed in sliceable_shareds and replaced in givens")
+        if any(variable is target for target, _, _ in canonical_updates):
+            raise SpecError(
+                f"{variable} is listed in sliceable_shareds and updated; a slice of it cannot "
+                f"become its new value. Update another shared variable"
+            )
+    return FunctionSpec(
+        inputs=tuple(scattered + broadcast),
+        n_scattered=len(scattered),
+        outputs=tuple(variable for variable, _ in pairs),
+        output_ops=tuple(op for _, op in pairs),
+        returns=returns,
+        updates=canonical_updates,
+        givens=canonical_givens,
+        sliceable=tuple(sliceable),
+        name=name,
+        kwargs=kwargs,
+    )
+
+
+def _sequence(value: Any, what: str) -> List[Any]:
+    if value is None:
+        return []
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    raise SpecError(f"{what}: got {type(value).__name__}, expected a list or tuple")
+
+
+def _inputs(value: Any, what: str) -> List[Any]:
+    items = _sequence(value, what)
+    for place, item in enumerate(items):
+        if isinstance(item, In):
+            if item.value is not None or item.update is not None:
+                raise SpecError(
+                    f"{what}[{place}]: theano.In with a value or an update is not supported; "
+                    f"use a shared variable"
+                )
+            item = item.variable
+        if isinstance(item, SharedVariable) or not isinstance(item, Variable):
+            raise SpecError(
+                f"{what}[{place}]: got {item!r} of type {type(item).__name__}, expected a Theano "
+                f"variable such as T.matrix() (shared variables are implicit inputs: not listed)"
+            )
+    return items
+
+
+def _outputs(outputs: Any) -> Tuple[List[Tuple[Any, Optional[str]]], str]:
+    if outputs is None:
+        return [], "none"
+    if isinstance(outputs, list) or (isinstance(outputs, tuple) and not _is_pair(outputs)):
+        return [_output(item, f"outputs[{i}]") for i, item in enumerate(outputs)], "list"
+    return [_output(outputs, "outputs")], "single"
+
+
+def _is_pair(item: Any) -> bool:
+    """Whether a tuple is (variable, op) rather than several outputs."""
+    return len(item) == 2 and (item[1] is None or isinstance(item[1], str))
+
+
+def _output(item: Any, what: str) -> Tuple[Any, Optional[str]]:
+    op: Any = "avg"
+    if isinstance(item, tuple):
+        if not _is_pair(item):
+            raise SpecError(f"{what}: got {item!r}, expected a variable or (variable, op)")
+        item, op = item
+    if not isinstance(item, Variable):
+        raise SpecError(
+            f"{what}: got {item!r} of type {type(item).__name__}, expected a Theano variable "
+            f"or (variable, op)"
+        )
+    op = normalize(op, OUTPUT_OPS, what)
+    check_dtype(op, getattr(item.type, "dtype", "object"), f"{what} ({item})")
+    return item, op
+
+
+def _updates(updates: Any) -> Tuple[Tuple[Any, Any, str], ...]:
+    if updates is None:
+        return ()
+    items: Sequence[Any] = list(updates.items()) if isinstance(updates, Mapping) else updates
+    result = []
+    for place, item in enumerate(_sequence(items, "updates")):
+        what = f"updates[{place}]"
+        if not isinstance(item, (list, tuple)) or len(item) not in (2, 3):
+            raise SpecError(
+                f"{what}: got {item!r}, expected (shared variable, new value) or "
+                f"(shared variable, new value, op)"
+            )
+        target, value = item[0], item[1]
+        _require_shared(target, what)
+        default = "avg" if _is_float(target) else "last"
+        op = default if len(item) == 2 or item[2] is None else item[2]
+        op = normalize(op, UPDATE_OPS, what)
+        if op != "last":
+            check_dtype(op, getattr(target.type, "dtype", "object"), f"{what} ({target})")
+        result.append((target, value, op))
+    return tuple(result)
+
+
+def _is_float(variable: Any) -> bool:
+    return str(getattr(variable.type, "dtype", "")).startswith(("float", "complex"))
+
+
+def _givens(givens: Any) -> Tuple[Tuple[Any, Any], ...]:
+    if givens is None:
+        return ()
+    items = list(givens.items()) if isinstance(givens, Mapping) else _sequence(givens, "givens")
+    for place, item in enumerate(items):
+        if not isinstance(item, (list, tuple)) or len(item) != 2:
+            raise SpecError(f"givens[{place}]: got {item!r}, expected (variable, replacement)")
+    return tuple((key, T.as_tensor_variable(value) if not isinstance(value, Variable) else value)
+                 for key, value in items)
+
+
+def _require_shared(variable: Any, what: str) -> None:
+    if not isinstance(variable, SharedVariable):
+        raise SpecError(
+            f"{what}: got {variable!r} of type {type(variable).__name__}, expected a Theano "
+            f"shared variable"
+        )

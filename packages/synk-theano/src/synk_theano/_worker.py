@@ -1,0 +1,126 @@
+"""A worker process: say READY, then perform one command after the other until told to stop.
+
+Started by `_pool.Worker` as ``python -m synk_theano._worker <channel fd> <lifeline fd>``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from typing import Any, Iterator, Optional
+
+from ._channel import Channel, ChannelClosed
+from ._messages import Envelope, Failure, Hello, Join, Ready, Stop
+
+
+def main(channel_fd: int, lifeline_fd: int) -> None:
+    """Run the worker; returns when the master says so or is gone."""
+    # Ctrl-C reaches the whole terminal group; it is the master that decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_master, args=(lifeline_fd,), daemon=True).start()
+    channel = Channel.from_fd(channel_fd)
+    try:
+        hello: Hello = pickle.loads(channel.recv())
+    except ChannelClosed:
+        return
+    with _profiled(hello.profile_path):
+        serve(channel, hello)
+
+
+def _die_with_master(lifeline_fd: int) -> None:
+    """Block until the master is gone. Whatever this process does then is of no more use."""
+    while os.read(lifeline_fd, 1):
+        pass
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def _profiled(path: Optional[str]) -> Iterator[None]:
+    if path is None:
+        yield
+        return
+    import cProfile
+
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        yield
+    finally:
+        profile.disable()
+        profile.dump_stats(path)
+
+
+def serve(channel: Channel, hello: Hello) -> None:
+    """Make ready, then obey."""
+    try:
+        rank = _prepare(hello)
+    except BaseException as error:
+        channel.send(pickle.dumps(_failure(0, hello.rank, "start", error)))
+        return
+    channel.send(pickle.dumps(Ready(hello.rank)))
+
+    def watch() -> None:
+        if channel.at_end():
+            raise ChannelClosed("the master is gone")
+
+    try:
+        while True:
+            envelope: Envelope = pickle.loads(channel.recv())
+            if isinstance(envelope.command, Stop):
+                return
+            if isinstance(envelope.command, Join):
+                rank.join(hello.ticket, hello.timeout_s, watch)
+                continue
+            _obey(rank, envelope, channel)
+    except ChannelClosed:
+        return
+    finally:
+        rank.close()
+
+
+def _prepare(hello: Hello) -> Any:
+    os.chdir(hello.directory)
+    sys.path[:] = hello.sys_path
+    from synk_theano_compat import locks
+
+    from ._environ import apply_theano_options
+    from ._rank import Rank
+
+    apply_theano_options(hello.theano_config)
+    locks.worker_cache()
+    return Rank(hello.rank, hello.size, hello.master)
+
+
+def _obey(rank: Any, envelope: Envelope, channel: Channel) -> None:
+    import synk_comm
+
+    try:
+        rank.perform(envelope)
+    except (synk_comm.PeerDeclined, synk_comm.MismatchError):
+        # Another rank's failure, or one that the master sees itself.
+        pass
+    except (synk_comm.CommError, ChannelClosed):
+        raise ChannelClosed("the ranks have lost each other") from None
+    except BaseException as error:
+        doing = type(envelope.command).__name__
+        channel.send(pickle.dumps(_failure(envelope.serial, rank.rank, doing, error)))
+
+
+def _failure(serial: int, rank: int, doing: str, error: BaseException) -> Failure:
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        import cloudpickle
+
+        pickled: Optional[bytes] = cloudpickle.dumps(error)
+    except Exception:
+        pickled = None
+    return Failure(serial, rank, doing, text, pickled)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,125 @@
+"""Every error that synk-theano raises on purpose.
+
+One base class, `SynkError`; each subclass is also the built-in kind that a caller would catch.
+Messages say what was got, what was expected, and the cure.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Optional
+
+__all__ = [
+    "AlreadyForked",
+    "BatchError",
+    "Closed",
+    "InputTypeError",
+    "InputValueError",
+    "NotForked",
+    "NotSharedVariable",
+    "OpError",
+    "SpecError",
+    "StartError",
+    "SynkError",
+    "WorkerDied",
+    "WorkerFailed",
+]
+
+
+class SynkError(Exception):
+    """Base of the family."""
+
+
+class NotForked(SynkError, RuntimeError):
+    """Something was asked for that needs workers, before `fork()`."""
+
+
+class AlreadyForked(SynkError, RuntimeError):
+    """`fork()` was called while a runtime is open."""
+
+
+class Closed(SynkError, RuntimeError):
+    """A function, a `Data` or a collective was used after its runtime was closed."""
+
+
+class SpecError(SynkError, TypeError):
+    """`function()` was given inputs, outputs, updates or givens of a wrong form."""
+
+
+class OpError(SynkError, ValueError):
+    """A reduce operation that does not exist (or not here) was asked for."""
+
+
+class InputTypeError(SynkError, TypeError):
+    """An input has a wrong type, dtype or number of dimensions, or there are too many or too few."""
+
+
+class InputValueError(SynkError, ValueError):
+    """An input has the right type but a shape or length that cannot be used."""
+
+
+class BatchError(SynkError, IndexError):
+    """`batch` or `batch_s` selects rows that are not there."""
+
+
+class NotSharedVariable(SynkError, TypeError):
+    """A collective was given something that is not a Theano shared variable."""
+
+
+class StartError(SynkError, RuntimeError):
+    """A worker process could not be started; the message names the rank and the cause."""
+
+
+class WorkerFailed(SynkError, RuntimeError):
+    """User code raised in a worker; the runtime stays usable.
+
+    Attributes:
+        rank: where it happened.
+        traceback: the worker's formatted traceback. The exception itself, when it could be
+            pickled, is this error's ``__cause__``.
+    """
+
+    def __init__(self, rank: int, doing: str, traceback: str) -> None:
+        last = traceback.strip().splitlines()[-1] if traceback.strip() else "unknown error"
+        super().__init__(
+            f"rank {rank} failed in {doing}: {last}\n"
+            f"Traceback of rank {rank}:\n{traceback.rstrip()}"
+        )
+        self.rank = rank
+        self.doing = doing
+        self.traceback = traceback
+
+
+class WorkerDied(SynkError, RuntimeError):
+    """A worker process ended when it should not have; the runtime is closed by it.
+
+    Attributes:
+        rank: which worker.
+        exitcode: its exit status as in `subprocess`: negative for a signal, None if not known.
+        signal: the signal's name (``"SIGKILL"``), or None.
+    """
+
+    def __init__(self, rank: int, exitcode: Optional[int], doing: str) -> None:
+        self.rank = rank
+        self.exitcode = exitcode
+        self.doing = doing
+        self.signal: Optional[str] = None
+        if exitcode is None:
+            how = "closed its connection"
+        elif exitcode < 0:
+            try:
+                self.signal = signal.Signals(-exitcode).name
+            except ValueError:
+                self.signal = f"signal {-exitcode}"
+            how = f"was killed by {self.signal}"
+        else:
+            how = f"exited with status {exitcode}"
+        super().__init__(
+            f"the worker process of rank {rank} {how} while the runtime was in {doing}. "
+            f"All workers are stopped and their memory is freed; call fork() to start again"
+            + (
+                " (SIGKILL often comes from the kernel when memory runs out: see `dmesg`)."
+                if self.signal == "SIGKILL"
+                else "."
+            )
+        )

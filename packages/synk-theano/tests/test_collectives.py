@@ -1,0 +1,185 @@
+"""Collectives on shared variables against NumPy, on 1 to 4 ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import synk_comm
+import theano
+
+from synk_theano.exceptions import (
+    BatchError,
+    InputTypeError,
+    InputValueError,
+    NotSharedVariable,
+    OpError,
+    SpecError,
+)
+
+REDUCERS = {"avg": np.mean, "sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
+
+
+def spread(runtime, dtype="float64", shape=(3, 2)):
+    """A shared variable with a value of its own on each rank, and those values."""
+    values = [
+        np.random.RandomState(rank).uniform(-3, 3, shape).astype(dtype)
+        for rank in range(runtime.size)
+    ]
+    variable = theano.shared(np.zeros(shape, dtype), name="v")
+    for rank, value in enumerate(values):
+        runtime.collectives.set_value(rank, variable, value)
+    return variable, values
+
+
+def on_all_ranks(runtime, variable):
+    return [runtime.collectives.get_value(rank, variable) for rank in range(runtime.size)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("op", sorted(REDUCERS))
+def test_reductions(runtime, op, dtype):
+    variable, values = spread(runtime, dtype)
+    expected = REDUCERS[op](np.array(values, float), axis=0)
+    result = runtime.collectives.reduce(variable, op=op, in_place=False)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert result.dtype == dtype
+    for value, kept in zip(values, on_all_ranks(runtime, variable)):
+        np.testing.assert_array_equal(kept, value)
+    assert runtime.collectives.reduce(variable, op="c_" + op) is None
+    np.testing.assert_allclose(variable.get_value(), expected, rtol=1e-6)
+
+    variable, values = spread(runtime, dtype)
+    runtime.collectives.all_reduce(variable, op=op)
+    results = on_all_ranks(runtime, variable)
+    for result in results:
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_integers_sum_but_do_not_average(runtime):
+    variable, values = spread(runtime, "int64")
+    with pytest.raises(SpecError, match="an average of integers"):
+        runtime.collectives.all_reduce(variable)
+    runtime.collectives.all_reduce(variable, op="sum")
+    np.testing.assert_array_equal(variable.get_value(), np.sum(values, axis=0))
+
+
+def test_weighted_averages_leave_out_ranks_of_weight_zero(runtime):
+    variable, values = spread(runtime)
+    weights = [float(rank + 1) for rank in range(runtime.size)]
+    if runtime.size > 1:
+        weights[0] = 0.0
+        runtime.collectives.set_value(0, variable, np.full((3, 2), np.nan))
+    expected = np.average(values, axis=0, weights=weights)
+    runtime.collectives.all_reduce(variable, weights=weights)
+    for result in on_all_ranks(runtime, variable):
+        np.testing.assert_allclose(result, expected, rtol=1e-12)
+
+
+def test_gather_stacks_or_concatenates_also_ragged_values(runtime):
+    variable, values = spread(runtime)
+    np.testing.assert_array_equal(runtime.collectives.gather(variable), np.stack(values))
+    np.testing.assert_array_equal(
+        runtime.collectives.gather(variable, nd_up=0), np.concatenate(values)
+    )
+    ragged = [np.arange(float(rank + 1)) for rank in range(runtime.size)]
+    vector = theano.shared(np.zeros(1), name="ragged")
+    for rank, value in enumerate(ragged):
+        runtime.collectives.set_value(rank, vector, value)
+    expected = np.concatenate(ragged)
+    np.testing.assert_array_equal(runtime.collectives.gather(vector, nd_up=0), expected)
+    assert runtime.collectives.get_lengths(vector) == tuple(range(1, runtime.size + 1))
+    assert runtime.collectives.get_shapes([vector]) == (
+        tuple((n,) for n in range(1, runtime.size + 1)),
+    )
+    if runtime.size > 1:
+        with pytest.raises(InputValueError, match=r"0: \(1,\), 1: \(2,\)"):
+            runtime.collectives.gather(vector)
+        with pytest.raises(synk_comm.MismatchError):
+            runtime.collectives.all_reduce(vector)
+    runtime.collectives.all_gather(vector)
+    for result in on_all_ranks(runtime, vector):
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_scatter_splits_rows_larger_shares_first(runtime):
+    variable = theano.shared(np.zeros((1, 2)), name="rows")
+    value = np.arange(22.0).reshape(11, 2)
+    for source in (value, runtime.data(value)):
+        runtime.collectives.scatter(variable, source)
+        np.testing.assert_array_equal(runtime.collectives.gather(variable, nd_up=0), value)
+    sizes = runtime.collectives.get_lengths(variable)
+    assert list(sizes) == sorted(sizes, reverse=True)
+    assert max(sizes) - min(sizes) <= 1
+    for batch in ([5, 1, 1, 9], slice(8, 2, -2), 6):
+        runtime.collectives.scatter(variable, value, batch=batch)
+        chosen = value[:batch] if isinstance(batch, int) else value[batch]
+        np.testing.assert_array_equal(runtime.collectives.gather(variable, nd_up=0), chosen)
+
+
+def test_broadcast_gives_all_ranks_the_masters_value(runtime):
+    variable, _ = spread(runtime)
+    other = theano.shared(np.zeros(2, "float32"), name="other")
+    variable.set_value(np.arange(8.0).reshape(4, 2))
+    runtime.collectives.broadcast([variable, other])
+    for result in on_all_ranks(runtime, variable):
+        np.testing.assert_array_equal(result, np.arange(8.0).reshape(4, 2))
+    runtime.collectives.broadcast(
+        [variable, other], [np.ones((1, 2)), runtime.data(np.float32([3, 4, 5]))]
+    )
+    for a, b in on_all_ranks(runtime, [variable, other]):
+        np.testing.assert_array_equal(a, np.ones((1, 2)))
+        np.testing.assert_array_equal(b, np.float32([3, 4, 5]))
+
+
+def test_values_that_were_received_are_private(pair):
+    """Writing to a Data later changes no shared variable."""
+    data = pair.data(np.arange(4.0))
+    variable = theano.shared(np.zeros(1), name="private")
+    pair.collectives.broadcast(variable, data)
+    data[:] = -1
+    for result in on_all_ranks(pair, variable):
+        np.testing.assert_array_equal(result, np.arange(4.0))
+    pair.collectives.scatter(variable, data)
+    data[:] = 7
+    np.testing.assert_array_equal(pair.collectives.gather(variable, nd_up=0), np.full(4, -1.0))
+
+
+def test_one_rank_can_be_written_and_read(runtime):
+    variable = theano.shared(np.zeros(2), name="one")
+    last = runtime.size - 1
+    runtime.collectives.set_value(last, variable, np.arange(9.0), batch=[7, 3])
+    np.testing.assert_array_equal(runtime.collectives.get_value(last, variable), [7.0, 3.0])
+    if last:
+        np.testing.assert_array_equal(runtime.collectives.get_value(0, variable), [0.0, 0.0])
+
+
+def test_bad_arguments_are_refused_before_anything_is_sent(pair):
+    variable = theano.shared(np.zeros((2, 2)), name="v")
+    scalar = theano.shared(np.zeros(()), name="scalar")
+    both = pair.collectives
+    with pytest.raises(NotSharedVariable, match="theano.shared"):
+        both.all_reduce(np.zeros(3))
+    with pytest.raises(OpError, match="'mean'"):
+        both.reduce(variable, op="mean")
+    with pytest.raises(OpError):
+        both.all_reduce(variable, op="gather")
+    with pytest.raises(InputValueError, match="rank"):
+        both.get_value(2, variable)
+    with pytest.raises(InputValueError, match="nd_up"):
+        both.gather(variable, nd_up=2)
+    with pytest.raises(InputTypeError, match="scalar"):
+        both.all_gather(scalar)
+    with pytest.raises(InputTypeError, match="one for each"):
+        both.broadcast([variable, scalar], [np.zeros((2, 2))])
+    with pytest.raises(InputTypeError):
+        both.scatter(variable, np.zeros(3))
+    with pytest.raises(InputTypeError):
+        both.scatter(variable, pair.data(np.zeros((2, 2), "float32")))
+    with pytest.raises(BatchError):
+        both.scatter(variable, np.zeros((2, 2)), batch=[2])
+    with pytest.raises(InputValueError, match="weights"):
+        both.all_reduce(variable, weights=[1.0])
+    with pytest.raises(InputValueError, match="twice"):
+        both.all_reduce([variable, variable])
+    assert both.gather(scalar).tolist() == [0.0, 0.0]

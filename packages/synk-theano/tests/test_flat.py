@@ -1,0 +1,190 @@
+"""Compiled functions survive the journey: same numbers, and variables stay shared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from theano.ifelse import ifelse
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+from synk_theano._pickling import dumps, loads
+from synk_theano._shared_vars import VariableRegistry, value_of
+
+
+class Replica:
+    """The other end: what a worker holds."""
+
+    def __init__(self):
+        self.sender = VariableRegistry()
+        self.receiver = VariableRegistry()
+
+    def send(self, *functions):
+        for function in functions:
+            for variable in function.get_shared():
+                self.sender.number_of(variable)
+        data, buffers = dumps(list(functions), self.sender)
+        records, record_buffers = dumps(
+            self.sender.records(len(self.receiver)), self.sender
+        )
+        for record in loads(records, self.receiver, [np.array(b) for b in record_buffers]):
+            self.receiver.adopt(record, record.value)
+        return loads(data, self.receiver, [np.array(b) for b in buffers])
+
+    def values(self):
+        return [value_of(self.receiver[i]) for i in range(len(self.receiver))]
+
+    def originals(self):
+        return [value_of(self.sender[i]) for i in range(len(self.sender))]
+
+
+def same(a, b):
+    if isinstance(a, np.random.RandomState):
+        return all(np.array_equal(p, q) for p, q in zip(a.get_state(), b.get_state()))
+    return np.array_equal(a, b)
+
+
+def check(function, *argument_lists):
+    """The replica computes and updates as the original, step by step, bit by bit."""
+    replica = Replica()
+    (copy,) = replica.send(function)
+    for arguments in argument_lists:
+        expected, got = function(*arguments), copy(*arguments)
+        assert type(expected) is type(got)
+        np.testing.assert_equal(got, expected)
+        for a, b in zip(replica.originals(), replica.values()):
+            assert same(a, b)
+            assert a is not b
+    return copy
+
+
+X = np.arange(12.0).reshape(4, 3)
+
+
+def test_gradient_step_of_a_network():
+    x, w, b = T.matrix("x"), theano.shared(np.ones((3, 5)) / 9, "w"), theano.shared(np.zeros(5))
+    cost = T.nnet.softmax(T.tanh(x.dot(w) + b))[:, 0].mean()
+    updates = [(p, p - 0.1 * T.grad(cost, p)) for p in (w, b)]
+    check(theano.function([x], cost, updates=updates, name="step"), [X], [X + 1], [X])
+
+
+def test_in_place_graphs_keep_their_order():
+    s, x = theano.shared(np.ones(3), "s"), T.vector("x")
+    f = theano.function([x], [s * 3, (s - 3) * 2, T.exp(s)], updates=[(s, s + x)])
+    check(f, [np.ones(3)], [np.ones(3)])
+
+
+def test_givens_defaults_states_and_names():
+    x, y, z = T.matrix("x"), T.scalar("y"), T.matrix("z")
+    s = theano.shared(np.float64(2), "s")
+    f = theano.function([x, theano.In(y, value=3.0)], z * y, givens=[(z, x + s)])
+    copy = check(f, [X], [X, 5.0])
+    np.testing.assert_array_equal(copy(X, y=7.0), f(X, y=7.0))
+    state = theano.function([x, theano.In(y, value=1.0, update=y + 1)], x * y)
+    state(X)
+    check(state, [X], [X])
+
+
+def test_convolution_and_pooling():
+    from theano.tensor.signal.pool import pool_2d
+
+    x, w = T.tensor4("x"), theano.shared(np.random.RandomState(0).randn(2, 1, 3, 3), "w")
+    out = pool_2d(T.nnet.conv2d(x, w), (2, 2), ignore_border=True).sum()
+    f = theano.function([x], out, updates=[(w, w - T.grad(out, w))])
+    check(f, [np.random.RandomState(1).randn(2, 1, 8, 8)])
+
+
+def test_scan_and_its_gradient():
+    x, w = T.matrix("x"), theano.shared(np.float64(0.5), "w")
+    states, _ = theano.scan(lambda row, h: T.tanh(row.sum() + w * h), x, T.zeros(()))
+    f = theano.function([x], states[-1], updates=[(w, w - T.grad(states[-1], w))])
+    check(f, [X / 10], [X / 7])
+
+
+def test_ifelse_subtensors_and_sorting():
+    x, i = T.matrix("x"), T.iscalar("i")
+    check(theano.function([x, i], ifelse(T.gt(i, 0), x.sum(), x.max())), [X, 1], [X, 0])
+    s = theano.shared(X.copy(), "s")
+    f = theano.function([x], x.sort(axis=0)[::-1], updates=[(s, T.set_subtensor(s[1], x[0]))])
+    check(f, [X + 1])
+
+
+@pytest.mark.parametrize("streams", [RandomStreams, MRG_RandomStreams])
+def test_random_streams(streams):
+    x = T.matrix("x")
+    check(theano.function([x], x * streams(5).uniform(x.shape)), [X], [X])
+
+
+@pytest.mark.parametrize("linker", ["cvm", "vm", "c|py", "py"])
+def test_linkers(linker):
+    x, s = T.matrix("x"), theano.shared(np.ones(3), "s")
+    mode = theano.Mode(linker, "fast_run")
+    check(theano.function([x], (x * s).sum(), updates=[(s, s * 2)], mode=mode), [X], [X])
+
+
+def test_outputs_of_all_kinds():
+    x = T.matrix("x")
+    check(theano.function([x], x.sum()), [X])
+    check(theano.function([x], [x.sum(), x]), [X])
+    copy = check(theano.function([x], {"a": x.sum(), "b": x * 2}), [X])
+    assert set(copy(X)) == {"a", "b"}
+
+
+def test_a_deep_graph_travels_at_the_usual_recursion_limit():
+    import sys
+
+    x = T.matrix("x")
+    y = x
+    for i in range(1500):
+        y = T.tanh(y) if i % 2 else T.sin(y) + i
+    mode = theano.Mode("py", None)
+    from synk_theano._pickling import deep_recursion
+
+    with deep_recursion():
+        function = theano.function([x], y, mode=mode)
+    assert sys.getrecursionlimit() < 5000
+    (copy,) = Replica().send(function)
+    np.testing.assert_array_equal(copy(X), function(X))
+
+
+def test_an_op_from_main_travels_by_value():
+    from theano.compile.ops import as_op
+
+    def triple(a):
+        return a * 3
+
+    triple.__module__ = "__main__"
+    x = T.matrix("x")
+    check(theano.function([x], as_op([T.dmatrix], [T.dmatrix])(triple)(x)), [X])
+
+
+def test_variables_stay_shared_over_functions_and_rounds():
+    replica = Replica()
+    s = theano.shared(np.zeros(1000), "s")
+    add = theano.function([], updates=[(s, s + 1)])
+    read = theano.function([], s.sum())
+    (add_copy,) = replica.send(add)
+    (read_copy,) = replica.send(read)
+    add_copy()
+    assert read_copy() == 1000
+    assert read() == 0
+    assert len(replica.receiver) == 1
+
+
+def test_only_new_variables_travel():
+    registry = VariableRegistry()
+    big = theano.shared(np.zeros(100_000), "big")
+    f = theano.function([], big.sum())
+    data, buffers = dumps([f], registry)
+    assert sum(map(len, buffers)) + len(data) < 20_000
+    assert len(registry.records(0)) == 1
+
+
+def test_values_that_are_not_equal_to_themselves_travel():
+    s = theano.shared(np.array([np.nan, 1.0]), "s")
+    check(theano.function([], s * 2))
+    replica = Replica()
+    (copy,) = replica.send(theano.function([], s * 2))
+    np.testing.assert_array_equal(copy(), [np.nan, 2.0])

@@ -1,0 +1,330 @@
+"""Parallel calls against the same function computed serially by plain Theano, or by NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from synk_theano import Runtime
+from synk_theano._plan import split_rows
+
+relaxed = settings(
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def rows(count, columns=3, seed=0):
+    return np.random.RandomState(seed + count).uniform(-2, 2, (count, columns))
+
+
+@pytest.fixture(scope="module")
+def all_ops(runtime):
+    """A function with an output per op, and its serial meaning in NumPy."""
+    x, y = T.matrix("x"), T.vector("y")
+    z = x * y
+    f = runtime.function(
+        [x],
+        [
+            z.mean(axis=0),
+            (z.mean(), "avg"),
+            (z.sum(axis=0), "sum"),
+            (z.max(axis=0), "max"),
+            (z.min(), "c_min"),
+            (z.prod(axis=0), "prod"),
+            (z.sum(axis=1), "gather"),
+            (T.cast(T.gt(z, 0).sum(), "int64"), "sum"),
+        ],
+        bcast_inputs=[y],
+        name="all_ops",
+    )
+
+    def serial(x, y):
+        z = x * y
+        return [
+            z.mean(axis=0),
+            z.mean(),
+            z.sum(axis=0),
+            z.max(axis=0),
+            z.min(),
+            z.prod(axis=0),
+            z.sum(axis=1),
+            (z > 0).sum(),
+        ]
+
+    return f, serial
+
+
+def check(results, expected):
+    assert len(results) == len(expected)
+    for result, value in zip(results, expected):
+        assert np.shape(result) == np.shape(value)
+        np.testing.assert_allclose(result, value, rtol=1e-12, atol=1e-14)
+
+
+@relaxed
+@given(st.integers(1, 40), st.integers(1, 5))
+def test_any_number_of_rows_and_slices_gives_the_serial_result(all_ops, count, num_slices):
+    f, serial = all_ops
+    x, y = rows(count), np.array([1.0, -2.0, 0.5])
+    check(f(x, y, num_slices=num_slices), serial(x, y))
+
+
+@relaxed
+@given(st.data())
+def test_any_batch_gives_the_serial_result_of_the_selected_rows(all_ops, runtime, data):
+    f, serial = all_ops
+    x, y = runtime.data(rows(23)), np.array([1.0, -2.0, 0.5])
+    bound = st.none() | st.integers(-23, 23)
+    batch = data.draw(
+        st.integers(1, 23)
+        | st.builds(slice, bound, bound, st.none() | st.integers(-4, 4).filter(bool))
+        | st.lists(st.integers(-23, 22), min_size=1, max_size=60)
+        | st.lists(st.booleans(), min_size=23, max_size=23).map(np.array)
+    )
+    chosen = x.data[: batch] if isinstance(batch, int) else x.data[batch]
+    if len(chosen):
+        num_slices = data.draw(st.integers(1, 3))
+        check(f(x, y, batch=batch, num_slices=num_slices), serial(chosen, y))
+        assert sum(f.rows) == len(chosen)
+        assert [b - a for a, b in split_rows(len(chosen), runtime.size)] == list(f.rows)
+
+
+def test_no_rows_are_computed_as_in_serial(runtime):
+    x = T.matrix("x")
+    f = runtime.function([x], [(x.sum(axis=0), "sum"), (x * 2, "gather"), x.mean()])
+    total, doubled, mean = f(np.empty((0, 3)))
+    np.testing.assert_array_equal(total, np.zeros(3))
+    assert doubled.shape == (0, 3)
+    assert np.isnan(mean)
+    assert f.rows == (0,) * runtime.size
+
+
+def test_the_masters_own_result(runtime):
+    x = T.matrix("x")
+    f = runtime.function([x], (x, None))
+    value = rows(11)
+    start, stop = split_rows(11, runtime.size)[runtime.master]
+    np.testing.assert_array_equal(f(value), value[start:stop])
+
+
+def test_outputs_come_back_as_from_theano(pair):
+    x = T.matrix("x")
+    value = rows(5)
+    assert pair.function([x], x.mean())(value).shape == ()
+    assert isinstance(pair.function([x], [x.mean()])(value), list)
+    s = theano.shared(np.zeros(3))
+    assert pair.function([x], updates=[(s, x.sum(axis=0))])(value) is None
+    f = pair.function([x], [x.mean(), (x.sum(), "sum"), (x.max(), "max")], name="three")
+    np.testing.assert_allclose(f(value, output_subset=[2, 0]), [value.max(), value.mean()])
+    np.testing.assert_allclose(f(value), [value.mean(), value.sum(), value.max()])
+    assert (f.name, f.output_modes, f.update_modes) == ("three", ("avg", "sum", "max"), ())
+    assert repr(f) == "<synkhronos function three(x) on 2 ranks>"
+
+
+def test_inputs_by_name_and_of_other_kinds(pair):
+    x, y = T.matrix("x"), T.scalar("y")
+    f = pair.function([x], (x * y).sum(axis=0), bcast_inputs=[y])
+    value = rows(6)
+    expected = (value[:3].sum(axis=0) + value[3:].sum(axis=0)) / 2 * 2.0
+    for arguments, named in [
+        ((value, 2.0), {}),
+        ((value,), {"y": 2}),
+        ((), {"y": np.float32(2), "x": pair.data(value)}),
+        ((value.tolist(), pair.data(2.0)), {}),
+    ]:
+        np.testing.assert_allclose(f(*arguments, **named), expected)
+
+
+def test_float32_data_is_taken_by_float64_variables_as_in_theano(pair):
+    x = T.dmatrix("x")
+    f = pair.function([x], (x * x).mean())
+    value = rows(7).astype("float32")
+    expected = theano.function([x], (x * x).mean())(value)
+    np.testing.assert_allclose(f(pair.data(value)), expected, rtol=1e-15)
+    np.testing.assert_allclose(f(value, batch=[0, 2, 4]), (value[[0, 2, 4]].astype(float) ** 2).mean())
+
+
+def test_a_function_without_inputs_averages_ranks_equally(runtime):
+    s = theano.shared(np.zeros(()), "s")
+    f = runtime.function([], [s * 1.0, (s * 1.0, "sum")], updates=[(s, s + 1)])
+    runtime.collectives.scatter(v := theano.shared(np.zeros(1)), np.arange(float(runtime.size)))
+    g = runtime.function([], [v[0], (v, "gather")])
+    assert f()[1] == 0
+    assert f() == [1.0, runtime.size]
+    mean, gathered = g()
+    assert mean == (runtime.size - 1) / 2
+    np.testing.assert_array_equal(gathered, np.arange(runtime.size))
+
+
+def test_updates_in_slices_are_computed_from_the_original_values_and_applied_once(runtime):
+    x = T.matrix("x")
+    value = rows(13)
+
+    def build():
+        w = theano.shared(np.ones(3), "w")
+        v = theano.shared(np.zeros(3), "v")
+        n = theano.shared(np.asarray(0), "n")
+        high = theano.shared(np.full(3, -9.0), "high")
+        gradient = T.grad(T.tanh(x.dot(w)).mean(), w)
+        updates = [
+            (v, 0.9 * v - 0.1 * gradient),
+            (w, w + 0.9 * v - 0.1 * gradient),
+            (n, n + 1),
+            (high, T.maximum(high, x.max(axis=0)), "max"),
+        ]
+        return [w, v, n, high], updates
+
+    variables, updates = build()
+    f = runtime.function([x], T.tanh(x.dot(variables[0])).mean(), updates=updates)
+    runtime.distribute()
+    for step in range(3):
+        f(value, num_slices=3 - step)
+    by_rank = [runtime.collectives.get_value(rank, variables) for rank in range(runtime.size)]
+    for (start, stop), got in zip(split_rows(13, runtime.size), by_rank):
+        serial_variables, serial_updates = build()
+        serial = theano.function([x], updates=[update[:2] for update in serial_updates])
+        for _ in range(3):
+            serial(value[start:stop])
+        for variable, result in zip(serial_variables, got):
+            np.testing.assert_allclose(result, variable.get_value(), rtol=1e-12)
+
+
+def test_gradient_averages_are_exact_with_the_rows_as_weights(runtime):
+    x = T.matrix("x")
+    w = theano.shared(np.ones(3), "w")
+    g = theano.shared(np.full(3, np.nan), "g")
+    gradient = T.grad(T.tanh(x.dot(w)).mean(), w)
+    f = runtime.function([x], updates=[(g, gradient)])
+    serial = theano.function([x], gradient)
+    for count in (1, 2, 5, 53):
+        value = rows(count)
+        f(value, num_slices=2)
+        runtime.collectives.all_reduce(g, weights=f.rows)
+        for rank in range(runtime.size):
+            result = runtime.collectives.get_value(rank, g)
+            np.testing.assert_allclose(result, serial(value), rtol=1e-12, atol=1e-15)
+
+
+def test_row_share_weighs_executions_by_their_rows(runtime):
+    x = T.matrix("x")
+    share = runtime.row_share()
+    f = runtime.function([x], [(share * x.mean(), "sum"), (share, "sum")])
+    value = rows(13)
+    for num_slices in (1, 2, 4):
+        mean, whole = f(value, num_slices=num_slices)
+        np.testing.assert_allclose(mean, value.mean(), rtol=1e-12)
+        np.testing.assert_allclose(whole, 1.0)
+    assert f.as_theano(value)[1] == 1.0
+
+
+def test_sliceable_shared_variables_are_replaced_everywhere(runtime):
+    """Against the whole data in plain Theano; the variable is used directly and by a given."""
+    a = T.vector("a")
+    s, q = theano.shared(np.zeros(1), "s"), theano.shared(np.zeros(()), "q")
+    data = np.arange(1.0, 12.0)
+    f = runtime.function(
+        [],
+        [((s * a).sum(), "sum"), ((s * s).mean(), "avg")],
+        givens=[(a, s * 2)],
+        updates=[(q, q + s.sum(), "sum")],
+        sliceable_shareds=[s],
+    )
+    runtime.collectives.scatter(s, data)
+    for num_slices in (1, 2, 3):
+        runtime.collectives.broadcast(q, np.zeros(()))
+        total, mean = f(num_slices=num_slices)
+        np.testing.assert_allclose(total, (2 * data * data).sum())
+        np.testing.assert_allclose(mean, (data * data).mean())
+        runtime.collectives.reduce(q, op="sum")
+        np.testing.assert_allclose(q.get_value(), data.sum())
+
+
+@pytest.mark.parametrize("num_slices", [1, 2])
+def test_batch_s_selects_rows_on_each_rank(pair, num_slices):
+    s, x = theano.shared(np.zeros(1), "s"), T.vector("x")
+    f = pair.function([], [(s, "gather")], sliceable_shareds=[s])
+    g = pair.function([x], (s * x).sum(), sliceable_shareds=[s])
+    pair.collectives.scatter(s, np.arange(10.0))
+    for batch_s, expected in [
+        (slice(1, 4), [1, 2, 3, 6, 7, 8]),
+        (2, [0, 1, 5, 6]),
+        ([0, 4, 4], [0, 4, 4, 5, 9, 9]),
+        (slice(None, None, -2), [4, 2, 0, 9, 7, 5]),
+        ([slice(0, 1), slice(2, 5)], [0, 7, 8, 9]),
+        ([[3, 1], slice(0, 3)], [3, 1, 5, 6, 7]),
+        (np.array([True, False, False, False, True]), [0, 4, 5, 9]),
+    ]:
+        (got,) = f(batch_s=batch_s, num_slices=num_slices)
+        np.testing.assert_array_equal(got, expected)
+    result = g(np.array([1.0, 2.0, 3.0]), batch_s=[[4, 0], [1]], num_slices=num_slices)
+    np.testing.assert_allclose(result, (2 * (4 * 1 + 0 * 2) / (2 if num_slices == 2 else 1) + 1 * 6 * 3) / 3)
+
+
+def test_minibatch_data_is_counted_from_the_lowest_selected_row(pair):
+    x, y = T.vector("x"), T.vector("y")
+    f = pair.function([x, y], [(x * y, "gather")])
+    whole = pair.data(np.arange(20.0))
+    mini = pair.data(np.array([1.0, 10.0, 100.0]), minibatch=True)
+    (got,) = f(whole, mini, batch=[12, 10, 11, 10])
+    np.testing.assert_array_equal(got, [1200.0, 10.0, 110.0, 10.0])
+    (got,) = f(whole, mini, batch=slice(5, 8))
+    np.testing.assert_array_equal(got, [5.0, 60.0, 700.0])
+
+
+def test_build_inputs_and_as_theano(pair):
+    x, y = T.fmatrix("x"), T.ivector("y")
+    f = pair.function([x, y], (x.sum(axis=1) * y).mean())
+    value, labels = rows(6).astype("float32"), np.arange(6, dtype="int32")
+    a, b = f.build_inputs(value, labels, oversize=1.5, minibatch=[True, False])
+    assert (a.dtype, a.minibatch, a.alloc_size) == (np.float32, True, 27)
+    assert (b.dtype, b.minibatch, b.name) == (np.int32, False, "y")
+    np.testing.assert_allclose(f.as_theano(a, labels), f(a, b), rtol=1e-6)
+    single = pair.function([x], x.mean()).build_inputs(value.astype(float), force_cast=True)
+    np.testing.assert_array_equal(single.data, value)
+
+
+def test_functions_are_distributed_when_they_are_first_called(pair):
+    x = T.matrix("x")
+    s = theano.shared(np.zeros(3), "s")
+    f = pair.function([x], updates=[(s, s + x.sum(axis=0))])
+    f(np.ones((4, 3)))
+    g = pair.function([x], [(s.sum() + x.sum() * 0, "sum")])
+    assert g(np.ones((4, 3)))[0] == 12.0
+
+
+def test_a_master_of_another_rank():
+    x = T.vector("x")
+    with Runtime(3, master_rank=2) as runtime:
+        f = runtime.function([x], [(x * 1, "gather"), x.mean()])
+        for count in (1, 2, 3, 7):
+            gathered, mean = f(np.arange(float(count)))
+            np.testing.assert_array_equal(gathered, np.arange(count))
+            np.testing.assert_allclose(mean, np.arange(count).mean())
+        s = theano.shared(np.zeros(1))
+        runtime.collectives.scatter(s, np.arange(3.0))
+        assert s.get_value().tolist() == [2.0]
+
+
+def test_dropout_masks_differ_by_rank_and_follow_from_the_seed():
+    from theano.sandbox.rng_mrg import MRG_RandomStreams
+    from theano.tensor.shared_randomstreams import RandomStreams
+
+    x = T.vector("x")
+    for streams in (MRG_RandomStreams, RandomStreams):
+        draws = []
+        for _ in range(2):
+            with Runtime(2) as runtime:
+                f = runtime.function([x], (streams(7).uniform(x.shape) + 0 * x, "gather"))
+                draws.append(np.array([f(np.zeros(200)), f(np.zeros(200))]))
+        np.testing.assert_array_equal(draws[0], draws[1])
+        first, second = draws[0][:, :100], draws[0][:, 100:]
+        assert not np.intersect1d(first, second).size
+        assert len(np.unique(draws[0])) == 400
+        serial = theano.function([x], streams(7).uniform(x.shape))
+        np.testing.assert_array_equal(serial(np.zeros(100)), first[0])
