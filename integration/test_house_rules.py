@@ -5,10 +5,17 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Iterator
 
 import pytest
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,6 +38,10 @@ PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml")
 DEFAULT = "packages/synk-extensions/src/synkhronos/_default.py"
 # Installed together and released together, so they may know each other's private files.
 ONE_DISTRIBUTION = {"synk_theano", "synk_theano_compat"}
+# Modules whose distribution has another name.
+DISTRIBUTIONS = {"zmq": "pyzmq"}
+# What a package has through a sibling that alone decides on the versions.
+THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano"}}
 MAY_PRINT = re.compile(r"(^|/)(cli/.*|_?cli|_?console|_?main|__main__)(\.py)?$")
 LONGEST = 400
 
@@ -62,6 +73,20 @@ def imports(module: ast.Module) -> Iterator[tuple[int, str]]:
                 and not first.value.startswith(".")
             ):
                 yield node.lineno, first.value.split(".")[0]
+
+
+def without_type_checking(module: ast.Module) -> ast.Module:
+    """The module without what only type checkers read."""
+
+    class Cut(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST:
+            if "TYPE_CHECKING" in ast.dump(node.test):
+                node.body = [ast.Pass()]
+            return self.generic_visit(node)
+
+    cut = Cut().visit(module)
+    assert isinstance(cut, ast.Module)
+    return cut
 
 
 def calls_to(module: ast.Module, name: str) -> list[int]:
@@ -183,6 +208,27 @@ def test_public_names_are_listed_and_exist(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_types_are_published(name: str) -> None:
     assert (MODULES[name] / "py.typed").is_file()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names is new in 3.10")
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_each_package_declares_what_it_imports(package: Path) -> None:
+    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    texts = list(project["dependencies"])
+    for extra in project.get("optional-dependencies", {}).values():
+        texts += extra
+    declared = {Requirement(text).name.lower().replace("-", "_") for text in texts}
+    declared |= THROUGH_SIBLINGS.get(package.name, set())
+    own = {path.name for path in (package / "src").iterdir()}
+    missing = {
+        f"{path.relative_to(package)}:{line} imports {imported}"
+        for path in (package / "src").rglob("*.py")
+        for line, imported in imports(without_type_checking(tree(path)))
+        if imported not in sys.stdlib_module_names
+        and imported not in own
+        and DISTRIBUTIONS.get(imported, imported).lower() not in declared
+    }
+    assert missing == set()
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
