@@ -16,6 +16,7 @@ from ._groups import Group, create_group, join, local_group
 
 # The noun, and how values become one.
 from ._ops import ReduceOp
+from ._rendezvous import connect
 
 # What can go wrong.
 from .abc import Communicator
@@ -46,6 +47,7 @@ __all__ = [
     "PeerDeclined",
     "PeerLost",
     "ReduceOp",
+    "connect",
     "create_group",
     "join",
     "local_group",

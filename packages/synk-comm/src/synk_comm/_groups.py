@@ -185,14 +185,19 @@ def enter(entry: Ticket, timeout_s: float, watch: Watch | None) -> Communicator:
         return meet(fabric, deadline, timeout_s)
     if entry.backend == "zmq":
         key = token_key(entry.token + entry.group_id)
-        return enter_folder(entry, SocketFolder(entry.place), key, timeout_s, watch)
+        folder = SocketFolder(entry.place)
+        try:
+            return enter_folder(entry, folder, key, timeout_s, watch)
+        finally:
+            if entry.rank == 0:  # all are connected, or never will be
+                folder.remove()
     raise JoinError(f"unknown backend {entry.backend!r} in the ticket")
 
 
 def enter_folder(
     entry: Ticket, folder: SocketFolder, key: bytes, timeout_s: float, watch: Watch | None
 ) -> Communicator:
-    """Meet the other ranks by ZeroMQ sockets in a folder; rank 0 then removes the folder."""
+    """Meet the other ranks by ZeroMQ sockets in a folder."""
     # Its own file: pyzmq is only loaded by who uses it.
     from ._backends.zmq import ZmqFabric
 
@@ -204,11 +209,7 @@ def enter_folder(
             fabric.bind(other, f"ipc://{folder.socket(entry.rank, other)}")
         elif other < entry.rank:
             fabric.connect(other, f"ipc://{folder.socket(other, entry.rank)}")
-    try:
-        return meet(fabric, deadline, timeout_s)
-    finally:
-        if entry.rank == 0:
-            folder.remove()
+    return meet(fabric, deadline, timeout_s)
 
 
 def meet(fabric: Fabric, deadline: float, timeout_s: float) -> Communicator:

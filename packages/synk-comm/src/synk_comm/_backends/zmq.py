@@ -100,6 +100,7 @@ class ZmqFabric(Fabric):
     def _add(self, other: int, handshake: Handshake) -> None:
         socket = self._context.socket(zmq.PAIR)
         socket.setsockopt(zmq.LINGER, _FLUSH_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, 10)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, self.chunk_bytes + HEAD_BYTES)
@@ -161,6 +162,10 @@ class ZmqFabric(Fabric):
         part: int = 0,
     ) -> None:
         with self._io:
+            for peer in self._peers.values():
+                self._take_from(peer)
+            if self._failure is not None:
+                raise self._failure
             self._seq += 1
             self._head = head or b""
             self._turn += head is not None

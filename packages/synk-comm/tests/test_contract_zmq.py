@@ -1,0 +1,37 @@
+"""The zmq backend keeps the contract, in threads and in processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from synk_comm import create_group, join
+from synk_comm._checks import check_all
+from synk_comm.testing import CommunicatorContract, in_threads, run_ranks
+
+
+class TestZmq(CommunicatorContract):
+    @pytest.fixture
+    def make_group(self):
+        def make(size):
+            with create_group(size, "zmq") as group:
+                tickets = [group.ticket(rank) for rank in range(size)]
+                return join_in_threads(tickets)
+
+        return make
+
+
+def join_in_threads(tickets):
+    class Seat:
+        def __init__(self, rank):
+            self.rank = rank
+
+        def abort(self, reason):
+            pass
+
+    seats = [Seat(rank) for rank in range(len(tickets))]
+    return in_threads(seats, lambda seat: join(tickets[seat.rank], timeout_s=20))
+
+
+@pytest.mark.parametrize("size", [3])
+def test_all_of_it_in_processes(size):
+    run_ranks(size, check_all, backend="zmq", timeout_s=50)
