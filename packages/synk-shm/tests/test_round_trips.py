@@ -14,7 +14,9 @@ import synk_shm as shm
 POINT = np.dtype([("x", "<f8"), ("n", ">i2"), ("tag", "S3")])
 DTYPES = [
     np.dtype(text)
-    for text in "? i1 u8 <f2 >f4 f8 >i4 c8 >c16 g S5 U3 >U2 V7 M8[ns] <M8[25s] >m8[D] m8".split()
+    for text in (
+        "? i1 u8 <f2 >f4 f8 >i4 c8 >c16 g S5 U3 >U2 V7 M8[ns] <M8[25s] >m8[D] m8".split()  # noqa: SIM905
+    )
 ] + [
     POINT,
     np.dtype([("a", "i1"), ("b", "f8")], align=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable
 from typing import Any, Union
 
@@ -192,8 +193,11 @@ def resize(a: Array, new_length: int) -> Array:
     if nbytes > reserved:
         where = ANONYMOUS if found.backend == "memfd" else _posix.DIRECTORY or "shared memory"
         start = found.data_offset
-        with found.opened() as fd:
+        fd = found.reopen()
+        try:
             _posix.allocate(fd, start + reserved, start + nbytes, where)
+        finally:
+            os.close(fd)
     found.set_length(length, max(reserved, nbytes))
     return found.array()
 

@@ -88,6 +88,10 @@ class Process:
                     os.close(lost)
             member.count += 1
 
+    def belongs_to(self, family: str) -> bool:
+        """Whether this process keeps that family alive as one of its own members."""
+        return self._armed and family == self.home and family in self._memberships
+
     def leave(self, family: str) -> None:
         """Take back one `enter`. The last one out of a dead family removes what it left."""
         self._leaving.append(family)

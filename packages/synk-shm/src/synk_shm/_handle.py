@@ -154,7 +154,7 @@ def _attach_view(address: Handle, readonly: bool, timeout_s: float, owner_uid: i
 
 def _check_name(name: str) -> None:
     """A handle may come from anywhere: let it lead to segments only."""
-    if name.startswith("/proc/"):
+    if isinstance(name, str) and name.startswith("/proc/"):
         parts = name.split("/")
         if len(parts) == 5 and parts[3] == "fd" and parts[2].isdigit() and parts[4].isdigit():
             return

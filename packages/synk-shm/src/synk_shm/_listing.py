@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from synk_shm import _header, _names, _posix, _session
+from synk_shm._cleanup import process
 from synk_shm._space import space
 from synk_shm.exceptions import ShmError
 
@@ -22,6 +23,9 @@ class SegmentInfo:
         dtype: of the array, as NumPy spells it; None likewise.
         alive: whether a process of the family that made it is left. If not, `cleanup`
             removes it.
+        mine: whether this process belongs to that family.
+        names: all its entries in the system: one of its own, one that was given to it,
+            and one for each message of multiprocessing that carries it.
     """
 
     name: str
@@ -29,6 +33,8 @@ class SegmentInfo:
     shape: tuple[int, ...] | None
     dtype: str | None
     alive: bool
+    mine: bool
+    names: tuple[str, ...] = field(repr=False)
 
 
 def list_segments() -> list[SegmentInfo]:
@@ -89,6 +95,7 @@ def _describe(names: list[str]) -> SegmentInfo | None:
                 family = family or header.family
     finally:
         os.close(fd)
-    alive = family is not None and _session.is_alive(family)
+    mine = family is not None and process.belongs_to(family)
+    alive = mine or (family is not None and _session.is_alive(family))
     shown = given[0].rsplit(".", 1)[-1] if given else name
-    return SegmentInfo(shown, status.st_blocks * 512, shape, dtype, alive)
+    return SegmentInfo(shown, status.st_blocks * 512, shape, dtype, alive, mine, tuple(names))

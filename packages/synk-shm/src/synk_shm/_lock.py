@@ -42,17 +42,21 @@ def lock(a: Array, timeout_s: float | None = None) -> Iterator[None]:
     me = (os.getpid(), threading.get_ident())
     if found.lock_holder == me:
         raise RuntimeError(f"this thread holds the lock of {found.name} already")
-    with found.opened() as fd:
+    fd = found.reopen()
+    process.lock_fds.add(fd)
+    try:
         _acquire(fd, timeout_s, found.name)
         found.lock_holder = me
-        process.lock_fds.add(fd)
         try:
             yield
         finally:
-            if os.getpid() == me[0]:  # a forked child has lost it at the fork
+            if os.getpid() == me[0]:
                 found.lock_holder = None
-                process.lock_fds.discard(fd)
-                fcntl.flock(fd, fcntl.LOCK_UN)
+                fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough while a fork has it
+    finally:
+        if os.getpid() == me[0]:  # a forked child has closed its copy at the fork
+            process.lock_fds.discard(fd)
+            os.close(fd)
 
 
 def _acquire(fd: int, timeout_s: float | None, name: str) -> None:

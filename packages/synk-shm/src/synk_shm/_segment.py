@@ -12,13 +12,11 @@ but weak references, so no cycle delays that.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import secrets
 import sys
 import weakref
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -198,17 +196,11 @@ class Segment:
         self._numbers(_header.RESERVED_AT, 1)[0] = reserved
         self._numbers(_header.SHAPE_AT, 1)[0] = length
 
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[int]:
+    def reopen(self) -> int:
         """A new descriptor (and so a new holder of locks) for this segment's file."""
         if self.fd is not None:
-            fd = _posix.open_anonymous(self.address_name, self.readonly)
-        else:
-            fd = _posix.open_existing(self.address_name, self.readonly)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+            return _posix.open_anonymous(self.address_name, self.readonly)
+        return _posix.open_existing(self.address_name, self.readonly)
 
     def remove_owned_names(self) -> None:
         """Remove the names this process owns. Does nothing in a forked child."""
@@ -308,7 +300,7 @@ def create(
         written = data is not None and _posix.write_data(fd, start, data, where)
         if not written:
             _posix.allocate(fd, start, start + nbytes, where)
-        mapping = _map(fd, start + capacity, readonly=False)
+        mapping = _map(fd, start + capacity, first, readonly=False)
         if data is not None and not written:
             mapping[start : start + nbytes] = data
         packed, magic = header.pack(), _header.MAGIC
@@ -352,7 +344,7 @@ def map_opened(fd: int, name: str, header: _header.Header, readonly: bool) -> Ma
             process.leave(family)
             os.close(fd)
             return known
-        mapping = _map(fd, header.data_offset + header.capacity, readonly=readonly)
+        mapping = _map(fd, header.data_offset + header.capacity, name, readonly=readonly)
         anonymous = name.startswith("/proc/")
         kept = fd if anonymous else None
         _register(mapping, name, header, fd, readonly=readonly, made=False, owned=[], kept=kept)
@@ -374,9 +366,12 @@ def segment(x: object) -> Segment | None:
     return None
 
 
-def _map(fd: int, length: int, readonly: bool) -> Mapping:
+def _map(fd: int, length: int, name: str, *, readonly: bool) -> Mapping:
     access = mmap.PROT_READ if readonly else mmap.PROT_READ | mmap.PROT_WRITE
-    return Mapping(fd, length, flags=mmap.MAP_SHARED, prot=access, **_NO_FD)
+    try:
+        return Mapping(fd, length, flags=mmap.MAP_SHARED, prot=access, **_NO_FD)
+    except OSError as error:
+        _posix.raise_mapped(error, name)
 
 
 def _register(

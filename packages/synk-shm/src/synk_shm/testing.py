@@ -18,16 +18,18 @@ import time
 from collections.abc import Iterator
 
 from synk_shm import _session
+from synk_shm._listing import list_segments
 
 __all__ = ["no_segments_left"]
 
 
 @contextlib.contextmanager
 def no_segments_left(timeout_s: float = 5.0) -> Iterator[None]:
-    """Fail if the block leaves segments of this user that were not there before.
+    """Fail if the block leaves segments that were not there before.
 
+    What counts is what this process and its multiprocessing children made, and what
+    processes made of which none is left. Segments of other living programs do not count.
     Children of the block may still be on their way out: it waits for them up to `timeout_s`.
-    Names that other programs of this user make meanwhile count as well.
 
     Raises:
         AssertionError: with the names that are left.
@@ -37,7 +39,11 @@ def no_segments_left(timeout_s: float = 5.0) -> Iterator[None]:
     gc.collect()
     deadline = time.monotonic() + timeout_s
     while True:
-        left = sorted(name for name, _ in _session.names_of_user() if name not in before)
+        left = [
+            info.name
+            for info in list_segments()
+            if (info.mine or not info.alive) and before.isdisjoint(info.names)
+        ]
         if not left:
             return
         if time.monotonic() > deadline:

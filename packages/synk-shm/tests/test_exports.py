@@ -1,0 +1,102 @@
+"""The public surface, and what the package leans on."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import synk_shm
+from synk_shm import testing
+
+HOME = Path(__file__).parents[1]
+SOURCES = sorted(Path(synk_shm.__file__).parent.glob("*.py"))
+
+
+def test_public_names():
+    assert sorted(synk_shm.__all__) == sorted(
+        [
+            "Handle",
+            "Scope",
+            "Segment",
+            "SegmentInfo",
+            "ShmError",
+            "ShmExistsError",
+            "ShmFormatError",
+            "ShmFullError",
+            "ShmNotFoundError",
+            "ShmPermissionError",
+            "ShmTimeoutError",
+            "attach",
+            "cleanup",
+            "close",
+            "empty",
+            "empty_like",
+            "free_space",
+            "full",
+            "full_like",
+            "handle",
+            "is_shared",
+            "list",
+            "lock",
+            "ones",
+            "ones_like",
+            "resize",
+            "scope",
+            "segment",
+            "share",
+            "unlink",
+            "zeros",
+            "zeros_like",
+        ]
+    )
+    for name in synk_shm.__all__:
+        assert getattr(synk_shm, name).__doc__, name
+
+
+def test_imports_only_numpy_and_posix_ipc():
+    allowed = {"numpy", "posix_ipc", "synk_shm", *sys.builtin_module_names}
+    if sys.version_info >= (3, 10):
+        allowed |= set(sys.stdlib_module_names)
+    else:
+        pytest.skip("this Python does not list its standard library")
+    for source in SOURCES:
+        for node in ast.walk(ast.parse(source.read_text())):
+            roots = []
+            if isinstance(node, ast.Import):
+                roots = [alias.name.split(".")[0] for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                roots = [(node.module or "").split(".")[0]]
+            extra = {"pytest"} if source.name == "testing.py" else set()
+            assert set(roots) <= allowed | extra, source
+
+
+def test_readme_example_runs(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", (HOME / "README.md").read_text(), re.S)
+    assert blocks
+    for number, block in enumerate(blocks):
+        path = tmp_path / f"example{number}.py"
+        path.write_text(block)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", path],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        expected = re.findall(r"print\(.*#-> (.*)", block)
+        assert done.stdout.split("\n")[:-1] == expected
+
+
+def test_leak_check_tells_what_is_left():
+    with pytest.raises(AssertionError, match="1 shared memory segments are left"):
+        with testing.no_segments_left(timeout_s=0.05):
+            kept = synk_shm.ones(3)
+    assert kept.sum() == 3
+    with testing.no_segments_left():
+        synk_shm.ones(3)
