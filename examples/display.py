@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from statistics import median
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 
@@ -20,29 +21,41 @@ class Result(NamedTuple):
     difference: float  # largest, over all parameters, after the first epoch
 
 
-class Epoch:
-    """What the training loop reports to: rows done, loss, seconds spent in steps."""
+class Training:
+    """What a training loop reports to: rows, loss and seconds of each step."""
 
-    def __init__(self, bar: Progress, task: Any) -> None:
-        self._bar, self._task = bar, task
-        self._rows, self._sum_of_losses, self._seconds = 0, 0.0, 0.0
+    def __init__(self, label: str, epochs: int, bar: Progress, say: Callable[[str], None]) -> None:
+        self._label, self._epochs, self._bar, self._say = label, epochs, bar, say
+        self._epoch, self._rows, self._sum_of_losses = 1, 0, 0.0
+        self._speeds: list[float] = []
+        self._task = bar.add_task(f"{label}, epoch 1 of {epochs}", total=None, state="")
 
-    def advance(self, rows: int, loss: float, seconds: float) -> None:
+    def start_epoch(self, number: int, rows: int) -> None:
+        """Begin epoch ``number``, from 1, over ``rows`` examples."""
+        self._epoch, self._rows, self._sum_of_losses = number, 0, 0.0
+        description = f"{self._label}, epoch {number} of {self._epochs}"
+        self._bar.update(self._task, description=description, total=rows * self._epochs)
+
+    def step(self, rows: int, loss: float, seconds: float) -> None:
         """Count a step over ``rows`` examples that took ``seconds``."""
         self._rows += rows
         self._sum_of_losses += loss * rows
-        self._seconds += seconds
-        self._bar.update(self._task, advance=rows, loss=self.loss, speed=self.speed)
+        self._speeds.append(rows / seconds)
+        self._bar.update(self._task, advance=rows, state=self._state())
 
-    @property
-    def loss(self) -> float:
-        """The mean loss over all examples so far."""
-        return self._sum_of_losses / self._rows
+    def end_epoch(self) -> None:
+        """Leave a line behind where there is no bar."""
+        if self._bar.disable:
+            self._say(f"  {self._label}, epoch {self._epoch} of {self._epochs}: {self._state()}")
 
     @property
     def speed(self) -> float:
-        """Examples per second so far."""
-        return self._rows / self._seconds
+        """Examples per second: the median over all steps."""
+        return median(self._speeds)
+
+    def _state(self) -> str:
+        mean_loss = self._sum_of_losses / self._rows
+        return f"loss {mean_loss:.4f}, {self.speed:.0f} examples/s"
 
 
 class Display:
@@ -56,22 +69,17 @@ class Display:
         self._console.print(line, soft_wrap=True)
 
     @contextmanager
-    def epoch(self, label: str, rows: int) -> Iterator[Epoch]:
-        """Show the progress of one epoch over ``rows`` examples."""
-        live = self._console.is_terminal
+    def training(self, label: str, epochs: int) -> Iterator[Training]:
+        """Show the progress of a training of so many epochs."""
         bar = Progress(
             TextColumn("  {task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:6.0f} examples/s"),
-            TimeElapsedColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[state]}"),
             console=self._console,
-            disable=not live,
+            disable=not self._console.is_terminal,
         )
         with bar:
-            epoch = Epoch(bar, bar.add_task(label, total=rows, loss=float("nan"), speed=0.0))
-            yield epoch
-        if not live:
-            self.say(f"  {label}: loss {epoch.loss:.4f}, {epoch.speed:.0f} examples/s")
+            yield Training(label, epochs, bar, self.say)
 
     def table(self, results: list[Result], processes: int) -> None:
         """Print the results, a line per model."""

@@ -1,0 +1,71 @@
+"""The training example runs as a user runs it, and proves what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+pytestmark = [
+    pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples belong to the repository"),
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("lasagne", "sklearn", "rich")),
+        reason="the training example needs lasagne, scikit-learn and rich",
+    ),
+]
+
+
+def run(*command):
+    """Run Python in the examples' folder; return (exit status, standard output, error output)."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=EXAMPLES,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("model, processes", [("mlp", 3), ("cnn", 2)])
+def test_training_arrives_where_plain_theano_does(model, processes):
+    status, out, err = run(
+        "train_digits.py",
+        *("--model", model, "--processes", str(processes)),
+        *("--epochs", "2", "--batch-size", "53"),
+    )
+    assert (status, err) == (0, "")
+    (difference,) = re.findall(r"plain Theano after one epoch: (\S+)", out)
+    assert 0 <= float(difference) <= 1e-10
+    assert f"{processes} processes, epoch 2 of 2: loss" in out
+    (row,) = re.findall(rf"^\s*{model.upper()} .*%.* x .*$", out, re.MULTILINE)
+    assert difference in row
+    (accuracy,) = re.findall(r"accuracy ([\d.]+)%", out)
+    assert float(accuracy) > 50
+
+
+def test_training_fails_if_the_parameters_differ():
+    status, out, _ = run(
+        "-c",
+        "import sys, train_digits; train_digits.LARGEST_DIFFERENCE = -1.0;"
+        "sys.exit(train_digits.main(['--model', 'mlp', '--epochs', '1', '--processes', '1']))",
+    )
+    assert status == 1
+    assert "MORE THAN" in out
+
+
+def test_training_explains_its_options():
+    status, out, err = run("train_digits.py", "--help")
+    assert (status, err) == (0, "")
+    for option in ("--processes", "--epochs", "--batch-size", "--model"):
+        assert option in out
+    status, _, err = run("train_digits.py", "--epochs", "0")
+    assert status == 2
+    assert "--epochs must be at least 1" in err
