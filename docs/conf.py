@@ -30,3 +30,15 @@ autodoc_default_options = {"members": True, "show-inheritance": True}
 # Docstrings follow the form of Google's guide; attributes are documented in the class's own.
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+
+
+def escape_starred_pairs(_app, _what, _name, _obj, _options, lines):
+    """Napoleon escapes `*args:` at the start of an entry, but not `*args, **kwargs:`."""
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith("*args, **kwargs:"):
+            lines[number] = line.replace("*args, **kwargs:", r"\*args, \*\*kwargs:", 1)
+
+
+def setup(app):
+    # Napoleon listens with the priority 500.
+    app.connect("autodoc-process-docstring", escape_starred_pairs, priority=400)
