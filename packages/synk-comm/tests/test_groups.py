@@ -1,0 +1,232 @@
+"""Ways into a group: tickets, addresses, and everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import synk_comm
+from synk_comm import CommTimeout, JoinError, connect, create_group, join, local_group
+from synk_comm.testing import in_threads
+
+TOKEN = "a token that nobody can guess"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("backend", ["shm", "zmq"])
+def test_group_of_one_needs_nobody(backend):
+    with create_group(1, backend) as group, join(group.ticket(0)) as comm:
+        assert repr(comm) == f"<Communicator rank 0 of 1, {backend}, open>"
+        np.testing.assert_array_equal(comm.all_reduce(np.arange(3), "prod"), np.arange(3))
+        assert comm.scatter_object(["x"]) == "x"
+    assert repr(comm) == f"<Communicator rank 0 of 1, {backend}, closed>"
+    assert repr(group) == f"<Group of 1, {backend}, closed>"
+
+
+def test_shm_ticket_holds_no_secret_and_memory_has_no_name():
+    with create_group(2) as group:
+        (fd,) = group.fds
+        assert os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
+        assert not os.get_inheritable(fd)
+        assert group.ticket(1).endswith("|")
+        assert len(group.ticket(1)) < 200
+    with pytest.raises(OSError):
+        os.fstat(fd)
+    group.close()
+
+
+def test_zmq_folder_is_private_and_gone_after_joining():
+    group = create_group(2, "zmq")
+    folder = group.ticket(0).split("|")[6]
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    group.close()
+    assert os.path.isdir(folder)  # ranks may still be starting
+    comms = in_threads(local_group(2), lambda seat: join(group.ticket(seat.rank), timeout_s=20))
+    assert not os.path.exists(folder)
+    for comm in comms:
+        comm.close()
+
+
+def test_zmq_folder_goes_with_its_maker():
+    code = "import synk_comm; print(synk_comm.create_group(2, 'zmq').ticket(0).split('|')[6])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert not os.path.exists(done.stdout.strip())
+
+
+def test_wrong_sizes_ranks_backends_and_tickets():
+    with pytest.raises(ValueError, match="at least 1"):
+        create_group(0)
+    with pytest.raises(ValueError, match="expected 'shm' or 'zmq'"):
+        create_group(2, "mpi")
+    with pytest.raises(ValueError, match="at least 1"):
+        local_group(0)
+    with create_group(2) as group:
+        with pytest.raises(ValueError, match="0 to 1"):
+            group.ticket(2)
+        with pytest.raises(ValueError, match="not a ticket"):
+            join("hello")
+        with pytest.raises(ValueError, match="timeout_s"):
+            join(group.ticket(0), timeout_s=-1)
+
+
+def test_descriptor_that_was_not_inherited():
+    with create_group(2) as group:
+        ticket = group.ticket(1)
+    with pytest.raises(JoinError, match="pass_fds"):
+        join(ticket)
+    with create_group(2) as other, create_group(2) as group:
+        foreign = group.ticket(0).split("|")
+        foreign[6] = str(other.fds[0])
+        with pytest.raises(JoinError, match="another group"):
+            join("|".join(foreign))
+
+
+@pytest.mark.parametrize("backend", ["shm", "zmq"])
+def test_joining_alone_times_out_and_names_the_others(backend):
+    with create_group(3, backend) as group:
+        with pytest.raises(CommTimeout, match=r"rank 2: has not joined yet") as caught:
+            join(group.ticket(0), timeout_s=0.2)
+        assert sorted(caught.value.missing) == [1, 2]
+
+
+def test_a_rank_joins_once():
+    with create_group(2) as group:
+        tickets = [group.ticket(rank) for rank in range(2)]
+        comms = in_threads(local_group(2), lambda seat: join(tickets[seat.rank], timeout_s=20))
+        with pytest.raises(JoinError, match="already"):
+            join(tickets[1])
+        in_threads(comms, lambda comm: comm.barrier())
+        for comm in comms:
+            comm.close()
+
+
+@pytest.mark.parametrize("backend, scheme", [("shm", "ipc"), ("zmq", "ipc"), ("zmq", "tcp")])
+def test_connect(backend, scheme, tmp_path):
+    address = f"ipc://{tmp_path}/meet" if scheme == "ipc" else f"tcp://127.0.0.1:{free_port()}"
+
+    def run(seat):
+        time.sleep(0.1 * (2 - seat.rank))  # rank 0 comes last
+        with connect(seat.rank, 3, address, token=TOKEN, backend=backend, timeout_s=20) as comm:
+            return comm.all_reduce(np.ones(2) * comm.rank).tolist(), comm.backend
+
+    assert in_threads(local_group(3), run) == [([3.0, 3.0], backend)] * 3
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("backend, scheme", [("shm", "ipc"), ("zmq", "ipc"), ("zmq", "tcp")])
+def test_connect_with_another_token_is_refused(backend, scheme, tmp_path):
+    address = f"ipc://{tmp_path}/meet" if scheme == "ipc" else f"tcp://127.0.0.1:{free_port()}"
+    failures = {}
+
+    def run(seat):
+        token = TOKEN if seat.rank == 0 else TOKEN + "!"
+        try:
+            connect(seat.rank, 2, address, token=token, backend=backend, timeout_s=1.5)
+        except (JoinError, CommTimeout, synk_comm.PeerLost) as exc:
+            failures[seat.rank] = exc
+
+    in_threads(local_group(2), run)
+    assert sorted(failures) == [0, 1]
+    assert any("token" in str(failure) for failure in failures.values())
+
+
+def test_strangers_at_the_desk_do_not_matter(tmp_path):
+    port = free_port()
+
+    def run(seat):
+        return connect(
+            seat.rank, 2, f"tcp://127.0.0.1:{port}", token=TOKEN, backend="zmq", timeout_s=20
+        )
+
+    def pester():
+        sent = 0
+        while sent < 3:
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=1) as stranger:
+                    stranger.sendall(pickle.dumps("I am rank 1") * 10)
+                sent += 1
+            except OSError:
+                time.sleep(0.01)
+
+    first = threading.Thread(target=lambda: comms.append(run(local_group(2)[0])))
+    comms = []
+    first.start()
+    pester()
+    comms.append(run(local_group(2)[1]))
+    first.join(20)
+    in_threads(comms, lambda comm: comm.barrier())
+    for comm in comms:
+        comm.close()
+
+
+def test_bad_addresses_and_tokens(tmp_path):
+    def attempt(address, backend="zmq", token=TOKEN, rank=0):
+        return connect(rank, 2, address, token=token, backend=backend, timeout_s=0.2)
+
+    with pytest.raises(ValueError, match="loopback"):
+        attempt("tcp://10.0.0.1:5555")
+    with pytest.raises(ValueError, match="loopback"):
+        attempt("tcp://*:5555")
+    with pytest.raises(ValueError, match="expected ipc"):
+        attempt("udp://127.0.0.1:5555")
+    with pytest.raises(ValueError, match="expected ipc"):
+        attempt("ipc://relative/folder")
+    with pytest.raises(ValueError, match="at least 16"):
+        attempt("tcp://127.0.0.1:5555", token="short")
+    with pytest.raises(ValueError, match="shm needs an ipc"):
+        attempt("tcp://127.0.0.1:5555", backend="shm")
+    with pytest.raises(ValueError, match="rank must be"):
+        attempt(f"ipc://{tmp_path}", rank=2)
+    with pytest.raises(CommTimeout, match="rank"):
+        attempt(f"ipc://{tmp_path}/nowhere", rank=1)
+    os.chmod(tmp_path, 0o755)
+    for backend in ("shm", "zmq"):
+        with pytest.raises(JoinError, match="0700"):
+            attempt(f"ipc://{tmp_path}", backend=backend)
+
+
+def test_two_groups_at_once_do_not_meet():
+    with create_group(2) as left, create_group(2) as right:
+        comms = in_threads(
+            local_group(4),
+            lambda seat: join(
+                (left if seat.rank < 2 else right).ticket(seat.rank % 2), timeout_s=20
+            ),
+        )
+    totals = in_threads(
+        [_Seat(rank, comm) for rank, comm in enumerate(comms)],
+        lambda seat: float(seat.comm.all_reduce(float(seat.rank))),
+    )
+    assert totals == [1.0, 1.0, 5.0, 5.0]
+    for comm in comms:
+        comm.close()
+
+
+class _Seat:
+    def __init__(self, rank, comm):
+        self.rank = rank
+        self.comm = comm
+
+    def abort(self, reason):
+        self.comm.abort(reason)
