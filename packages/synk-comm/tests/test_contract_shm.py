@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from synk_comm import create_group, join
-from synk_comm._checks import check_all
-from synk_comm.testing import CommunicatorContract, in_threads, run_ranks
+from synk_comm.testing import CommunicatorContract, check_all, in_threads, run_ranks
 
 
 class TestShm(CommunicatorContract):

@@ -25,7 +25,7 @@ def test_importing_needs_neither_zmq_nor_pytest():
         "import sys, synk_comm; "
         "sys.exit(any(name in sys.modules for name in ('zmq', 'pytest', 'synk_shm', 'theano')))"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,6 @@ def test_errors_travel_with_all_they_know(error, kind):
         "V3",
         [("a", "i4"), ("b", "f8", (2, 3))],
         np.dtype([("a", "i1"), ("b", "f8")], align=True),
-        np.dtype((np.float32, (2,))),
     ],
 )
 def test_dtypes_survive_description(dtype):

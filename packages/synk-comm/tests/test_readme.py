@@ -20,6 +20,7 @@ def test_first_example():
         capture_output=True,
         text=True,
         timeout=60,
+        check=False,
     )
     assert done.stderr == ""
     assert done.stdout == said

@@ -108,10 +108,8 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
             f"arrays of dtype {dtype} cannot travel between ranks; expected a dtype without "
             "Python objects (small Python objects go by the *_object methods)"
         )
-    if dtype.names is None and dtype.subdtype is None:
-        text = dtype.str
-    else:
-        text = repr(np.lib.format.dtype_to_descr(dtype))
+    plain = dtype.names is None
+    text = dtype.str if plain else repr(np.lib.format.dtype_to_descr(dtype))
     if text_dtype(text) != dtype:
         raise TypeError(f"dtype {dtype!r} cannot be described to other ranks; use a view of it")
     return text
@@ -120,7 +118,7 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
 @lru_cache(maxsize=256)
 def text_dtype(text: str) -> np.dtype[Any]:
     """Return the dtype that ``dtype_text`` described."""
-    if text[:1] in "[(":
+    if text.startswith("["):
         return np.lib.format.descr_to_dtype(ast.literal_eval(text))
     return np.dtype(text)
 

@@ -9,8 +9,6 @@ import secrets
 import weakref
 from typing import Callable, NamedTuple
 
-from typing_extensions import Self
-
 from ._backends.local import LocalFabric, LocalHub
 from ._backends.shm import ShmFabric
 from ._backends.shm import create as create_block
@@ -122,7 +120,7 @@ class Group:
         self._open = False
         self._release()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Group:  # noqa: PYI034 - typing.Self is newer than 3.9
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -3,18 +3,18 @@
 Expected values come from NumPy, on data that every rank can make for all ranks.
 """
 
+# ruff: noqa: S101 - asserts are how a test speaks
+
 from __future__ import annotations
 
-import functools
-import operator
 import time
 from typing import Any, Callable
 
 import numpy as np
 
-from ._ops import Array
-from .abc import Communicator
-from .exceptions import MismatchError, PeerDeclined
+from synk_comm._ops import Array
+from synk_comm.abc import Communicator
+from synk_comm.exceptions import MismatchError, PeerDeclined
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (3, 0, 2), (7, 5), (2, 90_001)]
 DTYPES = ["f2", "f4", "f8", "g", "c8", "c16", "i1", "u2", "i4", "u8"]
@@ -43,7 +43,7 @@ def equal(got: Any, expected: Any) -> None:
     expected = np.asarray(expected)
     assert isinstance(got, np.ndarray)
     assert got.dtype == expected.dtype
-    np.testing.assert_array_equal(got, expected, strict=False)
+    np.testing.assert_array_equal(got, expected)
     assert got.shape == expected.shape
 
 
@@ -72,7 +72,7 @@ def check_reductions(comm: Communicator) -> None:
                 expected = np.mean(np.stack(wide), axis=0).astype(dtype)
                 got = comm.all_reduce(parts[comm.rank], "avg")
                 assert got.dtype == expected.dtype
-                np.testing.assert_allclose(got, expected, rtol=4 * np.finfo(dtype).eps)
+                np.testing.assert_allclose(got, expected, rtol=4 * float(np.finfo(dtype).eps))
 
 
 def check_booleans(comm: Communicator) -> None:
@@ -144,7 +144,7 @@ def check_weights(comm: Communicator) -> None:
             weight = scale * weights[comm.rank]
             got = comm.all_reduce(parts[comm.rank], "avg", weight=weight)
             assert got.dtype == np.dtype(dtype)
-            eps = np.finfo(dtype).eps
+            eps = float(np.finfo(dtype).eps)
             np.testing.assert_allclose(got, exact, rtol=8 * eps, atol=8 * eps)
 
 
@@ -153,7 +153,7 @@ def check_same_bits_everywhere(comm: Communicator) -> None:
     rng = np.random.default_rng(comm.rank)
     x = rng.standard_normal(100_003).astype("f4") * np.float32(10) ** rng.integers(-6, 6)
     results = [comm.all_reduce(x, "avg").tobytes() for _ in range(2)]
-    assert len(set(functools.reduce(operator.iadd, comm.all_gather_object(results), []))) == 1
+    assert len({bits for theirs in comm.all_gather_object(results) for bits in theirs}) == 1
 
 
 def check_broadcast(comm: Communicator) -> None:
@@ -243,7 +243,6 @@ def check_mismatches(comm: Communicator) -> None:
     ]
     for call in ours:
         error = raises(MismatchError, f"rank {comm.size - 1}:", call)
-        assert isinstance(error, ValueError)
         assert list(error.calls) == list(range(comm.size))
         assert error.calls[0] != error.calls[comm.size - 1]
         equal(comm.all_reduce(x), np.full(4, comm.size, "f4"))

@@ -1,0 +1,17 @@
+"""Tools for tests: ranks in fresh processes, ranks in threads, and a test suite for backends.
+
+A backend passes if a subclass of ``CommunicatorContract`` with one fixture does::
+
+    class TestMine(CommunicatorContract):
+        @pytest.fixture
+        def make_group(self):
+            return lambda size: [...]  # a list of ``size`` communicators, for threads
+"""
+
+from __future__ import annotations
+
+from ._checks import CHECKS, check_all
+from ._contract import CommunicatorContract
+from ._ranks import Outcome, in_threads, run_ranks
+
+__all__ = ["CHECKS", "CommunicatorContract", "Outcome", "check_all", "in_threads", "run_ranks"]
