@@ -73,9 +73,11 @@ def children():
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda n: f"{n}-processes")
 def processes(request):
+    """Fork; a parameter is the number of processes, or (that number, the master's rank)."""
     before = children()
-    assert synk.fork(request.param, use_gpu=False, verbose=False) == request.param
-    yield request.param
+    n, master = request.param if isinstance(request.param, tuple) else (request.param, 0)
+    assert synk.fork(n, use_gpu=False, master_rank=master, verbose=False) == n
+    yield n
     synk.close()
     assert children() <= before
 
@@ -212,7 +214,19 @@ def test_data_that_lies_scattered_in_shared_variables(processes):
         expected = f(batch_s=rows, num_slices=num_slices)
         loss = g(batch_s=places, num_slices=num_slices)
         np.testing.assert_allclose(loss, expected, rtol=0, atol=TOLERANCE)
+    loss = g(batch_s=[[0, 2, 3], [9]])  # unequal numbers of rows, and the average is still exact
+    assert g.grad_function.rows == (3, 1)
+    np.testing.assert_allclose(loss, f(batch_s=[0, 2, 3, 19]), rtol=0, atol=TOLERANCE)
     assert largest_difference(serial, parallel) <= TOLERANCE
+
+
+@with_two
+def test_a_loss_without_data(processes):
+    w = theano.shared(np.ones(3), name="w")
+    train = make_train_function(T.sum(w**2), w, [], updates.sgd, 0.25)
+    assert [float(train()), float(train())] == [3.0, 0.75]
+    for rank in range(processes):
+        np.testing.assert_array_equal(synk.get_value(rank, w), [0.25, 0.25, 0.25])
 
 
 @with_two
@@ -284,3 +298,15 @@ def test_plain_theano_twin_names_missing_and_surplus_values():
         train(x)
     with pytest.raises(TypeError, match=r"\['z'\] by name too many"):
         train(x, y, z=1)
+
+
+@pytest.mark.parametrize("processes", [(3, 2)], indirect=True, ids=["3-processes-master-2"])
+def test_the_master_need_not_be_rank_0(processes):
+    serial, parallel, f, g = twins(updates.adam)
+    x, y = dataset()
+    for batch in (53, 2):
+        np.testing.assert_allclose(
+            g(x, y, batch=batch), f(x, y, batch=batch), rtol=0, atol=TOLERANCE
+        )
+    assert g.grad_function.rows == (1, 1, 0)
+    assert largest_difference(serial, parallel) <= TOLERANCE

@@ -9,7 +9,12 @@ import numpy as np
 import theano
 import theano.tensor as T
 
-_REDUCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+_REDUCTIONS: dict[str, Any] = {
+    "sum": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
 
 
 class SerialTrainFunction:
