@@ -144,9 +144,9 @@ def _replaced(text: str, old: str, new: str, count: int = 1) -> str:
 
 def topk_index() -> str:
     """P6: index with a tuple in top-k; NumPy 1.23 reads a list as an array of indexes."""
-    from theano.tensor import sort
+    from theano.tensor.sort import _topk_py_impl  # theano.tensor.sort is also a function
 
-    _rewrite(sort._topk_py_impl, "axis=axis)[idx]", "axis=axis)[tuple(idx)]", 3)
+    _rewrite(_topk_py_impl, "axis=axis)[idx]", "axis=axis)[tuple(idx)]", 3)
     return "TopKOp"
 
 

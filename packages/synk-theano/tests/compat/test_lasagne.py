@@ -1,0 +1,179 @@
+"""Lasagne 0.1: the removed downsample module, and networks against NumPy."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+needs_lasagne = pytest.mark.skipif(
+    importlib.util.find_spec("lasagne") is None, reason="Lasagne is not installed"
+)
+
+# As strict as can be about what our user would see: none of these warnings is ours to give.
+STRICT = "import warnings; warnings.simplefilter('error', UserWarning)\n"
+
+DOWNSAMPLE = (
+    STRICT
+    + """
+import theano, theano.tensor as T, numpy as np
+from theano.tensor.signal import downsample
+from theano.tensor.signal.downsample import max_pool_2d, max_pool_2d_same_size
+import theano.tensor.signal.downsample as again
+assert again is downsample
+x = T.tensor4()
+X = np.random.RandomState(0).permutation(98).reshape(1, 2, 7, 7).astype(x.dtype)
+
+def pool(**kwargs):
+    return theano.function([x], max_pool_2d(x, **kwargs))(X)
+
+whole = X[:, :, :6, :6].reshape(1, 2, 3, 2, 3, 2).max(axis=(3, 5))
+assert np.array_equal(pool(ds=(2, 2), ignore_border=True), whole)
+border = pool(ds=(2, 2))
+assert border.shape == (1, 2, 4, 4) and np.array_equal(border[:, :, :3, :3], whole)
+assert border[0, 1, 3, 3] == X[0, 1, 6, 6]
+overlapping = pool(ds=[3, 3], st=[1, 2], ignore_border=True)
+expected = [[[X[0, c, i:i + 3, 2 * j:2 * j + 3].max() for j in range(3)] for i in range(5)]
+            for c in range(2)]
+assert np.array_equal(overlapping[0], expected)
+padded = pool(ds=(3, 3), st=(2, 2), padding=(1, 1), ignore_border=True)
+P = np.pad(X, [(0, 0), (0, 0), (1, 1), (1, 1)], constant_values=-1)
+expected = [[[P[0, c, 2 * i:2 * i + 3, 2 * j:2 * j + 3].max() for j in range(4)] for i in range(4)]
+            for c in range(2)]
+assert np.array_equal(padded[0], expected)
+mean = pool(ds=(7, 7), mode="average_exc_pad", ignore_border=True)
+np.testing.assert_allclose(mean[..., 0, 0], X.mean(axis=(2, 3)))
+same = theano.function([x], max_pool_2d_same_size(x, (7, 7)))(X)
+assert np.count_nonzero(same) == 2
+"""
+)
+
+
+def test_downsample(run):
+    run(DOWNSAMPLE)
+    assert "downsample" in run(DOWNSAMPLE, skip="downsample", fails=True).stderr
+
+
+NETWORK = (
+    STRICT
+    + """
+import lasagne  # first: it imports theano
+import theano, theano.tensor as T, numpy as np
+from lasagne.layers import *
+rng = np.random.RandomState(0)
+lasagne.random.set_rng(rng)
+x, y = T.tensor4(), T.ivector()
+X, Y = rng.randn(6, 2, 8, 8).astype(x.dtype), rng.randint(0, 3, 6).astype("int32")
+net = InputLayer((None, 2, 8, 8), x)
+net = conv = Conv2DLayer(net, 4, (3, 3), pad="same")
+net = MaxPool2DLayer(net, (2, 2))
+net = dropout = DropoutLayer(net, 0.4)
+net = DenseLayer(net, 3, nonlinearity=lasagne.nonlinearities.softmax)
+params = get_all_params(net, trainable=True)
+W, b, V, c = (p.get_value() for p in params)
+
+def forward(X):
+    P = np.pad(X, [(0, 0), (0, 0), (1, 1), (1, 1)])
+    F = W[:, :, ::-1, ::-1]
+    h = b[:, None, None] + sum(np.einsum("bcij,oc->boij", P[:, :, i:i + 8, j:j + 8], F[:, :, i, j])
+                               for i in range(3) for j in range(3))
+    h = np.maximum(h, 0).reshape(len(X), 4, 4, 2, 4, 2).max(axis=(3, 5)).reshape(len(X), -1)
+    e = np.exp(h.dot(V) + c)
+    return e / e.sum(axis=1, keepdims=True)
+
+out = get_output(net, deterministic=True)
+np.testing.assert_allclose(theano.function([x], out)(X), forward(X), rtol=1e-9)
+loss = lasagne.objectives.categorical_crossentropy(out, y).mean()
+loss += 0.5 * lasagne.regularization.regularize_network_params(net, lasagne.regularization.l2)
+penalty = 0.5 * ((W**2).sum() + (V**2).sum())
+value = theano.function([x, y], loss)(X, Y)
+np.testing.assert_allclose(value, penalty - np.log(forward(X)[range(6), Y]).mean(), rtol=1e-9)
+noisy = theano.function([x], get_output(dropout))(X)
+kept = noisy != 0
+clean = theano.function([x], get_output(dropout, deterministic=True))(X)
+np.testing.assert_allclose(noisy[kept], clean[kept] / 0.6, rtol=1e-9)
+assert 0.3 < 1 - kept[clean != 0].mean() < 0.5
+
+grads = theano.function([x, y], T.grad(loss, params))(X, Y)
+step = theano.function([x, y], [], updates=lasagne.updates.nesterov_momentum(loss, params, 0.1, 0.9))
+step(X, Y)
+for p, old, g in zip(params, (W, b, V, c), grads):
+    np.testing.assert_allclose(p.get_value(), old + 0.9 * (-0.1 * g) - 0.1 * g, rtol=1e-8, atol=1e-12)
+for rule in ("adagrad", "adam"):
+    updates = getattr(lasagne.updates, rule)(loss, params, learning_rate=1e-3)
+    train = theano.function([x, y], loss, updates=updates)
+    losses = [float(train(X, Y)) for _ in range(4)]
+    assert losses[-1] < losses[0], (rule, losses)
+"""
+)
+
+RECURRENT = (
+    STRICT
+    + """
+import theano, theano.tensor as T, numpy as np
+import lasagne
+from lasagne.layers import *
+lasagne.random.set_rng(np.random.RandomState(3))
+x = T.tensor3()
+X = np.random.RandomState(1).randn(3, 5, 4).astype(x.dtype)
+lstm = LSTMLayer(InputLayer((None, 5, 4), x), 6)
+p = {q.name.split(".")[-1]: q.get_value() for q in lstm.get_params()}
+sigmoid = lambda a: 1 / (1 + np.exp(-a))
+h, c = np.zeros((3, 6)), np.zeros((3, 6))
+states = []
+for t in range(5):
+    def gate(n, peep=None):
+        a = X[:, t].dot(p["W_in_to_" + n]) + h.dot(p["W_hid_to_" + n]) + p["b_" + n]
+        return a if peep is None else a + peep * p["W_cell_to_" + n]
+    i, f = sigmoid(gate("ingate", c)), sigmoid(gate("forgetgate", c))
+    c = f * c + i * np.tanh(gate("cell"))
+    # Lasagne 0.1 adds this peephole behind the sigmoid
+    h = (sigmoid(gate("outgate")) + c * p["W_cell_to_outgate"]) * np.tanh(c)
+    states.append(h)
+out = get_output(lstm)
+np.testing.assert_allclose(theano.function([x], out)(X), np.stack(states, axis=1), rtol=1e-8)
+loss = (out ** 2).sum()
+weights = [q for q in get_all_params(lstm, trainable=True) if q.ndim == 2]
+grads = theano.function([x], T.grad(loss, weights))(X)
+value = theano.function([x], loss)
+for q, g in zip(weights, grads):
+    old = q.get_value()
+    for sign in (1, -1):
+        new = old.copy()
+        new[1, 2] += sign * 1e-6
+        q.set_value(new)
+        g[1, 2] -= sign * value(X) / 2e-6
+    q.set_value(old)
+    assert abs(g[1, 2]) < 1e-6, (q, g[1, 2])
+"""
+)
+
+
+@pytest.mark.slow
+@needs_lasagne
+@pytest.mark.parametrize("code", [NETWORK, RECURRENT], ids=["network", "recurrent"])
+def test_numbers(run, code: str):
+    run(code)
+
+
+HIDDEN = """
+import importlib.util, sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pkg_resources":
+            raise ModuleNotFoundError("No module named 'pkg_resources'", name=name)
+sys.meta_path.insert(0, Hide())
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: (
+    None if name == "pkg_resources" else find(name, package)
+)
+import lasagne
+assert lasagne.__version__ == "0.1", lasagne.__version__
+assert "pkg_resources" not in sys.modules
+"""
+
+
+@needs_lasagne
+def test_without_setuptools(run):
+    run(HIDDEN)
+    assert "pkg_resources" in run(HIDDEN, skip="P10", fails=True).stderr

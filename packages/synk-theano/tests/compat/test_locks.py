@@ -1,0 +1,179 @@
+"""The compile lock and the module cache, with several fresh processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_S = 240
+
+BUILD = """
+import sys, pickle
+sys.setrecursionlimit(20000)
+import theano, theano.tensor as T, numpy as np
+x, y = T.matrix("x"), T.ivector("y")
+rng = np.random.RandomState(0)
+params = [theano.shared(rng.randn(*s).astype(x.dtype) / 10, n)
+          for n, s in (("W", (6, 3)), ("b", (3,)))]
+W, b = params
+p = T.nnet.softmax(T.dot(x, W) + b)
+loss = T.nnet.categorical_crossentropy(p, y).mean()
+f = theano.function([x, y], [loss, p.max(axis=1), x[:, ::-1].sum(axis=0)],
+                    updates=[(q, q - T.grad(loss, q) * 0.1) for q in params])
+"""
+
+MASTER = BUILD + "pickle.dump(f, open({path!r}, 'wb'))\n"
+
+WORKER = """
+import sys, pickle, time
+sys.setrecursionlimit(20000)
+import theano, numpy as np
+from theano.gof import cmodule, compilelock
+from synk_theano_compat.locks import refresh_cache, worker_cache
+compiled, locked = [], []
+compile_str, lock = cmodule.GCC_compiler.compile_str, compilelock.lock
+def counted(*args, **kwargs):
+    compiled.append(1)
+    return compile_str(*args, **kwargs)
+cmodule.GCC_compiler.compile_str = staticmethod(counted)
+def watched(*args, **kwargs):
+    locked.append(args)
+    return lock(*args, **kwargs)
+compilelock.lock = watched
+worker_cache()
+print("ready", flush=True)
+sys.stdin.readline()
+refresh_cache()
+f = pickle.load(open({path!r}, "rb"))
+out = f(np.ones((2, 6)), np.zeros(2, "int32"))
+assert np.isfinite(out[0]) and np.array_equal(out[2], np.full(6, 2.0))
+print(len(compiled), len(locked), float(out[0]).hex())
+"""
+
+
+@pytest.mark.slow
+def test_workers_compile_nothing_and_take_no_lock(spawn, tmp_path: Path):
+    path = str(tmp_path / "function.pkl")
+    flags = f"base_compiledir={tmp_path / 'cache'}"
+    warm = spawn("import theano", flags=flags)  # Theano's own modules, built at import
+    assert warm.wait(TIMEOUT_S) == 0
+    workers = [spawn(WORKER.format(path=path), flags=flags) for _ in range(3)]
+    for worker in workers:
+        assert worker.stdout.readline() == "ready\n"
+    # everything else is compiled while the workers are there already
+    assert spawn(MASTER.format(path=path), flags=flags).wait(TIMEOUT_S) == 0
+    answers = [worker.communicate("go\n", timeout=TIMEOUT_S)[0].split() for worker in workers]
+    assert [answer[:2] for answer in answers] == [["0", "0"]] * 3
+    assert len({answer[2] for answer in answers}) == 1
+
+
+def test_known_module_under_a_new_key_stays_in_memory(run, tmp_path: Path):
+    # Without worker_cache the same takes the lock, to write the key to disk.
+    code = """
+import theano, theano.tensor as T, numpy as np
+from theano.gof import cmodule, compilelock
+from theano.gof.cc import get_module_cache
+WORKER
+locked = []
+lock = compilelock.lock
+def watched(*args, **kwargs):
+    locked.append(args)
+    return lock(*args, **kwargs)
+x = T.matrix()
+f = theano.function([x], T.exp(x) + 1)
+cache = get_module_cache()
+known = next(k for k in cache.module_hash_to_key_data.values() if k.keys)
+before = open(known.key_pkl, "rb").read()
+compilelock.lock = watched
+version, rest = next(iter(known.keys))
+module = cache._get_from_hash(known.module_hash, (version, (*rest, ("new",))), keep_lock=False)
+assert module.__file__ == known.get_entry()
+print(len(locked), before == open(known.key_pkl, "rb").read())
+"""
+    cold = f"base_compiledir={tmp_path}"
+    worker = "from synk_theano_compat.locks import worker_cache; worker_cache()"
+    assert run(code.replace("WORKER", worker), flags=cold).stdout == "0 True\n"
+    assert run(code.replace("WORKER", ""), flags=cold).stdout == "1 False\n"
+
+
+def test_worker_leaves_cleaning_to_others(run, tmp_path: Path):
+    code = (
+        "import theano\n"
+        "from synk_theano_compat.locks import worker_cache, refresh_cache\n"
+        "from theano.gof import cmodule\n"
+        "import pathlib\n"
+        "worker_cache(); worker_cache()\n"
+        "ruin = pathlib.Path(theano.config.compiledir, 'tmpruin'); ruin.mkdir()\n"
+        "refresh_cache(); cmodule._module_cache.refresh(cleanup=True)\n"
+        "assert ruin.exists()\n"
+    )
+    run(code, flags=f"base_compiledir={tmp_path},cxx=")
+
+
+HOLD = """
+import theano, time
+from theano.gof import compilelock
+with compilelock.lock_ctx():
+    print("held", flush=True)
+    time.sleep({seconds})
+"""
+WAIT = """
+import theano, time
+from theano.gof import compilelock
+waits = []
+sleep = time.sleep
+time.sleep = lambda seconds: (waits.append(seconds), sleep(seconds))
+with compilelock.lock_ctx():
+    pass
+print(max(waits))
+"""
+
+
+def test_lock_is_polled_fast_and_quietly(run, spawn, tmp_path: Path):
+    flags = f"base_compiledir={tmp_path},cxx="
+    holder = spawn(HOLD.format(seconds=4), flags=flags)
+    assert holder.stdout.readline() == "held\n"
+    done = run(WAIT, flags=flags)
+    assert float(done.stdout) <= 0.04
+    assert "Waiting" not in done.stderr
+
+
+def test_a_long_wait_is_said(run, tmp_path: Path):
+    flags = f"base_compiledir={tmp_path},cxx="
+    code = (
+        "import theano\n"
+        "from synk_theano_compat import locks\n"
+        "import logging, time\n"
+        "log = logging.getLogger('theano.gof.compilelock')\n"
+        "(patience,) = [f for f in log.filters if isinstance(f, locks._Patience)]\n"
+        "clock = [0.0]\n"
+        "time.monotonic = lambda: clock[0]\n"
+        "patience.begin()\n"
+        "for second in (1, 6, 7, 65, 67):\n"
+        "    clock[0] = second\n"
+        "    log.info('Waiting for existing lock by %s', second)\n"
+        "    log.info('To manually release the lock, delete %s', second)\n"
+        "log.info('Refreshing lock %s', 0)\n"
+    )
+    lines = run(code, flags=flags).stderr.splitlines()
+    said = [line.rsplit(" ", 1)[1] for line in lines if line.startswith("INFO")]
+    assert said == ["6", "6", "67", "67", "0"]
+
+
+def test_each_process_waits_in_its_own_way(run, tmp_path: Path):
+    code = (
+        "import theano, numpy as np\n"
+        "state = np.random.get_state()[1].tolist()\n"
+        "from theano.gof import compilelock\n"
+        "print(compilelock.random.uniform())"
+    )
+    flags = f"base_compiledir={tmp_path},cxx="
+    assert run(code, flags=flags).stdout != run(code, flags=flags).stdout
+
+
+def test_a_wait_the_user_has_set_is_kept(run, tmp_path: Path):
+    code = "import theano\nfrom theano.gof import compilelock\nprint(compilelock.lock.__module__)"
+    flags = f"base_compiledir={tmp_path},cxx="
+    assert run(code, flags=flags).stdout == "synk_theano_compat.locks\n"
+    assert run(code, flags=flags + ",compile.wait=2").stdout == "theano.gof.compilelock\n"

@@ -1,0 +1,249 @@
+"""Each patch: what fails without it, and the right numbers with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
+
+IMPORT = "import theano, theano.tensor as T, numpy as np\n"
+
+
+@pytest.mark.skipif(NUMPY < (1, 22), reason="NumPy < 1.22 still answers what its BLAS is")
+def test_without_flags_theano_cannot_be_imported(run):
+    assert "blas_opt_info" in run(IMPORT, skip="P1", fails=True).stderr
+    run(IMPORT)
+
+
+COUNTED = """
+from theano.gof import cmodule
+compiled = []
+real = cmodule.GCC_compiler.compile_str
+def compile_str(*args, **kwargs):
+    compiled.append(1)
+    return real(*args, **kwargs)
+cmodule.GCC_compiler.compile_str = staticmethod(compile_str)
+x = T.matrix()
+f = theano.function([x], T.nnet.softmax(T.tanh(x) + T.arange(3)), profile=False)
+assert np.allclose(f(np.zeros((2, 3), x.dtype)).sum(axis=1), 1)
+print(len(compiled))
+"""
+
+
+def test_ops_without_props_are_compiled_once_for_all_processes(run):
+    run(IMPORT + COUNTED)
+    assert int(run(IMPORT + COUNTED).stdout) == 0
+    assert int(run(IMPORT + COUNTED, skip="P2").stdout) > 0
+
+
+def test_version_of_ops_in_c_files_is_the_same_in_every_process(run, tmp_path: Path):
+    (tmp_path / "op.c").write_text("#section support_code\nint synk_test;\n")
+    code = IMPORT + (
+        "from theano.gof.op import COp\n"
+        f"print(COp({str(tmp_path / 'op.c')!r}).c_code_cache_version())"
+    )
+    hashes = [{"PYTHONHASHSEED": str(seed)} for seed in (1, 2)]
+    patched = {run(code, env=seed).stdout for seed in hashes}
+    unpatched = {run(code, env=seed, skip="P3").stdout for seed in hashes}
+    assert len(patched) == 1
+    assert len(unpatched) == 2
+
+
+SCAN = """
+x = T.vector()
+sums, _ = theano.scan(lambda a, s: s + a, sequences=x, outputs_info=np.asarray(0, x.dtype))
+f = theano.function([x], [sums, T.grad((sums**2).sum(), x)])
+values = np.arange(1, 5, dtype=x.dtype)
+sums, grad = f(values)
+assert np.array_equal(sums, values.cumsum())
+assert np.array_equal(grad, 2 * values.cumsum()[::-1].cumsum()[::-1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the extension still compiles")
+def test_scan_runs_although_its_extension_cannot_be_compiled(run, tmp_path: Path):
+    cold = f"base_compiledir={tmp_path}"  # the failed attempt leaves its ruins in the cache
+    failed = run(IMPORT + SCAN, skip="P4", flags=cold, fails=True)
+    assert "longintrepr.h" in failed.stderr + failed.stdout
+    run(IMPORT + SCAN)
+
+
+EMPTY = """
+for dtype in ("float32", "float64"):
+    a, b = T.matrix(dtype=dtype), T.matrix(dtype=dtype)
+    s = theano.shared(np.ones((3, 4), dtype))
+    gradient = theano.function([a, b], updates=[(s, 2 * s + T.dot(a.T, b))])
+    assert any(type(n.op).__name__ == "Gemm" for n in gradient.maker.fgraph.toposort())
+    x, y = np.arange(6, dtype=dtype).reshape(2, 3), np.arange(8, dtype=dtype).reshape(2, 4)
+    gradient(x[:0], y[:0])
+    assert np.array_equal(s.get_value(), np.full((3, 4), 2.0)), s.get_value()
+    gradient(x, y)
+    assert np.array_equal(s.get_value(), 4 + x.T.dot(y))
+    dot = theano.function([a, b], T.dot(a, b))
+    assert np.array_equal(dot(np.ones((3, 0), dtype), np.ones((0, 2), dtype)), np.zeros((3, 2)))
+    for shape in ((0, 3, 4), (2, 3, 0), (0, 0, 0), (0, 3, 0)):
+        left, right = np.ones(shape[:2], dtype), np.ones(shape[1:], dtype)
+        assert dot(left, right).shape == (shape[0], shape[2])
+    plus = theano.function([a, b], 3 * T.dot(a, b) + 1)
+    assert np.array_equal(plus(np.ones((3, 0), dtype), np.ones((0, 2), dtype)), np.ones((3, 2)))
+"""
+
+
+@pytest.mark.parametrize("flags", ["", "blas.ldflags="])
+def test_gemm_takes_empty_matrices(run, flags: str):
+    run(IMPORT + EMPTY, flags=flags)
+
+
+@pytest.mark.skipif(NUMPY < (1, 23), reason="strides of empty arrays are not yet 0")
+def test_gemm_of_empty_matrices_fails_unpatched(run):
+    assert "no unit stride" in run(IMPORT + EMPTY, skip="P5", fails=True).stderr
+
+
+TOPK = """
+x = T.matrix()
+values, where = theano.function([x], T.topk_and_argtopk(x, 2, axis=0, sorted=False))(
+    np.array([[1, 9], [5, 2], [3, 4]], x.dtype)
+)
+assert np.array_equal(np.sort(values, axis=0), [[3, 4], [5, 9]])
+assert np.array_equal(np.sort(where, axis=0), [[1, 0], [2, 2]])
+only = theano.function([x], T.topk(x, -2, axis=1, sorted=False))
+assert np.array_equal(np.sort(only(np.array([[3, 1, 2]], x.dtype))), [[1, 2]])
+which = theano.function([x], T.argtopk(x, 2, axis=1, sorted=False))
+assert np.array_equal(np.sort(which(np.array([[3, 1, 2]], x.dtype))), [[0, 2]])
+"""
+
+POOL = """
+from theano.tensor.signal.pool import pool_2d
+x, v = T.tensor4(), T.tensor4()
+values = np.random.RandomState(0).permutation(32).reshape(1, 2, 4, 4).astype(x.dtype)
+blocks = values.reshape(1, 2, 2, 2, 2, 2)
+top = pool_2d(x, (2, 2), ignore_border=True)
+python = theano.Mode(linker="py", optimizer=None)
+assert np.array_equal(theano.function([x], top, mode=python)(values), blocks.max(axis=(3, 5)))
+rop = theano.function([x, v], T.Rop(top, x, v), mode=python)
+assert np.array_equal(rop(values, 2 * values), 2 * blocks.max(axis=(3, 5)))
+"""
+
+
+@pytest.mark.parametrize("code", [TOPK, POOL], ids=["topk", "pool"])
+def test_indexing_with_lists(run, code: str):
+    run(IMPORT + code)
+    if NUMPY >= (1, 23):
+        run(IMPORT + code, skip="P6", fails=True)
+
+
+# NumPy 1.24 removed the names; older ones answer for them with a warning. Removing them here is
+# what that release did, except that a newer NumPy has to be left as it is.
+REMOVED = """
+import numpy as np
+for name in ("bool", "int", "float", "complex", "object", "str"):
+    vars(np).pop(name, None)
+    getattr(np, "__deprecated_attrs__", {}).pop(name, None)
+try:
+    np.complex
+except AttributeError:
+    pass
+else:
+    raise SystemExit("the name is still there")
+"""
+
+
+def test_names_that_numpy_removed(run):
+    assert "AttributeError" in run(REMOVED + IMPORT, skip="P7", fails=True).stderr
+    run(REMOVED + IMPORT + "assert np.bool is bool and np.complex is complex\n" + EMPTY)
+
+
+BATCHED = """
+for dtype in ("float32", "float64"):
+    a, b = T.tensor3(dtype=dtype), T.tensor3(dtype=dtype)
+    f = theano.function([a, b], T.batched_dot(a, b))
+    x = np.arange(24, dtype=dtype).reshape(2, 3, 4)
+    y = np.arange(40, dtype=dtype).reshape(2, 4, 5)
+    assert np.array_equal(f(x, y), x @ y)
+    assert f(x[:0], y[:0]).shape == (0, 3, 5)
+    assert np.array_equal(f(x[:, :, :0], y[:, :0]), np.zeros((2, 3, 5)))
+"""
+
+
+def test_batched_dot_without_blas(run):
+    run(IMPORT + BATCHED, flags="blas.ldflags=")
+    failed = run(IMPORT + BATCHED, skip="P8", flags="blas.ldflags=", fails=True)
+    assert "undefined symbol" in failed.stderr
+
+
+def test_batched_dot_with_blas(run):
+    run(IMPORT + BATCHED)
+
+
+GEMV_PROBE = """
+from theano.gof import cmodule
+tried = []
+real = cmodule.GCC_compiler.try_compile_tmp
+def try_compile_tmp(*args, **kwargs):
+    tried.extend([1] if kwargs.get("tmp_prefix") == "check_beta_" else [])
+    return real(*args, **kwargs)
+cmodule.GCC_compiler.try_compile_tmp = staticmethod(try_compile_tmp)
+a, v = T.matrix(), T.vector()
+f = theano.function([a, v], T.dot(a, v))
+assert any(type(n.op).__name__ == "CGemv" for n in f.maker.fgraph.toposort())
+x = np.arange(6, dtype=a.dtype).reshape(2, 3)
+assert np.array_equal(f(x, x[0]), x.dot(x[0]))
+assert np.array_equal(f(x[:, :0], x[0, :0]), [0, 0])
+print(len(tried))
+"""
+
+
+def test_gemv_asks_no_compiler(run):
+    assert int(run(IMPORT + GEMV_PROBE).stdout) == 0
+    assert int(run(IMPORT + GEMV_PROBE, skip="P9").stdout) > 0
+
+
+# What an environment without setuptools, or with one of today, looks like.
+HIDDEN = """
+import sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pkg_resources":
+            raise ModuleNotFoundError("No module named 'pkg_resources'", name=name)
+sys.meta_path.insert(0, Hide())
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: (
+    None if name == "pkg_resources" else find(name, package)
+)
+"""
+
+
+def test_pkg_resources_is_lent_and_taken_back(run):
+    code = HIDDEN + "import theano.gpuarray.linalg, sys\nassert 'pkg_resources' not in sys.modules"
+    run(code)
+    assert "pkg_resources" in run(code, skip="P10", fails=True).stderr
+
+
+def test_failing_patch_is_named_and_the_others_go_on(run):
+    code = (
+        "from synk_theano_compat import _apply\n"
+        "def broken(): raise LookupError('not this Theano')\n"
+        "steps = _apply.AFTER['theano.tensor.blas']\n"
+        "_apply.AFTER['theano.tensor.blas'] = (steps[0]._replace(run=broken), *steps[1:])\n"
+        + IMPORT
+        + "print([r for n, _, r in _apply.applied if n in ('P5', 'P8')])"
+    )
+    done = run(code)
+    assert "RuntimeWarning: synk_theano_compat: patch P5" in done.stderr
+    assert "BatchedDot.c_code" in done.stdout
+
+
+def test_source_of_another_theano_is_not_rewritten(run):
+    code = IMPORT + (
+        "from synk_theano_compat._patches import _rewrite\n"
+        "from theano.tensor.sort import _topk_py_impl\n"
+        "try: _rewrite(_topk_py_impl, 'not there', '', 1)\n"
+        "except LookupError as error: print(error)"
+    )
+    assert "this is not Theano 1.0.5" in run(code).stdout

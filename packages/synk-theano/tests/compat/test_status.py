@@ -1,0 +1,61 @@
+"""``python -m synk_theano_compat``: the report and the .pth file."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from pathlib import Path
+
+import pytest
+import synk_theano_compat
+from synk_theano_compat import _pth, _status
+
+MAIN = "import runpy, sys; sys.argv[1:] = {}; runpy.run_module('synk_theano_compat', run_name='__main__')"
+
+
+def test_report(run):
+    done = run(MAIN.format(["--json"]))
+    report = json.loads(done.stdout)
+    assert report["active"] is True
+    assert report["error"] == ""
+    assert report["versions"]["Theano"] == "1.0.5"
+    assert report["flags_added"]["device"] == "cpu"
+    assert report["blas"]["ldflags"] == report["flags_added"]["blas.ldflags"]
+    assert {"P1", "P5", "lock"} <= {entry["patch"] for entry in report["applied"]}
+    text = run(MAIN.format([])).stdout
+    assert text.startswith("synk_theano_compat: active\n")
+    assert report["blas"]["origin"] in text
+
+
+def test_report_of_an_environment_that_is_switched_off(run):
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(synk_theano_compat.__file__).parents[1])!r})\n"
+    )
+    done = run(code + MAIN.format([]), env={"SYNK_THEANO_COMPAT": "0"}, fails=True)
+    assert done.stdout.startswith("synk_theano_compat: switched off by SYNK_THEANO_COMPAT=0\n")
+    assert "import theano: AttributeError" in done.stdout
+
+
+def test_pth_file_is_written_and_removed(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    path = tmp_path / "synk_theano_compat.pth"
+    for arguments, said, there in (
+        (["--install"], "written", True),
+        (["--install"], "nothing to do", True),
+        (["--uninstall"], "removed", False),
+        (["--uninstall"], "nothing to do", False),
+    ):
+        assert _status.main(arguments) == 0
+        assert capsys.readouterr().out == f"{path}: {said}\n"
+        assert path.exists() == there
+
+
+def test_written_file_is_the_one_in_the_wheel():
+    ours = Path(synk_theano_compat.__file__).parents[1] / _pth.NAME
+    assert _pth.pth_text() == ours.read_text()
+
+
+def test_actions_exclude_each_other(capsys):
+    with pytest.raises(SystemExit):
+        _status.main(["--install", "--uninstall"])
+    assert "not allowed" in capsys.readouterr().err
