@@ -7,7 +7,7 @@ import pytest
 METHODS = ["fork", "spawn", "forkserver"]
 
 SCRIPT = """
-import multiprocessing as mp, os, sys, time
+import multiprocessing as mp, os, sys, time, weakref
 from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import synk_shm as shm
@@ -29,8 +29,10 @@ def make(n):
 def tell(a):
     return shm.is_shared(a), a.flags.writeable, type(a).__name__, float(a.sum())
 
-def nothing():
-    pass
+def late():
+    a = shm.ones(3)
+    weakref.finalize._shutdown = True  # as weakref's own exit handler leaves it
+    del a
 
 def main(context):
     BODY
@@ -184,3 +186,17 @@ def test_children_of_one_program_are_one_family(script):
         """,
     )
     assert out == "1"
+
+
+def test_arrays_that_die_late_in_the_exit(script):
+    """Python has stopped calling finalizers then; the names go all the same."""
+    run(
+        script,
+        "spawn",
+        """
+        child = context.Process(target=late)
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0 and not mine(), mine()
+        """,
+    )

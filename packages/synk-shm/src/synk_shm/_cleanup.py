@@ -14,7 +14,6 @@ import collections
 import contextlib
 import os
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -42,7 +41,9 @@ class Process:
 
     def __init__(self) -> None:
         self.home = ""
-        self.owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+        # Not weak: late in the exit Python stops calling finalizers, while threads of
+        # multiprocessing's queues still drop arrays. `_at_exit` must find those here.
+        self.owners: set[Owner] = set()
         self.lock_fds: set[int] = set()
         self._memberships: dict[str, _Membership] = {}
         self._leaving: collections.deque[str] = collections.deque()

@@ -224,6 +224,7 @@ class Segment:
         if self._closed:
             return
         self._closed = True
+        process.owners.discard(self)
         try:
             self.remove_owned_names()
         except ShmError:
