@@ -57,6 +57,8 @@ def main(arguments: list[str]) -> int:
         known = [p.parent.name for p in sorted(ROOT.glob("packages/*/tests"))]
         print(f"no such suite: {absent}; known are {[*known, 'integration']}", file=sys.stderr)
         return 2
+    # Told to stop, it ends the running suite on the way out; only exceptions do that.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     lines = []
     worst = 0
     for suite in suites:
