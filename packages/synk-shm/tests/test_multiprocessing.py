@@ -194,9 +194,29 @@ def test_arrays_that_die_late_in_the_exit(script):
         script,
         "spawn",
         """
+        a = shm.ones(1)
         child = context.Process(target=late)
         child.start()
         child.join(60)
-        assert child.exitcode == 0 and not mine(), mine()
+        assert child.exitcode == 0 and len(mine()) == 1, mine()
+        """,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_message_to_a_parent_without_arrays(script, method):
+    """The child made the family's first array, and is gone before the message is read."""
+    run(
+        script,
+        method,
+        """
+        queue = context.Queue()
+        child = context.Process(target=fill, args=(np.zeros(1), queue))
+        child.start()
+        child.join(60)
+        if os.fork() == 0:  # a stranger that cleans up meanwhile
+            os.execv(sys.executable, [sys.executable, "-c", "import synk_shm as s; s.ones(1)"])
+        assert os.wait()[1] == 0
+        assert queue.get(timeout=60).tolist() == [0, 1, 2, 3]
         """,
     )

@@ -72,6 +72,7 @@ class Process:
         util.register_after_fork(self, Process._finalize_at_exit)
         self._finalize_at_exit()
         self._armed = True
+        self.enter(self.home)  # for good, and before the sweep: its own family is alive
         with contextlib.suppress(OSError):  # another program's trouble is not this one's
             _session.sweep_all()
 
@@ -123,6 +124,8 @@ class Process:
 
     def _release(self, family: str, member: _Membership) -> None:
         if member.fd is not None:
+            if family == self.home and _has_parent():
+                _session.postpone(family, member.fd)
             os.close(member.fd)
             with contextlib.suppress(OSError):  # runs where nobody could catch it
                 _session.sweep(family)
@@ -152,6 +155,14 @@ class Process:
         for fd in held:
             os.close(fd)  # a lock belongs to its file, which parent and child share
         self._finalize_at_exit()
+
+
+def _has_parent() -> bool:
+    """Whether a process of multiprocessing that started this one may expect its messages."""
+    import multiprocessing
+
+    parent = multiprocessing.parent_process()
+    return parent is not None and parent.is_alive()
 
 
 process = Process()

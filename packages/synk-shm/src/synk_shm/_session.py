@@ -22,6 +22,7 @@ from synk_shm import _names, _posix
 from synk_shm.exceptions import ShmTimeoutError
 
 _OPEN_S = 5.0
+_GRACE_S = 60.0
 
 
 def home_family() -> str:
@@ -54,6 +55,8 @@ def hold(family: str, *, create: bool) -> int | None:
         except OSError as error:
             _posix.raise_mapped(error, path)
         if _lock(fd, fcntl.LOCK_SH) and _is_current(fd, path):
+            if create:
+                os.utime(fd)  # a member is there again: no grace needed
             return fd
         # A sweeper holds it exclusively, or has just removed it: neither lasts.
         os.close(fd)
@@ -62,6 +65,17 @@ def hold(family: str, *, create: bool) -> int | None:
                 errno.ETIMEDOUT, f"the lock file stayed locked for {_OPEN_S} s", path
             )
         time.sleep(0.001)
+
+
+def postpone(family: str, fd: int) -> None:
+    """If a family has names, let it not be swept for a while, though nobody is left.
+
+    For a child that exits: a message of its may be on the way to a parent that has had no
+    shared arrays so far, and so does not hold the family's lock yet.
+    """
+    if any(_names.family_of(name) == family for name, _ in names_of_user()):
+        until = time.time() + _GRACE_S
+        os.utime(fd, (until, until))
 
 
 def is_linked(fd: int) -> bool:
@@ -149,10 +163,16 @@ def _open_if_dead(family: str) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None  # gone, or not ours
-    if _lock(fd, fcntl.LOCK_EX) and _is_current(fd, path):
+    if _lock(fd, fcntl.LOCK_EX) and _is_current(fd, path) and _is_due(fd):
         return fd
     os.close(fd)
     return None
+
+
+def _is_due(fd: int) -> bool:
+    """Whether no grace is left; a clock that was set back cannot make it last."""
+    left_s = os.fstat(fd).st_mtime - time.time()
+    return not 0 < left_s <= _GRACE_S
 
 
 def _lock(fd: int, kind: int) -> bool:
