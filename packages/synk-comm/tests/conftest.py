@@ -31,8 +31,18 @@ def _left_over():
     return {"descriptors": descriptors, "children": sorted(children), "files": sorted(files)}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_folder():
+    """Keep apart from other programs that make groups on this machine right now."""
+    with tempfile.TemporaryDirectory(prefix="synk-tests-") as folder:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TMPDIR", folder)
+            patch.setattr(tempfile, "tempdir", folder)
+            yield
+
+
 @pytest.fixture(scope="module", autouse=True)
-def nothing_is_left():
+def nothing_is_left(own_temporary_folder):
     if not os.path.isdir("/proc/self/fd"):
         yield
         return

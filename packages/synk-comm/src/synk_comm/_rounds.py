@@ -126,55 +126,46 @@ class RoundCommunicator(Communicator):
         result = _result_like(like, out, source) if receives and like is not None else None
         deadline = self._deadline(timeout_s)
 
+        # The own array is quicker to read than the own slot, but if the result overwrites it,
+        # it is only good for the first step.
+        in_place = source is not None and result is out and np.may_share_memory(source, result)
+        mine = None if source is None else _bytes(source)
+
         with self._guard:
-            posted = self._fill(source, 0)
+            posted = self._fill(mine, 0)
             calls = self._open(call, head, posted, deadline, root)
             example = call if call.dtype else next(c for c in calls if c.dtype)
             dtype, shape = _call.text_dtype(example.dtype), example.shapes[0]
             if receives and result is None:
                 result = np.empty(shape, dtype)
+            ranks = [rank for rank, theirs in enumerate(calls) if theirs.weight]
+            weights = [calls[rank].weight for rank in ranks]
+            factors = None if min(weights) == max(weights) else scaled(weights)
+            direct = not in_place or (factors is None and self.rank in ranks[:2])
+            target = None if result is None else _bytes(result)
             nbytes = _nbytes(example)
             start = 0
             while True:
                 stop = min(start + self._fabric.chunk_bytes, nbytes)
-                if result is not None:
-                    self._combine(op, calls, source, result, start, stop)
+                if target is not None:
+                    chunks = [
+                        mine[start:stop]
+                        if mine is not None and direct and rank == self.rank
+                        else self._fabric.read(rank, 0, stop - start)
+                        for rank in ranks
+                    ]
+                    operands = [chunk.view(dtype) for chunk in chunks]
+                    combine(op, operands, target[start:stop].view(dtype), factors)
                 start = stop
                 if start >= nbytes:
                     break
-                posted = self._fill(source, start)
+                posted = self._fill(mine, start)
                 self._fabric.sync(None, posted, deadline, to=root)
 
-        if out is not None and result is not out:
-            np.copyto(out, result)  # type: ignore[arg-type]  # out is given only to receivers
+        if out is not None and result is not None and result is not out:
+            np.copyto(out, result)
             return out
         return result
-
-    def _combine(
-        self,
-        op: ReduceOp,
-        calls: Sequence[Call],
-        source: Array | None,
-        result: Array,
-        start: int,
-        stop: int,
-    ) -> None:
-        """Reduce one chunk, bytes ``start`` to ``stop``, of all contributing ranks."""
-        ranks = [rank for rank, call in enumerate(calls) if call.weight]
-        weights = [calls[rank].weight for rank in ranks]
-        even = min(weights) == max(weights)
-        # The own array is quicker to read than the own slot, but if the result overwrites it,
-        # it is only good for the first step.
-        in_place = source is not None and _address(source) == _address(result)
-        operands = []
-        for place, rank in enumerate(ranks):
-            if rank == self.rank and source is not None and (not in_place or (even and place < 2)):
-                chunk = _bytes(source)[start:stop]
-            else:
-                chunk = self._fabric.read(rank, 0, stop - start)
-            operands.append(chunk.view(result.dtype))
-        target = _bytes(result)[start:stop].view(result.dtype)
-        combine(op, operands, target, None if even else scaled(weights))
 
     # -- movement of arrays ---------------------------------------------------------------
 
@@ -264,9 +255,10 @@ class RoundCommunicator(Communicator):
     ) -> Array:
         """Move the root's ``source`` into every rank's ``target``; None is made to fit."""
         head = _call.encode(call)
+        data = None if source is None else _bytes(source)
         deadline = self._deadline(timeout_s)
         with self._guard:
-            posted = self._fill(source, 0)
+            posted = self._fill(data, 0)
             calls = self._open(call, head, posted, deadline)
             origin = calls[call.root]
             if target is None:
@@ -281,7 +273,7 @@ class RoundCommunicator(Communicator):
                 start = stop
                 if start >= nbytes:
                     break
-                self._fabric.sync(None, self._fill(source, start), deadline)
+                self._fabric.sync(None, self._fill(data, start), deadline)
         return target
 
     def _collect(
@@ -289,7 +281,7 @@ class RoundCommunicator(Communicator):
     ) -> list[Array | None]:
         """Move every rank's array to the root, or to all if there is none."""
         root = None if call.root < 0 else call.root
-        source = None if given is None else _contiguous(given)
+        source = None if given is None else _bytes(_contiguous(given))
         head = _call.encode(call)
         deadline = self._deadline(timeout_s)
         with self._guard:
@@ -383,11 +375,11 @@ class RoundCommunicator(Communicator):
         return calls
 
     def _fill(self, source: Array | None, start: int) -> int:
-        """Copy the next chunk into the own slot; return its length."""
+        """Copy the next chunk of flat bytes into the own slot; return its length."""
         if source is None or start >= source.nbytes:
             return 0
         stop = min(start + self._fabric.chunk_bytes, source.nbytes)
-        np.copyto(self._fabric.slot()[: stop - start], _bytes(source)[start:stop])
+        np.copyto(self._fabric.slot()[: stop - start], source[start:stop])
         return stop - start
 
     def _fill_parts(self, sources: Sequence[Array] | None, start: int, part: int) -> int:
@@ -473,7 +465,7 @@ def _check_out(out: Array, x: Array | None) -> None:
 def _result_like(like: Array, out: Array | None, source: Array | None) -> Array:
     """Return C-ordered memory for the result: ``out`` if it can be written while x is read."""
     if out is not None and out.flags.c_contiguous:
-        if source is None or not np.may_share_memory(out, source):
+        if source is None or out is source or not np.may_share_memory(out, source):
             return out
         if _address(out) == _address(source):
             return out
