@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 import synk_shm as shm
 from synk_shm import _header
 
+STRANGE = f"strange{os.getpid()}"
+
 
 @pytest.fixture
 def raw():
     """Files in shared memory that were not made by this package."""
     made = []
 
-    def make(content: bytes, name: str = "strange") -> str:
+    def make(content: bytes, name: str = STRANGE) -> str:
         path = f"/dev/shm/synk.u.{name}"
         with open(path, "wb") as file:
             file.write(content)
@@ -211,8 +213,8 @@ def test_foreign_files(raw, content):
     with pytest.raises(shm.ShmFormatError) as caught:
         shm.attach(name)
     assert isinstance(caught.value, ValueError)
-    assert os.path.exists("/dev/shm/synk.u.strange")
-    assert [info.shape for info in shm.list() if info.name == "strange"] == [None]
+    assert os.path.exists(f"/dev/shm/synk.u.{STRANGE}")
+    assert [info.shape for info in shm.list() if info.name == STRANGE] == [None]
 
 
 @pytest.mark.parametrize("content", [b"", b"x", bytes(4096)])
@@ -230,7 +232,7 @@ def test_attach_waits_for_a_segment_that_is_being_made(raw):
     timer = threading.Timer(0.1, raw, [complete])
     timer.start()
     try:
-        assert shm.attach("strange", timeout_s=30).tolist() == [1, 1, 1]
+        assert shm.attach(STRANGE, timeout_s=30).tolist() == [1, 1, 1]
     finally:
         timer.join()
 

@@ -31,7 +31,6 @@ def test_more_than_there_is():
 
 SCRIPT = """
 import os, numpy as np, synk_shm as shm
-from synk_shm import _posix, _space
 
 MIB = 1 << 20
 assert 15 * MIB < shm.free_space() <= 16 * MIB
@@ -57,8 +56,7 @@ for _ in range(2):
     refused(shm.share, source, name="named")
     refused(shm.resize, grows, 9 * MIB)
     # Somebody else may take the memory between the question and the use.
-    _posix.check_space = lambda asked, where: None
-    shm._segment.check_space = _posix.check_space
+    shm._array.check_space = shm._segment.check_space = lambda asked, where: None
 assert len(grows) == 1 and a.sum() == 8 * MIB
 big = shm.share(np.ones(64 * MIB, "u1"), backend="memfd")
 assert big.sum() == 64 * MIB and shm.attach(shm.handle(big)).sum() == 64 * MIB

@@ -12,7 +12,7 @@ import numpy as np
 from synk_shm import _header, _names, _posix, _session
 from synk_shm._cleanup import process
 from synk_shm._segment import Array, Segment, create, segment
-from synk_shm._space import ANONYMOUS
+from synk_shm._space import ANONYMOUS, check_space
 from synk_shm.exceptions import ShmNotFoundError
 
 Shape = Union[int, Iterable[int]]
@@ -193,6 +193,7 @@ def resize(a: Array, new_length: int) -> Array:
     if nbytes > reserved:
         where = ANONYMOUS if found.backend == "memfd" else _posix.DIRECTORY or "shared memory"
         start = found.data_offset
+        check_space(nbytes - reserved, where)
         fd = found.reopen()
         try:
             _posix.allocate(fd, start + reserved, start + nbytes, where)

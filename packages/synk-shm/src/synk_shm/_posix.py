@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import posix_ipc
 
-from synk_shm._space import check_space, full_error
+from synk_shm._space import full_error
 from synk_shm.exceptions import (
     ShmError,
     ShmExistsError,
@@ -126,11 +126,8 @@ def allocate(fd: int, start: int, stop: int, where: str) -> None:
     """Really allocate bytes start:stop, so that writing them later cannot raise SIGBUS.
 
     Raises:
-        ShmFullError: there is not enough memory. Checked first, then found out.
+        ShmFullError: there is not enough memory, though `check_space` thought so before.
     """
-    if stop <= start:
-        return
-    check_space(stop - start, where)
     if not hasattr(os, "posix_fallocate"):
         return  # macOS allocates on first touch, and has no limit of its own
     position = start
@@ -151,11 +148,10 @@ def write_data(fd: int, start: int, data: memoryview, where: str) -> bool:
     Returns False where the system cannot do that (macOS).
 
     Raises:
-        ShmFullError: there is not enough memory. Checked first, then found out.
+        ShmFullError: there is not enough memory, though `check_space` thought so before.
     """
     if DIRECTORY is None:
         return False
-    check_space(len(data), where)
     written = 0
     while written < len(data):
         try:

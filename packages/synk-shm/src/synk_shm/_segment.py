@@ -297,10 +297,8 @@ def create(
             fd = _posix.create(first, mode)
             owned.append(first)
         os.ftruncate(fd, start + capacity)
-        _posix.allocate(fd, 0, start, where)
         written = data is not None and _posix.write_data(fd, start, data, where)
-        if not written:
-            _posix.allocate(fd, start, start + nbytes, where)
+        _posix.allocate(fd, 0, start if written else start + nbytes, where)
         mapping = _map(fd, start + capacity, first, readonly=False)
         if data is not None and not written:
             mapping[start : start + nbytes] = data
