@@ -182,6 +182,8 @@ def test_children_of_one_program_are_one_family(script):
         """
         with context.Pool(2) as pool:
             a, b = pool.map(make, [1, 2], chunksize=1)
+            pool.close()
+            pool.join()
         print(len({shm.segment(x).family for x in (a, b, shm.ones(1))}))
         """,
     )

@@ -5,9 +5,8 @@ How arrays stay alive without a class of their own::
     ndarray  --base-->  ndarray of bytes  --buffer-->  Mapping  --segment-->  Segment
     (yours)             (one per mapping)              (mmap)                 (names, nonce)
 
-Whatever view is left keeps the mapping; when the last one dies, so does the mapping, and
-the `Segment` removes the names that this process owns. Nothing points back from a Segment
-but weak references, so no cycle delays that.
+Whatever view is left keeps the mapping; with it the `Segment` goes, and removes the names
+that this process owns. It points back by weak references only: no cycle delays that.
 """
 
 from __future__ import annotations
@@ -269,8 +268,8 @@ def create(
     """Make a segment for an array; its bytes are zero, or `data`.
 
     Args:
-        capacity: bytes to leave room for (mapped now, allocated when needed).
-        name: a system name that a user asked for, besides the random one.
+        capacity: bytes to map now and allocate when needed.
+        name: a system name that a user asked for.
         data: all bytes of the array, in memory order.
     """
     text = _header.encode_dtype(dtype)
@@ -334,8 +333,7 @@ def find_mapped(nonce: bytes, readonly: bool) -> Mapping | None:
 
 def map_opened(fd: int, name: str, header: _header.Header, readonly: bool) -> Mapping:
     """Map a segment that has been opened and checked. Takes the descriptor over."""
-    family = header.family
-    process.enter(family)
+    process.enter(family := header.family)
     try:
         status = os.fstat(fd)
         known = find_mapped(header.nonce, readonly)
