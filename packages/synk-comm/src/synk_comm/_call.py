@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .exceptions import MismatchError
 
@@ -121,6 +123,29 @@ def text_dtype(text: str) -> np.dtype[Any]:
     if text.startswith("["):
         return np.lib.format.descr_to_dtype(ast.literal_eval(text))
     return np.dtype(text)
+
+
+def bring(
+    kind: str,
+    x: NDArray[Any] | None,
+    root: int | None,
+    *,
+    op: str = "",
+    weight: float | None = None,
+) -> Call:
+    """Describe a call that brings one array, or none."""
+    if weight is None:
+        weight = 0.0 if x is None and kind in ("gather", "all_gather") else 1.0
+    dtype = "" if x is None else dtype_text(x.dtype)
+    shapes = () if x is None else (x.shape,)
+    return Call(kind, op, -1 if root is None else root, dtype, shapes, weight)
+
+
+def nbytes(call: Call, which: int = 0) -> int:
+    """Return the length of an array that a call brings; 0 if it brings none."""
+    if not call.dtype:
+        return 0
+    return math.prod(call.shapes[which]) * text_dtype(call.dtype).itemsize
 
 
 def declined(calls: Sequence[Call]) -> dict[int, str]:

@@ -12,7 +12,6 @@ The path of one call:
 
 from __future__ import annotations
 
-import math
 import operator
 import pickle
 from collections.abc import Sequence
@@ -24,24 +23,19 @@ from numpy.typing import ArrayLike
 from . import _call
 from ._call import Call
 from ._fabric import Fabric
-from ._guard import Guard, deadline_after
 from ._ops import Array, ReduceOp, check_reducible, check_weight, combine, scaled
+from ._steps import Steps, contiguous, flat_bytes
 from .abc import Communicator
-from .exceptions import PeerDeclined
 
 _BARRIER = Call("barrier")
 
 
-class RoundCommunicator(Communicator):
+class RoundCommunicator(Steps, Communicator):
     """A communicator over any fabric; made by ``join``, ``connect`` and ``local_group``."""
 
     def __init__(self, fabric: Fabric, timeout_s: float) -> None:
-        self.rank = fabric.rank
-        self.size = fabric.size
+        super().__init__(fabric, timeout_s)
         self.backend = fabric.backend
-        self._fabric = fabric
-        self._guard = Guard(fabric)
-        self._timeout_s = timeout_s
 
     def __repr__(self) -> str:
         return (
@@ -119,9 +113,9 @@ class RoundCommunicator(Communicator):
             like = out
         if like is not None:
             check_reducible(like.dtype, op)
-        call = _bring(kind, like, root, op=op.value, weight=0.0 if given is None else weight)
+        call = _call.bring(kind, like, root, op=op.value, weight=0.0 if given is None else weight)
         head = _call.encode(call)
-        source = None if given is None or not call.weight else _contiguous(given)
+        source = None if given is None or not call.weight else contiguous(given)
         receives = root is None or root == self.rank
         result = _result_like(like, out, source) if receives and like is not None else None
         deadline = self._deadline(timeout_s)
@@ -129,7 +123,7 @@ class RoundCommunicator(Communicator):
         # The own array is quicker to read than the own slot, but if the result overwrites it,
         # it is only good for the first step.
         in_place = source is not None and result is out and np.may_share_memory(source, result)
-        mine = None if source is None else _bytes(source)
+        mine = None if source is None else flat_bytes(source)
 
         with self._guard:
             posted = self._fill(mine, 0)
@@ -142,8 +136,8 @@ class RoundCommunicator(Communicator):
             weights = [calls[rank].weight for rank in ranks]
             factors = None if min(weights) == max(weights) else scaled(weights)
             direct = not in_place or (factors is None and self.rank in ranks[:2])
-            target = None if result is None else _bytes(result)
-            nbytes = _nbytes(example)
+            target = None if result is None else flat_bytes(result)
+            nbytes = _call.nbytes(example)
             start = 0
             while True:
                 stop = min(start + self._fabric.chunk_bytes, nbytes)
@@ -177,8 +171,8 @@ class RoundCommunicator(Communicator):
             )
         if self.rank != root and not x.flags.writeable:
             raise ValueError("broadcast works in place: x must be writeable on ranks but the root")
-        call = _bring("broadcast", x, root)
-        target = _contiguous(x)
+        call = _call.bring("broadcast", x, root)
+        target = contiguous(x)
         self._spread(call, target if self.rank == root else None, target, timeout_s)
         if self.rank != root and target is not x:
             np.copyto(x, target)
@@ -189,14 +183,14 @@ class RoundCommunicator(Communicator):
     ) -> list[Array | None] | None:
         root = self._check_root(root)
         given = None if x is None else np.asarray(x)
-        gathered = self._collect(_bring("gather", given, root), given, timeout_s)
+        gathered = self._collect(_call.bring("gather", given, root), given, timeout_s)
         return gathered if self.rank == root else None
 
     def all_gather(
         self, x: ArrayLike | None, *, timeout_s: float | None = None
     ) -> list[Array | None]:
         given = None if x is None else np.asarray(x)
-        return self._collect(_bring("all_gather", given, None), given, timeout_s)
+        return self._collect(_call.bring("all_gather", given, None), given, timeout_s)
 
     def scatter(
         self,
@@ -215,7 +209,7 @@ class RoundCommunicator(Communicator):
     ) -> Any:
         root = self._check_root(root)
         source = _pickled(obj) if self.rank == root else None
-        call = _bring("broadcast_object", source, root)
+        call = _call.bring("broadcast_object", source, root)
         received = self._spread(call, source, None, timeout_s)
         return obj if self.rank == root else _unpickled(received)
 
@@ -224,12 +218,12 @@ class RoundCommunicator(Communicator):
     ) -> list[Any] | None:
         root = self._check_root(root)
         source = _pickled(obj)
-        gathered = self._collect(_bring("gather_object", source, root), source, timeout_s)
+        gathered = self._collect(_call.bring("gather_object", source, root), source, timeout_s)
         return _all_unpickled(gathered) if self.rank == root else None
 
     def all_gather_object(self, obj: Any, *, timeout_s: float | None = None) -> list[Any]:
         source = _pickled(obj)
-        call = _bring("all_gather_object", source, None)
+        call = _call.bring("all_gather_object", source, None)
         return _all_unpickled(self._collect(call, source, timeout_s))
 
     def scatter_object(
@@ -243,159 +237,6 @@ class RoundCommunicator(Communicator):
         listed = self._check_list("scatter_object", objs, root)
         sources = None if listed is None else [_pickled(obj) for obj in listed]
         return _unpickled(self._deal("scatter_object", sources, root, timeout_s))
-
-    # -- the three ways in which bytes move -----------------------------------------------
-
-    def _spread(
-        self,
-        call: Call,
-        source: Array | None,
-        target: Array | None,
-        timeout_s: float | None,
-    ) -> Array:
-        """Move the root's ``source`` into every rank's ``target``; None is made to fit."""
-        head = _call.encode(call)
-        data = None if source is None else _bytes(source)
-        deadline = self._deadline(timeout_s)
-        with self._guard:
-            posted = self._fill(data, 0)
-            calls = self._open(call, head, posted, deadline)
-            origin = calls[call.root]
-            if target is None:
-                target = np.empty(origin.shapes[0], _call.text_dtype(origin.dtype))
-            nbytes = _nbytes(origin)
-            start = 0
-            while True:
-                stop = min(start + self._fabric.chunk_bytes, nbytes)
-                if source is None and stop > start:
-                    chunk = self._fabric.read(call.root, 0, stop - start)
-                    np.copyto(_bytes(target)[start:stop], chunk)
-                start = stop
-                if start >= nbytes:
-                    break
-                self._fabric.sync(None, self._fill(data, start), deadline)
-        return target
-
-    def _collect(
-        self, call: Call, given: Array | None, timeout_s: float | None
-    ) -> list[Array | None]:
-        """Move every rank's array to the root, or to all if there is none."""
-        root = None if call.root < 0 else call.root
-        source = None if given is None else _bytes(_contiguous(given))
-        head = _call.encode(call)
-        deadline = self._deadline(timeout_s)
-        with self._guard:
-            posted = self._fill(source, 0)
-            calls = self._open(call, head, posted, deadline, root)
-            targets: list[Array | None] = [None] * self.size
-            if root is None or root == self.rank:
-                for rank, theirs in enumerate(calls):
-                    if theirs.dtype:
-                        dtype = _call.text_dtype(theirs.dtype)
-                        targets[rank] = np.empty(theirs.shapes[0], dtype)
-            longest = max(_nbytes(theirs) for theirs in calls)
-            start = 0
-            while True:
-                for rank, target in enumerate(targets):
-                    if target is None or start >= target.nbytes:
-                        continue
-                    stop = min(start + self._fabric.chunk_bytes, target.nbytes)
-                    chunk = self._fabric.read(rank, 0, stop - start)
-                    np.copyto(_bytes(target)[start:stop], chunk)
-                start += self._fabric.chunk_bytes
-                if start >= longest:
-                    break
-                self._fabric.sync(None, self._fill(source, start), deadline, to=root)
-        return targets
-
-    def _deal(
-        self,
-        kind: str,
-        xs: Sequence[ArrayLike] | None,
-        root: int,
-        timeout_s: float | None,
-    ) -> Array:
-        """Move the root's arrays to one rank each: every slot is cut into ``size`` parts."""
-        given = None if xs is None else [np.asarray(x) for x in xs]
-        call = Call(kind, root=root)
-        if given is not None:
-            if len({x.dtype for x in given}) > 1:
-                dtypes = ", ".join(str(x.dtype) for x in given)
-                raise TypeError(f"{kind} needs arrays of one dtype, got {dtypes}")
-            shapes = tuple(x.shape for x in given)
-            call = call._replace(dtype=_call.dtype_text(given[0].dtype), shapes=shapes)
-        head = _call.encode(call)
-        sources = None if given is None else [_contiguous(x) for x in given]
-        part = self._fabric.chunk_bytes // self.size // 64 * 64
-        deadline = self._deadline(timeout_s)
-        with self._guard:
-            posted = self._fill_parts(sources, 0, part)
-            calls = self._open(call, head, posted, deadline, part=part if sources else 0)
-            origin = calls[root]
-            target = np.empty(origin.shapes[self.rank], _call.text_dtype(origin.dtype))
-            longest = max(_nbytes(origin, rank) for rank in range(self.size))
-            offset = self.rank * part
-            start = 0
-            while True:
-                stop = min(start + part, target.nbytes)
-                if stop > start:
-                    chunk = self._fabric.read(root, offset, offset + stop - start)
-                    np.copyto(_bytes(target)[start:stop], chunk)
-                start += part
-                if start >= longest:
-                    break
-                posted = self._fill_parts(sources, start, part)
-                self._fabric.sync(None, posted, deadline, part=part if sources else 0)
-        return target
-
-    # -- steps of a call ------------------------------------------------------------------
-
-    def _open(
-        self,
-        call: Call,
-        head: bytes,
-        posted: int,
-        deadline: float,
-        to: int | None = None,
-        part: int = 0,
-    ) -> Sequence[Call]:
-        """Run the first round; return all ranks' calls, which agree, or raise on all ranks."""
-        fabric = self._fabric
-        fabric.sync(head, posted, deadline, to=to, part=part)
-        if call.weight and fabric.all_said(head):
-            return [call] * self.size
-        calls = [_call.decode(said) for said in fabric.heads()]
-        reasons = _call.declined(calls)
-        if reasons:
-            lines = "".join(f"\n  rank {rank}: {reason}" for rank, reason in reasons.items())
-            raise PeerDeclined(
-                f"{call.kind} did not take place, declined by{lines}", reasons=reasons
-            )
-        _call.check_agreement(calls)
-        return calls
-
-    def _fill(self, source: Array | None, start: int) -> int:
-        """Copy the next chunk of flat bytes into the own slot; return its length."""
-        if source is None or start >= source.nbytes:
-            return 0
-        stop = min(start + self._fabric.chunk_bytes, source.nbytes)
-        np.copyto(self._fabric.slot()[: stop - start], source[start:stop])
-        return stop - start
-
-    def _fill_parts(self, sources: Sequence[Array] | None, start: int, part: int) -> int:
-        """Copy the next part for each rank into the own slot; return the length of all."""
-        if sources is None:
-            return 0
-        slot = self._fabric.slot()
-        for rank, source in enumerate(sources):
-            stop = min(start + part, source.nbytes)
-            if stop > start:
-                offset = rank * part
-                np.copyto(slot[offset : offset + stop - start], _bytes(source)[start:stop])
-        return part * self.size
-
-    def _deadline(self, timeout_s: float | None) -> float:
-        return deadline_after(self._timeout_s if timeout_s is None else timeout_s)
 
     def _check_root(self, root: int) -> int:
         number = operator.index(root)
@@ -412,41 +253,6 @@ class RoundCommunicator(Communicator):
             got = "None" if xs is None else f"a list of {len(xs)}"
             raise ValueError(f"the root of {kind} gives a list of {self.size}, got {got}")
         return xs
-
-
-def _bring(
-    kind: str,
-    x: Array | None,
-    root: int | None,
-    *,
-    op: str = "",
-    weight: float | None = None,
-) -> Call:
-    """Describe a call that brings one array, or none."""
-    if weight is None:
-        weight = 0.0 if x is None and kind in ("gather", "all_gather") else 1.0
-    dtype = "" if x is None else _call.dtype_text(x.dtype)
-    shapes = () if x is None else (x.shape,)
-    return Call(kind, op, -1 if root is None else root, dtype, shapes, weight)
-
-
-def _nbytes(call: Call, which: int = 0) -> int:
-    """Return the length of an array that a call brings; 0 if it brings none."""
-    if not call.dtype:
-        return 0
-    return math.prod(call.shapes[which]) * _call.text_dtype(call.dtype).itemsize
-
-
-def _contiguous(x: Array) -> Array:
-    """Return ``x`` in C order, itself if it is; unlike ascontiguousarray this keeps 0-d."""
-    return np.asarray(x, order="C")
-
-
-def _bytes(x: Array) -> Array:
-    """Return the memory of a C-contiguous array as flat bytes."""
-    if not x.nbytes:
-        return np.empty(0, np.uint8)
-    return x.reshape(-1).view(np.uint8)
 
 
 def _address(x: Array) -> int:

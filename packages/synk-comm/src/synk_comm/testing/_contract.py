@@ -89,8 +89,9 @@ class CommunicatorContract:
         assert list(caught.value.missing) == [1]
         assert isinstance(caught.value, TimeoutError)
         for comm in pair:
+            # A message may still be under way: at the latest the second call tells.
             with pytest.raises(AbortedError, match="CommTimeout"):
-                comm.barrier()
+                [comm.barrier() for _ in range(2)]
 
     def test_closed_peer_is_lost(self, pair: Sequence[Communicator]) -> None:
         """A rank that waits for a closed one is let go; close can be repeated."""
