@@ -54,12 +54,11 @@ def main() -> None:
     base = statistics.median(taken["no .pth"])
     for name, values in taken.items():
         low, middle, high = statistics.quantiles(values, n=4)
-        print(
-            f"{name:13} {middle:7.2f} ms  (quartiles {low:.2f}, {high:.2f})  {middle - base:+.2f}"
-        )
+        spread = f"(quartiles {low:.2f}, {high:.2f})"
+        sys.stdout.write(f"{name:13} {middle:7.2f} ms  {spread}  {middle - base:+.2f}\n")
     finder = _hook.Finder()
     seconds = min(timeit.repeat(lambda: finder.find_spec("numpy.linalg"), number=100_000)) / 100_000
-    print(f"each import that is not Theano's: {seconds * 1e9:.0f} ns")
+    sys.stdout.write(f"each import that is not Theano's: {seconds * 1e9:.0f} ns\n")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 import pytest
+
 import synk_theano_compat
 
 SITE = Path(synk_theano_compat.__file__).parent.parent

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from synk_theano_compat import _blas, _flags
 
 COMPILER = _flags.find_compiler(None)

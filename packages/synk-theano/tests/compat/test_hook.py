@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import synk_theano_compat
 
 SITE = Path(synk_theano_compat.__file__).parent.parent
@@ -63,7 +64,8 @@ def test_without_the_hook_theano_is_as_it_was(run):
 def test_start_imports_next_to_nothing(run):
     code = (
         "import sys\n"
-        "print([n for n in sys.modules if n.startswith(('synk', 'theano', 'numpy', 'importlib.m'))])"
+        "seen = ('synk', 'theano', 'numpy', 'importlib.m')\n"
+        "print([n for n in sys.modules if n.startswith(seen)])"
     )
     assert run(code).stdout == "['synk_theano_compat', 'synk_theano_compat._hook']\n"
 
@@ -144,7 +146,8 @@ def test_flags_of_the_environment_win(run):
 def test_flags_of_the_users_file_win(run, tmp_path: Path):
     rc = tmp_path / "my.theanorc"
     rc.write_text(
-        "[global]\nfloatX = float32\nforce_device = False\n[blas]\nldflags = -lm\n[compile]\nwait = 4\n"
+        "[global]\nfloatX = float32\nforce_device = False\n"
+        "[blas]\nldflags = -lm\n[compile]\nwait = 4\n"
     )
     shown = json.loads(run(SHOW, env={"THEANORC": str(rc)}).stdout)
     assert shown == ["cpu", False, "-lm", "float32", 4]

@@ -95,10 +95,12 @@ np.testing.assert_allclose(noisy[kept], clean[kept] / 0.6, rtol=1e-9)
 assert 0.3 < 1 - kept[clean != 0].mean() < 0.5
 
 grads = theano.function([x, y], T.grad(loss, params))(X, Y)
-step = theano.function([x, y], [], updates=lasagne.updates.nesterov_momentum(loss, params, 0.1, 0.9))
+updates = lasagne.updates.nesterov_momentum(loss, params, 0.1, 0.9)
+step = theano.function([x, y], [], updates=updates)
 step(X, Y)
 for p, old, g in zip(params, (W, b, V, c), grads):
-    np.testing.assert_allclose(p.get_value(), old + 0.9 * (-0.1 * g) - 0.1 * g, rtol=1e-8, atol=1e-12)
+    expected = old + 0.9 * (-0.1 * g) - 0.1 * g
+    np.testing.assert_allclose(p.get_value(), expected, rtol=1e-8, atol=1e-12)
 for rule in ("adagrad", "adam"):
     updates = getattr(lasagne.updates, rule)(loss, params, learning_rate=1e-3)
     train = theano.function([x, y], loss, updates=updates)

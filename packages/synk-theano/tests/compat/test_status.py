@@ -7,10 +7,15 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+
 import synk_theano_compat
 from synk_theano_compat import _pth, _status
 
-MAIN = "import runpy, sys; sys.argv[1:] = {}; runpy.run_module('synk_theano_compat', run_name='__main__')"
+MAIN = """
+import runpy, sys
+sys.argv[1:] = {}
+runpy.run_module("synk_theano_compat", run_name="__main__")
+"""
 
 
 def test_report(run):
