@@ -152,7 +152,15 @@ def data(
         InputTypeError: dtype and ndim are not known, or `value` does not have them.
     """
     return _default.default().data(
-        value, var, dtype, ndim, shape, minibatch, force_cast, oversize, name
+        value,
+        var,
+        dtype=dtype,
+        ndim=ndim,
+        shape=shape,
+        minibatch=minibatch,
+        force_cast=force_cast,
+        oversize=oversize,
+        name=name,
     )
 
 

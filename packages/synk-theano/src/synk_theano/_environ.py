@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any, Dict, Tuple
 
+import threadpoolctl
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Read by the libraries when they are loaded."""
 
@@ -55,3 +57,33 @@ def apply_theano_options(options: Dict[str, Any]) -> None:
 
     for name, value in options.items():
         setattr(theano.config, name, value)
+
+
+class ThreadLimit:
+    """Keeps the master's own thread pools to its share of the cores, while there are workers.
+
+    Pools are limited as their libraries get loaded, which may be at any compilation: `apply` is
+    cheap when nothing was loaded since. The user's settings in the environment win.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._limit = threads_per_rank(size)
+        self._wanted = size > 1 and not any(name in os.environ for name in THREAD_VARIABLES)
+        self._limits: Any = None
+        self._seen = -1
+
+    def apply(self) -> None:
+        """Limit what is loaded now."""
+        if not self._wanted or len(sys.modules) == self._seen:
+            return
+        # A new library comes with a new module: looking for it costs milliseconds.
+        self._seen = len(sys.modules)
+        limits = threadpoolctl.threadpool_limits(self._limit)
+        if self._limits is None:
+            self._limits = limits
+
+    def restore(self) -> None:
+        """Set the pools as they were."""
+        if self._limits is not None:
+            self._limits.restore_original_limits()
+            self._limits = None

@@ -26,7 +26,7 @@ class Launcher(Protocol):
     def stage(self, slot: Tuple[Any, ...], array: np.ndarray) -> ArrayRef:
         """Copy `array` into shared memory that is reused for `slot`."""
 
-    def new_data(self, value: Any, **kwargs: Any) -> Data:
+    def data(self, value: Any, var: Any, **settings: Any) -> Data:
         """`synk.data()`."""
 
     def require_form(self, function_id: int, form: Form) -> None:
@@ -174,9 +174,9 @@ class Function:
                 f"minibatch: got {len(flags)} entries, expected one for each of {len(values)} inputs"
             )
         datas = tuple(
-            self._launcher.new_data(
+            self._launcher.data(
                 value,
-                var=variable,
+                variable,
                 force_cast=force_cast,
                 oversize=oversize,
                 minibatch=bool(minibatch if flags is None else flags[i]),

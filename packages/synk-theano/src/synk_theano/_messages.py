@@ -185,12 +185,3 @@ class Failure:
     doing: str
     traceback: str
     error: Optional[bytes]
-
-
-def describe(command: Command, names: Dict[int, str]) -> str:
-    """What a command does, in words for error messages."""
-    if isinstance(command, Call):
-        return f"function {names.get(command.function_id, command.function_id)!r}"
-    if isinstance(command, Collective):
-        return f"{command.kind}()"
-    return {Join: "start", Distribute: "distribute()", Stop: "close()"}[type(command)]

@@ -8,9 +8,10 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
+from synk_shm.testing import no_segments_left
 
 
 def child_processes() -> Set[int]:
@@ -26,25 +27,35 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd")) - 1
 
 
-def shared_memory_names() -> Set[str]:
-    """The names in /dev/shm."""
-    return set(os.listdir("/dev/shm"))
-
-
 @contextmanager
-def nothing_left(grace_s: float = 3.0) -> Iterator[None]:
-    """Assert that the block leaves no child process behind.
+def nothing_left(grace_s: float = 5.0) -> Iterator[None]:
+    """Assert that the block leaves no child process and no shared memory behind.
 
     Raises:
         AssertionError: naming what was left.
     """
     before = child_processes()
-    yield
+    with no_segments_left(grace_s):
+        yield
     deadline = time.monotonic() + grace_s
     while child_processes() - before and time.monotonic() < deadline:
         time.sleep(0.02)
     left = child_processes() - before
     assert not left, f"child processes left behind: {sorted(left)}"
+
+
+def wait_gone(pids: Iterable[int], timeout_s: float = 5.0) -> None:
+    """Wait until none of these processes is there any more.
+
+    Raises:
+        AssertionError: naming those that still are.
+    """
+    deadline = time.monotonic() + timeout_s
+    left = set(pids)
+    while left:
+        left = {pid for pid in left if os.path.exists(f"/proc/{pid}")}
+        assert not left or time.monotonic() < deadline, f"processes left behind: {sorted(left)}"
+        time.sleep(0.02)
 
 
 def run_script(

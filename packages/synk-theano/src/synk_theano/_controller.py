@@ -1,0 +1,237 @@
+"""The master's hold on its workers: start them, have all ranks perform commands, end them.
+
+While it waits inside a collective the master looks after the processes: one that is gone ends
+the call, and with it the whole group, because its replica of the variables is lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import pickle
+import threading
+from typing import Any, Callable, Optional, Tuple
+
+import synk_comm
+
+from . import _environ
+from ._messages import Call, Collective, Command, Envelope, Hello, Join, Stop
+from ._pool import WorkerPool
+from ._rank import Rank
+from ._store import DataStore
+from .exceptions import Closed, WorkerDied, WorkerFailed
+
+
+class Controller:
+    """The master's rank, its workers and the group that connects them.
+
+    Args:
+        size: number of ranks.
+        master: the rank of this process.
+        backend: "shm" or "zmq".
+        timeout_s: seconds that a rank waits for the others inside a collective.
+        profile: have each worker write a profile.
+        report: takes lines of progress.
+        store: the arrays in shared memory that commands refer to.
+
+    Returns at once; workers start in the background.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        master: int,
+        *,
+        backend: str,
+        timeout_s: float,
+        profile: bool,
+        report: Callable[[str], None],
+        store: DataStore,
+    ) -> None:
+        self.rank = Rank(master, size, master)
+        self._timeout_s = timeout_s
+        self._report = report
+        self._store = store
+        self._lock = threading.RLock()
+        self._serials = itertools.count(1)
+        self._threads = _environ.ThreadLimit(size)
+        self._joined = False
+        self._closed: Optional[str] = None
+        self._doing = "start"
+        self._owner = os.getpid()
+        self._group = synk_comm.create_group(size, backend) if size > 1 else None
+        try:
+            self._pool = self._start_workers(profile)
+        except BaseException:
+            if self._group is not None:
+                self._group.close()
+            raise
+        atexit.register(self.close)
+
+    def _start_workers(self, profile: bool) -> WorkerPool:
+        if self._group is None:
+            return WorkerPool(())
+        environment = _environ.worker_environment(self.rank.size)
+        options = _environ.theano_options()
+        folder = os.getcwd()
+        hellos = [
+            Hello(
+                rank=rank,
+                size=self.rank.size,
+                master=self.rank.master,
+                ticket=self._group.ticket(rank),
+                timeout_s=self._timeout_s,
+                sys_path=_environ.import_path(),
+                directory=folder,
+                theano_config=options,
+                profile_path=(
+                    os.path.join(folder, f"synkhronos_profile_rank{rank}.prof") if profile else None
+                ),
+            )
+            for rank in range(self.rank.size)
+            if rank != self.rank.master
+        ]
+        return WorkerPool([(hello, environment) for hello in hellos], self._group.fds)
+
+    @property
+    def state(self) -> str:
+        """In a few words, for reprs."""
+        if self._closed is not None:
+            return f"closed: {self._closed}"
+        return "ready" if self._joined else "starting"
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is of no more use."""
+        return self._closed is not None
+
+    @property
+    def worker_pids(self) -> Tuple[int, ...]:
+        """Process ids of the workers, in rank order without the master."""
+        return self._pool.pids
+
+    def require_open(self) -> None:
+        """
+        Raises:
+            Closed: it was closed, or a failure has closed it.
+        """
+        if self._closed is not None:
+            raise Closed(f"this runtime is closed ({self._closed}); call fork() to start a new one")
+
+    def await_workers(self) -> None:
+        """Wait for the workers' start, and join them; returns at once the second time.
+
+        Raises:
+            StartError: one could not start; everything is closed then.
+        """
+        if self._joined:
+            return
+        try:
+            self._pool.wait_ready()
+            self._pool.send(pickle.dumps(Envelope(next(self._serials), Join())), "start")
+            ticket = None if self._group is None else self._group.ticket(self.rank.rank)
+            self.rank.join(ticket, self._timeout_s, self._watch)
+        except BaseException as error:
+            self._end(f"its workers could not be started ({type(error).__name__})")
+            raise
+        if self._group is not None:
+            self._group.close()
+        self._joined = True
+        noun = "process" if self.rank.size == 1 else "processes"
+        self._report(
+            f"Synkhronos: {self.rank.size} CPU {noun} initialized, master rank: {self.rank.master}"
+        )
+
+    def run(self, command: Command) -> Any:
+        """Have all ranks perform `command`; blocks until they have.
+
+        Raises:
+            WorkerFailed: user code raised on a worker; all goes on.
+            WorkerDied: a worker process is gone; everything is closed.
+            Exception: what user code raised in the master.
+        """
+        with self._lock:
+            self.require_open()
+            self.await_workers()
+            self._doing = self._describe(command)
+            self._threads.apply()
+            envelope = Envelope(next(self._serials), command, self._store.take_released())
+            try:
+                self._pool.send(pickle.dumps(envelope, protocol=5), self._doing)
+                return self.rank.perform(envelope)
+            except synk_comm.PeerDeclined as declined:
+                error, cause = self._worker_failure(declined, envelope.serial)
+                raise error from cause
+            except WorkerDied as died:
+                self._end(str(died))
+                raise
+            except BaseException as error:
+                if not self.rank.in_step:
+                    self._end_out_of_step(error)
+                raise
+
+    def _describe(self, command: Command) -> str:
+        if isinstance(command, Call):
+            return f"function {self.rank.functions[command.function_id].recipe.name!r}"
+        return f"{command.kind}()" if isinstance(command, Collective) else "distribute()"
+
+    def _worker_failure(
+        self, declined: synk_comm.PeerDeclined, serial: int
+    ) -> Tuple[WorkerFailed, Optional[BaseException]]:
+        """The error to raise for a worker's failure, and the worker's own exception."""
+        rank = min(declined.reasons)
+        failure = self._pool.failure(rank, serial)
+        if failure is None:
+            return WorkerFailed(rank, self._doing, declined.reasons[rank]), None
+        return WorkerFailed(rank, self._doing, failure.traceback), _unpickled(failure.error)
+
+    def _watch(self) -> None:
+        """Called while the master waits for others.
+
+        Raises:
+            WorkerDied: one will never come.
+        """
+        self._pool.check(self._doing)
+
+    def _end_out_of_step(self, error: BaseException) -> None:
+        """The ranks have lost each other; name the worker that died, if that was the cause."""
+        try:
+            self._pool.check(self._doing)
+        except WorkerDied as died:
+            self._end(str(died))
+            raise died from error
+        self._end(f"{type(error).__name__} in {self._doing}: {error}")
+
+    def close(self) -> None:
+        """Stop the workers and free what they hold. Idempotent; returns within seconds."""
+        if self._closed is not None or os.getpid() != self._owner:
+            return
+        self._closed = "by close()"
+        self._pool.stop(pickle.dumps(Envelope(next(self._serials), Stop())))
+        self._release()
+
+    def _end(self, reason: str) -> None:
+        """Close after a failure, without asking the workers."""
+        self._closed = reason
+        self._pool.kill()
+        self._release()
+
+    def _release(self) -> None:
+        atexit.unregister(self.close)
+        self.rank.close()
+        if self._group is not None:
+            self._group.close()
+        self._store.clear()
+        self._threads.restore()
+
+
+def _unpickled(error: Optional[bytes]) -> Optional[BaseException]:
+    """A worker's exception, if it survives the journey: some classes do not."""
+    if error is None:
+        return None
+    try:
+        exception = pickle.loads(error)
+    except Exception as broken:
+        return broken
+    return exception if isinstance(exception, BaseException) else None

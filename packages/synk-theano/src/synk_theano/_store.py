@@ -1,0 +1,73 @@
+"""The runtime's `Data`: made here, numbered here, and reused for arrays that are passed in calls."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import Any, Deque, Dict, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ._data import Data
+from ._messages import ArrayRef
+from .exceptions import InputTypeError
+
+
+class DataStore:
+    """Makes `Data`, and remembers which of them are gone, so that workers drop their mappings."""
+
+    def __init__(self) -> None:
+        self._keys = itertools.count(1)
+        # Filled by finalizers, which may run at any time in any thread: appending is atomic.
+        self._released: Deque[int] = deque()
+        self._staged: Dict[Tuple[Any, ...], Data] = {}
+
+    def make(
+        self,
+        value: Any = None,
+        var: Any = None,
+        dtype: Any = None,
+        ndim: Optional[int] = None,
+        shape: Optional[Sequence[int]] = None,
+        minibatch: bool = False,
+        force_cast: bool = False,
+        oversize: float = 1,
+        name: Optional[str] = None,
+    ) -> Data:
+        """See `synkhronos.data`."""
+        if var is not None:
+            dtype = var.dtype if dtype is None else dtype
+            ndim = var.ndim if ndim is None else ndim
+        if value is not None:
+            array = np.asarray(value)
+            dtype = array.dtype if dtype is None else dtype
+            ndim = array.ndim if ndim is None else ndim
+        if shape is not None and ndim is None:
+            ndim = len(shape)
+        if dtype is None or ndim is None:
+            raise InputTypeError(
+                f"data(): got dtype={dtype}, ndim={ndim}, expected both to be known; give a value, "
+                f"a Theano variable (var=), or dtype= and ndim= (or shape=)"
+            )
+        data = Data(next(self._keys), dtype, ndim, minibatch, name, self._released.append)
+        if value is not None:
+            data.set_value(value, force_cast=force_cast, oversize=oversize)
+        if shape is not None:
+            data.set_shape(shape, oversize=oversize)
+        return data
+
+    def stage(self, slot: Tuple[Any, ...], array: np.ndarray) -> ArrayRef:
+        """Copy `array` into shared memory that is reused for `slot`."""
+        data = self._staged.get(slot)
+        if data is None or data.dtype != array.dtype or data.ndim != array.ndim:
+            data = self._staged[slot] = self.make(dtype=array.dtype, ndim=array.ndim)
+        data.set_value(array)
+        return data.ref()
+
+    def take_released(self) -> Tuple[int, ...]:
+        """The keys of `Data` that are gone since the last time."""
+        return tuple(self._released.popleft() for _ in range(len(self._released)))
+
+    def clear(self) -> None:
+        """Free what was staged."""
+        self._staged.clear()

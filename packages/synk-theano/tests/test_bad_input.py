@@ -1,0 +1,137 @@
+"""Wrong use of functions: a clear error before anything is sent, and the runtime stays usable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+
+from synk_theano import Runtime
+from synk_theano.exceptions import (
+    BatchError,
+    Closed,
+    InputTypeError,
+    InputValueError,
+    OpError,
+    StartError,
+    SynkError,
+)
+
+
+@pytest.fixture(scope="module")
+def f(pair):
+    x, y = T.fmatrix("x"), T.fscalar("y")
+    return pair.function([x], [(x * y).mean(), (x, None)], bcast_inputs=[y], name="f")
+
+
+X = np.ones((4, 3), "float32")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        ((X,), {}, InputTypeError, "got 1 inputs, expected 2: x, y"),
+        ((X, 1, 1), {}, InputTypeError, "got 3 inputs, expected 2"),
+        ((X,), {"z": 1}, InputTypeError, "unknown keyword 'z'"),
+        ((X, 1), {"x": X}, InputTypeError, "by position and by keyword"),
+        ((X.astype(float), 1), {}, InputTypeError, "got dtype float64, expected float32"),
+        ((X[0], 1), {}, InputTypeError, r"got 1 dimensions \(shape \(3,\)\), expected 2"),
+        ((X, X), {}, InputTypeError, "input y"),
+        (("abc", 1), {}, InputTypeError, "input x"),
+        ((X, 1), {"batch": 5}, BatchError, "only 4 rows"),
+        ((X, 1), {"batch": [0, 4]}, BatchError, "index 4"),
+        ((X, 1), {"batch": 0.5}, InputValueError, "expected an int, a slice"),
+        ((X, 1), {"batch_s": [1]}, InputTypeError, "no sliceable_shareds"),
+        ((X, 1), {"num_slices": 0}, InputValueError, "num_slices"),
+        ((X, 1), {"num_slices": 2}, OpError, "does not accumulate"),
+        ((X, 1), {"output_subset": [2]}, InputValueError, "positions from 0 to 1"),
+    ],
+)
+def test_wrong_calls(pair, f, arguments, options, error, words):
+    with pytest.raises(error, match=words) as caught:
+        f(*arguments, **options)
+    assert isinstance(caught.value, SynkError)
+    np.testing.assert_allclose(f(X, 2)[0], 2.0)
+    assert not pair.closed
+
+
+def test_wrong_data(pair, f):
+    with pytest.raises(InputTypeError, match="float64"):
+        f(pair.data(np.ones((4, 3))), 1)
+    with pytest.raises(InputTypeError, match="dimensions"):
+        f(pair.data(np.ones(3, "float32")), 1)
+    with pytest.raises(BatchError, match="too short for the batch"):
+        f(pair.data(X, minibatch=True), 1, batch=slice(0, 7))
+    with pytest.raises(InputTypeError, match="nothing|no scattered"):
+        pair.function([], (theano.shared(1.0) * 1, "sum"))(batch=[1])
+    row = T.frow("row")
+    g = pair.function([T.fmatrix("m")], row.sum(), bcast_inputs=[row], on_unused_input="ignore")
+    with pytest.raises(InputValueError, match="broadcastable"):
+        g(X, X)
+
+
+def test_inputs_of_different_lengths(pair):
+    x, y = T.vector("x"), T.vector("y")
+    g = pair.function([x, y], (x.sum() + y.sum(), "sum"))
+    with pytest.raises(InputValueError, match="x: 3, y: 4"):
+        g(np.ones(3), np.ones(4))
+    assert g(np.ones(3), np.ones(4), batch=[0, 2]) == 4.0
+
+
+def test_wrong_batch_s_is_refused_on_all_ranks_before_any_computes(pair):
+    s = theano.shared(np.zeros(1), name="s")
+    n = theano.shared(np.zeros(()), name="n")
+    g = pair.function([], (s.sum(), "sum"), updates=[(n, n + 1)], sliceable_shareds=[s])
+    pair.collectives.scatter(s, np.arange(5.0))
+    with pytest.raises(SynkError) as caught:
+        g(batch_s=slice(0, 3))
+    assert isinstance(caught.value.__cause__, BatchError)
+    assert "batch_s on rank 1" in str(caught.value)
+    with pytest.raises(BatchError, match="batch_s on rank 0"):
+        g(batch_s=[[7], [0]])
+    with pytest.raises(InputValueError, match="one for each of 2 ranks"):
+        g(batch_s=[[0], [0], [0]])
+    assert pair.collectives.gather(n).tolist() == [0.0, 0.0]
+    assert g(batch_s=[1, 0]) == 1 + 0 + 4 + 3
+    assert g(batch_s=[[2, 0], [1]]) == 2 + 0 + 4
+
+
+def test_a_sliceable_that_is_not_used_is_refused(pair):
+    x = T.vector("x")
+    with pytest.raises(InputValueError, match="does not use it"):
+        pair.function([x], x.sum(), sliceable_shareds=[theano.shared(np.zeros(3))])
+
+
+def test_wrong_settings():
+    for settings in (
+        {"n_parallel": 0},
+        {"n_parallel": 2.5},
+        {"n_parallel": 2, "master_rank": 2},
+        {"n_parallel": 2, "master_rank": -1},
+        {"backend": "mpi"},
+    ):
+        with pytest.raises(InputValueError, match="got"):
+            Runtime(**settings)
+    with pytest.raises(StartError, match="CPU processes only"):
+        Runtime(use_gpu=True)
+
+
+def test_a_closed_runtime_says_so():
+    x = T.vector("x")
+    runtime = Runtime(2)
+    g = runtime.function([x], x.sum())
+    data = runtime.data(np.ones(4))
+    runtime.close()
+    runtime.close()
+    assert runtime.closed
+    for act in (
+        lambda: g(data),
+        lambda: runtime.function([x], x.sum()),
+        lambda: runtime.data(1.0),
+        lambda: runtime.distribute(),
+        lambda: runtime.collectives.broadcast(theano.shared(1.0)),
+    ):
+        with pytest.raises(Closed, match=r"closed \(by close\(\)\); call fork\(\)"):
+            act()
+    np.testing.assert_array_equal(data.data, np.ones(4))

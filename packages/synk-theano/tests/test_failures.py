@@ -1,0 +1,288 @@
+"""Failures are exceptions, never hangs; and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import cloudpickle
+import numpy as np
+import pytest
+import synk_shm
+import theano
+import theano.tensor as T
+from theano.compile.ops import as_op
+
+from synk_theano import Runtime
+from synk_theano.exceptions import Closed, StartError, WorkerDied, WorkerFailed
+from synk_theano.testing import nothing_left, open_descriptors, run_script, wait_gone
+
+# Workers cannot import test modules by the names that pytest gives them.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def misbehaving(act):
+    """A function of one vector: on values above 0 `act` is called; else it doubles."""
+
+    @as_op([T.dvector], [T.dvector])
+    def behave(values):
+        if values.size and values.max() > 0:
+            act(values)
+        return values * 2
+
+    x = T.dvector("x")
+    return x, behave(x)
+
+
+def fail(values):
+    raise ValueError(f"cannot stand {values.max()}")
+
+
+def test_an_exception_in_a_worker_is_raised_in_the_master(runtime):
+    x, y = misbehaving(fail)
+    s = theano.shared(np.zeros(()), name="s")
+    f = runtime.function([x], (y.sum(), "sum"), updates=[(s, s + 1)], name="touchy")
+    bad = np.zeros(8)
+    bad[-1] = 1
+    for _ in range(3):
+        if runtime.size == 1:
+            with pytest.raises(ValueError, match="cannot stand 1.0"):
+                f(bad)
+        else:
+            with pytest.raises(WorkerFailed, match="cannot stand 1.0") as caught:
+                f(bad)
+            assert caught.value.rank == runtime.size - 1
+            assert "function 'touchy'" in str(caught.value)
+            assert "in fail" in caught.value.traceback
+            assert isinstance(caught.value.__cause__, ValueError)
+        assert f(np.full(8, -1.0)) == -16.0
+
+
+def test_an_exception_in_the_master_lets_the_workers_go(pair):
+    x, y = misbehaving(fail)
+    f = pair.function([x], (y, "gather"))
+    for bad in ([1.0, 0, 0, 0], [1.0, 0, 0, 1.0]):
+        with pytest.raises(ValueError, match="cannot stand"):
+            f(np.array(bad))
+        np.testing.assert_array_equal(f(np.full(3, -1.0)), [-2.0, -2.0, -2.0])
+
+
+def test_an_exception_that_does_not_travel_still_tells(pair):
+    def fail_locally(values):
+        class Local(Exception):
+            def __reduce__(self):
+                raise TypeError("no pickling")
+
+        raise Local("unpicklable")
+
+    x, y = misbehaving(fail_locally)
+    f = pair.function([x], (y, "gather"))
+    with pytest.raises(WorkerFailed, match="unpicklable"):
+        f(np.array([0.0, 1.0]))
+    assert f(np.zeros(2)).shape == (2,)
+
+
+def test_a_function_that_cannot_be_built_in_a_worker_leaves_the_runtime_usable(pair):
+    class Brittle(theano.Op):
+        __props__ = ()
+
+        def __init__(self, home):
+            self.home = home
+
+        def make_node(self, x):
+            return theano.Apply(self, [x], [x.type()])
+
+        def perform(self, node, inputs, outputs):
+            outputs[0][0] = inputs[0]
+
+        def __setstate__(self, state):
+            raise RuntimeError("not in this house")
+
+    x = T.dvector("x")
+    s = theano.shared(np.zeros(3), name="fresh")
+    brittle = pair.function([x], (Brittle(1)(x) + s.sum(), "gather"))
+    for _ in range(2):
+        with pytest.raises(WorkerFailed, match="not in this house"):
+            brittle(np.zeros(2))
+    pair._rank.functions.pop(brittle._id)
+    g = pair.function([x], ((x + s.sum()).sum(), "sum"))
+    assert g(np.ones(4)) == 4.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_killed_worker_ends_the_call_at_once(number):
+    x, y = misbehaving(lambda values, n=int(number): os.kill(os.getpid(), n))
+    with nothing_left():
+        runtime = Runtime(3)
+        f = runtime.function([x], (y, "gather"), name="deadly")
+        data = runtime.data(np.zeros(6))
+        f(data)
+        data[2] = 1
+        start = time.monotonic()
+        with pytest.raises(WorkerDied) as caught:
+            f(data)
+        assert time.monotonic() - start < 5
+        assert (caught.value.rank, caught.value.signal) == (1, number.name)
+        assert "function 'deadly'" in str(caught.value)
+        with pytest.raises(Closed, match="rank 1"):
+            f(data)
+        del data, caught
+    with Runtime(2) as again:
+        assert again.function([x], (y, "gather"))(np.zeros(3)).tolist() == [0, 0, 0]
+
+
+def test_a_worker_killed_between_calls_is_noticed_in_the_next():
+    runtime = Runtime(2)
+    runtime.distribute()
+    os.kill(runtime.worker_pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        runtime.collectives.get_shapes(theano.shared(1.0))
+    assert runtime.closed
+
+
+def test_a_worker_that_exits_is_no_success():
+    runtime = Runtime(2)
+    x, y = misbehaving(lambda values: os._exit(0))
+    f = runtime.function([x], (y, "gather"))
+    with pytest.raises(WorkerDied, match="exited with status 0"):
+        f(np.array([0.0, 1.0]))
+
+
+def test_a_worker_that_is_too_late_is_named():
+    from synk_comm import CommTimeout
+
+    with nothing_left():
+        runtime = Runtime(2, timeout_s=1.0)
+        runtime.distribute()
+        x, y = misbehaving(lambda values: time.sleep(60))
+        f = runtime.function([x], (y, "gather"))
+        with pytest.raises(CommTimeout, match="1"):
+            f(np.array([0.0, 1.0]))
+        assert runtime.closed
+
+
+def test_an_interrupted_call_closes_or_goes_on_but_does_not_hang():
+    """Ctrl-C while the master waits for a worker: KeyboardInterrupt, and no process is left."""
+    code = """
+import os, signal, threading, time
+import numpy as np, theano.tensor as T
+from theano.compile.ops import as_op
+from synk_theano import Runtime
+from synk_theano.testing import nothing_left
+
+@as_op([T.dvector], [T.dvector])
+def slow(values):
+    if values.max() > 0:
+        time.sleep(30)
+    return values
+
+x = T.dvector("x")
+with nothing_left():
+    runtime = Runtime(2)
+    f = runtime.function([x], (slow(x), "gather"))
+    f(np.zeros(2))
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        f(np.array([0.0, 1.0]))
+    except KeyboardInterrupt:
+        print("interrupted", runtime.closed)
+"""
+    status, out, err = run_script(code)
+    assert (status, out.strip()) == (0, "interrupted True"), err
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(0)", "1 / 0"])
+def test_whatever_ends_the_master_ends_the_workers(end):
+    code = f"""
+import os, sys
+import numpy as np, theano.tensor as T
+from synk_theano import Runtime
+runtime = Runtime(3)
+x = T.vector("x")
+f = runtime.function([x], x.mean())
+data = runtime.data(np.ones(1000))
+f(data)
+print(*runtime.worker_pids, flush=True)
+{end}
+"""
+    with nothing_left():
+        _, out, _ = run_script(code)
+        pids = [int(pid) for pid in out.split()]
+        assert len(pids) == 2
+        wait_gone(pids)
+        if end.startswith("os."):
+            # No time was left to unlink: the next user of shared memory does.
+            synk_shm.cleanup()
+
+
+def test_a_master_that_dies_while_workers_compute_takes_them_along():
+    code = """
+import os, signal, threading, time
+import numpy as np, theano.tensor as T
+from theano.compile.ops import as_op
+from synk_theano import Runtime
+
+@as_op([T.dvector], [T.dvector])
+def slow(values):
+    time.sleep(30)
+    return values
+
+x = T.dvector("x")
+runtime = Runtime(2)
+f = runtime.function([x], (slow(x), "gather"))
+runtime.distribute()
+print(*runtime.worker_pids, flush=True)
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
+f(np.zeros(2))
+"""
+    _, out, _ = run_script(code)
+    (pid,) = (int(word) for word in out.split())
+    wait_gone([pid])
+
+
+def test_a_worker_that_cannot_start_is_named_with_the_cause(monkeypatch, capfd):
+    monkeypatch.setenv("THEANO_FLAGS", "floatX=nonsense")
+    with nothing_left():
+        runtime = Runtime(2)
+        with pytest.raises(StartError, match="rank 1"):
+            runtime.distribute()
+        assert runtime.closed
+    assert "nonsense" in capfd.readouterr().err
+
+
+def test_opening_and_closing_leaks_no_descriptors():
+    x = T.vector("x")
+
+    def once():
+        with Runtime(2) as runtime:
+            runtime.function([x], x.mean())(np.ones(4))
+
+    once()
+    before = open_descriptors()
+    for _ in range(3):
+        once()
+    assert open_descriptors() <= before
+
+
+def test_closing_right_after_the_start_is_quick():
+    with nothing_left():
+        runtime = Runtime(4)
+        start = time.monotonic()
+        runtime.close()
+        assert time.monotonic() - start < 5
+
+
+def test_deep_calls_alternate_with_failures(pair):
+    """The ranks stay in step over many failures of either side."""
+    x, y = misbehaving(fail)
+    f = pair.function([x], (y, "gather"))
+    for i in range(60):
+        bad = np.zeros(4)
+        bad[i % 4] = i % 3
+        if bad.any():
+            with pytest.raises((ValueError, WorkerFailed)):
+                f(bad)
+        else:
+            np.testing.assert_array_equal(f(bad), np.zeros(4))

@@ -1,0 +1,121 @@
+"""The runtime's life, and its other ways to run."""
+
+from __future__ import annotations
+
+import pstats
+
+import numpy as np
+import theano
+import theano.tensor as T
+
+from synk_theano import Runtime
+from synk_theano.testing import run_script
+
+
+def test_it_reports_and_tells_its_state():
+    lines = []
+    with Runtime(2, report=lines.append) as runtime:
+        assert repr(runtime) == "<Runtime rank 0 of 2, starting>"
+        runtime.distribute()
+        assert repr(runtime) == "<Runtime rank 0 of 2, ready>"
+    assert repr(runtime) == "<Runtime rank 0 of 2, closed: by close()>"
+    assert lines[0].startswith("Synkhronos attempting to use 2 ")
+    assert lines[1:] == [
+        "Synkhronos: 2 CPU processes initialized, master rank: 0",
+        "Synkhronos distributing functions...",
+        "...distribution complete (0 s).",
+    ]
+
+
+def test_one_rank_starts_no_process():
+    with Runtime(1) as runtime:
+        assert runtime.worker_pids == ()
+        x = T.vector("x")
+        assert runtime.function([x], x.mean())(np.arange(3.0)) == 1.0
+
+
+def test_collectives_through_zeromq():
+    with Runtime(3, backend="zmq") as runtime:
+        x = T.matrix("x")
+        value = np.random.RandomState(0).randn(10, 2)
+        f = runtime.function([x], [x.mean(), (x, "gather")])
+        mean, gathered = f(value)
+        np.testing.assert_allclose(mean, value.mean())
+        np.testing.assert_array_equal(gathered, value)
+        s = theano.shared(np.zeros(2), name="s")
+        runtime.collectives.scatter(s, np.arange(3.0))
+        runtime.collectives.all_reduce(s, op="sum")
+        assert s.get_value().tolist() == [3.0]
+
+
+def test_two_runtimes_do_not_meet():
+    x = T.vector("x")
+    with Runtime(2) as one, Runtime(3) as other:
+        f, g = one.function([x], (x, "gather")), other.function([x], (x * 2, "gather"))
+        for n in (1, 5, 3):
+            np.testing.assert_array_equal(f(np.arange(n)), np.arange(n))
+            np.testing.assert_array_equal(g(np.arange(n)), np.arange(n) * 2)
+
+
+def test_workers_can_be_profiled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Runtime(2, profile_workers=True) as runtime:
+        x = T.vector("x")
+        runtime.function([x], x.mean())(np.ones(4))
+    stats = pstats.Stats(str(tmp_path / "synkhronos_profile_rank1.prof"))
+    assert stats.total_calls > 0
+
+
+def test_what_lives_in_main_or_a_local_module_travels(tmp_path):
+    (tmp_path / "local_ops.py").write_text(
+        "import theano, theano.tensor as T\n"
+        "class Triple(theano.Op):\n"
+        "    __props__ = ()\n"
+        "    def make_node(self, x):\n"
+        "        return theano.Apply(self, [x], [x.type()])\n"
+        "    def perform(self, node, inputs, outputs):\n"
+        "        outputs[0][0] = inputs[0] * 3\n"
+    )
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import numpy as np, theano, theano.tensor as T\n"
+        "from local_ops import Triple\n"
+        "from synk_theano import Runtime\n"
+        "class Double(Triple):\n"
+        "    def perform(self, node, inputs, outputs):\n"
+        "        outputs[0][0] = inputs[0] * 2\n"
+        "x = T.vector('x')\n"
+        "with Runtime(2) as runtime:\n"
+        "    f = runtime.function([x], (Double()(Triple()(x)), 'gather'))\n"
+        "    print(f(np.arange(4.0)))\n"
+    )
+    status, out, err = run_script(
+        f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        f"runpy.run_path({str(script)!r}, run_name='__main__')"
+    )
+    assert (status, out.strip()) == (0, "[ 0.  6. 12. 18.]"), err
+
+
+def test_float_precision_set_in_the_program_reaches_the_workers():
+    code = """
+import numpy as np, theano, theano.tensor as T
+theano.config.floatX = "float32"
+from synk_theano import Runtime
+x = T.matrix("x")
+with Runtime(2) as runtime:
+    print(runtime.function([x], (x, "gather"))(np.ones((4, 1), "float32")).dtype)
+"""
+    status, out, err = run_script(code)
+    assert (status, out.strip()) == (0, "float32"), err
+
+
+def test_a_deep_network_is_distributed():
+    x = T.matrix("x")
+    w = theano.shared(np.eye(3), name="w")
+    y = x
+    for _ in range(150):
+        y = T.tanh(y.dot(w))
+    with Runtime(2) as runtime:
+        f = runtime.function([x], y.mean(), updates=[(w, w - 0.1 * T.grad(y.mean(), w))])
+        value = np.random.RandomState(0).randn(4, 3)
+        assert np.isfinite(f(value))
