@@ -54,7 +54,7 @@ def main() -> None:
     base = statistics.median(taken["no .pth"])
     for name, values in taken.items():
         low, middle, high = statistics.quantiles(values, n=4)
-        spread = f"(quartiles {low:.2f}, {high:.2f})"
+        spread = f"(least {min(values):.2f}, quartiles {low:.2f}, {high:.2f})"
         sys.stdout.write(f"{name:13} {middle:7.2f} ms  {spread}  {middle - base:+.2f}\n")
     finder = _hook.Finder()
     seconds = min(timeit.repeat(lambda: finder.find_spec("numpy.linalg"), number=100_000)) / 100_000
