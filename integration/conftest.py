@@ -23,10 +23,15 @@ GRACE_S = 10
 
 
 def _segments() -> set[str]:
-    """The names of our segments and lock files in the system's shared memory."""
+    """The names of our segments in the system's shared memory.
+
+    Lock files hold no memory; whose they are cannot be told once their family is dead, and
+    other programs of this user leave theirs to the next sweep. synk-shm's own tests look at them.
+    """
     if not SHARED_MEMORY.is_dir():
         return set()
-    return {entry.name for entry in SHARED_MEMORY.iterdir() if entry.name.startswith(PREFIX)}
+    names = {entry.name for entry in SHARED_MEMORY.iterdir()}
+    return {name for name in names if name.startswith(PREFIX) and not name.endswith(".lock")}
 
 
 def _of_strangers(names: set[str]) -> set[str]:
