@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 import numpy as np
 import synk_comm
 import synk_shm
+from synk_theano_compat import locks
 
 from . import _collectives, _random_streams, _share
 from ._messages import ArrayRef, Call, Collective, Command, Distribute, Envelope
@@ -137,6 +138,8 @@ class Rank:
 
     def _take_over(self, command: Distribute) -> None:
         """Build what the master has sent."""
+        # The master compiled it all: with what it has left in the cache, nothing is compiled here.
+        locks.refresh_cache()
         payload = self.arrays.get(command.payload)
         for record in _load(payload, command.variables, self.registry):
             value = record.value
