@@ -63,7 +63,7 @@ def test_wrong_data(pair, f):
         f(pair.data(np.ones(3, "float32")), 1)
     with pytest.raises(BatchError, match="too short for the batch"):
         f(pair.data(X, minibatch=True), 1, batch=slice(0, 7))
-    with pytest.raises(InputTypeError, match="nothing|no scattered"):
+    with pytest.raises(InputTypeError, match="no scattered"):
         pair.function([], (theano.shared(1.0) * 1, "sum"))(batch=[1])
     row = T.frow("row")
     g = pair.function([T.fmatrix("m")], row.sum(), bcast_inputs=[row], on_unused_input="ignore")
@@ -129,7 +129,7 @@ def test_a_closed_runtime_says_so():
         lambda: g(data),
         lambda: runtime.function([x], x.sum()),
         lambda: runtime.data(1.0),
-        lambda: runtime.distribute(),
+        runtime.distribute,
         lambda: runtime.collectives.broadcast(theano.shared(1.0)),
     ):
         with pytest.raises(Closed, match=r"closed \(by close\(\)\); call fork\(\)"):

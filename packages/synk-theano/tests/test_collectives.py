@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import synk_comm
 import theano
 
+import synk_comm
 from synk_theano.exceptions import (
     BatchError,
     InputTypeError,
@@ -158,7 +158,7 @@ def test_bad_arguments_are_refused_before_anything_is_sent(pair):
     variable = theano.shared(np.zeros((2, 2)), name="v")
     scalar = theano.shared(np.zeros(()), name="scalar")
     both = pair.collectives
-    with pytest.raises(NotSharedVariable, match="theano.shared"):
+    with pytest.raises(NotSharedVariable, match=r"theano\.shared"):
         both.all_reduce(np.zeros(3))
     with pytest.raises(OpError, match="'mean'"):
         both.reduce(variable, op="mean")

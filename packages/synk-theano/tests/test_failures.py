@@ -10,11 +10,11 @@ import time
 import cloudpickle
 import numpy as np
 import pytest
-import synk_shm
 import theano
 import theano.tensor as T
 from theano.compile.ops import as_op
 
+import synk_shm
 from synk_theano import Runtime
 from synk_theano.exceptions import Closed, StartError, WorkerDied, WorkerFailed
 from synk_theano.testing import nothing_left, open_descriptors, run_script, wait_gone
@@ -48,10 +48,10 @@ def test_an_exception_in_a_worker_is_raised_in_the_master(runtime):
     bad[-1] = 1
     for _ in range(3):
         if runtime.size == 1:
-            with pytest.raises(ValueError, match="cannot stand 1.0"):
+            with pytest.raises(ValueError, match=r"cannot stand 1\.0"):
                 f(bad)
         else:
-            with pytest.raises(WorkerFailed, match="cannot stand 1.0") as caught:
+            with pytest.raises(WorkerFailed, match=r"cannot stand 1\.0") as caught:
                 f(bad)
             assert caught.value.rank == runtime.size - 1
             assert "function 'touchy'" in str(caught.value)

@@ -26,9 +26,7 @@ class Replica:
             for variable in function.get_shared():
                 self.sender.number_of(variable)
         data, buffers = dumps(list(functions), self.sender)
-        records, record_buffers = dumps(
-            self.sender.records(len(self.receiver)), self.sender
-        )
+        records, record_buffers = dumps(self.sender.records(len(self.receiver)), self.sender)
         for record in loads(records, self.receiver, [np.array(b) for b in record_buffers]):
             self.receiver.adopt(record, record.value)
         return loads(data, self.receiver, [np.array(b) for b in buffers])

@@ -87,7 +87,7 @@ def test_any_batch_gives_the_serial_result_of_the_selected_rows(all_ops, runtime
         | st.lists(st.integers(-23, 22), min_size=1, max_size=60)
         | st.lists(st.booleans(), min_size=23, max_size=23).map(np.array)
     )
-    chosen = x.data[: batch] if isinstance(batch, int) else x.data[batch]
+    chosen = x.data[:batch] if isinstance(batch, int) else x.data[batch]
     if len(chosen):
         num_slices = data.draw(st.integers(1, 3))
         check(f(x, y, batch=batch, num_slices=num_slices), serial(chosen, y))
@@ -147,7 +147,9 @@ def test_float32_data_is_taken_by_float64_variables_as_in_theano(pair):
     value = rows(7).astype("float32")
     expected = theano.function([x], (x * x).mean())(value)
     np.testing.assert_allclose(f(pair.data(value)), expected, rtol=1e-15)
-    np.testing.assert_allclose(f(value, batch=[0, 2, 4]), (value[[0, 2, 4]].astype(float) ** 2).mean())
+    np.testing.assert_allclose(
+        f(value, batch=[0, 2, 4]), (value[[0, 2, 4]].astype(float) ** 2).mean()
+    )
 
 
 def test_a_function_without_inputs_averages_ranks_equally(runtime):
@@ -263,7 +265,9 @@ def test_batch_s_selects_rows_on_each_rank(pair, num_slices):
         (got,) = f(batch_s=batch_s, num_slices=num_slices)
         np.testing.assert_array_equal(got, expected)
     result = g(np.array([1.0, 2.0, 3.0]), batch_s=[[4, 0], [1]], num_slices=num_slices)
-    np.testing.assert_allclose(result, (2 * (4 * 1 + 0 * 2) / (2 if num_slices == 2 else 1) + 1 * 6 * 3) / 3)
+    np.testing.assert_allclose(
+        result, (2 * (4 * 1 + 0 * 2) / (2 if num_slices == 2 else 1) + 1 * 6 * 3) / 3
+    )
 
 
 def test_minibatch_data_is_counted_from_the_lowest_selected_row(pair):

@@ -102,6 +102,10 @@ def decode(head: bytes) -> Call:
     return Call(str(kind), str(op), int(root), str(dtype), shapes, float(weight), str(text))
 
 
+# NumPy 1 does not annotate it.
+_FORMAT: Any = np.lib.format
+
+
 @lru_cache(maxsize=256)
 def dtype_text(dtype: np.dtype[Any]) -> str:
     """Describe a dtype in text that ``text_dtype`` reads back; TypeError if that cannot be."""
@@ -111,7 +115,7 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
             "Python objects (small Python objects go by the *_object methods)"
         )
     plain = dtype.names is None
-    text = dtype.str if plain else repr(np.lib.format.dtype_to_descr(dtype))
+    text = dtype.str if plain else repr(_FORMAT.dtype_to_descr(dtype))
     if text_dtype(text) != dtype:
         raise TypeError(f"dtype {dtype!r} cannot be described to other ranks; use a view of it")
     return text
@@ -121,7 +125,8 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
 def text_dtype(text: str) -> np.dtype[Any]:
     """Return the dtype that ``dtype_text`` described."""
     if text.startswith("["):
-        return np.lib.format.descr_to_dtype(ast.literal_eval(text))
+        described: np.dtype[Any] = _FORMAT.descr_to_dtype(ast.literal_eval(text))
+        return described
     return np.dtype(text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ class ReduceOp(str, enum.Enum):
             raise ValueError(f"unknown reduce op {op!r}; expected one of {known}") from None
 
 
-_UFUNC = {
+_UFUNC: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.AVG: np.add,
     ReduceOp.SUM: np.add,
     ReduceOp.MIN: np.minimum,

@@ -39,7 +39,7 @@ class MismatchError(CommError, ValueError):
         self.calls = dict(calls or {})
 
 
-class PeerDeclined(CommError, RuntimeError):  # noqa: N818 - says what happened
+class PeerDeclined(CommError, RuntimeError):
     """At least one rank took its turn with ``decline()``; the communicator stays usable.
 
     Attributes:
@@ -51,7 +51,7 @@ class PeerDeclined(CommError, RuntimeError):  # noqa: N818 - says what happened
         self.reasons = dict(reasons or {})
 
 
-class PeerLost(CommError, ConnectionError):  # noqa: N818 - says what happened
+class PeerLost(CommError, ConnectionError):
     """A peer's process ended, or closed its communicator, while it was needed.
 
     Attributes:
@@ -63,7 +63,7 @@ class PeerLost(CommError, ConnectionError):  # noqa: N818 - says what happened
         self.rank = rank
 
 
-class CommTimeout(CommError, TimeoutError):  # noqa: N818 - says what happened
+class CommTimeout(CommError, TimeoutError):
     """Some ranks did not come in time.
 
     Attributes:

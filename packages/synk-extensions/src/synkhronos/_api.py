@@ -1,4 +1,7 @@
-"""The functions of the package: each hands its arguments to the default runtime."""
+"""The functions of the package: each hands its arguments to the default runtime.
+
+Arguments of 1.0 that have nothing to set any more (`nccl`, `max_n_var`, `max_dim`) are accepted.
+"""
 
 from __future__ import annotations
 
@@ -181,7 +184,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
         values: None, or an array or `Data` (one for each variable of a list).
         nccl: accepted as in 1.0.
     """
-    _default.default().collectives.broadcast(shared_vars, values, nccl)
+    _default.default().collectives.broadcast(shared_vars, values)
 
 
 def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
@@ -207,12 +210,12 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
     Returns:
         An array; for a list of variables a tuple of arrays.
     """
-    return _default.default().collectives.gather(shared_vars, nd_up, nccl)
+    return _default.default().collectives.gather(shared_vars, nd_up)
 
 
 def all_gather(shared_vars: Any, nccl: bool = True) -> None:
     """Every rank's value becomes all ranks' values, concatenated along axis 0."""
-    _default.default().collectives.all_gather(shared_vars, nccl)
+    _default.default().collectives.all_gather(shared_vars)
 
 
 def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
@@ -227,7 +230,7 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
     Returns:
         None if `in_place`; else an array, for a list of variables a tuple of arrays.
     """
-    return _default.default().collectives.reduce(shared_vars, op, in_place, nccl)
+    return _default.default().collectives.reduce(shared_vars, op, in_place)
 
 
 def all_reduce(
@@ -245,7 +248,7 @@ def all_reduce(
         weights: one number per rank; ``avg`` is then ``sum(w * x) / sum(w)``. With
             ``weights=f.rows`` the average is exact for any split of the last call of ``f``.
     """
-    _default.default().collectives.all_reduce(shared_vars, op, nccl, weights)
+    _default.default().collectives.all_reduce(shared_vars, op, weights)
 
 
 def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:

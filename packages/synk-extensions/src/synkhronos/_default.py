@@ -55,7 +55,11 @@ def say(line: str) -> None:
 
 def reporter(verbose: bool) -> Callable[[str], None]:
     """Where progress goes: standard output, or nowhere."""
-    return say if verbose else lambda line: None
+    return say if verbose else _keep_quiet
+
+
+def _keep_quiet(_line: str) -> None:
+    pass
 
 
 def processes_from_environment() -> Optional[int]:

@@ -59,7 +59,11 @@ def scatter(group: Group, variables: Sequence[int], values: Sequence[ArrayRef], 
 
 
 def set_value(
-    group: Group, variables: Sequence[int], values: Sequence[ArrayRef], rank: int, rows: Optional[Rows]
+    group: Group,
+    variables: Sequence[int],
+    values: Sequence[ArrayRef],
+    rank: int,
+    rows: Optional[Rows],
 ) -> None:
     """One rank takes the values."""
     if group.comm.rank != rank:
@@ -119,7 +123,11 @@ def join(parts: Sequence[np.ndarray], nd_up: int, name: str) -> np.ndarray:
         return np.stack(parts) if nd_up else np.concatenate(parts)
     except ValueError:
         shapes = {rank: part.shape for rank, part in enumerate(parts)}
-        cure = "use nd_up=0 to concatenate them along axis 0" if nd_up else "they have no axis 0 in common"
+        cure = (
+            "use nd_up=0 to concatenate them along axis 0"
+            if nd_up
+            else "they have no axis 0 in common"
+        )
         raise InputValueError(
             f"cannot gather {name}: its shapes by rank are {shapes}; {cure}"
         ) from None

@@ -232,6 +232,6 @@ def _unpickled(error: Optional[bytes]) -> Optional[BaseException]:
         return None
     try:
         exception = pickle.loads(error)
-    except Exception as broken:
+    except Exception as broken:  # noqa: BLE001 - user code runs here, and may raise anything
         return broken
     return exception if isinstance(exception, BaseException) else None

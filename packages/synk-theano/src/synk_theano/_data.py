@@ -10,6 +10,7 @@ import weakref
 from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
 import numpy as np
+
 import synk_shm
 
 from ._messages import ArrayRef
@@ -42,7 +43,8 @@ class Data:
         self._minibatch = bool(minibatch)
         self._name = name
         self._memory: np.ndarray = np.empty(0, self._dtype)
-        self._data: np.ndarray = self._memory.reshape((0,) * self._ndim) if ndim else None
+        self._data: Optional[np.ndarray] = None
+        self.free_memory()
         if self._dtype.hasobject:
             raise InputTypeError(f"got dtype {self._dtype}, expected one of fixed size: no objects")
         if released is not None:

@@ -29,7 +29,7 @@ def threads_per_rank(size: int) -> int:
 
 def import_path() -> Tuple[str, ...]:
     """This process's ``sys.path``, with the current folder spelt out."""
-    return tuple(os.path.abspath(entry) if not entry else entry for entry in sys.path)
+    return tuple(entry or os.getcwd() for entry in sys.path)
 
 
 def worker_environment(size: int) -> Dict[str, str]:

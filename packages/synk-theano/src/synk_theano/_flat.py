@@ -99,9 +99,7 @@ def flatten(function: Any) -> FlatFunction:
     return FlatFunction(
         inputs=tuple(
             _flatten_input(spec, variable, container)
-            for spec, variable, container in zip(
-                maker.inputs, graph.inputs, function.input_storage
-            )
+            for spec, variable, container in zip(maker.inputs, graph.inputs, function.input_storage)
         ),
         constants=tuple(constants),
         nodes=tuple(nodes),

@@ -171,7 +171,8 @@ class Function:
         flags = list(minibatch) if isinstance(minibatch, (list, tuple)) else None
         if flags is not None and len(flags) != len(values):
             raise InputTypeError(
-                f"minibatch: got {len(flags)} entries, expected one for each of {len(values)} inputs"
+                f"minibatch: got {len(flags)} entries, expected one for each of "
+                f"{len(values)} inputs"
             )
         datas = tuple(
             self._launcher.data(
@@ -295,7 +296,9 @@ class Function:
         n = self._spec.n_scattered
         if n == 0:
             if batch is not None:
-                raise InputTypeError(f"{self!r} got batch, but has no scattered inputs to select from")
+                raise InputTypeError(
+                    f"{self!r} got batch, but has no scattered inputs to select from"
+                )
             return None
         return selection_for(
             batch,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Tuple, Union
 
 import numpy as np
+
 from synk_shm import Handle
 
 from ._plan import Bounds

@@ -32,9 +32,7 @@ def normalize(op: Any, allowed: Sequence[Optional[str]], what: str) -> Optional[
         plain = op[2:] if op.startswith("c_") else op
         if plain in allowed:
             return plain
-    raise OpError(
-        f"{what}: got reduce op {op!r}, expected one of {', '.join(map(repr, allowed))}"
-    )
+    raise OpError(f"{what}: got reduce op {op!r}, expected one of {', '.join(map(repr, allowed))}")
 
 
 def check_dtype(op: Optional[str], dtype: str, what: str) -> None:

@@ -91,8 +91,11 @@ def _select_slice(batch: slice, length: int, what: str) -> Selection:
     try:
         start, stop, step = batch.indices(length)
     except (TypeError, ValueError) as error:
-        raise InputValueError(f"{what}: got {batch!r}, expected a slice of ints ({error})") from None
-    return Selection(len(range(start, stop, step)), start, step)
+        raise InputValueError(
+            f"{what}: got {batch!r}, expected a slice of ints ({error})"
+        ) from None
+    count = len(range(start, stop, step))
+    return Selection(count, start, step) if count else Selection(0)
 
 
 def _select_index(batch: Any, length: int, what: str) -> Selection:

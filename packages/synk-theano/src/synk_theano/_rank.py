@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 import numpy as np
+
 import synk_comm
 import synk_shm
 from synk_theano_compat import locks
@@ -99,9 +100,7 @@ class Rank:
             if isinstance(envelope.command, Distribute) and not self.is_master:
                 self.registry.truncate(known)
             if isinstance(error, synk_comm.CommError):
-                self.in_step = isinstance(
-                    error, (synk_comm.PeerDeclined, synk_comm.MismatchError)
-                )
+                self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
             elif not committed:
                 self._decline(error)
             raise
@@ -176,4 +175,3 @@ def pack(*pickles: Any) -> Any:
             parts.append((start, end, part))
         extents.append(places)
     return parts, [tuple(places) for places in extents], end
-

@@ -3,8 +3,8 @@
 ::
 
     user ─ Function, Collectives ─> Controller.run(command) ─┬─> worker 1: Rank.perform ─┐
-           (checks, plan)           (numbers and sends it)   ├─> worker 2: Rank.perform ─┤ collectives
-                                                             └─> master:   Rank.perform ─┘
+           (checks, plan)           (numbers and sends it)   ├─> worker 2: Rank.perform ─┤ they
+                                                             └─> master:   Rank.perform ─┘ collect
 
 1. `Function.__call__` checks its arguments and plans (`_plan`): which rank takes which rows.
    What the workers lack is sent first (`Distributor`); arrays lie in shared memory (`DataStore`).
@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 import theano
+from typing_extensions import Self
 
 from . import _environ
 from ._compile import compile_form
@@ -48,7 +49,7 @@ class Runtime:
             in the current folder, for `pstats`.
         backend: "shm" or "zmq", what collectives go through.
         timeout_s: seconds that a rank waits for the others in a collective before all give up.
-        report: takes lines of progress.
+        report: takes lines of progress; None keeps quiet.
 
     Returns at once: workers start in the background, and are awaited when first needed.
 
@@ -66,7 +67,7 @@ class Runtime:
         *,
         backend: str = "shm",
         timeout_s: float = 3600.0,
-        report: Callable[[str], None] = lambda line: None,
+        report: Optional[Callable[[str], None]] = None,
     ) -> None:
         if use_gpu:
             raise StartError(
@@ -77,7 +78,7 @@ class Runtime:
         cores = _environ.available_cores()
         self.size = cores if n_parallel is None else _whole(n_parallel, 1, None, "n_parallel")
         self.master = _whole(master_rank, 0, self.size - 1, "master_rank")
-        self._report = report
+        self._report = report = report or _keep_quiet
         self._specs: Dict[int, FunctionSpec] = {}
         self._row_share: Any = None
         some = f"{self.size} of {cores} detected CPU cores"
@@ -110,7 +111,7 @@ class Runtime:
     def __repr__(self) -> str:
         return f"<Runtime rank {self.master} of {self.size}, {self._controller.state}>"
 
-    def __enter__(self) -> Runtime:
+    def __enter__(self) -> Runtime:  # noqa: PYI034 - typing.Self is not there on Python 3.9
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -205,6 +206,10 @@ class Runtime:
         if not self._distributor.has_all_variables():
             self._distributor.send_new()
         return numbers
+
+
+def _keep_quiet(_line: str) -> None:
+    pass
 
 
 def _check_sliceable(spec: FunctionSpec, plain: Any) -> None:

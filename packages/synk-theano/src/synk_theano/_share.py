@@ -14,7 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from ._accumulate import Accumulator
-from ._messages import Call, Form, Recipe
+from ._messages import Call, Form, Recipe, Rows
 from ._plan import Bounds, Selection, select, split_rows
 from ._shared_vars import VariableRegistry, store, value_of
 from .exceptions import InputValueError
@@ -168,14 +168,14 @@ class _Execution:
         self._function = loaded.forms[call.form]
         self._scattered = [(arrays.get(item.array), item.offset) for item in call.scattered]
         self._broadcast = [arrays.get(ref) for ref in call.broadcast]
-        index = call.rows.index if call.rows is not None else None
-        self._index = None if index is None else arrays.get(index)
+        self._rows = call.rows or Rows(bounds=())
+        self._index = None if self._rows.index is None else arrays.get(self._rows.index)
 
     def run(self, rank: int, pieces: Sequence[Bounds], total: int) -> List[Any]:
         """Execute piece by piece; `total` is the rows of the whole call."""
         recipe = self._loaded.recipe
         sliced = self._call.form.accumulate or len(pieces) > 1
-        first = self._call.rows.bounds[rank][0] if self._call.rows is not None else 0
+        first = self._rows.bounds[rank][0] if self._rows.bounds else 0
         ops = self._accumulated_ops() if sliced else []
         accumulators = [Accumulator(op, f"function {recipe.name!r}") for op in ops]
         values: List[Any] = []
@@ -242,7 +242,7 @@ class _Execution:
             buffer = self._loaded.buffer(position, array, stop - start)
             # The master has checked the range; "clip" spares numpy a second buffer.
             return np.take(array, wanted, axis=0, out=buffer, mode="clip")
-        rows = self._call.rows
+        rows = self._rows
         begin = rows.start - offset + start * rows.step
         end = begin + (stop - start) * rows.step
         return array[begin : (None if end < 0 else end) : rows.step]

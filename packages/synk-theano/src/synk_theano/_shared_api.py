@@ -23,14 +23,13 @@ class VariableLauncher(Launcher, Protocol):
 class Collectives:
     """Collectives over one Theano shared variable or a list of them.
 
-    All block until every rank has done its part. `nccl` is accepted as in Synkhronos 1.0: the
-    fastest way that works for the variable is used.
+    All block until every rank has done its part.
     """
 
     def __init__(self, launcher: VariableLauncher) -> None:
         self._launcher = launcher
 
-    def broadcast(self, shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
+    def broadcast(self, shared_vars: Any, values: Any = None) -> None:
         """Give every rank the master's values, or `values`.
 
         Args:
@@ -61,7 +60,7 @@ class Collectives:
         bounds = tuple(split_rows(selection.count, self._launcher.size))
         self._run("scatter", variables, values=refs, rows=self._rows(selection, bounds))
 
-    def gather(self, shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
+    def gather(self, shared_vars: Any, nd_up: int = 1) -> Any:
         """All ranks' values, in rank order, in the master.
 
         Args:
@@ -78,15 +77,13 @@ class Collectives:
             _require_rows(variables, "gather(nd_up=0)")
         return _unlisted(self._run("gather", variables, nd_up=nd_up), single)
 
-    def all_gather(self, shared_vars: Any, nccl: bool = True) -> None:
+    def all_gather(self, shared_vars: Any) -> None:
         """Every rank's value becomes all ranks' values, concatenated along axis 0."""
         variables, _ = _listed(shared_vars)
         _require_rows(variables, "all_gather()")
         self._run("all_gather", variables)
 
-    def reduce(
-        self, shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True
-    ) -> Any:
+    def reduce(self, shared_vars: Any, op: str = "avg", in_place: bool = True) -> Any:
         """Reduce all ranks' values into the master; workers' values stay.
 
         Args:
@@ -104,7 +101,6 @@ class Collectives:
         self,
         shared_vars: Any,
         op: str = "avg",
-        nccl: bool = True,
         weights: Optional[Sequence[float]] = None,
     ) -> None:
         """Every rank's value becomes the reduction of all ranks' values.
@@ -208,10 +204,10 @@ def _matched(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[An
     items = [values] if single else values
     if not isinstance(items, (list, tuple)) or len(items) != len(variables):
         raise InputTypeError(
-            f"values: got {values!r:.100}, expected a list of {len(variables)} values, one for each "
-            f"shared variable"
+            f"values: got {type(values).__name__}, expected a list of {len(variables)} values, "
+            f"one for each shared variable"
         )
-    matched = []
+    matched: List[Any] = []
     for variable, value in zip(variables, items):
         if isinstance(value, Data):
             if value.ndim != variable.ndim or str(value.dtype) != variable.dtype:
@@ -243,8 +239,7 @@ def _require_rows(variables: Sequence[Any], what: str) -> None:
 
 
 def _checked_op(op: Any, variables: Sequence[Any]) -> str:
-    name = normalize(op, REDUCE_OPS, "op")
-    assert name is not None
+    name = str(normalize(op, REDUCE_OPS, "op"))
     for variable in variables:
         check_dtype(name, str(variable.dtype), f"reduction of {variable}")
     return name

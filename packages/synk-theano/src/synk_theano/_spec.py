@@ -168,7 +168,7 @@ def _updates(updates: Any) -> Tuple[Tuple[Any, Any, str], ...]:
         _require_shared(target, what)
         default = "avg" if _is_float(target) else "last"
         op = default if len(item) == 2 or item[2] is None else item[2]
-        op = normalize(op, UPDATE_OPS, what)
+        op = str(normalize(op, UPDATE_OPS, what))
         if op != "last":
             check_dtype(op, getattr(target.type, "dtype", "object"), f"{what} ({target})")
         result.append((target, value, op))
@@ -186,8 +186,10 @@ def _givens(givens: Any) -> Tuple[Tuple[Any, Any], ...]:
     for place, item in enumerate(items):
         if not isinstance(item, (list, tuple)) or len(item) != 2:
             raise SpecError(f"givens[{place}]: got {item!r}, expected (variable, replacement)")
-    return tuple((key, T.as_tensor_variable(value) if not isinstance(value, Variable) else value)
-                 for key, value in items)
+    return tuple(
+        (key, T.as_tensor_variable(value) if not isinstance(value, Variable) else value)
+        for key, value in items
+    )
 
 
 def _require_shared(variable: Any, what: str) -> None:

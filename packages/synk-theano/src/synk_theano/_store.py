@@ -1,4 +1,4 @@
-"""The runtime's `Data`: made here, numbered here, and reused for arrays that are passed in calls."""
+"""The runtime's `Data`: made and numbered here, and reused for arrays that calls bring."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def serve(channel: Channel, hello: Hello) -> None:
     """Make ready, then obey."""
     try:
         rank = _prepare(hello)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
         channel.send(pickle.dumps(_failure(0, hello.rank, "start", error)))
         return
     channel.send(pickle.dumps(Ready(hello.rank)))
@@ -106,7 +106,7 @@ def _obey(rank: Any, envelope: Envelope, channel: Channel) -> None:
         pass
     except (synk_comm.CommError, ChannelClosed):
         raise ChannelClosed("the ranks have lost each other") from None
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
         doing = type(envelope.command).__name__
         channel.send(pickle.dumps(_failure(envelope.serial, rank.rank, doing, error)))
 
@@ -117,7 +117,7 @@ def _failure(serial: int, rank: int, doing: str, error: BaseException) -> Failur
         import cloudpickle
 
         pickled: Optional[bytes] = cloudpickle.dumps(error)
-    except Exception:
+    except Exception:  # noqa: BLE001 - user classes may fail in any way; the text remains
         pickled = None
     return Failure(serial, rank, doing, text, pickled)
 

@@ -51,7 +51,7 @@ class OpError(SynkError, ValueError):
 
 
 class InputTypeError(SynkError, TypeError):
-    """An input has a wrong type, dtype or number of dimensions, or there are too many or too few."""
+    """An input has a wrong type, dtype or ndim, or the number of inputs is wrong."""
 
 
 class InputValueError(SynkError, ValueError):

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
+
 from synk_shm.testing import no_segments_left
 
 
 def child_processes() -> Set[int]:
     """Process ids of this process's children, zombies included (Linux)."""
-    children = set()
+    children: Set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         children.update(int(pid) for pid in (task / "children").read_text().split())
     return children

@@ -58,7 +58,12 @@ def check_barrier(comm: Communicator) -> None:
 
 def check_reductions(comm: Communicator) -> None:
     """Every op on every dtype and shape is what NumPy computes, in rank order."""
-    folds = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+    folds: dict[str, Callable[..., Any]] = {
+        "sum": np.add,
+        "prod": np.multiply,
+        "min": np.minimum,
+        "max": np.maximum,
+    }
     for dtype in DTYPES:
         for shape in SHAPES if dtype == "f4" else SHAPES[:-1]:
             parts = [data(rank, shape, dtype) for rank in range(comm.size)]
