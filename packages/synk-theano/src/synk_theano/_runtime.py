@@ -22,7 +22,6 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 import theano
-from typing_extensions import Self
 
 from . import _environ
 from ._compile import compile_form
