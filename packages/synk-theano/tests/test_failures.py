@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 
 import cloudpickle
@@ -16,7 +17,7 @@ from theano.compile.ops import as_op
 
 import synk_shm
 from synk_theano import Runtime
-from synk_theano.exceptions import Closed, StartError, WorkerDied, WorkerFailed
+from synk_theano.exceptions import Closed, SpecError, StartError, WorkerDied, WorkerFailed
 from synk_theano.testing import nothing_left, open_descriptors, run_script, wait_gone
 
 # Workers cannot import test modules by the names that pytest gives them.
@@ -106,9 +107,19 @@ def test_a_function_that_cannot_be_built_in_a_worker_leaves_the_runtime_usable(p
     for _ in range(2):
         with pytest.raises(WorkerFailed, match="not in this house"):
             brittle(np.zeros(2))
-    pair._rank.functions.pop(brittle._id)
     g = pair.function([x], ((x + s.sum()).sum(), "sum"))
     assert g(np.ones(4)) == 4.0
+
+
+def test_a_function_that_cannot_be_pickled_is_named_and_does_no_harm(pair):
+    lock = threading.Lock()
+    x, y = misbehaving(lambda values: lock.acquire())
+    f = pair.function([x], (y, "gather"), name="locked")
+    for _ in range(2):
+        with pytest.raises(SpecError, match="cannot send 'locked' to the workers"):
+            f(np.zeros(2))
+    assert pair.function([x], (x.sum(), "sum"))(np.ones(4)) == 4.0
+    del pair._rank.functions[f._id]  # distribute() sends all there is, in later tests
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])

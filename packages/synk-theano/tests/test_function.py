@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import theano
@@ -332,3 +334,37 @@ def test_dropout_masks_differ_by_rank_and_follow_from_the_seed():
         assert len(np.unique(draws[0])) == 400
         serial = theano.function([x], streams(7).uniform(x.shape))
         np.testing.assert_array_equal(serial(np.zeros(100)), first[0])
+
+
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "DebugMode", "NanGuardMode"])
+def test_modes(pair, mode):
+    from theano.compile.nanguardmode import NanGuardMode
+
+    if mode == "NanGuardMode":
+        mode = NanGuardMode(nan_is_error=True, inf_is_error=True, big_is_error=False)
+    x, s = T.matrix("x"), theano.shared(np.ones(3), "s")
+    f = pair.function([x], (x * s).sum(axis=1).mean(), updates=[(s, s + 1)], mode=mode)
+    value = rows(5)
+    for step in (1, 2):
+        np.testing.assert_allclose(f(value), (value * step).sum(axis=1).mean())
+    np.testing.assert_array_equal(pair.collectives.gather(s), np.full((2, 3), 3.0))
+
+
+def test_threads_take_turns(pair):
+    x = T.vector("x")
+    f = pair.function([x], (x, "gather"))
+    f(np.zeros(2))
+    wrong = []
+
+    def work(number):
+        for i in range(30):
+            value = np.full(100, number * 1000.0 + i)
+            if not np.array_equal(f(value, batch=list(range(100))), value):
+                wrong.append((number, i))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -53,7 +53,7 @@ class Controller:
         self._timeout_s = timeout_s
         self._report = report
         self._store = store
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._serials = itertools.count(1)
         self._threads = _environ.ThreadLimit(size)
         self._joined = False
@@ -151,25 +151,31 @@ class Controller:
             WorkerDied: a worker process is gone; everything is closed.
             Exception: what user code raised in the master.
         """
-        with self._lock:
+        with self.lock:
             self.require_open()
             self.await_workers()
             self._doing = self._describe(command)
             self._threads.apply()
             envelope = Envelope(next(self._serials), command, self._store.take_released())
+            self._send(envelope)
             try:
-                self._pool.send(pickle.dumps(envelope, protocol=5), self._doing)
                 return self.rank.perform(envelope)
             except synk_comm.PeerDeclined as declined:
                 error, cause = self._worker_failure(declined, envelope.serial)
                 raise error from cause
-            except WorkerDied as died:
-                self._end(str(died))
-                raise
             except BaseException as error:
-                if not self.rank.in_step:
+                if not self.rank.in_step or isinstance(error, WorkerDied):
                     self._end_out_of_step(error)
                 raise
+
+    def _send(self, envelope: Envelope) -> None:
+        payload = pickle.dumps(envelope, protocol=5)
+        try:
+            self._pool.send(payload, self._doing)
+        except BaseException as error:
+            # Some workers may have it and others not.
+            self._end(str(error) or type(error).__name__)
+            raise
 
     def _describe(self, command: Command) -> str:
         if isinstance(command, Call):
@@ -200,6 +206,8 @@ class Controller:
             self._pool.check(self._doing)
         except WorkerDied as died:
             self._end(str(died))
+            if isinstance(error, WorkerDied):
+                return
             raise died from error
         self._end(f"{type(error).__name__} in {self._doing}: {error}")
 

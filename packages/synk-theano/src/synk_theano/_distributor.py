@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Set, Tuple
+from typing import Any, Callable, List, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from ._messages import Distribute, Form
 from ._pickling import dumps
 from ._rank import Rank, pack
 from ._store import DataStore
+from .exceptions import SpecError
 
 
 class Distributor:
@@ -36,23 +37,32 @@ class Distributor:
         """Whether the workers have every variable of the registry."""
         return self._variables == len(self._rank.registry)
 
-    def send_new(self) -> None:
-        """Send what the workers do not have yet; blocks until they have it.
+    def send_all(self) -> None:
+        """Send every function and variable that the workers do not have yet."""
+        self.send(tuple(self._rank.functions))
 
-        If it fails, nothing counts as sent, and the workers have kept nothing of it.
+    def send(self, function_ids: Sequence[int] = ()) -> None:
+        """Send these functions, with the forms that the workers lack, and all new variables.
+
+        Blocks until the workers have them. If it fails, nothing counts as sent, and the workers
+        have kept nothing of it; other functions can still be sent.
+
+        Raises:
+            SpecError: something that a function uses cannot be pickled.
+            WorkerFailed: a worker cannot build a function.
         """
-        functions = self._rank.functions
+        functions = {number: self._rank.functions[number] for number in function_ids}
         forms = [
-            (function_id, form, compiled)
-            for function_id, loaded in functions.items()
+            (number, form, compiled)
+            for number, loaded in functions.items()
             for form, compiled in loaded.forms.items()
-            if (function_id, form) not in self._forms
+            if (number, form) not in self._forms
         ]
-        known = {function_id for function_id, _ in self._forms}
-        recipes = [loaded.recipe for i, loaded in functions.items() if i not in known]
+        known = {number for number, _ in self._forms}
+        recipes = [loaded.recipe for number, loaded in functions.items() if number not in known]
         if self._rank.size > 1 and (forms or not self.has_all_variables()):
             # Functions first: pickling them can bring variables to light.
-            pickled_functions = dumps((recipes, forms), self._rank.registry)
+            pickled_functions = self._pickle((recipes, forms), [recipe.name for recipe in recipes])
             records = self._rank.registry.records(self._variables)
             pickled_variables = dumps(records, self._rank.registry)
             parts, (variables, compiled), length = pack(pickled_variables, pickled_functions)
@@ -61,4 +71,13 @@ class Distributor:
                 payload.data[start:stop] = np.frombuffer(part, np.uint8)
             self._run(Distribute(payload.ref(), variables, compiled))
         self._variables = len(self._rank.registry)
-        self._forms.update((function_id, form) for function_id, form, _ in forms)
+        self._forms.update((number, form) for number, form, _ in forms)
+
+    def _pickle(self, content: Any, names: Sequence[str]) -> Tuple[bytes, List[memoryview]]:
+        try:
+            return dumps(content, self._rank.registry)
+        except Exception as error:
+            raise SpecError(
+                f"cannot send {', '.join(map(repr, names))} to the workers: something that it "
+                f"uses cannot be pickled ({type(error).__name__}: {error})"
+            ) from error

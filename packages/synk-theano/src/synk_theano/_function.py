@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, ContextManager, Dict, List, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 import theano
@@ -19,6 +19,10 @@ class Launcher(Protocol):
 
     size: int
     master: int
+
+    @property
+    def exclusive(self) -> ContextManager[Any]:
+        """Held while something is staged and run: other threads wait."""
 
     def run(self, command: Command) -> Any:
         """Have all ranks perform a command; blocks until they have."""
@@ -123,20 +127,21 @@ class Function:
         selectors = self._selectors(batch_s)
         rows_selection = self._selection(inputs, batch)
         form = self._form(selectors, num_slices)
-        self._launcher.require_form(self._id, form)
-
-        scattered, broadcast = self._stage(inputs, rows_selection)
-        call = Call(
-            function_id=self._id,
-            form=form,
-            rows=self._rows(rows_selection),
-            scattered=scattered,
-            broadcast=broadcast,
-            outputs=wanted,
-            num_slices=num_slices,
-            selectors=selectors,
-        )
-        result = self._launcher.run(call)
+        with self._launcher.exclusive:
+            self._launcher.require_form(self._id, form)
+            scattered, broadcast = self._stage(inputs, rows_selection)
+            result = self._launcher.run(
+                Call(
+                    function_id=self._id,
+                    form=form,
+                    rows=self._rows(rows_selection),
+                    scattered=scattered,
+                    broadcast=broadcast,
+                    outputs=wanted,
+                    num_slices=num_slices,
+                    selectors=selectors,
+                )
+            )
         self.rows = result.counts
         return self._returned(result.values, output_subset)
 

@@ -8,6 +8,7 @@ the pipe ends and the worker with it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -27,6 +28,9 @@ START_TIMEOUT_S = 180.0
 
 STOP_TIMEOUT_S = 1.0
 """From the word to stop until SIGKILL."""
+
+KILL_TIMEOUT_S = 5.0
+"""From SIGKILL until a process is given up: it may be stuck in the kernel."""
 
 
 class Worker:
@@ -57,7 +61,9 @@ class Worker:
         finally:
             theirs.close()
             os.close(reading)
-        self.channel.send(pickle.dumps(hello))
+        # A process that is gone already is found out by `wait_ready`.
+        with contextlib.suppress(ChannelClosed):
+            self.channel.send(pickle.dumps(hello))
 
     def is_alive(self) -> bool:
         return self.process.poll() is None
@@ -180,6 +186,7 @@ class WorkerPool:
             if worker.is_alive():
                 worker.process.kill()
         for worker in self._workers:
-            worker.process.wait()
+            if worker.exitcode(KILL_TIMEOUT_S) is None:
+                _logger.warning("process %d does not go, not even killed", worker.process.pid)
             worker.release()
         self._workers = []

@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 import theano
@@ -174,10 +174,16 @@ class Runtime:
         self._controller.await_workers()
         self._report("Synkhronos distributing functions...")
         start = time.monotonic()
-        self._distributor.send_new()
+        with self.exclusive:
+            self._distributor.send_all()
         self._report(f"...distribution complete ({time.monotonic() - start:.0f} s).")
 
     # What functions and collectives need: the `VariableLauncher`.
+
+    @property
+    def exclusive(self) -> ContextManager[Any]:
+        """Held while something is staged and run: other threads wait."""
+        return self._controller.lock
 
     def run(self, command: Command) -> Any:
         """Have all ranks perform a command; see `Controller.run`."""
@@ -196,14 +202,14 @@ class Runtime:
             self._register_variables(compiled)
             loaded.forms[form] = compiled
         if not self._distributor.has_form(function_id, form):
-            self._distributor.send_new()
+            self._distributor.send((function_id,))
 
     def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
         """The variables' numbers; those that the workers do not have yet are sent first."""
         self._controller.require_open()
         numbers = tuple(self._rank.registry.number_of(variable) for variable in variables)
         if not self._distributor.has_all_variables():
-            self._distributor.send_new()
+            self._distributor.send()
         return numbers
 
 

@@ -39,9 +39,11 @@ class Collectives:
             NotSharedVariable, InputTypeError: bad arguments; nothing was sent.
         """
         variables, _ = _listed(shared_vars)
-        refs = None if values is None else self._refs(shared_vars, variables, values)
+        arrays = None if values is None else _matched(shared_vars, variables, values)
         forms = [(value_of(v).shape, str(value_of(v).dtype)) for v in variables]
-        self._run("broadcast", variables, values=refs, forms=forms)
+        with self._launcher.exclusive:
+            refs = None if arrays is None else self._refs(arrays)
+            self._run("broadcast", variables, values=refs, forms=forms)
 
     def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> None:
         """Split `values` along axis 0 over the ranks: contiguous shares, larger ones first.
@@ -56,9 +58,10 @@ class Collectives:
         variables, _ = _listed(shared_vars)
         arrays = _matched(shared_vars, variables, values)
         selection = _select_rows(variables, arrays, batch)
-        refs = self._refs(shared_vars, variables, values)
         bounds = tuple(split_rows(selection.count, self._launcher.size))
-        self._run("scatter", variables, values=refs, rows=self._rows(selection, bounds))
+        with self._launcher.exclusive:
+            rows = self._rows(selection, bounds)
+            self._run("scatter", variables, values=self._refs(arrays), rows=rows)
 
     def gather(self, shared_vars: Any, nd_up: int = 1) -> Any:
         """All ranks' values, in rank order, in the master.
@@ -132,12 +135,12 @@ class Collectives:
         self._check_rank(rank)
         variables, _ = _listed(shared_vars)
         arrays = _matched(shared_vars, variables, values)
-        rows = None
-        if batch is not None:
-            selection = _select_rows(variables, arrays, batch)
-            rows = self._rows(selection, ((0, selection.count),))
-        refs = self._refs(shared_vars, variables, values)
-        self._run("set_value", variables, values=refs, rank=rank, rows=rows)
+        selection = None if batch is None else _select_rows(variables, arrays, batch)
+        with self._launcher.exclusive:
+            rows = None
+            if selection is not None:
+                rows = self._rows(selection, ((0, selection.count),))
+            self._run("set_value", variables, values=self._refs(arrays), rank=rank, rows=rows)
 
     def get_value(self, rank: int, shared_vars: Any) -> Any:
         """The values of one rank: an array, or a tuple of arrays for a list of variables."""
@@ -167,10 +170,10 @@ class Collectives:
                 f"rank: got {rank!r}, expected an int from 0 to {self._launcher.size - 1}"
             )
 
-    def _refs(self, shared_vars: Any, variables: Sequence[Any], values: Any) -> List[ArrayRef]:
+    def _refs(self, values: Sequence[Any]) -> List[ArrayRef]:
         return [
             value.ref() if isinstance(value, Data) else self._launcher.stage(("value", i), value)
-            for i, value in enumerate(_matched(shared_vars, variables, values))
+            for i, value in enumerate(values)
         ]
 
     def _rows(self, selection: Selection, bounds: Tuple[Tuple[int, int], ...]) -> Rows:
