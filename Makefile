@@ -26,7 +26,7 @@ demo: setup
 
 ## test: the tests of every package, then those that cross packages
 test: setup
-	@$(PY) scripts/run_tests.py $(PACKAGES) integration -- $(ARGS)
+	@$(PY) scripts/run_tests.py $(PACKAGES) integration --beside synk-theano/compat -- $(ARGS)
 
 ## test-<package>: the tests of one package, for example test-synk-shm
 $(PACKAGE_TESTS): test-%: setup

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Most of the time of these tests goes into compiling.
+os.environ.setdefault("THEANO_FLAGS", "gcc.cxxflags=-O0")
+
 import pytest
 
 from synk_theano import Runtime

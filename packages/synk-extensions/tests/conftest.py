@@ -1,0 +1,8 @@
+"""Settings for the tests, made before Theano is imported."""
+
+from __future__ import annotations
+
+import os
+
+# Most of the time of these tests goes into compiling.
+os.environ.setdefault("THEANO_FLAGS", "gcc.cxxflags=-O0")
