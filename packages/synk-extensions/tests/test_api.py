@@ -1,0 +1,189 @@
+"""The public surface, and the one default runtime behind it."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+
+import synkhronos as synk
+from synk_theano.testing import nothing_left, run_script
+from synkhronos import exceptions
+
+# As documented for 1.0; later parameters may follow, none may go or move.
+SIGNATURES = {
+    "fork": "n_parallel use_gpu master_rank profile_workers max_n_var max_dim",
+    "close": "",
+    "function": "inputs outputs bcast_inputs updates givens sliceable_shareds kwargs",
+    "distribute": "",
+    "data": "value var dtype ndim shape minibatch force_cast oversize name",
+    "broadcast": "shared_vars values nccl",
+    "scatter": "shared_vars values batch",
+    "gather": "shared_vars nd_up nccl",
+    "all_gather": "shared_vars nccl",
+    "reduce": "shared_vars op in_place nccl",
+    "all_reduce": "shared_vars op nccl",
+    "set_value": "rank shared_vars values batch",
+    "get_value": "rank shared_vars",
+    "get_lengths": "shared_vars",
+    "get_shapes": "shared_vars",
+}
+
+
+@pytest.fixture
+def two():
+    synk.fork(2, verbose=False)
+    yield
+    synk.close()
+
+
+@pytest.mark.parametrize("name", sorted(SIGNATURES))
+def test_documented_functions_keep_their_parameters(name):
+    parameters = list(inspect.signature(getattr(synk, name)).parameters)
+    documented = SIGNATURES[name].split()
+    assert parameters[: len(documented)] == documented
+    assert getattr(synk, name).__doc__
+
+
+def test_documented_objects_have_their_attributes():
+    for name in ("as_theano", "build_inputs", "name", "output_modes", "update_modes"):
+        assert getattr(synk.Function, name).__doc__
+    call = list(inspect.signature(synk.Function.__call__).parameters)
+    assert {"output_subset", "batch", "batch_s", "num_slices"} <= set(call)
+    for name in (
+        "alloc_size condition_data data dtype free_memory minibatch name ndim "
+        "set_length set_shape set_value shape size"
+    ).split():
+        assert getattr(synk.Data, name).__doc__
+
+
+def test_everything_that_is_named_is_there():
+    assert set(SIGNATURES) <= set(synk.__all__)
+    for module in (synk, exceptions):
+        assert module.__all__ == sorted(module.__all__)
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+
+
+def test_nothing_works_before_fork():
+    code = """
+import numpy as np, theano, theano.tensor as T
+import synkhronos as synk
+x, s = T.vector("x"), theano.shared(1.0)
+acts = [
+    lambda: synk.function([x], x.mean()), lambda: synk.data(1.0), synk.distribute, synk.row_share,
+    lambda: synk.broadcast(s), lambda: synk.scatter(s, [1.0]), lambda: synk.gather(s),
+    lambda: synk.all_gather(s), lambda: synk.reduce(s), lambda: synk.all_reduce(s),
+    lambda: synk.set_value(0, s, 1.0), lambda: synk.get_value(0, s),
+    lambda: synk.get_lengths(s), lambda: synk.get_shapes(s),
+]
+for act in acts:
+    try:
+        act()
+    except RuntimeError as error:
+        assert "call synkhronos.fork() first" in str(error), error
+    else:
+        raise SystemExit("no error")
+synk.close()
+print(len(acts))
+"""
+    assert run_script(code) == (0, "14\n", "")
+
+
+def test_fork_twice_is_refused_and_the_first_stays_usable(two):
+    with pytest.raises(exceptions.AlreadyForked, match=r"call close\(\) first"):
+        synk.fork(2)
+    x = T.vector("x")
+    assert synk.function([x], x.mean())(np.arange(3.0)) == 1.0
+
+
+def test_fork_after_close_works_again_with_another_number():
+    x = T.vector("x")
+    with nothing_left():
+        for size in (1, 3, 2):
+            assert synk.fork(size, verbose=False) == size
+            f = synk.function([x], (x, "gather"))
+            np.testing.assert_array_equal(f(np.arange(5.0)), np.arange(5.0))
+            synk.close()
+            synk.close()
+            with pytest.raises(exceptions.Closed, match=r"call fork\(\)"):
+                f(np.arange(5.0))
+
+
+def test_every_function_reaches_the_runtime(two):
+    s = theano.shared(np.zeros(2), name="s")
+    synk.scatter(s, np.arange(8.0), batch=slice(0, 6))
+    assert synk.get_lengths(s) == (3, 3)
+    assert synk.get_shapes(s) == ((3,), (3,))
+    assert synk.gather(s, nd_up=1, nccl=True).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert synk.reduce(s, op="sum", in_place=False, nccl=False).tolist() == [3, 5, 7]
+    synk.set_value(1, s, np.full(3, 9.0))
+    assert synk.get_value(1, s).tolist() == [9, 9, 9]
+    synk.all_reduce(s, op="max")
+    assert s.get_value().tolist() == [9, 9, 9]
+    synk.broadcast([s], [np.ones(1)])
+    synk.all_gather(s)
+    assert synk.get_value(1, [s])[0].tolist() == [1, 1]
+    x = T.vector("x")
+    share = synk.function([x], (synk.row_share() * x.mean(), "sum"))
+    np.testing.assert_allclose(share(synk.data(np.arange(5.0))), 2.0)
+
+
+def test_the_default_number_of_processes_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("SYNKHRONOS_N_PARALLEL", "3")
+    assert synk.fork(verbose=False) == 3
+    synk.close()
+    monkeypatch.setenv("SYNKHRONOS_N_PARALLEL", "many")
+    with pytest.raises(ValueError, match="SYNKHRONOS_N_PARALLEL: got 'many'"):
+        synk.fork()
+
+
+def test_progress_is_printed_unless_it_is_not_wanted(capsys):
+    synk.fork(2)
+    synk.distribute()
+    synk.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == [
+        "Synkhronos: 2 CPU processes initialized, master rank: 0",
+        "Synkhronos distributing functions...",
+        "...distribution complete (0 s).",
+    ]
+    synk.fork(2, verbose=False)
+    synk.distribute()
+    synk.close()
+    assert capsys.readouterr().out == ""
+
+
+def test_gpus_are_refused_in_words():
+    with pytest.raises(exceptions.StartError, match="CPU processes only"):
+        synk.fork(use_gpu=True)
+
+
+def test_errors_are_of_one_family_and_of_the_usual_kinds():
+    kinds = {
+        "AlreadyForked": RuntimeError,
+        "BatchError": IndexError,
+        "Closed": RuntimeError,
+        "InputTypeError": TypeError,
+        "InputValueError": ValueError,
+        "NotForked": RuntimeError,
+        "NotSharedVariable": TypeError,
+        "OpError": ValueError,
+        "SpecError": TypeError,
+        "StartError": RuntimeError,
+        "WorkerDied": RuntimeError,
+        "WorkerFailed": RuntimeError,
+    }
+    for name, kind in kinds.items():
+        error = getattr(exceptions, name)
+        assert issubclass(error, exceptions.SynkError)
+        assert issubclass(error, kind)
+
+
+def test_an_editor_finds_the_types():
+    import pathlib
+
+    assert (pathlib.Path(synk.__file__).parent / "py.typed").is_file()
