@@ -53,10 +53,21 @@ def test_documented_objects_have_their_attributes():
         assert getattr(synk.Function, name).__doc__
     call = list(inspect.signature(synk.Function.__call__).parameters)
     assert {"output_subset", "batch", "batch_s", "num_slices"} <= set(call)
-    for name in (
-        "alloc_size condition_data data dtype free_memory minibatch name ndim "
-        "set_length set_shape set_value shape size"
-    ).split():
+    for name in [
+        "alloc_size",
+        "condition_data",
+        "data",
+        "dtype",
+        "free_memory",
+        "minibatch",
+        "name",
+        "ndim",
+        "set_length",
+        "set_shape",
+        "set_value",
+        "shape",
+        "size",
+    ]:
         assert getattr(synk.Data, name).__doc__
 
 

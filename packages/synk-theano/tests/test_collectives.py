@@ -95,8 +95,9 @@ def test_gather_stacks_or_concatenates_also_ragged_values(runtime):
     if runtime.size > 1:
         with pytest.raises(InputValueError, match=r"0: \(1,\), 1: \(2,\)"):
             runtime.collectives.gather(vector)
-        with pytest.raises(synk_comm.MismatchError):
+        with pytest.raises(InputValueError, match="do not fit together") as caught:
             runtime.collectives.all_reduce(vector)
+        assert isinstance(caught.value.__cause__, synk_comm.MismatchError)
     runtime.collectives.all_gather(vector)
     for result in on_all_ranks(runtime, vector):
         np.testing.assert_array_equal(result, expected)
@@ -183,3 +184,34 @@ def test_bad_arguments_are_refused_before_anything_is_sent(pair):
     with pytest.raises(InputValueError, match="twice"):
         both.all_reduce([variable, variable])
     assert both.gather(scalar).tolist() == [0.0, 0.0]
+
+
+def test_variables_that_were_made_from_one_array_are_two_in_the_workers(pair):
+    array = np.zeros(3)
+    one, other = (theano.shared(array, name=name, borrow=True) for name in ("one", "other"))
+    pair.collectives.get_shapes([one, other])
+    one.set_value(np.ones(3))
+    pair.collectives.broadcast(one)
+    assert on_all_ranks(pair, other)[1].tolist() == [0, 0, 0]
+    assert on_all_ranks(pair, one)[1].tolist() == [1, 1, 1]
+
+
+def test_what_is_no_array_or_has_a_fixed_length_is_refused(pair):
+    from theano.tensor.shared_randomstreams import RandomStreams
+
+    stream = RandomStreams(1)
+    stream.uniform((2,))
+    state = stream.state_updates[0][0]
+    with pytest.raises(InputTypeError, match="RandomState"):
+        pair.collectives.broadcast(state)
+    vector = theano.shared(np.zeros(1), name="vector")
+    row = theano.shared(np.zeros((1, 2)), name="row", broadcastable=(True, False))
+    for act in (
+        lambda: pair.collectives.all_gather([vector, row]),
+        lambda: pair.collectives.scatter([vector, row], [np.zeros(1), np.zeros((1, 2))]),
+    ):
+        with pytest.raises(InputTypeError, match="broadcastable"):
+            act()
+    assert pair.collectives.get_lengths(vector) == (1, 1)
+    with pytest.raises(InputValueError, match="broadcastable"):
+        pair.collectives.broadcast(row, pair.data(np.zeros((3, 2))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import theano
 import theano.tensor as T
 
 from synk_theano.exceptions import InputTypeError, InputValueError
@@ -44,6 +45,11 @@ def test_values_are_converted_only_where_nothing_is_lost(pair):
     with pytest.raises(InputTypeError):
         integers.set_value([1.5])
     assert integers.condition_data([3.0, 4.0]).dtype == np.int32
+    with pytest.raises(InputTypeError):
+        pair.data([300, 5], dtype="int8")
+    with pytest.raises(InputTypeError):
+        data.set_value([1e300])
+    data.set_value([np.nan, np.inf, 1.5])
 
 
 def test_growing_keeps_contents_and_uses_the_allocation(pair):
@@ -87,3 +93,15 @@ def test_workers_see_what_is_written_and_follow_a_growing_array(pair):
         np.testing.assert_array_equal(f(data), data.data)
     data.free_memory()
     assert f(data).shape == (0,)
+
+
+def test_freed_memory_is_unmapped_with_the_next_command(pair):
+    x = T.vector("x")
+    f = pair.function([x], x.sum())
+    data = pair.data(np.ones(1000))
+    f(data)
+    key = data.ref().key
+    assert key in pair._rank.arrays._slots
+    data.free_memory()
+    pair.collectives.get_shapes(theano.shared(1.0))
+    assert key not in pair._rank.arrays._slots

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -297,3 +298,113 @@ def test_deep_calls_alternate_with_failures(pair):
                 f(bad)
         else:
             np.testing.assert_array_equal(f(bad), np.zeros(4))
+
+
+def test_what_no_rank_has_time_to_say_does_not_pile_up(pair):
+    """Failures of several ranks at once are all read, however long their messages."""
+
+    def shout(values):
+        raise ValueError("x" * 1_000_000)
+
+    x, y = misbehaving(shout)
+    f = pair.function([x], (y, "gather"))
+    for _ in range(4):
+        with pytest.raises(ValueError, match="xxx"):
+            f(np.ones(2))
+        start = time.monotonic()
+        np.testing.assert_array_equal(f(np.zeros(2)), np.zeros(2))
+        assert time.monotonic() - start < 30
+    with pytest.raises(WorkerFailed) as caught:
+        f(np.array([0.0, 1.0]))
+    assert len(str(caught.value)) < 300_000
+
+
+def test_an_interrupt_between_sending_and_doing_ends_the_runtime(monkeypatch):
+    runtime = Runtime(2)
+    x = T.vector("x")
+    f = runtime.function([x], (x, "gather"))
+    f(np.zeros(2))
+
+    def interrupt(envelope):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime._rank, "perform", interrupt)
+    with nothing_left(), pytest.raises(KeyboardInterrupt):
+        f(np.ones(2))
+    with pytest.raises(Closed, match="KeyboardInterrupt in function"):
+        f(np.ones(2))
+
+
+def test_a_second_interrupt_while_the_first_lets_the_workers_go_ends_the_runtime(monkeypatch):
+    runtime = Runtime(2)
+    x, y = misbehaving(fail)
+    f = runtime.function([x], (y, "gather"))
+    f(np.zeros(2))
+
+    def interrupt(reason):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime._rank.comm, "decline", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        f(np.array([1.0, 0.0]))
+    assert runtime.closed
+
+
+def test_a_forked_child_cannot_use_its_parents_runtime_and_does_it_no_harm(pair):
+    x = T.vector("x")
+    f = pair.function([x], (x, "gather"))
+    f(np.zeros(2))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            f(np.full(2, 7.0))
+            answer = b"no error"
+        except Closed:
+            answer = b"closed"
+        except BaseException as error:
+            answer = repr(error).encode()
+        os.write(writing, answer)
+        os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 1000) == b"closed"
+    os.close(reading)
+    os.waitpid(child, 0)
+    np.testing.assert_array_equal(f(np.arange(2.0)), np.arange(2.0))
+
+
+def test_workers_end_with_the_master_although_a_forked_child_of_it_lives():
+    code = """
+import os, signal, time
+from synk_theano import Runtime
+runtime = Runtime(2)
+runtime.distribute()
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+print(*runtime.worker_pids, child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    script = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    worker, child = (int(pid) for pid in script.stdout.readline().split())
+    try:
+        script.wait()
+        wait_gone([worker])
+    finally:
+        os.kill(child, signal.SIGKILL)
+        script.stdout.close()
+
+
+def test_a_frame_that_is_interrupted_is_read_on():
+    from synk_theano._channel import Channel
+
+    ours, theirs = Channel.pair()
+    frame = (5).to_bytes(8, "little") + b"hello"
+    for cut in range(1, len(frame)):
+        theirs.send(frame[:cut])
+        with pytest.raises(TimeoutError):
+            ours.recv(timeout_s=0.01)
+        theirs.send(frame[cut:])
+        assert ours.recv(timeout_s=5) == b"hello"
+    ours.close()
+    theirs.close()

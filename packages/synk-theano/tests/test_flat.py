@@ -68,6 +68,15 @@ def test_gradient_step_of_a_network():
     check(theano.function([x], cost, updates=updates, name="step"), [X], [X + 1], [X])
 
 
+def test_fused_graphs():
+    """The tests' settings leave fusion out; users have it."""
+    x, s = T.vector("x"), theano.shared(np.ones(3), "s")
+    mode = theano.Mode("cvm", theano.gof.Query(include=["fast_run", "fusion"], exclude=[]))
+    f = theano.function([x], T.exp(x * s) - T.tanh(x + 1) / 2, updates=[(s, s * x - 1)], mode=mode)
+    assert any("Composite" in str(node.op) for node in f.maker.fgraph.toposort())
+    check(f, [X[0]], [X[1]])
+
+
 def test_in_place_graphs_keep_their_order():
     s, x = theano.shared(np.ones(3), "s"), T.vector("x")
     f = theano.function([x], [s * 3, (s - 3) * 2, T.exp(s)], updates=[(s, s + x)])

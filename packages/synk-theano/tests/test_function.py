@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from synk_theano import Runtime
 from synk_theano._plan import split_rows
+from synk_theano.exceptions import InputValueError
 
 relaxed = settings(
     deadline=None,
@@ -368,3 +369,94 @@ def test_threads_take_turns(pair):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("batch", [4, slice(9, 1, -2), [7, 0, 7, -1], slice(0, 11)])
+def test_arrays_are_selected_before_they_are_copied(runtime, batch):
+    x, y = T.matrix("x"), T.vector("y")
+    f = runtime.function([x, y], [(x * y.dimshuffle(0, "x"), "gather"), (x.sum() + y.sum(), "sum")])
+    value, factor = rows(11), runtime.data(np.arange(11.0))
+    kept = value[:batch] if isinstance(batch, int) else value[batch]
+    kept_factor = factor[:batch] if isinstance(batch, int) else factor[batch]
+    for num_slices in (1, 2):
+        product, total = f(value, factor, batch=batch, num_slices=num_slices)
+        np.testing.assert_array_equal(product, kept * kept_factor[:, None])
+        np.testing.assert_allclose(total, kept.sum() + kept_factor.sum())
+
+
+def test_default_updates_count_once_however_a_call_is_sliced(runtime):
+    """A default update is applied once; an explicit update takes its place."""
+    x = T.vector("x")
+    counter = theano.shared(np.zeros(()), "counter")
+    counter.default_update = counter + 1
+    other = theano.shared(np.ones(()), "other")
+    other.default_update = other + 100
+    f = runtime.function(
+        [x], (x.sum() + 0 * (counter + other), "sum"), updates=[(other, other * 2)]
+    )
+    value = np.arange(8.0)
+    for num_slices in (1, 4, 2):
+        assert f(value, num_slices=num_slices) == value.sum()
+    assert counter.get_value() == 3
+    assert other.get_value() == 8
+
+
+def test_explicit_updates_of_random_states_advance_with_every_slice(runtime):
+    from theano.tensor.shared_randomstreams import RandomStreams
+
+    x = T.vector("x")
+    stream = RandomStreams(3)
+    draw = stream.uniform(x.shape)
+    f = runtime.function([x], (draw + 0 * x, "gather"), updates=stream.updates())
+    first, second = f(np.zeros(40), num_slices=4), f(np.zeros(40), num_slices=2)
+    assert len(np.unique(np.concatenate([first, second]))) == 80
+
+
+def test_a_sliced_call_without_rows_changes_nothing_to_nan(runtime):
+    x, s = T.vector("x"), theano.shared(np.ones(()), "s")
+    f = runtime.function([x], (x.sum(), "sum"), updates=[(s, s * 0.5 + x.sum())])
+    assert f(np.empty(0), num_slices=3) == 0
+    assert s.get_value() == 0.5
+
+
+def test_row_share_is_one_again_after_a_failure_and_in_the_next_runtime():
+    from theano.compile.ops import as_op
+
+    @as_op([T.dvector], [T.dvector])
+    def touchy(values):
+        if values.max() > 0:
+            raise ValueError("no")
+        return values
+
+    touchy_op, x = touchy, T.dvector("x")
+    with Runtime(1) as runtime:
+        share = runtime.row_share()
+        total = share * touchy_op(x).sum()
+        f = runtime.function([x], (total, "sum"))
+        with pytest.raises(ValueError, match="no"):
+            f(np.array([0.0, 0, 0, 1]), num_slices=4)
+        assert share.get_value() == 1
+        assert f.as_theano(np.array([-1.0, -1])) == -2
+    with Runtime(2) as runtime:
+        mean = runtime.function([x], (share * x.mean(), "sum"))
+        np.testing.assert_allclose(mean(np.arange(5.0)), 2.0)
+
+
+def test_the_masters_own_result_needs_rows_there():
+    x = T.vector("x")
+    with Runtime(2, master_rank=1) as runtime:
+        f = runtime.function([x], (x, None))
+        with pytest.raises(InputValueError, match="gets none of 1 rows"):
+            f(np.ones(1))
+        assert f(np.arange(2.0)).tolist() == [1.0]
+
+
+def test_outputs_that_do_not_fit_together_are_explained(pair):
+    x = T.vector("x")
+    f = pair.function([x], x * 2, name="rowwise")
+    with pytest.raises(InputValueError, match=r"(?s)function 'rowwise'.*needs op 'gather'"):
+        f(np.arange(5.0))
+    g = pair.function([x], (T.outer(x, x), "gather"))
+    with pytest.raises(InputValueError, match="differ in more than their length"):
+        g(np.arange(5.0))
+    assert pair.function([x], x.mean())(np.arange(5.0)) == 2.0

@@ -89,3 +89,21 @@ def test_a_minibatch_is_counted_from_the_lowest_row():
     with pytest.raises(BatchError, match="input y is too short"):
         selection_for([12, 9], [20, 3], [False, True], ["x", "y"])
     assert selection_for(slice(100, 103), [3], [True], ["y"]).count == 3
+
+
+def test_where_all_inputs_are_minibatches_nothing_counts_from_the_end():
+    def chosen(batch):
+        return rows_of(selection_for(batch, [8], [True], ["y"]))
+
+    assert chosen(slice(None)) == list(range(8))
+    assert chosen(slice(2, None)) == list(range(2, 10))
+    assert chosen(slice(100, None, 4)) == [100, 104]
+    assert chosen([107, 100]) == [107, 100]
+    assert chosen(np.array([False, True])) == [1]
+    for batch in (slice(-4, None), slice(None, None, -1), slice(0, -1)):
+        with pytest.raises(InputValueError, match="counts from the end"):
+            chosen(batch)
+    with pytest.raises(BatchError, match="cannot be counted from the end"):
+        chosen([-1])
+    with pytest.raises(BatchError, match="too short"):
+        chosen([100, 108])

@@ -113,7 +113,7 @@ def test_a_deep_network_is_distributed():
     x = T.matrix("x")
     w = theano.shared(np.eye(3), name="w")
     y = x
-    for _ in range(150):
+    for _ in range(60):
         y = T.tanh(y.dot(w))
     with Runtime(2) as runtime:
         f = runtime.function([x], y.mean(), updates=[(w, w - 0.1 * T.grad(y.mean(), w))])

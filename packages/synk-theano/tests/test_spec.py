@@ -84,6 +84,8 @@ def test_wrong_forms_are_refused(x, weight):
         make_spec([x], givens=[(x,)])
     with pytest.raises(SpecError, match="value or an update"):
         make_spec([theano.In(x, value=np.zeros((2, 2)))], mean)
+    with pytest.raises(SpecError, match="same memory"):
+        make_spec([theano.In(x, mutable=True)], mean)
 
 
 def test_sliceables_that_cannot_be_sliced_are_refused(x, weight, counter):

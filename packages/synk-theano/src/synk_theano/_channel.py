@@ -26,6 +26,7 @@ class Channel:
         self._sock = sock
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLIN)
+        self._received = bytearray()
 
     @classmethod
     def pair(cls) -> Tuple[Channel, socket.socket]:
@@ -60,26 +61,27 @@ class Channel:
             TimeoutError: no whole frame within `timeout_s` seconds.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        (length,) = _LENGTH.unpack(self._recv_exactly(_LENGTH.size, deadline))
-        return self._recv_exactly(length, deadline)
+        self._fill(_LENGTH.size, deadline)
+        (length,) = _LENGTH.unpack_from(self._received)
+        self._fill(_LENGTH.size + length, deadline)
+        payload = bytes(self._received[_LENGTH.size : _LENGTH.size + length])
+        del self._received[: _LENGTH.size + length]
+        return payload
 
-    def _recv_exactly(self, count: int, deadline: Optional[float]) -> bytes:
-        buffer = bytearray(count)
-        view = memoryview(buffer)
-        got = 0
-        while got < count:
+    def _fill(self, count: int, deadline: Optional[float]) -> None:
+        """Have at least `count` bytes received; what has come stays, whatever interrupts."""
+        while len(self._received) < count:
             left = None if deadline is None else max(deadline - time.monotonic(), 1e-3)
             self._sock.settimeout(left)
             try:
-                n = self._sock.recv_into(view[got:])
+                chunk = self._sock.recv(max(count - len(self._received), 65536))
             except socket.timeout:
                 raise TimeoutError("no answer in time") from None
             except OSError as error:
                 raise ChannelClosed(str(error)) from None
-            if n == 0:
+            if not chunk:
                 raise ChannelClosed("end of file")
-            got += n
-        return bytes(buffer)
+            self._received += chunk
 
     def pending(self) -> bool:
         """Whether `recv` would return (or raise ChannelClosed) without waiting."""
@@ -87,7 +89,7 @@ class Channel:
 
     def at_end(self) -> bool:
         """Whether the other side is gone and nothing is left to read. Never waits."""
-        if not self.pending():
+        if self._received or not self.pending():
             return False
         try:
             return self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""

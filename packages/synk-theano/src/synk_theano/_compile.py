@@ -6,6 +6,7 @@ others when a call first needs them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, List
 
 import theano
@@ -13,7 +14,7 @@ import theano.tensor as T
 
 from ._messages import Form
 from ._pickling import deep_recursion
-from ._spec import FunctionSpec
+from ._spec import FunctionSpec, default_update_op, is_random
 
 
 def compile_form(spec: FunctionSpec, form: Form) -> Any:
@@ -37,16 +38,39 @@ def compile_form(spec: FunctionSpec, form: Form) -> Any:
 
     outputs = list(spec.outputs)
     updates = [(target, value) for target, value, _ in spec.updates]
+    kwargs = dict(spec.kwargs)
     if form.accumulate:
+        targets = [target for target, _, _ in spec.accumulated]
         outputs += [
-            target.type.filter_variable(T.as_tensor_variable(value), allow_convert=True)
-            for target, value in updates
+            target.type.filter_variable(value, allow_convert=True)
+            for target, value, _ in spec.accumulated
         ]
-        updates = []
+        # Random states are left: every slice has to draw numbers of its own.
+        updates = [(target, value) for target, value in updates if is_random(target)]
+        if kwargs.get("no_default_updates") is not True:
+            kwargs["no_default_updates"] = [*(kwargs.get("no_default_updates") or ()), *targets]
     with deep_recursion():
         return theano.function(
-            inputs, outputs, updates=updates, givens=givens, name=spec.name, **spec.kwargs
+            inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs
         )
+
+
+def with_default_updates(spec: FunctionSpec, plain: Any) -> FunctionSpec:
+    """`spec`, with the default updates of its variables among those that accumulate.
+
+    Args:
+        plain: the plain form, which tells which default updates Theano has found.
+    """
+    explicit = [target for target, _, _ in spec.updates]
+    found = [
+        (item.variable, item.variable.default_update, default_update_op(item.variable))
+        for item in plain.maker.inputs
+        if item.update is not None
+        and hasattr(item.variable, "default_update")
+        and not any(item.variable is target for target in explicit)
+        and not is_random(item.variable)
+    ]
+    return replace(spec, accumulated=(*spec.accumulated, *found))
 
 
 def _like(variable: Any, selected: Any) -> Any:

@@ -11,16 +11,16 @@ import itertools
 import os
 import pickle
 import threading
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import synk_comm
 
 from . import _environ
-from ._messages import Call, Collective, Command, Envelope, Hello, Join, Stop
+from ._messages import Call, Collective, Command, Envelope, Failure, Hello, Join, Stop
 from ._pool import WorkerPool
 from ._rank import Rank
 from ._store import DataStore
-from .exceptions import Closed, WorkerDied, WorkerFailed
+from .exceptions import Closed, InputValueError, WorkerDied, WorkerFailed
 
 
 class Controller:
@@ -58,6 +58,7 @@ class Controller:
         self._threads = _environ.ThreadLimit(size)
         self._joined = False
         self._closed: Optional[str] = None
+        self._released = False
         self._doing = "start"
         self._owner = os.getpid()
         self._group = synk_comm.create_group(size, backend) if size > 1 else None
@@ -114,8 +115,13 @@ class Controller:
     def require_open(self) -> None:
         """
         Raises:
-            Closed: it was closed, or a failure has closed it.
+            Closed: it was closed, a failure has closed it, or it is another process's.
         """
+        if os.getpid() != self._owner:
+            raise Closed(
+                f"this runtime belongs to process {self._owner}, and this is its child "
+                f"{os.getpid()}; use it there, or call fork() of synkhronos in a fresh process"
+            )
         if self._closed is not None:
             raise Closed(f"this runtime is closed ({self._closed}); call fork() to start a new one")
 
@@ -157,40 +163,54 @@ class Controller:
             self._doing = self._describe(command)
             self._threads.apply()
             envelope = Envelope(next(self._serials), command, self._store.take_released())
-            self._send(envelope)
             try:
+                self._send(envelope)
                 return self.rank.perform(envelope)
             except synk_comm.PeerDeclined as declined:
-                error, cause = self._worker_failure(declined, envelope.serial)
+                failures = self._pool.failures(declined.reasons, envelope.serial)
+                error, cause = self._worker_failed(command, declined, failures)
                 raise error from cause
+            except synk_comm.MismatchError as mismatch:
+                raise InputValueError(self._explain(command, mismatch)) from mismatch
             except BaseException as error:
-                if not self.rank.in_step or isinstance(error, WorkerDied):
+                if not self.rank.in_step:
                     self._end_out_of_step(error)
+                else:
+                    self._pool.failures(self.rank.also_declined, envelope.serial)
                 raise
 
     def _send(self, envelope: Envelope) -> None:
         payload = pickle.dumps(envelope, protocol=5)
-        try:
-            self._pool.send(payload, self._doing)
-        except BaseException as error:
-            # Some workers may have it and others not.
-            self._end(str(error) or type(error).__name__)
-            raise
+        # From here on some workers may have it and others not.
+        self.rank.in_step = False
+        self._pool.send(payload, self._doing)
 
     def _describe(self, command: Command) -> str:
         if isinstance(command, Call):
             return f"function {self.rank.functions[command.function_id].recipe.name!r}"
         return f"{command.kind}()" if isinstance(command, Collective) else "distribute()"
 
-    def _worker_failure(
-        self, declined: synk_comm.PeerDeclined, serial: int
+    def _worker_failed(
+        self, command: Command, declined: synk_comm.PeerDeclined, failures: Sequence[Failure]
     ) -> Tuple[WorkerFailed, Optional[BaseException]]:
         """The error to raise for a worker's failure, and the worker's own exception."""
-        rank = min(declined.reasons)
-        failure = self._pool.failure(rank, serial)
-        if failure is None:
-            return WorkerFailed(rank, self._doing, declined.reasons[rank]), None
-        return WorkerFailed(rank, self._doing, failure.traceback), _unpickled(failure.error)
+        doing = self._doing
+        if isinstance(command, Call) and self.rank.functions[command.function_id].recipe.updated:
+            doing += " (ranks that had finished have applied their updates: use broadcast())"
+        if not failures:
+            rank = min(declined.reasons)
+            return WorkerFailed(rank, doing, declined.reasons[rank]), None
+        first = failures[0]
+        return WorkerFailed(first.rank, doing, first.traceback), _unpickled(first.error)
+
+    def _explain(self, command: Command, mismatch: synk_comm.MismatchError) -> str:
+        text = f"in {self._doing} the ranks' values do not fit together: {mismatch}"
+        if isinstance(command, Call):
+            text += (
+                "; an output with an entry for each row needs op 'gather', as in (variable, "
+                "'gather')"
+            )
+        return text
 
     def _watch(self) -> None:
         """Called while the master waits for others.
@@ -213,25 +233,31 @@ class Controller:
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
-        if self._closed is not None or os.getpid() != self._owner:
+        if self._released or os.getpid() != self._owner:
             return
-        self._closed = "by close()"
-        self._pool.stop(pickle.dumps(Envelope(next(self._serials), Stop())))
-        self._release()
+        self._closed = self._closed or "by close()"
+        try:
+            self._pool.stop(pickle.dumps(Envelope(next(self._serials), Stop())))
+        finally:
+            self._release()
 
     def _end(self, reason: str) -> None:
         """Close after a failure, without asking the workers."""
-        self._closed = reason
-        self._pool.kill()
-        self._release()
+        self._closed = self._closed or reason
+        try:
+            self._pool.kill()
+        finally:
+            self._release()
 
     def _release(self) -> None:
-        atexit.unregister(self.close)
+        self._pool.kill()
         self.rank.close()
         if self._group is not None:
             self._group.close()
         self._store.clear()
         self._threads.restore()
+        self._released = True
+        atexit.unregister(self.close)
 
 
 def _unpickled(error: Optional[bytes]) -> Optional[BaseException]:

@@ -44,9 +44,11 @@ class Data:
         self._name = name
         self._memory: np.ndarray = np.empty(0, self._dtype)
         self._data: Optional[np.ndarray] = None
+        self._released: Optional[Callable[[int], None]] = None
         self.free_memory()
         if self._dtype.hasobject:
             raise InputTypeError(f"got dtype {self._dtype}, expected one of fixed size: no objects")
+        self._released = released
         if released is not None:
             weakref.finalize(self, released, key).atexit = False
 
@@ -136,8 +138,11 @@ class Data:
         self.set_shape((length, *self.shape[1:]), oversize)
 
     def free_memory(self) -> None:
-        """Give the memory back, here and in the workers; the value is gone."""
-        self._memory = np.empty(0, self._dtype)
+        """Give the memory back, here and (with their next command) in the workers.
+
+        The value is gone.
+        """
+        self._replace(np.empty(0, self._dtype))
         self._data = self._memory.reshape((0,) * self._ndim) if self._ndim else None
 
     def _allocate(self, shape: Tuple[int, ...], oversize: Oversize, keep: bool) -> None:
@@ -149,10 +154,16 @@ class Data:
             memory = synk_shm.empty((max(int(size * oversize), 1),), self._dtype)
             if keep:
                 memory[:used] = self._memory[:used]
-            self._memory = memory
+            self._replace(memory)
         if keep and size > used:
             self._memory[used:size] = np.zeros((), self._dtype)
         self._data = self._memory[:size].reshape(shape)
+
+    def _replace(self, memory: np.ndarray) -> None:
+        self._memory = memory
+        if self._released is not None:
+            # Nobody needs to map what was there any longer.
+            self._released(self._key)
 
     def ref(self) -> ArrayRef:
         """Where the workers find the array as it is now."""
@@ -203,9 +214,13 @@ def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) ->
         return array.astype(dtype)
     has_own_dtype = hasattr(value, "dtype")
     if not has_own_dtype and array.dtype.kind in "biuf" and not dtype.hasobject:
-        cast = array.astype(dtype)
-        same_kind = np.can_cast(array.dtype, dtype, "same_kind")
-        if same_kind or np.array_equal(cast.astype(array.dtype), array):
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = array.astype(dtype)
+            back = cast.astype(array.dtype)
+        if array.dtype.kind == dtype.kind == "f":
+            # Digits may be lost, as one expects; but nothing may become infinite.
+            back = np.where(np.isfinite(back), array, back)
+        if np.array_equal(back, array, equal_nan=array.dtype.kind == "f"):
             return cast
     raise InputTypeError(
         f"{what}: got dtype {array.dtype}, expected {dtype} (or a dtype that converts to it "

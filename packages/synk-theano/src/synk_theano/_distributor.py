@@ -62,9 +62,13 @@ class Distributor:
         recipes = [loaded.recipe for number, loaded in functions.items() if number not in known]
         if self._rank.size > 1 and (forms or not self.has_all_variables()):
             # Functions first: pickling them can bring variables to light.
-            pickled_functions = self._pickle((recipes, forms), [recipe.name for recipe in recipes])
+            names = ", ".join(repr(recipe.name) for recipe in recipes)
+            pickled_functions = self._pickle((recipes, forms), names)
             records = self._rank.registry.records(self._variables)
-            pickled_variables = dumps(records, self._rank.registry)
+            names = ", ".join(
+                repr(record.name or "a variable without a name") for record in records
+            )
+            pickled_variables = self._pickle(records, f"the values of {names}")
             parts, (variables, compiled), length = pack(pickled_variables, pickled_functions)
             payload = self._store.make(dtype=np.uint8, shape=(length,))
             for start, stop, part in parts:
@@ -73,11 +77,11 @@ class Distributor:
         self._variables = len(self._rank.registry)
         self._forms.update((number, form) for number, form, _ in forms)
 
-    def _pickle(self, content: Any, names: Sequence[str]) -> Tuple[bytes, List[memoryview]]:
+    def _pickle(self, content: Any, what: str) -> Tuple[bytes, List[memoryview]]:
         try:
             return dumps(content, self._rank.registry)
         except Exception as error:
             raise SpecError(
-                f"cannot send {', '.join(map(repr, names))} to the workers: something that it "
-                f"uses cannot be pickled ({type(error).__name__}: {error})"
+                f"cannot send {what} to the workers: something in it cannot be pickled "
+                f"({type(error).__name__}: {error})"
             ) from error

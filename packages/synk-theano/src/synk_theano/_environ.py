@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
 import threadpoolctl
 
@@ -69,7 +69,7 @@ class ThreadLimit:
     def __init__(self, size: int) -> None:
         self._limit = threads_per_rank(size)
         self._wanted = size > 1 and not any(name in os.environ for name in THREAD_VARIABLES)
-        self._limits: Any = None
+        self._limits: List[Any] = []
         self._seen = -1
 
     def apply(self) -> None:
@@ -78,12 +78,9 @@ class ThreadLimit:
             return
         # A new library comes with a new module: looking for it costs milliseconds.
         self._seen = len(sys.modules)
-        limits = threadpoolctl.threadpool_limits(self._limit)
-        if self._limits is None:
-            self._limits = limits
+        self._limits.append(threadpoolctl.threadpool_limits(self._limit))
 
     def restore(self) -> None:
         """Set the pools as they were."""
-        if self._limits is not None:
-            self._limits.restore_original_limits()
-            self._limits = None
+        while self._limits:
+            self._limits.pop().restore_original_limits()

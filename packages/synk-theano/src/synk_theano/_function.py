@@ -9,7 +9,7 @@ import theano
 
 from ._data import Data
 from ._messages import PLAIN, ArrayRef, Call, Command, Form, Rows, ScatteredInput
-from ._plan import Selection, selection_for, split_rows
+from ._plan import Selection, selection_for, selector, split_rows
 from ._spec import FunctionSpec
 from .exceptions import InputTypeError, InputValueError, OpError
 
@@ -126,6 +126,7 @@ class Function:
         self._check_slices(num_slices, wanted)
         selectors = self._selectors(batch_s)
         rows_selection = self._selection(inputs, batch)
+        self._check_own_result(rows_selection, wanted)
         form = self._form(selectors, num_slices)
         with self._launcher.exclusive:
             self._launcher.require_form(self._id, form)
@@ -229,6 +230,8 @@ class Function:
             except (TypeError, ValueError) as error:
                 raise InputTypeError(f"{what}: {error}") from None
         shape, dtype = value.shape, value.dtype
+        if dtype.kind not in "biufc":
+            raise InputTypeError(f"{what}: got dtype {dtype}, expected {variable.dtype}: numbers")
         if len(shape) != variable.ndim:
             raise InputTypeError(
                 f"{what}: got {len(shape)} dimensions (shape {shape}), expected {variable.ndim}"
@@ -286,16 +289,16 @@ class Function:
             )
         size = self._launcher.size
         per_rank = isinstance(batch_s, (list, tuple)) and any(
-            isinstance(item, (slice, list, tuple, np.ndarray)) for item in batch_s
+            isinstance(item, (slice, list, tuple, range, np.ndarray)) for item in batch_s
         )
         if not per_rank:
-            return (_selector(batch_s),) * size
+            return (selector(batch_s, "batch_s"),) * size
         if len(batch_s) != size:
             raise InputValueError(
                 f"batch_s: got a list of {len(batch_s)} selections, expected one for each of "
                 f"{size} ranks"
             )
-        return tuple(_selector(item) for item in batch_s)
+        return tuple(selector(item, "batch_s") for item in batch_s)
 
     def _selection(self, inputs: Sequence[Any], batch: Any) -> Optional[Selection]:
         n = self._spec.n_scattered
@@ -312,29 +315,51 @@ class Function:
             self._labels[:n],
         )
 
+    def _check_own_result(
+        self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]
+    ) -> None:
+        """An output with op None is the master's own: it needs a row there."""
+        ops = self._spec.output_ops
+        positions = range(len(ops)) if wanted is None else wanted
+        if selection is None or not selection.count or all(ops[i] is not None for i in positions):
+            return
+        start, stop = split_rows(selection.count, self._launcher.size)[self._launcher.master]
+        if start == stop:
+            raise InputValueError(
+                f"{self!r} has an output with op None, which is the master's own result, but rank "
+                f"{self._launcher.master}, the master, gets none of {selection.count} rows; use "
+                f"more rows, or another op"
+            )
+
     def _form(self, selectors: Tuple[Any, ...], num_slices: int) -> Form:
         if num_slices == 1 and not selectors:
             return PLAIN
         select = None
         if self._spec.sliceable:
-            ranges = all(_is_range(selector) for selector in selectors)
+            ranges = all(_is_range(chosen) for chosen in selectors)
             select = "range" if ranges else "index"
-        return Form(accumulate=num_slices > 1 and bool(self._spec.updates), select=select)
+        return Form(accumulate=num_slices > 1 and bool(self._spec.accumulated), select=select)
 
     def _stage(
         self, inputs: Sequence[Any], selection: Optional[Selection]
     ) -> Tuple[Tuple[ScatteredInput, ...], Tuple[ArrayRef, ...]]:
-        refs = [
-            item.ref() if isinstance(item, Data) else self._launcher.stage((self._id, i), item)
-            for i, item in enumerate(inputs)
-        ]
         n = self._spec.n_scattered
         scattered = []
-        for item, ref in zip(inputs[:n], refs):
-            mini = isinstance(item, Data) and item.minibatch
-            offset = selection.lowest if mini and selection is not None else 0
-            scattered.append(ScatteredInput(ref, offset))
-        return tuple(scattered), tuple(refs[n:])
+        for i, item in enumerate(inputs[:n]):
+            if isinstance(item, Data):
+                offset = selection.lowest if item.minibatch and selection is not None else 0
+                scattered.append(ScatteredInput(item.ref(), offset))
+            elif selection is None or selection.covers(len(item)):
+                scattered.append(ScatteredInput(self._launcher.stage((self._id, i), item), 0))
+            else:
+                # What is copied anyway is copied selected.
+                ref = self._launcher.stage((self._id, i), _rows_of(item, selection))
+                scattered.append(ScatteredInput(ref, selected=True))
+        broadcast = tuple(
+            item.ref() if isinstance(item, Data) else self._launcher.stage((self._id, i), item)
+            for i, item in enumerate(inputs[n:], n)
+        )
+        return tuple(scattered), broadcast
 
     def _rows(self, selection: Optional[Selection]) -> Optional[Rows]:
         if selection is None:
@@ -353,16 +378,13 @@ class Function:
         return values[0] if self._spec.returns == "single" else values
 
 
-def _selector(item: Any) -> Any:
-    """A rank's part of batch_s in a form that travels; its rank checks it against its lengths."""
-    if isinstance(item, (int, np.integer, slice)):
-        return item
-    if item is None:
-        return slice(None)
-    return np.asarray(item)
+def _is_range(chosen: Any) -> bool:
+    return isinstance(chosen, slice) and chosen.step in (None, 1)
 
 
-def _is_range(selector: Any) -> bool:
-    if isinstance(selector, slice):
-        return selector.step in (None, 1)
-    return isinstance(selector, (int, np.integer))
+def _rows_of(array: np.ndarray, selection: Selection) -> np.ndarray:
+    """The selected rows of `array`, in the order of the selection."""
+    if selection.index is not None:
+        return array[selection.index]
+    positions = selection.start + selection.step * np.arange(selection.count)
+    return array[positions]

@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Tuple, Union
 
-import numpy as np
-
 from synk_shm import Handle
 
-from ._plan import Bounds
+from ._plan import Bounds, Selector
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Recipe:
     update_ops: Tuple[str, ...]
     updated: Tuple[int, ...]
     sliceable: Tuple[int, ...]
-    row_share: Optional[int]
+    row_shares: Tuple[int, ...]
     n_scattered: int
     n_broadcast: int
 
@@ -80,14 +78,16 @@ class Rows:
 
 @dataclass(frozen=True)
 class ScatteredInput:
-    """A scattered array; `offset` is the number of its row 0 (more than 0 for a minibatch)."""
+    """A scattered array.
+
+    Attributes:
+        offset: the number of its row 0: more than 0 for a minibatch.
+        selected: it holds just the selected rows, in the order of the selection.
+    """
 
     array: ArrayRef
     offset: int = 0
-
-
-Selector = Union[None, int, slice, np.ndarray]
-"""`batch_s` for one rank as the user gave it: only that rank knows its variables' lengths."""
+    selected: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ class Call:
     broadcast: Tuple[ArrayRef, ...]
     outputs: Optional[Tuple[int, ...]]
     num_slices: int
+    # `batch_s` by rank: only that rank knows how many rows its variables have.
     selectors: Tuple[Selector, ...]
 
 

@@ -6,8 +6,9 @@ by at most one, larger shares first. A share is split into slices by the same ru
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -41,6 +42,10 @@ class Selection:
     step: int = 1
     index: Optional[np.ndarray] = None
 
+    def covers(self, length: int) -> bool:
+        """Whether it is all of ``range(length)``, in order."""
+        return (self.index is None, self.start, self.step, self.count) == (True, 0, 1, length)
+
     @property
     def lowest(self) -> int:
         if self.count == 0:
@@ -58,27 +63,68 @@ class Selection:
         return max(self.start, self.start + self.step * (self.count - 1))
 
 
-def select(batch: Any, length: int, what: str = "batch") -> Selection:
-    """Turn a user's `batch` into a Selection of ``range(length)``.
+Selector = Union[slice, np.ndarray]
+"""Rows as they were asked for: a slice of ints, or a vector of int64 or booleans."""
+
+
+def selector(batch: Any, what: str = "batch") -> Selector:
+    """Bring a user's choice of rows into one of two forms, without knowing how many there are.
 
     Args:
-        batch: None (all rows), int (the first so many), slice with any step, 1-d list or array of
-            integers (negative ones count from the end), or a boolean mask of shape ``(length,)``.
-        length: number of rows there are.
+        batch: None (all rows), int (the first so many), slice with any step, 1-d list, range or
+            array of integers, or a boolean mask.
 
     Raises:
-        BatchError: if it asks for rows that are not there (slices are not clipped silently).
         InputValueError: if it is of no such kind.
     """
     if batch is None:
-        return Selection(length)
+        return slice(None)
     if isinstance(batch, (int, np.integer)) and not isinstance(batch, (bool, np.bool_)):
-        batch = slice(None, int(batch))
-    if isinstance(batch, range):
-        batch = np.arange(batch.start, batch.stop, batch.step)
+        return slice(None, int(batch))
     if isinstance(batch, slice):
-        return _select_slice(batch, length, what)
-    return _select_index(batch, length, what)
+        try:
+            bounds = [None if b is None else operator.index(b) for b in _bounds(batch)]
+        except TypeError:
+            raise InputValueError(f"{what}: got {batch!r}, expected a slice of ints") from None
+        if bounds[2] == 0:
+            raise InputValueError(f"{what}: got {batch!r}, expected a step other than 0")
+        return slice(*bounds)
+    try:
+        index = np.asarray(batch)
+    except ValueError:
+        index = np.empty((0, 0))
+    if index.size == 0 and index.ndim == 1:
+        return np.empty(0, np.int64)
+    if index.ndim != 1 or index.dtype.kind not in "iub":
+        raise InputValueError(
+            f"{what}: got {type(batch).__name__} with dtype {index.dtype} and {index.ndim} "
+            f"dimensions, expected an int, a slice, a 1-d list or array of ints, or a boolean mask"
+        )
+    return index if index.dtype.kind == "b" else index.astype(np.int64)
+
+
+def _bounds(batch: slice) -> Tuple[Any, Any, Any]:
+    return batch.start, batch.stop, batch.step
+
+
+def select(batch: Any, length: int, what: str = "batch") -> Selection:
+    """Turn a choice of rows (see `selector`) into a Selection of ``range(length)``.
+
+    Raises:
+        BatchError: if it asks for rows that are not there (slices are not clipped silently).
+        InputValueError: if it is of no known kind.
+    """
+    chosen = selector(batch, what)
+    if isinstance(chosen, slice):
+        return _select_slice(chosen, length, what)
+    if chosen.dtype.kind == "b":
+        if len(chosen) != length:
+            raise BatchError(
+                f"{what}: got a mask of {len(chosen)} entries, expected one for each of the "
+                f"{length} rows"
+            )
+        chosen = np.flatnonzero(chosen)
+    return _select_index(chosen, length, what)
 
 
 def _select_slice(batch: slice, length: int, what: str) -> Selection:
@@ -88,34 +134,14 @@ def _select_slice(batch: slice, length: int, what: str) -> Selection:
                 f"{what}: got {name} {bound}, but there are only {length} rows; "
                 f"give more data or a smaller {what}"
             )
-    try:
-        start, stop, step = batch.indices(length)
-    except (TypeError, ValueError) as error:
-        raise InputValueError(
-            f"{what}: got {batch!r}, expected a slice of ints ({error})"
-        ) from None
+    start, stop, step = batch.indices(length)
     count = len(range(start, stop, step))
     return Selection(count, start, step) if count else Selection(0)
 
 
-def _select_index(batch: Any, length: int, what: str) -> Selection:
-    index = np.asarray(batch)
-    if index.size == 0 and index.ndim == 1:
+def _select_index(index: np.ndarray, length: int, what: str) -> Selection:
+    if not len(index):
         return Selection(0)
-    if index.ndim != 1 or index.dtype.kind not in "iub":
-        raise InputValueError(
-            f"{what}: got {type(batch).__name__} with dtype {index.dtype} and {index.ndim} "
-            f"dimensions, expected an int, a slice, a 1-d list or array of ints, or a boolean mask"
-        )
-    if index.dtype.kind == "b":
-        if len(index) != length:
-            raise BatchError(
-                f"{what}: got a mask of {len(index)} entries, expected one for each of the "
-                f"{length} rows"
-            )
-        index = np.flatnonzero(index)
-        return Selection(len(index), index=index) if len(index) else Selection(0)
-    index = index.astype(np.int64)
     lowest, highest = int(index.min()), int(index.max())
     if lowest < -length or highest >= length:
         bad = lowest if lowest < -length else highest
@@ -149,13 +175,11 @@ def selection_for(
             f"scattered inputs must have the same length along axis 0, got {listed}; "
             f"cut them, or select rows with batch="
         )
+    chosen = selector(batch)
     if full:
-        selection = select(batch, _common_length(batch, full))
-    elif batch is None or isinstance(batch, (int, np.integer)):
-        selection = select(batch, min(lengths))
+        selection = select(chosen, _common_length(chosen, full))
     else:
-        # Every input holds only its minibatch: rows are counted from the lowest asked for.
-        selection = select(batch, _span(batch))
+        selection = _select_of_minibatches(chosen, min(lengths))
     for name, n, mini in zip(names, lengths, minibatch):
         needed = selection.highest + 1 - (selection.lowest if mini else 0)
         if n < needed:
@@ -166,28 +190,42 @@ def selection_for(
     return selection
 
 
-def _common_length(batch: Any, lengths: Sequence[int]) -> int:
-    """The length that `batch` refers to; inputs may differ in length only if it does not matter."""
+def _common_length(chosen: Selector, lengths: Sequence[int]) -> int:
+    """The length that the choice refers to; inputs may differ in it only if it does not matter."""
     if len(set(lengths)) == 1:
         return lengths[0]
-    if isinstance(batch, slice):
-        relative = batch.stop is None or batch.stop < 0 or (batch.start or 0) < 0
+    if isinstance(chosen, slice):
+        relative = chosen.stop is None or chosen.stop < 0 or (chosen.start or 0) < 0
     else:
-        index = np.asarray(batch)
-        relative = index.dtype.kind == "b" or (index.size > 0 and index.min() < 0)
+        relative = chosen.dtype.kind == "b" or (chosen.size > 0 and chosen.min() < 0)
     if relative:
         raise InputValueError(
-            f"batch {batch!r} counts from the end, or masks, but the inputs have different "
+            f"batch {chosen!r} counts from the end, or masks, but the inputs have different "
             f"lengths {list(lengths)}; give inputs of one length, or non-negative indexes"
         )
     return max(lengths)
 
 
-def _span(batch: Any) -> int:
-    """One more than the highest row that an absolute batch names."""
-    if isinstance(batch, slice):
-        return max(batch.stop or 0, (batch.start or 0) + 1)
-    index = np.asarray(batch)
-    if index.dtype.kind == "b":
-        return len(index)
-    return int(index.max()) + 1 if index.size else 0
+def _select_of_minibatches(chosen: Selector, rows: int) -> Selection:
+    """A Selection where every input holds only its minibatch, of so many rows.
+
+    How many rows the whole data have is not known, so nothing can be counted from its end.
+    """
+    if isinstance(chosen, slice):
+        start, stop, step = _bounds(chosen)
+        start = start or 0
+        stop = start + rows if stop is None else stop
+        if min(start, stop) < 0 or (step or 1) < 0:
+            raise InputValueError(
+                f"batch {chosen!r} counts from the end, but all inputs hold only a minibatch; "
+                f"give a slice with non-negative bounds and a positive step, or indexes"
+            )
+        return select(slice(start, stop, step), max(start, stop))
+    if chosen.dtype.kind == "b":
+        return select(chosen, len(chosen))
+    if chosen.size and chosen.min() < 0:
+        raise BatchError(
+            f"batch: got index {chosen.min()}, but all inputs hold only a minibatch, so that rows "
+            f"cannot be counted from the end; give non-negative indexes"
+        )
+    return select(chosen, int(chosen.max()) + 1 if chosen.size else 0)

@@ -15,7 +15,8 @@ import pickle
 import subprocess
 import sys
 import time
-from typing import Dict, List, Optional, Sequence, Tuple
+import weakref
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from ._channel import Channel, ChannelClosed
 from ._messages import Failure, Hello, Ready
@@ -90,12 +91,18 @@ class WorkerPool:
         self, starts: Sequence[Tuple[Hello, Dict[str, str]]], fds: Sequence[int] = ()
     ) -> None:
         self._workers: List[Worker] = []
+        # A child that the user forks would hold the workers' lifelines.
+        os.register_at_fork(after_in_child=_calling(weakref.WeakMethod(self._release_in_child)))
         try:
             for hello, environment in starts:
                 self._workers.append(Worker(hello, environment, fds))
         except BaseException:
             self.kill()
             raise
+
+    def _release_in_child(self) -> None:
+        for worker in self._workers:
+            worker.release()
 
     @property
     def pids(self) -> Tuple[int, ...]:
@@ -155,10 +162,21 @@ class WorkerPool:
             if not worker.is_alive() or worker.channel.at_end():
                 raise WorkerDied(worker.rank, worker.exitcode(), doing)
 
-    def failure(self, rank: int, serial: int, timeout_s: float = 10.0) -> Optional[Failure]:
-        """What rank `rank` has to say of its failure in command `serial`; None if nothing came."""
-        (worker,) = [w for w in self._workers if w.rank == rank]
+    def failures(self, ranks: Iterable[int], serial: int, timeout_s: float = 10.0) -> List[Failure]:
+        """What these ranks have to say of their failure in command `serial`.
+
+        All of it is read, wanted or not: a worker that nobody listens to would block.
+        """
         deadline = time.monotonic() + timeout_s
+        wanted = set(ranks)
+        found = [
+            self._failure(worker, serial, deadline)
+            for worker in self._workers
+            if worker.rank in wanted
+        ]
+        return [failure for failure in found if failure is not None]
+
+    def _failure(self, worker: Worker, serial: int, deadline: float) -> Optional[Failure]:
         try:
             while True:
                 left = max(deadline - time.monotonic(), 0.001)
@@ -185,8 +203,21 @@ class WorkerPool:
         for worker in self._workers:
             if worker.is_alive():
                 worker.process.kill()
-        for worker in self._workers:
+        while self._workers:
+            # One by one, so that an interrupted kill can be repeated.
+            worker = self._workers[-1]
             if worker.exitcode(KILL_TIMEOUT_S) is None:
                 _logger.warning("process %d does not go, not even killed", worker.process.pid)
             worker.release()
-        self._workers = []
+            self._workers.pop()
+
+
+def _calling(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
+    """A function that calls `method` if its object is still there."""
+
+    def call() -> None:
+        bound = method()
+        if bound is not None:
+            bound()
+
+    return call

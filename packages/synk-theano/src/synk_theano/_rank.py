@@ -7,6 +7,8 @@ the barrier nothing of the command can fail any more, so all ranks agree on how 
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 import numpy as np
@@ -20,6 +22,9 @@ from ._messages import ArrayRef, Call, Collective, Command, Distribute, Envelope
 from ._pickling import loads
 from ._plan import Bounds
 from ._shared_vars import VariableRegistry
+
+REASON_LIMIT = 1000
+"""Characters of a reason that travels to the peers; the traceback goes another way."""
 
 
 class ArrayCache:
@@ -47,8 +52,9 @@ class Rank:
     """A rank's communicator, shared variables, functions and mapped arrays.
 
     Attributes:
-        in_step: False after a failure in the middle of a collective: the ranks' communicator is
-            of no more use.
+        in_step: False while a command is under way, and after a failure that leaves it unknown
+            how far the other ranks are: then the group is of no more use.
+        also_declined: the other ranks that failed in the command in which this one failed.
     """
 
     def __init__(self, rank: int, size: int, master: int) -> None:
@@ -59,6 +65,7 @@ class Rank:
         self.functions: Dict[int, _share.LoadedFunction] = {}
         self.arrays = ArrayCache()
         self.in_step = True
+        self.also_declined: Dict[int, str] = {}
         self._comm: Optional[synk_comm.Communicator] = None
 
     @property
@@ -88,33 +95,44 @@ class Rank:
             synk_comm.PeerDeclined: another rank failed; this one has left the command.
             Exception: this rank failed, and its peers have left the command.
         """
-        self.arrays.forget(envelope.forget)
+        # Pessimistic: whatever interrupts in between, the ranks may have lost each other.
+        self.in_step = False
+        self.also_declined = {}
         known = len(self.registry)
-        committed = False
+        ending = False
         try:
+            self.arrays.forget(envelope.forget)
             result = self._do(envelope.command)
+            ending = True
             self.comm.barrier()
-            committed = True
+            self.in_step = True
             return result
+        except synk_comm.CommError as error:
+            self._undo(envelope.command, known)
+            self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
+            raise
         except BaseException as error:
-            if isinstance(envelope.command, Distribute) and not self.is_master:
-                self.registry.truncate(known)
-            if isinstance(error, synk_comm.CommError):
-                self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
-            elif not committed:
+            self._undo(envelope.command, known)
+            if not ending:
                 self._decline(error)
             raise
 
+    def _undo(self, command: Command, known: int) -> None:
+        if isinstance(command, Distribute) and not self.is_master:
+            self.registry.truncate(known)
+
     def _decline(self, error: BaseException) -> None:
-        try:
-            self.comm.decline(f"{type(error).__name__}: {error}")
-        except synk_comm.CommError:
-            self.in_step = False
+        with contextlib.suppress(synk_comm.CommError):
+            self.also_declined = self.comm.decline(
+                f"{type(error).__name__}: {error}"[:REASON_LIMIT]
+            )
+            self.in_step = True
 
     def close(self) -> None:
         """Drop everything. Never blocks."""
         self.arrays.clear()
         self.functions.clear()
+        self.registry.truncate(0)
         if self._comm is not None:
             self._comm.close()
 
@@ -144,7 +162,8 @@ class Rank:
             value = record.value
             if record.is_random:
                 value = _random_streams.reseed(value, self.comm.rank)
-            self.registry.adopt(record, value)
+            # A copy of its own: pickle keeps two variables with one array together.
+            self.registry.adopt(record, copy.deepcopy(value))
         recipes, forms = _load(payload, command.functions, self.registry)
         for recipe in recipes:
             self.functions[recipe.function_id] = _share.LoadedFunction(recipe)

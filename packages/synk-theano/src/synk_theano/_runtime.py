@@ -24,7 +24,7 @@ import numpy as np
 import theano
 
 from . import _environ
-from ._compile import compile_form
+from ._compile import compile_form, with_default_updates
 from ._controller import Controller
 from ._data import Data
 from ._distributor import Distributor
@@ -119,19 +119,22 @@ class Runtime:
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
         self._controller.close()
+        self._specs.clear()
 
     def function(self, inputs: Any, outputs: Any = None, **kwargs: Any) -> Function:
         """Build a function; see `synkhronos.function`."""
         self._controller.require_open()
         spec = make_spec(inputs, outputs, **kwargs)
         plain = compile_form(spec, PLAIN)
-        function_id = len(self._specs)
-        self._register_variables(plain)
         _check_sliceable(spec, plain)
-        loaded = LoadedFunction(self._recipe(spec, function_id, plain))
-        loaded.forms[PLAIN] = plain
-        self._rank.functions[function_id] = loaded
-        self._specs[function_id] = spec
+        spec = with_default_updates(spec, plain)
+        with self.exclusive:
+            function_id = len(self._specs)
+            self._register_variables(plain)
+            loaded = LoadedFunction(self._recipe(spec, function_id, plain))
+            loaded.forms[PLAIN] = plain
+            self._rank.functions[function_id] = loaded
+            self._specs[function_id] = spec
         return Function(spec, function_id, plain, self)
 
     def _register_variables(self, compiled: Any) -> None:
@@ -140,17 +143,18 @@ class Runtime:
 
     def _recipe(self, spec: FunctionSpec, function_id: int, plain: Any) -> Recipe:
         number_of = self._rank.registry.number_of
-        row_share = None
-        if any(variable is self._row_share for variable in plain.get_shared()):
-            row_share = number_of(self._row_share)
         return Recipe(
             function_id=function_id,
             name=spec.name or f"function {function_id}",
             output_ops=spec.output_ops,
-            update_ops=tuple(op for _, _, op in spec.updates),
-            updated=tuple(number_of(target) for target, _, _ in spec.updates),
+            update_ops=tuple(op for _, _, op in spec.accumulated),
+            updated=tuple(number_of(target) for target, _, _ in spec.accumulated),
             sliceable=tuple(number_of(variable) for variable in spec.sliceable),
-            row_share=row_share,
+            row_shares=tuple(
+                number_of(variable)
+                for variable in plain.get_shared()
+                if getattr(variable.tag, "synk_row_share", False)
+            ),
             n_scattered=spec.n_scattered,
             n_broadcast=len(spec.inputs) - spec.n_scattered,
         )
@@ -161,6 +165,8 @@ class Runtime:
         if self._row_share is None:
             one = np.asarray(1.0, dtype=theano.config.floatX)
             self._row_share = theano.shared(one, name="row_share")
+            # A graph may outlive this runtime, and be built again by the next.
+            self._row_share.tag.synk_row_share = True
         return self._row_share
 
     def data(self, value: Any = None, var: Any = None, **settings: Any) -> Data:
@@ -207,9 +213,10 @@ class Runtime:
     def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
         """The variables' numbers; those that the workers do not have yet are sent first."""
         self._controller.require_open()
-        numbers = tuple(self._rank.registry.number_of(variable) for variable in variables)
-        if not self._distributor.has_all_variables():
-            self._distributor.send()
+        with self.exclusive:
+            numbers = tuple(self._rank.registry.number_of(variable) for variable in variables)
+            if not self._distributor.has_all_variables():
+                self._distributor.send()
         return numbers
 
 

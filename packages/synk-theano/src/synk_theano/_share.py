@@ -88,10 +88,21 @@ def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float
         value = np.asarray(value) if op != "gather" else np.atleast_1d(value)
     if op == "gather":
         parts = comm.gather(value, root=master)
-        return None if parts is None else np.concatenate([p for p in parts if p is not None])
+        return None if parts is None else _joined(parts)
     if op == "avg":
         return comm.reduce(value, "avg", root=master, weight=weight)
     return comm.reduce(value, op, root=master)
+
+
+def _joined(parts: Sequence[Any]) -> np.ndarray:
+    try:
+        return np.concatenate([part for part in parts if part is not None])
+    except ValueError:
+        shapes = {rank: part.shape for rank, part in enumerate(parts) if part is not None}
+        raise InputValueError(
+            f"an output with op 'gather' has shapes that differ in more than their length: by "
+            f"rank {shapes}"
+        ) from None
 
 
 def _run(
@@ -166,7 +177,7 @@ class _Execution:
         self._registry = registry
         self._selection = selection
         self._function = loaded.forms[call.form]
-        self._scattered = [(arrays.get(item.array), item.offset) for item in call.scattered]
+        self._scattered = [(arrays.get(item.array), item) for item in call.scattered]
         self._broadcast = [arrays.get(ref) for ref in call.broadcast]
         self._rows = call.rows or Rows(bounds=())
         self._index = None if self._rows.index is None else arrays.get(self._rows.index)
@@ -179,12 +190,15 @@ class _Execution:
         ops = self._accumulated_ops() if sliced else []
         accumulators = [Accumulator(op, f"function {recipe.name!r}") for op in ops]
         values: List[Any] = []
-        for start, stop in pieces:
-            self._set_row_share((stop - start) / total if total else 1.0)
-            values = self._execute(first, start, stop)
-            for accumulator, value in zip(accumulators, values):
-                accumulator.add(value, stop - start)
-        self._set_row_share(1.0)
+        try:
+            for start, stop in pieces:
+                self._set_row_share((stop - start) / total if total else 1.0)
+                values = self._execute(first, start, stop)
+                for accumulator, value in zip(accumulators, values):
+                    # The one piece of a call without rows counts whole.
+                    accumulator.add(value, stop - start or 1)
+        finally:
+            self._set_row_share(1.0)
         if not sliced:
             return values
         results = [accumulator.result() for accumulator in accumulators]
@@ -205,8 +219,7 @@ class _Execution:
         return ops
 
     def _set_row_share(self, share: float) -> None:
-        number = self._loaded.recipe.row_share
-        if number is not None:
+        for number in self._loaded.recipe.row_shares:
             variable = self._registry[number]
             store(variable, np.asarray(share, dtype=variable.dtype))
 
@@ -236,13 +249,15 @@ class _Execution:
 
     def _excerpt(self, position: int, start: int, stop: int) -> np.ndarray:
         """Rows ``start:stop`` of the selection: a view, or a copy in a reused buffer."""
-        array, offset = self._scattered[position]
+        array, item = self._scattered[position]
+        if item.selected:
+            return array[start:stop]
         if self._index is not None:
-            wanted = self._index[start:stop] - offset
+            wanted = self._index[start:stop] - item.offset
             buffer = self._loaded.buffer(position, array, stop - start)
             # The master has checked the range; "clip" spares numpy a second buffer.
             return np.take(array, wanted, axis=0, out=buffer, mode="clip")
         rows = self._rows
-        begin = rows.start - offset + start * rows.step
+        begin = rows.start - item.offset + start * rows.step
         end = begin + (stop - start) * rows.step
         return array[begin : (None if end < 0 else end) : rows.step]

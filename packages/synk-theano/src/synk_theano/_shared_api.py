@@ -14,6 +14,8 @@ from ._plan import Selection, selection_for, split_rows
 from ._shared_vars import require_shared, value_of
 from .exceptions import InputTypeError, InputValueError
 
+SCATTER = "scatter() or batch"
+
 
 class VariableLauncher(Launcher, Protocol):
     def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
@@ -189,6 +191,11 @@ def _listed(shared_vars: Any) -> Tuple[List[Any], bool]:
     variables = [shared_vars] if single else list(shared_vars)
     for variable in variables:
         require_shared(variable)
+        if not isinstance(value_of(variable), np.ndarray):
+            raise InputTypeError(
+                f"{variable} holds a {type(value_of(variable)).__name__}, expected a shared "
+                f"variable with an array (states of random streams stay on their ranks)"
+            )
     storages = [id(variable.container.storage) for variable in variables]
     if len(set(storages)) != len(storages):
         raise InputValueError(f"got the same shared variable twice: {variables}")
@@ -218,6 +225,7 @@ def _matched(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[An
                     f"value for {variable}: got {value!r}, expected dtype {variable.dtype} with "
                     f"{variable.ndim} dimensions"
                 )
+            _require_broadcastable(variable, value.shape)
             matched.append(value)
             continue
         try:
@@ -229,8 +237,17 @@ def _matched(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[An
     return matched
 
 
+def _require_broadcastable(variable: Any, shape: Tuple[int, ...]) -> None:
+    for axis, broadcastable in enumerate(variable.broadcastable):
+        if broadcastable and shape[axis] != 1:
+            raise InputValueError(
+                f"value for {variable}: got shape {shape}, expected length 1 along axis {axis}, "
+                f"which is broadcastable"
+            )
+
+
 def _select_rows(variables: Sequence[Any], arrays: Sequence[Any], batch: Any) -> Selection:
-    _require_rows(variables, "batch and scatter()")
+    _require_rows(variables, SCATTER)
     names = [str(variable) for variable in variables]
     return selection_for(batch, [len(a) for a in arrays], [False] * len(arrays), names)
 
@@ -239,6 +256,11 @@ def _require_rows(variables: Sequence[Any], what: str) -> None:
     for variable in variables:
         if variable.type.ndim == 0:
             raise InputTypeError(f"{variable} is a scalar, but {what} works along axis 0")
+        if variable.broadcastable[0] and what in ("all_gather()", SCATTER):
+            raise InputTypeError(
+                f"{variable} has length 1 along axis 0 by its type (it is broadcastable there), "
+                f"but {what} changes that length"
+            )
 
 
 def _checked_op(op: Any, variables: Sequence[Any]) -> str:

@@ -95,8 +95,13 @@ class VariableRegistry:
         )
 
     def adopt(self, record: VariableRecord, value: Any) -> None:
-        """Make the variable of `record` on this rank, with `value` as its own."""
-        if record.number != len(self._variables):
+        """Make the variable of `record` on this rank, with `value` as its own.
+
+        A variable that is known already stays as it is: it was sent twice.
+        """
+        if record.number < len(self._variables):
+            return
+        if record.number > len(self._variables):
             raise RuntimeError(
                 f"variable number {record.number} arrived, expected {len(self._variables)}"
             )

@@ -22,6 +22,8 @@ class FunctionSpec:
         inputs: scattered, then broadcast ones (variables, or `theano.In`).
         returns: how results come back: "single", "list" or "none".
         updates: (shared variable, new value, op over slices).
+        accumulated: those of the updates, and of the variables' default updates, that a sliced
+            call applies once, at its end: all but those of random states.
         kwargs: what goes on to `theano.function`.
     """
 
@@ -33,6 +35,7 @@ class FunctionSpec:
     updates: Tuple[Tuple[Any, Any, str], ...]
     givens: Tuple[Tuple[Any, Any], ...]
     sliceable: Tuple[Any, ...]
+    accumulated: Tuple[Tuple[Any, Any, str], ...]
     name: Optional[str]
     kwargs: Dict[str, Any]
 
@@ -92,6 +95,7 @@ def make_spec(
         updates=canonical_updates,
         givens=canonical_givens,
         sliceable=tuple(sliceable),
+        accumulated=tuple(update for update in canonical_updates if not is_random(update[0])),
         name=name,
         kwargs=kwargs,
     )
@@ -113,6 +117,11 @@ def _inputs(value: Any, what: str) -> List[Any]:
                 raise SpecError(
                     f"{what}[{place}]: theano.In with a value or an update is not supported; "
                     f"use a shared variable"
+                )
+            if item.mutable:
+                raise SpecError(
+                    f"{what}[{place}]: theano.In(mutable=True) is not supported, because all ranks "
+                    f"read inputs from the same memory"
                 )
             item = item.variable
         if isinstance(item, SharedVariable) or not isinstance(item, Variable):
@@ -166,13 +175,22 @@ def _updates(updates: Any) -> Tuple[Tuple[Any, Any, str], ...]:
             )
         target, value = item[0], item[1]
         _require_shared(target, what)
-        default = "avg" if _is_float(target) else "last"
-        op = default if len(item) == 2 or item[2] is None else item[2]
+        op = default_update_op(target) if len(item) == 2 or item[2] is None else item[2]
         op = str(normalize(op, UPDATE_OPS, what))
         if op != "last":
             check_dtype(op, getattr(target.type, "dtype", "object"), f"{what} ({target})")
         result.append((target, value, op))
     return tuple(result)
+
+
+def default_update_op(target: Any) -> str:
+    """How an update accumulates if nothing was said: an average of integers is no integer."""
+    return "avg" if _is_float(target) else "last"
+
+
+def is_random(variable: Any) -> bool:
+    """Whether a shared variable is the state of a random stream."""
+    return bool(getattr(variable.tag, "is_rng", False))
 
 
 def _is_float(variable: Any) -> bool:

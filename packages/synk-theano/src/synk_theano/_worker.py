@@ -17,6 +17,9 @@ from typing import Any, Iterator, Optional
 from ._channel import Channel, ChannelClosed
 from ._messages import Envelope, Failure, Hello, Join, Ready, Stop
 
+FAILURE_LIMIT = 100_000
+"""Characters of a traceback, and bytes of a pickled exception, that are sent."""
+
 
 def main(channel_fd: int, lifeline_fd: int) -> None:
     """Run the worker; returns when the master says so or is gone."""
@@ -109,6 +112,8 @@ def _obey(rank: Any, envelope: Envelope, channel: Channel) -> None:
     except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
         doing = type(envelope.command).__name__
         channel.send(pickle.dumps(_failure(envelope.serial, rank.rank, doing, error)))
+        if not rank.in_step:
+            raise ChannelClosed("the ranks have lost each other") from None
 
 
 def _failure(serial: int, rank: int, doing: str, error: BaseException) -> Failure:
@@ -119,6 +124,10 @@ def _failure(serial: int, rank: int, doing: str, error: BaseException) -> Failur
         pickled: Optional[bytes] = cloudpickle.dumps(error)
     except Exception:  # noqa: BLE001 - user classes may fail in any way; the text remains
         pickled = None
+    if pickled is not None and len(pickled) > FAILURE_LIMIT:
+        pickled = None
+    if len(text) > FAILURE_LIMIT:
+        text = f"{text[: FAILURE_LIMIT // 2]}\n...\n{text[-FAILURE_LIMIT // 2 :]}"
     return Failure(serial, rank, doing, text, pickled)
 
 

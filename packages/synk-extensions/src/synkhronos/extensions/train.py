@@ -77,6 +77,8 @@ class TrainFunction:
         loss = self.grad_function(
             *data, batch=batch, batch_s=batch_s, num_slices=num_slices, **named_data
         )
+        if not any(self.grad_function.rows):
+            raise ValueError("the batch has no rows to train on; no parameter was changed")
         synk.all_reduce(self.flat_grad, op="avg", weights=self.grad_function.rows)
         self.update_function()
         return loss
