@@ -14,7 +14,7 @@ import pytest
 import synk_theano_compat
 
 SITE = Path(synk_theano_compat.__file__).parent.parent
-TIMEOUT_S = 240
+TIMEOUT_S = 400
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -155,7 +155,7 @@ for q, g in zip(weights, grads):
 @needs_lasagne
 @pytest.mark.parametrize("code", [NETWORK, RECURRENT], ids=["network", "recurrent"])
 def test_numbers(run, code: str):
-    run(code)
+    run(code, flags="gcc.cxxflags=-O0,optimizer_excluding=fusion")
 
 
 HIDDEN = """
