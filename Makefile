@@ -20,7 +20,7 @@ help:
 setup:
 	@sh scripts/bootstrap.sh
 
-## demo: train a network on handwritten digits with two processes
+## demo: train two networks on handwritten digits, on all cores
 demo: setup
 	$(PY) examples/train_digits.py
 

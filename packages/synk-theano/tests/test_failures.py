@@ -16,7 +16,6 @@ import theano
 import theano.tensor as T
 from theano.compile.ops import as_op
 
-import synk_shm
 from synk_theano import Runtime
 from synk_theano.exceptions import Closed, SpecError, StartError, WorkerDied, WorkerFailed
 from synk_theano.testing import nothing_left, open_descriptors, run_script, wait_gone
@@ -224,9 +223,6 @@ print(*runtime.worker_pids, flush=True)
         pids = [int(pid) for pid in out.split()]
         assert len(pids) == 2
         wait_gone(pids)
-        if end.startswith("os."):
-            # No time was left to unlink: the next user of shared memory does.
-            synk_shm.cleanup()
 
 
 def test_a_master_that_dies_while_workers_compute_takes_them_along():

@@ -180,6 +180,8 @@ class Controller:
                 raise
 
     def _send(self, envelope: Envelope) -> None:
+        if self.rank.size == 1:
+            return
         payload = pickle.dumps(envelope, protocol=5)
         # From here on some workers may have it and others not.
         self.rank.in_step = False

@@ -54,6 +54,7 @@ class Function:
         self._plain = plain
         self._launcher = launcher
         self._variables = spec.variables
+        self._dtypes = [np.dtype(v.dtype) for v in self._variables]
         self._labels = [v.name or f"{i}" for i, v in enumerate(self._variables)]
         self.rows: Optional[Tuple[int, ...]] = None
 
@@ -71,11 +72,6 @@ class Function:
     def update_modes(self) -> Tuple[str, ...]:
         """The operation with which each update accumulates over slices."""
         return tuple(op for _, _, op in self._spec.updates)
-
-    @property
-    def theano_function(self) -> Any:
-        """The compiled Theano function of the master (it returns a list)."""
-        return self._plain
 
     def get_shared(self) -> List[Any]:
         """The shared variables that the function reads or updates."""
@@ -236,7 +232,8 @@ class Function:
             raise InputTypeError(
                 f"{what}: got {len(shape)} dimensions (shape {shape}), expected {variable.ndim}"
             )
-        if not downcast and theano.scalar.upcast(variable.dtype, dtype.name) != variable.dtype:
+        converts = downcast or dtype == self._dtypes[place]
+        if not converts and theano.scalar.upcast(variable.dtype, dtype.name) != variable.dtype:
             raise InputTypeError(
                 f"{what}: got dtype {dtype}, expected {variable.dtype} or a dtype that converts to "
                 f"it without loss; convert it with .astype({variable.dtype!r}), or build the "

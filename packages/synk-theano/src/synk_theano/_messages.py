@@ -46,8 +46,6 @@ class Recipe:
     updated: Tuple[int, ...]
     sliceable: Tuple[int, ...]
     row_shares: Tuple[int, ...]
-    n_scattered: int
-    n_broadcast: int
 
 
 @dataclass(frozen=True)

@@ -155,8 +155,6 @@ class Runtime:
                 for variable in plain.get_shared()
                 if getattr(variable.tag, "synk_row_share", False)
             ),
-            n_scattered=spec.n_scattered,
-            n_broadcast=len(spec.inputs) - spec.n_scattered,
         )
 
     def row_share(self) -> Any:

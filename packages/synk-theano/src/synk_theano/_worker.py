@@ -5,6 +5,7 @@ Started by `_pool.Worker` as ``python -m synk_theano._worker <channel fd> <lifel
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import pickle
@@ -16,6 +17,9 @@ from typing import Any, Iterator, Optional
 
 from ._channel import Channel, ChannelClosed
 from ._messages import Envelope, Failure, Hello, Join, Ready, Stop
+
+LETTING_GO_S = 1.0
+"""For a worker whose master is gone, to let go of shared memory."""
 
 FAILURE_LIMIT = 100_000
 """Characters of a traceback, and bytes of a pickled exception, that are sent."""
@@ -36,9 +40,15 @@ def main(channel_fd: int, lifeline_fd: int) -> None:
 
 
 def _die_with_master(lifeline_fd: int) -> None:
-    """Block until the master is gone. Whatever this process does then is of no more use."""
+    """Block until the master is gone. Whatever this process does then is of no more use.
+
+    It lets go of what it holds, because the last to let go of a dead master's shared memory
+    removes it; but it does not wait for long, whatever its main thread is doing.
+    """
     while os.read(lifeline_fd, 1):
         pass
+    threading.Timer(LETTING_GO_S, os._exit, (1,)).start()
+    atexit._run_exitfuncs()
     os._exit(1)
 
 
