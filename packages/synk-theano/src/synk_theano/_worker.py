@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator, NoReturn, Optional
 
 from ._channel import Channel, ChannelClosed
 from ._messages import Envelope, Failure, Hello, Join, Ready, Stop
@@ -25,31 +25,52 @@ FAILURE_LIMIT = 100_000
 """Characters of a traceback, and bytes of a pickled exception, that are sent."""
 
 
-def main(channel_fd: int, lifeline_fd: int) -> None:
-    """Run the worker; returns when the master says so or is gone."""
+class Exit:
+    """The end of this process, once: by its main thread or by the one that watches the master.
+
+    Whoever comes first lets go of what the process holds; only then may it end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __call__(self, status: int) -> NoReturn:
+        with self._lock:
+            atexit._run_exitfuncs()
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def with_master(self, lifeline_fd: int) -> NoReturn:
+        """Block until the master is gone. Whatever this process does then is of no more use.
+
+        It lets go of what it holds, because the last to let go of a dead master's shared memory
+        removes it; but it does not wait for long, whatever its main thread is doing.
+        """
+        while os.read(lifeline_fd, 1):
+            pass
+        threading.Timer(LETTING_GO_S, os._exit, (1,)).start()
+        self(1)
+
+
+def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
+    """Run the worker, until the master says so or is gone, and end the process."""
     # Ctrl-C reaches the whole terminal group; it is the master that decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_master, args=(lifeline_fd,), daemon=True).start()
+    leave = Exit()
+    threading.Thread(target=leave.with_master, args=(lifeline_fd,), daemon=True).start()
     channel = Channel.from_fd(channel_fd)
     try:
         hello: Hello = pickle.loads(channel.recv())
+        with _profiled(hello.profile_path):
+            serve(channel, hello)
     except ChannelClosed:
-        return
-    with _profiled(hello.profile_path):
-        serve(channel, hello)
-
-
-def _die_with_master(lifeline_fd: int) -> None:
-    """Block until the master is gone. Whatever this process does then is of no more use.
-
-    It lets go of what it holds, because the last to let go of a dead master's shared memory
-    removes it; but it does not wait for long, whatever its main thread is doing.
-    """
-    while os.read(lifeline_fd, 1):
-        pass
-    threading.Timer(LETTING_GO_S, os._exit, (1,)).start()
-    atexit._run_exitfuncs()
-    os._exit(1)
+        leave(1)
+    except BaseException:  # noqa: BLE001 - whatever it is, here it ends
+        traceback.print_exc()
+        leave(1)
+    leave(0)
 
 
 @contextlib.contextmanager
