@@ -310,3 +310,14 @@ def test_the_master_need_not_be_rank_0(processes):
         )
     assert g.grad_function.rows == (1, 1, 0)
     assert largest_difference(serial, parallel) <= TOLERANCE
+
+
+def test_a_rule_of_lasagne_is_refused_in_words():
+    x, w = T.vector("x"), theano.shared(np.ones(()), "w")
+
+    def adam(loss, params, learning_rate=0.1):
+        return {w: w - learning_rate * T.grad(loss, w)}
+
+    for make in (make_train_function, make_train_function_theano):
+        with pytest.raises(TypeError, match=r"'adam' returned a dict.*synkhronos\.extensions"):
+            make((x * w).mean(), [w], [x], adam)

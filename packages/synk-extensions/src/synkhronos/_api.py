@@ -68,7 +68,7 @@ def fork(
 def close() -> None:
     """Stop the workers and free what they hold. Called at exit; harmless if nothing is open.
 
-    After it `fork()` works again; functions and `Data` of before do not.
+    After it `fork()` works again; functions of before do not. `Data` stay readable.
     """
     _default.close_default()
 

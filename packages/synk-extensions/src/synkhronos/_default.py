@@ -9,7 +9,7 @@ import os
 import threading
 from typing import Any, Callable, Optional
 
-from synk_theano import AlreadyForked, NotForked, Runtime
+from synk_theano import AlreadyForked, InputValueError, NotForked, Runtime
 
 _lock = threading.Lock()
 _runtime: Optional[Runtime] = None
@@ -66,7 +66,7 @@ def processes_from_environment() -> Optional[int]:
     """SYNKHRONOS_N_PARALLEL, or None if it is not set.
 
     Raises:
-        ValueError: it is no number.
+        InputValueError: it is no number.
     """
     text = os.environ.get("SYNKHRONOS_N_PARALLEL", "").strip()
     if not text:
@@ -74,6 +74,6 @@ def processes_from_environment() -> Optional[int]:
     try:
         return int(text)
     except ValueError:
-        raise ValueError(
+        raise InputValueError(
             f"environment variable SYNKHRONOS_N_PARALLEL: got {text!r}, expected a whole number"
         ) from None

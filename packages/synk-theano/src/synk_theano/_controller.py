@@ -123,7 +123,10 @@ class Controller:
                 f"{os.getpid()}; use it there, or call fork() of synkhronos in a fresh process"
             )
         if self._closed is not None:
-            raise Closed(f"this runtime is closed ({self._closed}); call fork() to start a new one")
+            raise Closed(
+                f"this runtime is closed ({self._closed}); call fork() to start a new one, and "
+                f"build functions again: they belong to the runtime that they were built in"
+            )
 
     def await_workers(self) -> None:
         """Wait for the workers' start, and join them; returns at once the second time.
@@ -201,9 +204,10 @@ class Controller:
             doing += " (ranks that had finished have applied their updates: use broadcast())"
         if not failures:
             rank = min(declined.reasons)
-            return WorkerFailed(rank, doing, declined.reasons[rank]), None
+            return WorkerFailed(rank, doing, declined.reasons[rank], ""), None
         first = failures[0]
-        return WorkerFailed(first.rank, doing, first.traceback), _unpickled(first.error)
+        error = WorkerFailed(first.rank, doing, declined.reasons[first.rank], first.traceback)
+        return error, _unpickled(first.error)
 
     def _explain(self, command: Command, mismatch: synk_comm.MismatchError) -> str:
         text = f"in {self._doing} the ranks' values do not fit together: {mismatch}"
@@ -231,7 +235,7 @@ class Controller:
             if isinstance(error, WorkerDied):
                 return
             raise died from error
-        self._end(f"{type(error).__name__} in {self._doing}: {error}")
+        self._end(f"{type(error).__name__} in {self._doing}" + (f": {error}" if str(error) else ""))
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""

@@ -197,7 +197,8 @@ class Function:
             if key not in names:
                 raise InputTypeError(
                     f"{self!r} got an unknown keyword {key!r}, expected one of its inputs "
-                    f"{[n for n in names if n]} or output_subset, batch, batch_s, num_slices"
+                    f"{[n for n in names if n]} (and, in a parallel call only, output_subset, "
+                    f"batch, batch_s, num_slices)"
                 )
             if names.index(key) < len(args):
                 raise InputTypeError(f"{self!r} got input {key!r} by position and by keyword")
@@ -236,8 +237,9 @@ class Function:
         if not converts and theano.scalar.upcast(variable.dtype, dtype.name) != variable.dtype:
             raise InputTypeError(
                 f"{what}: got dtype {dtype}, expected {variable.dtype} or a dtype that converts to "
-                f"it without loss; convert it with .astype({variable.dtype!r}), or build the "
-                f"function with allow_input_downcast=True"
+                f"it without loss; convert an array with .astype({variable.dtype!r}), make a Data "
+                f"with data(..., var={label}, force_cast=True), or build the function with "
+                f"allow_input_downcast=True"
             )
         for axis, broadcastable in enumerate(variable.broadcastable):
             if broadcastable and shape[axis] != 1:

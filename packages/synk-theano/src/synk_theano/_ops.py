@@ -44,8 +44,9 @@ def check_dtype(op: Optional[str], dtype: str, what: str) -> None:
     if op == "avg" and not dtype.startswith(("float", "complex")):
         raise SpecError(
             f"{what}: got op 'avg' for dtype {dtype}, expected a float or complex dtype, because "
-            f"an average of integers is no integer; use 'sum', 'max', 'min' or 'prod', or cast the "
-            f"variable, e.g. T.cast(x, theano.config.floatX)"
+            f"an average of integers is no integer; use 'gather' if it has an entry for each row, "
+            f"'sum', 'max', 'min' or 'prod' if not, or cast the variable, e.g. "
+            f"T.cast(x, theano.config.floatX)"
         )
     if dtype == "bool" and op in ("sum", "prod"):
         raise SpecError(

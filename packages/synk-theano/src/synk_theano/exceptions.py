@@ -79,11 +79,11 @@ class WorkerFailed(SynkError, RuntimeError):
             pickled, is this error's ``__cause__``.
     """
 
-    def __init__(self, rank: int, doing: str, traceback: str) -> None:
-        last = traceback.strip().splitlines()[-1] if traceback.strip() else "unknown error"
+    def __init__(self, rank: int, doing: str, reason: str, traceback: str) -> None:
+        lines = reason.strip().splitlines() or ["unknown error"]
         super().__init__(
-            f"rank {rank} failed in {doing}: {last}\n"
-            f"Traceback of rank {rank}:\n{traceback.rstrip()}"
+            f"rank {rank} failed in {doing}: {lines[0]}\n"
+            f"Traceback of rank {rank}:\n{traceback.rstrip() or reason}"
         )
         self.rank = rank
         self.doing = doing

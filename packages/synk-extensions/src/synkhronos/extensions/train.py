@@ -137,11 +137,12 @@ def make_train_function(
         A callable :class:`TrainFunction`.
 
     Raises:
-        TypeError: ``update_rule`` is not callable, or what the rule itself raises.
+        TypeError: ``update_rule`` is not callable or no rule in three parts, or what the rule
+            itself raises.
         What ``synkhronos.function`` raises.
     """
     inputs, update_rule, args = _call_form(inputs, update_rule, args)
-    grad_updates, param_updates, flat_grad = update_rule(loss, params, *args, **kwargs)
+    grad_updates, param_updates, flat_grad = _apply(update_rule, loss, params, args, kwargs)
     grad_function = synk.function(
         inputs,
         outputs=_all_outputs(loss, outputs),
@@ -181,7 +182,7 @@ def make_train_function_theano(
     """
     inputs, update_rule, args = _call_form(inputs, update_rule, args)
     return SerialTrainFunction(
-        update_rule(loss, params, *args, **kwargs),
+        _apply(update_rule, loss, params, args, kwargs),
         inputs=inputs,
         outputs=_all_outputs(loss, outputs),
         bcast_inputs=list(bcast_inputs or []),
@@ -204,6 +205,18 @@ def _call_form(inputs: Any, update_rule: Any, args: tuple[Any, ...]) -> tuple[An
             "synkhronos.extensions.updates.adam, after the list of inputs"
         )
     return inputs, update_rule, args
+
+
+def _apply(rule: Any, loss: Any, params: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Return what the rule gives, which has to be in three parts."""
+    parts = rule(loss, params, *args, **kwargs)
+    if not isinstance(parts, tuple) or len(parts) != 3:
+        raise TypeError(
+            f"update_rule {getattr(rule, '__name__', rule)!r} returned a {type(parts).__name__}; "
+            "expected (grad_updates, param_updates, flat_grad). The rules of lasagne.updates do "
+            "not split a step: take the one of the same name from synkhronos.extensions.updates"
+        )
+    return parts
 
 
 def _all_outputs(loss: Any, outputs: Sequence[Any] | None) -> Any:
