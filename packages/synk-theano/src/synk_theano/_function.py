@@ -9,7 +9,7 @@ import theano
 
 from ._data import Data
 from ._messages import PLAIN, ArrayRef, Call, Command, Form, Rows, ScatteredInput
-from ._plan import Selection, selection_for, selector, split_rows
+from ._plan import Bounds, Selection, selection_for, selector, split_rows
 from ._spec import FunctionSpec
 from .exceptions import InputTypeError, InputValueError, OpError
 
@@ -127,11 +127,15 @@ class Function:
         with self._launcher.exclusive:
             self._launcher.require_form(self._id, form)
             scattered, broadcast = self._stage(inputs, rows_selection)
+            rows = None
+            if rows_selection is not None:
+                bounds = split_rows(rows_selection.count, self._launcher.size)
+                rows = staged_rows(self._launcher, rows_selection, bounds)
             result = self._launcher.run(
                 Call(
                     function_id=self._id,
                     form=form,
-                    rows=self._rows(rows_selection),
+                    rows=rows,
                     scattered=scattered,
                     broadcast=broadcast,
                     outputs=wanted,
@@ -360,15 +364,6 @@ class Function:
         )
         return tuple(scattered), broadcast
 
-    def _rows(self, selection: Optional[Selection]) -> Optional[Rows]:
-        if selection is None:
-            return None
-        index = None
-        if selection.index is not None:
-            index = self._launcher.stage(("index",), selection.index)
-        bounds = tuple(split_rows(selection.count, self._launcher.size))
-        return Rows(bounds, selection.start, selection.step, index)
-
     def _returned(self, values: List[Any], output_subset: Optional[Sequence[int]]) -> Any:
         if output_subset is not None:
             return values
@@ -379,6 +374,14 @@ class Function:
 
 def _is_range(chosen: Any) -> bool:
     return isinstance(chosen, slice) and chosen.step in (None, 1)
+
+
+def staged_rows(launcher: Launcher, selection: Selection, bounds: Sequence[Bounds]) -> Rows:
+    """The rows of a command: the selection, its index in shared memory, and each rank's part."""
+    index = None
+    if selection.index is not None:
+        index = launcher.stage(("index",), selection.index)
+    return Rows(tuple(bounds), selection.start, selection.step, index)
 
 
 def _rows_of(array: np.ndarray, selection: Selection) -> np.ndarray:

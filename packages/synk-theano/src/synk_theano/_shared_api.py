@@ -7,8 +7,8 @@ from typing import Any, List, Optional, Protocol, Sequence, Tuple
 import numpy as np
 
 from ._data import Data
-from ._function import Launcher
-from ._messages import ArrayRef, Collective, Rows
+from ._function import Launcher, staged_rows
+from ._messages import ArrayRef, Collective
 from ._ops import REDUCE_OPS, check_dtype, normalize
 from ._plan import Selection, selection_for, split_rows
 from ._shared_vars import require_shared, value_of
@@ -60,9 +60,9 @@ class Collectives:
         variables, _ = _listed(shared_vars)
         arrays = _matched(shared_vars, variables, values)
         selection = _select_rows(variables, arrays, batch)
-        bounds = tuple(split_rows(selection.count, self._launcher.size))
+        bounds = split_rows(selection.count, self._launcher.size)
         with self._launcher.exclusive:
-            rows = self._rows(selection, bounds)
+            rows = staged_rows(self._launcher, selection, bounds)
             self._run("scatter", variables, values=self._refs(arrays), rows=rows)
 
     def gather(self, shared_vars: Any, nd_up: int = 1) -> Any:
@@ -141,7 +141,7 @@ class Collectives:
         with self._launcher.exclusive:
             rows = None
             if selection is not None:
-                rows = self._rows(selection, ((0, selection.count),))
+                rows = staged_rows(self._launcher, selection, ((0, selection.count),))
             self._run("set_value", variables, values=self._refs(arrays), rank=rank, rows=rows)
 
     def get_value(self, rank: int, shared_vars: Any) -> Any:
@@ -177,12 +177,6 @@ class Collectives:
             value.ref() if isinstance(value, Data) else self._launcher.stage(("value", i), value)
             for i, value in enumerate(values)
         ]
-
-    def _rows(self, selection: Selection, bounds: Tuple[Tuple[int, int], ...]) -> Rows:
-        index = None
-        if selection.index is not None:
-            index = self._launcher.stage(("index",), selection.index)
-        return Rows(bounds, selection.start, selection.step, index)
 
 
 def _listed(shared_vars: Any) -> Tuple[List[Any], bool]:
