@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -69,26 +64,99 @@ print("done")
 """
 
 
-def can_mount() -> bool:
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        return False
-    trial = ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/dev/shm"]
-    return subprocess.run(trial, check=False, capture_output=True, timeout=30).returncode == 0
+def test_a_small_file_system(script, small_shm):
+    assert script.run(SCRIPT, prefix=small_shm) == "done"
 
 
-@pytest.mark.skipif(not can_mount(), reason="needs root and a private mount namespace")
-def test_a_small_file_system(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    command = 'mount -t tmpfs -o size=16m none /dev/shm && exec "$@"'
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", command, "sh", sys.executable, "-W", "error", path],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_a_small_file_system(program, small_shm, method):
+    """Standard library, np.memmap, joblib's workers: killed by SIGBUS, and their pools hang."""
+    program(
+        """
+        MIB = 1 << 20
+
+        def make(n):
+            return shm.full(n, 7, "u1")
+
+        def take(pipe):
+            taken = []
+            pipe.send(None)
+            pipe.recv()
+            try:
+                while True:
+                    taken.append(shm.full(MIB // 2, 7, "u1"))
+            except MemoryError:
+                pass
+            pipe.send(len(taken))
+            pipe.recv()
+            assert all((a == 7).all() for a in taken)
+
+        def main(context):
+            a = shm.ones(4 * MIB, "u1")
+            with context.Pool(2) as pool:
+                for act in (
+                    lambda: pool.apply(make, (14 * MIB,)),
+                    lambda: pool.map(make, [14 * MIB] * 4, chunksize=1),
+                ):
+                    try:
+                        act()
+                    except shm.ShmFullError as error:
+                        assert "16.0 MiB" in str(error) and error.errno == 28
+                    else:
+                        raise AssertionError("there was room")
+                assert pool.apply(make, (6 * MIB,)).sum() == 42 * MIB
+                pool.close()
+                pool.join()
+            with ProcessPoolExecutor(1, mp_context=context) as pool:
+                error = pool.submit(make, 14 * MIB).exception(60)
+                assert isinstance(error, MemoryError) and isinstance(error, shm.ShmError)
+                assert pool.submit(make, MIB).result(60).sum() == 7 * MIB
+            ends = [context.Pipe() for _ in range(2)]
+            children = [context.Process(target=take, args=(end[1],)) for end in ends]
+            for child, (here, there) in zip(children, ends):
+                child.start()
+                there.close()
+                here.recv()
+            for here, _ in ends:  # both take all they can get, at the same time
+                here.send(None)
+            taken = sum(here.recv() for here, _ in ends)
+            assert 20 <= taken <= 24, taken
+            for here, _ in ends:
+                here.send(None)
+            for child in children:
+                child.join(60)
+                assert child.exitcode == 0
+            assert a.sum() == 4 * MIB and shm.free_space() > 11 * MIB
+        """,
+        method,
+        prefix=small_shm,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_sending_needs_no_room(program, small_shm):
+    """A message costs an entry, not memory: it goes through when not a page is left."""
+    program(
+        """
+        def main(context):
+            a = shm.ones(shm.free_space() - (64 << 10), "u1")
+            fill = []
+            try:
+                while True:
+                    fill.append(shm.ones(1, "u1"))
+            except MemoryError:
+                pass
+            assert shm.free_space() == 0
+            here, there = context.Pipe()
+            here.send((a[::2], fill[0]))
+            b, c = there.recv()
+            assert np.shares_memory(a, b) and c[0] == 1
+            assert shm.attach(shm.handle(a), readonly=True).sum() == len(a)
+            with shm.lock(a):
+                a[0] = 3
+        """,
+        "spawn",
+        prefix=small_shm,
+    )
 
 
 def test_large_requests_ask_for_the_memory_of_the_machine(monkeypatch):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import synk_shm as shm
+
+
+@pytest.fixture
+def own_name():
+    """A name that nobody else uses. (`given` is another thing here.)"""
+    return f"grows-{secrets.token_hex(5)}"
 
 
 @pytest.mark.parametrize("backend", ["shm", "memfd"])
@@ -28,8 +36,8 @@ def test_within_capacity_nothing_moves(backend):
     assert shm.segment(a).shape == (1, 3)
 
 
-def test_beyond_capacity_the_contents_move():
-    a = shm.zeros((2, 3), capacity=4, name="grows", mode=0o640)
+def test_beyond_capacity_the_contents_move(own_name):
+    a = shm.zeros((2, 3), capacity=4, name=own_name, mode=0o640)
     a[...] = 7
     b = shm.resize(a, 5)
     assert (b[:2] == 7).all()
@@ -37,10 +45,10 @@ def test_beyond_capacity_the_contents_move():
     assert not np.shares_memory(a, b)
     assert shm.segment(b).capacity >= 8 * 3 * 8
     assert shm.segment(b).mode == 0o640
-    assert shm.attach("grows").ctypes.data == b.ctypes.data
+    assert shm.attach(own_name).ctypes.data == b.ctypes.data
     del a
-    assert shm.attach("grows").shape == (5, 3)
-    assert len([info for info in shm.list() if info.name == "grows"]) == 1
+    assert shm.attach(own_name).shape == (5, 3)
+    assert len([info for info in shm.list() if info.name == own_name]) == 1
 
 
 @settings(max_examples=25, deadline=None)
@@ -57,23 +65,24 @@ def test_any_sequence_keeps_the_rows_that_never_left(lengths, capacity):
         kept = length
 
 
-def test_attached_processes_see_growth(script):
-    a = shm.zeros((1, 2), capacity=100, name="shared")
+def test_attached_processes_see_growth(script, own_name):
+    a = shm.zeros((1, 2), capacity=100, name=own_name)
     other = script.start(
         """
         import sys, synk_shm as shm
-        a = shm.attach("shared")
+        a = shm.attach(sys.argv[1])
         print(len(a), flush=True)
         sys.stdin.readline()
-        b = shm.attach("shared")
+        b = shm.attach(sys.argv[1])
         print(b.shape, b.sum(), a.ctypes.data == b.ctypes.data)
         try:
             shm.resize(b, 3)
         except ValueError as error:
             print(error)
-        """
+        """,
+        own_name,
     )
-    assert other.stdout.readline() == "1\n"
+    assert script.line(other) == "1"
     a = shm.resize(a, 100)
     a[...] = 2
     out = script.finish(other, "\n").splitlines()

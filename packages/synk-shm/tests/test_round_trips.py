@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import secrets
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -104,12 +106,61 @@ def test_makers_agree_with_numpy(dtype, order):
     assert by_name.strides == expected.strides
 
 
-def test_handles_are_small():
-    a = shm.zeros((100, 200), "f4")
-    assert len(pickle.dumps(shm.handle(a))) <= 120
-    assert len(pickle.dumps(shm.handle(a[3:50, ::2]))) <= 120
+VIEWS = {
+    "0-d": lambda a: a[3, 4, ...],
+    "row": lambda a: a[5],
+    "whole": lambda a: a,
+    "slices": lambda a: a[3:50, ::2],
+    "transpose": lambda a: a.T,
+    "backwards": lambda a: a[::-1, ::-1],
+    "part of a transpose": lambda a: a.T[5:, 1::3],
+    "3-d": lambda a: a.reshape(10, 20, 10)[1:, ::2, ::-1],
+    "broadcast": lambda a: np.broadcast_to(a[0], (1000, 40)),
+    "bytes": lambda a: a.view("u1"),
+    "empty": lambda a: a[:0],
+    "big-endian": lambda a: a.view(">f4"),
+    "dates": lambda a: a.view("M8[25s]"),
+}
+SOURCES = {
+    "C": lambda: shm.zeros((50, 40), "f4"),
+    "room": lambda: shm.zeros((50, 40), "f4", capacity=1 << 30),
+    "memfd": lambda: shm.zeros((50, 40), "f4", backend="memfd"),
+    "name": lambda: shm.zeros((50, 40), "f4", name=secrets.token_hex(11)),
+}
+STRUCTS = {
+    "whole": lambda a: a,
+    "slice": lambda a: a[::2],
+    "field": lambda a: a["x"],
+    "part of a field": lambda a: a["n"][1::3],
+}
+
+
+def of_handle(a: np.ndarray) -> int:
+    """Bytes of its pickled handle, by any protocol that is a default one."""
+    address = shm.handle(a)
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
-        assert pickle.loads(pickle.dumps(shm.handle(a), protocol)) == shm.handle(a)
+        assert pickle.loads(pickle.dumps(address, protocol)) == address
+    return max(len(pickle.dumps(address, p)) for p in range(4, pickle.HIGHEST_PROTOCOL + 1))
+
+
+def of_message(a: np.ndarray) -> int:
+    """Bytes that multiprocessing sends for it."""
+    message = bytes(ForkingPickler.dumps(a))
+    assert same(pickle.loads(message), a)
+    return len(message)
+
+
+@pytest.mark.parametrize("size", [of_handle, of_message])
+@pytest.mark.parametrize("source", SOURCES)
+def test_handles_and_messages_are_small(source, size):
+    sizes = {word: size(view(SOURCES[source]())) for word, view in VIEWS.items()}
+    assert {word: found for word, found in sizes.items() if found > 120} == {}
+
+
+@pytest.mark.parametrize("size", [of_handle, of_message])
+def test_handles_and_messages_of_structs_are_small(size):
+    sizes = {word: size(view(shm.zeros(100, POINT))) for word, view in STRUCTS.items()}
+    assert {word: found for word, found in sizes.items() if found > 120} == {}
 
 
 def test_broadcast_views_travel():

@@ -8,8 +8,8 @@ import stat
 import time
 
 from synk_shm import _header, _posix
-from synk_shm._cleanup import process
-from synk_shm._segment import Mapping, find_mapped, map_opened
+from synk_shm._process import process
+from synk_shm._segment import Mapping, Segment, find_mapped, map_memory
 from synk_shm.exceptions import (
     ShmFormatError,
     ShmNotFoundError,
@@ -20,7 +20,6 @@ from synk_shm.exceptions import (
 
 def open_segment(
     name: str,
-    *,
     readonly: bool,
     timeout_s: float = 1.0,
     nonce: bytes | None = None,
@@ -43,31 +42,49 @@ def open_segment(
         known = find_mapped(nonce, readonly)
         if known is not None:
             return known
-    process.arm()  # removes what dead processes left, before it can be mistaken for alive
-    if name.startswith("/proc/"):
-        fd = _posix.open_anonymous(name, readonly)
-    else:
-        fd = _posix.open_existing(name, readonly)
+    process.ready()  # removes what dead processes left, before it can be mistaken for alive
+    anonymous = name.startswith("/proc/")
+    open_ = _posix.open_anonymous if anonymous else _posix.open_existing
+    fd = open_(name, readonly)
+    keep = False
     try:
-        header = _wait_for_header(fd, name, timeout_s, owner_uid)
-        if nonce is not None and header.nonce != nonce:
+        header, found_nonce, status = _wait_for_header(fd, name, timeout_s, owner_uid)
+        if nonce is not None and found_nonce != nonce:
             raise ShmNotFoundError(errno.ENOENT, "another segment has taken this name", name)
+        known = find_mapped(found_nonce, readonly)
+        if known is not None and known.segment.inode == status.st_ino:
+            return known
+        families = process.enter(header.family)
+        try:
+            length = header.data_offset + header.capacity
+            mapping = map_memory(fd, length, name, readonly)
+        except BaseException:
+            for family in families:
+                process.leave(family)
+            raise
+        keep = anonymous
+        opened = Segment(mapping, name, header, found_nonce, status.st_mode & 0o777, readonly, [])
+        opened.families = families
+        opened.known_inode = status.st_ino
+        if anonymous:
+            opened.fd = fd
+        return mapping
     except ShmFormatError as error:
-        os.close(fd)
-        if nonce is not None and name.startswith("/proc/"):
+        if nonce is not None and anonymous:
             raise ShmNotFoundError(
                 errno.ENOENT, "the process closed this memory and reused its number", name
             ) from error
         raise
-    except BaseException:
-        os.close(fd)
-        raise
-    return map_opened(fd, name, header, readonly)
+    finally:
+        if not keep:
+            os.close(fd)
 
 
-def _wait_for_header(fd: int, name: str, timeout_s: float, owner_uid: int | None) -> _header.Header:
+def _wait_for_header(
+    fd: int, name: str, timeout_s: float, owner_uid: int | None
+) -> tuple[_header.Header, bytes, os.stat_result]:
     expected = os.geteuid() if owner_uid is None else owner_uid
-    deadline = time.monotonic() + timeout_s
+    deadline: float | None = None
     while True:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) and _posix.DIRECTORY is not None:
@@ -79,13 +96,16 @@ def _wait_for_header(fd: int, name: str, timeout_s: float, owner_uid: int | None
                 f"trust them: attach(..., owner_uid={status.st_uid})",
                 name,
             )
-        start = _posix.read_start(fd, status.st_size, _header.PEEK) if status.st_size else b""
-        if not _header.is_blank(start):
-            needed = _header.needed(start)
+        size = status.st_size
+        start = _posix.read_start(fd, size, _header.PEEK) if size else b""
+        needed = _header.needed(start)
+        if needed:
             if needed > len(start):
-                start = _posix.read_start(fd, status.st_size, needed)
-            return _header.parse(start, status.st_size, name)
-        if time.monotonic() >= deadline:
+                start = _posix.read_start(fd, size, needed)
+            return *_header.parse(start[:needed], size, name), status
+        now = time.monotonic()
+        deadline = now + timeout_s if deadline is None else deadline
+        if now >= deadline:
             raise ShmTimeoutError(
                 errno.ETIMEDOUT, f"the segment was not ready after {timeout_s} s", name
             )

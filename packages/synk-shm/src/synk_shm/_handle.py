@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import errno
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from synk_shm import _header, _names
+from synk_shm import _dtypes, _names
 from synk_shm._attach import open_segment
-from synk_shm._segment import Array, Segment, segment
+from synk_shm._segment import Array, Mapping, Segment, segment
 from synk_shm.exceptions import ShmFormatError
 
 
-@dataclass(frozen=True)
-class Handle:
+class Handle(NamedTuple):
     """Where a shared array lives: a value to send to another process and `attach` there.
 
     A handle keeps nothing alive. Whoever made the array has to keep it until the receiver
@@ -26,7 +25,8 @@ class Handle:
         offset: bytes from the start of the segment's data to element [0, 0, ...].
         shape: in elements.
         strides: in bytes; None means C order.
-        dtype_text: `numpy.dtype.str`, or a literal that describes a structured dtype.
+        dtype_text: `numpy.dtype.str`, or a literal that describes a structured dtype; empty
+            for the structured dtype of the whole segment, which its header describes.
     """
 
     name: str
@@ -38,30 +38,31 @@ class Handle:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The array's dtype."""
-        return _header.decode_dtype(self.dtype_text)
+        """The array's dtype. Attaches the array to see it if the handle leaves it out."""
+        return _dtypes.decode(self.dtype_text) if self.dtype_text else self.attach(True).dtype
 
     @property
     def nbytes(self) -> int:
         """Bytes of the array's elements."""
-        return _header.count_bytes(self.shape, self.dtype)
+        return _dtypes.count_bytes(self.shape, self.dtype)
 
     def attach(self, readonly: bool = False) -> Array:
         """The array itself, in this process: see `attach`."""
         return attach(self, readonly=readonly)
 
-    def __reduce__(self) -> tuple[type[Handle], tuple[Any, ...]]:
-        return Handle, (
-            self.name,
-            self.nonce,
-            self.offset,
-            self.shape,
-            self.strides,
-            self.dtype_text,
-        )
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        packed = _names.pack(self.name)
+        parts = (packed, self.nonce, self.offset, self.shape, self.strides, self.dtype_text)
+        return Handle.unpack, parts
+
+    @staticmethod
+    def unpack(packed: bytes | str, *rest: Any) -> Handle:
+        """The handle that was pickled."""
+        return Handle(_names.unpack(packed), *rest)
 
 
-Handle.__module__ = "synk_shm"  # shorter pickles, and they survive a move of this file
+# Their pickles name them: shorter ones, and they survive a move of this file.
+Handle.__module__ = Handle.unpack.__module__ = "synk_shm"
 
 
 def handle(x: Array) -> Handle:
@@ -79,11 +80,13 @@ def handle(x: Array) -> Handle:
     if not isinstance(x, np.ndarray):
         raise TypeError(f"expected a numpy.ndarray, got {type(x).__name__}")
     found = reachable_segment(x)
-    dtype = x.dtype
-    text = found.dtype_text if dtype is found.dtype else _header.encode_dtype(dtype)
+    whole = found.header
+    text = whole.dtype_text if x.dtype is whole.dtype else _dtypes.encode(x.dtype)
+    if text.startswith("(") and text == whole.dtype_text:
+        text = ""  # it may be long
     offset = 0
     if x.size:
-        offset = x.__array_interface__["data"][0] - found.address - found.data_offset
+        offset = x.__array_interface__["data"][0] - found.address - found.header.data_offset
     strides = None if x.flags.c_contiguous else x.strides
     return Handle(found.address_name, found.nonce, offset, x.shape, strides, text)
 
@@ -114,13 +117,11 @@ def attach(
         ShmError: the system cannot map it (errno says why); the segment is left as it is.
     """
     if isinstance(name_or_handle, Handle):
-        return _attach_view(name_or_handle, readonly, timeout_s, owner_uid)
-    mapping = open_segment(
-        _names.system_name(name_or_handle),
-        readonly=readonly,
-        timeout_s=timeout_s,
-        owner_uid=owner_uid,
-    )
+        nonce = name_or_handle.nonce
+        known = _checked(name_or_handle.name)
+        return view(open_segment(known, readonly, timeout_s, nonce, owner_uid), name_or_handle)
+    given = _names.system_name(name_or_handle)
+    mapping = open_segment(given, readonly, timeout_s, None, owner_uid)
     return mapping.segment.array()
 
 
@@ -135,28 +136,23 @@ def reachable_segment(x: object) -> Segment:
     return found
 
 
-def _attach_view(address: Handle, readonly: bool, timeout_s: float, owner_uid: int | None) -> Array:
-    _check_name(address.name)
-    mapping = open_segment(
-        address.name,
-        readonly=readonly,
-        timeout_s=timeout_s,
-        nonce=address.nonce,
-        owner_uid=owner_uid,
-    )
+def view(mapping: Mapping, address: Handle) -> Array:
+    """What a handle describes, on memory that is mapped; ShmFormatError if it does not fit."""
     found = mapping.segment
     try:
-        dtype = found.dtype if address.dtype_text == found.dtype_text else address.dtype
+        same = address.dtype_text in ("", found.header.dtype_text)
+        dtype = found.dtype if same else address.dtype
         return found.view(address.offset, address.shape, address.strides, dtype)
     except (TypeError, ValueError) as error:
-        raise ShmFormatError(22, f"this handle does not fit: {error}", address.name) from error
+        reason = f"this handle does not fit: {error}"
+        raise ShmFormatError(errno.EINVAL, reason, address.name) from error
 
 
-def _check_name(name: str) -> None:
-    """A handle may come from anywhere: let it lead to segments only."""
+def _checked(name: str) -> str:
+    """The name of a handle, which may come from anywhere: let it lead to segments only."""
     if isinstance(name, str) and name.startswith("/proc/"):
         parts = name.split("/")
         if len(parts) == 5 and parts[3] == "fd" and parts[2].isdigit() and parts[4].isdigit():
-            return
+            return name
         raise ValueError(f"{name!r} is not the address of a segment")
-    _names.system_name(name)
+    return _names.system_name(name)

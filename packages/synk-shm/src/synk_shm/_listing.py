@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from synk_shm import _header, _names, _posix, _session
-from synk_shm._cleanup import process
+from synk_shm import _family, _header, _names, _posix
+from synk_shm._process import process
 from synk_shm._space import space
 from synk_shm.exceptions import ShmError
 
 
-@dataclass(frozen=True)
-class SegmentInfo:
+class SegmentInfo(NamedTuple):
     """One segment, as `list` found it.
 
     Attributes:
@@ -34,7 +33,7 @@ class SegmentInfo:
     dtype: str | None
     alive: bool
     mine: bool
-    names: tuple[str, ...] = field(repr=False)
+    names: tuple[str, ...]
 
 
 def list_segments() -> list[SegmentInfo]:
@@ -43,7 +42,7 @@ def list_segments() -> list[SegmentInfo]:
     Empty on a system that does not show segments as files (macOS).
     """
     entries: dict[int, list[str]] = {}
-    for name, inode in _session.names_of_user():
+    for name, inode in _family.names_of_user():
         entries.setdefault(inode, []).append(name)
     infos = []
     for names in entries.values():
@@ -60,7 +59,7 @@ def cleanup() -> list[str]:
     living families and of other users are never touched. This happens by itself when a
     process makes or attaches its first shared array, and when one that does exits.
     """
-    return _session.sweep_all()
+    return _family.sweep_all()
 
 
 def free_space() -> int:
@@ -88,14 +87,15 @@ def _describe(names: list[str]) -> SegmentInfo | None:
         status = os.fstat(fd)
         with contextlib.suppress(ShmError, OSError):
             start = _posix.read_start(fd, status.st_size, _header.PEEK)
-            if not _header.is_blank(start):
-                start = _posix.read_start(fd, status.st_size, max(64, _header.needed(start)))
-                header = _header.parse(start, status.st_size, name)
+            needed = _header.needed(start)
+            if needed:
+                start = _posix.read_start(fd, status.st_size, needed)
+                header, _ = _header.parse(start, status.st_size, name)
                 shape, dtype = header.shape, str(header.dtype)
                 family = family or header.family
     finally:
         os.close(fd)
     mine = family is not None and process.belongs_to(family)
-    alive = mine or (family is not None and _session.is_alive(family))
+    alive = mine or (family is not None and _family.is_alive(family))
     shown = given[0].rsplit(".", 1)[-1] if given else name
     return SegmentInfo(shown, status.st_blocks * 512, shape, dtype, alive, mine, tuple(names))

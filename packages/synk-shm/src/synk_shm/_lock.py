@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 
 from synk_shm import _posix
-from synk_shm._cleanup import process
 from synk_shm._handle import reachable_segment
+from synk_shm._process import process
 from synk_shm._segment import Array
 from synk_shm.exceptions import ShmError, ShmTimeoutError
 

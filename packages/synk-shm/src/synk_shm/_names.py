@@ -11,10 +11,10 @@ All fit in 30 characters, the least that any supported system allows.
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 
-PREFIX = "synk."
+RANDOM_BYTES = 5
 _USER = "/synk.u."
 _LIMIT = 30
 _SEGMENT = re.compile(r"/synk\.([0-9a-f]{8})\.[0-9a-f]{10}")
@@ -23,7 +23,24 @@ _LOCK = re.compile(r"synk\.([0-9]+)\.([0-9a-f]{8})\.lock")
 
 def random_name(family: str) -> str:
     """A new unguessable segment name. (posix_ipc's own names repeat between processes.)"""
-    return f"/synk.{family}.{secrets.token_hex(5)}"
+    return segment_name(family, os.urandom(RANDOM_BYTES))
+
+
+def segment_name(family: str, noise: bytes) -> str:
+    """The name made of these random bytes."""
+    return f"/synk.{family}.{noise.hex()}"
+
+
+def pack(name: str) -> bytes | str:
+    """The name in nine bytes, if it is a segment's own; else as it is."""
+    return bytes.fromhex(name[6:14] + name[15:]) if _SEGMENT.fullmatch(name) else name
+
+
+def unpack(packed: bytes | str) -> str:
+    """The name that `pack` packed. It may still be anything: check it."""
+    if isinstance(packed, str):
+        return packed
+    return segment_name(packed[:4].hex(), packed[4:])
 
 
 def family_of(name: str) -> str | None:
@@ -61,6 +78,8 @@ def system_name(name: str) -> str:
         TypeError: not a str.
         ValueError: empty, ".", "..", too long, with NUL or "/", or not encodable.
     """
+    if isinstance(name, str) and _SEGMENT.fullmatch(name):
+        return name
     if not isinstance(name, str):
         raise TypeError(f"a segment's name must be a str, got {type(name).__name__}")
     if name.startswith("/"):

@@ -1,9 +1,11 @@
 """The only file that opens, sizes and removes shared memory in the system.
 
-posix_ipc is wrapped so that its sharp edges cannot be reached: names are checked before
-they get here (a NUL kills the process), its ``size=`` is never used (on an existing
-segment it resizes, and on failure removes it), file descriptors are always closed (it has
-no finalizer), and its errors, which are no `OSError`, become ours.
+Where segments show as files (Linux) they are opened as files: the same system calls as
+shm_open's, without an object in between. Elsewhere it is posix_ipc, wrapped so that its
+sharp edges cannot be reached: names are checked before they get here (a NUL kills the
+process), its ``size=`` is never used (on an existing segment it resizes, and on failure
+removes it), descriptors are always closed (it has no finalizer), and its errors, which are
+no `OSError`, become ours.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import NoReturn
 
 import posix_ipc
 
-from synk_shm._space import full_error
+from synk_shm._space import ANONYMOUS, full_error
 from synk_shm.exceptions import (
     ShmError,
     ShmExistsError,
@@ -32,7 +34,14 @@ DIRECTORY: str | None = _SHM if os.path.isdir(_SHM) else None
 Without it there are no second entries, no listing and no sweeping: see README.md here.
 """
 
+PLACES = {"shm": DIRECTORY or "shared memory", "memfd": ANONYMOUS}
+"""Where the memory of each backend comes from, as errors name it."""
+
+_CAN_ALLOCATE = hasattr(os, "posix_fallocate")
 _CHUNK = 16 << 20  # some kernels restart an interrupted allocation from its beginning
+# Not through a link that somebody planted, and not waiting at a pipe.
+_CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | _CAREFUL
 
 
 def path_of(name: str) -> str:
@@ -45,22 +54,27 @@ def path_of(name: str) -> str:
 def create(name: str, mode: int) -> int:
     """Create an empty segment, never open one that exists. Returns its descriptor."""
     try:
-        fd = posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=mode).fd
+        if DIRECTORY is not None:
+            fd = os.open(DIRECTORY + name, _CREATE, mode)
+        else:
+            fd = int(posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=mode).fd)
     except (posix_ipc.Error, OSError, MemoryError) as error:
         raise_mapped(error, name, existential=errno.EEXIST)
-    try:
-        if mode & 0o077:
-            os.fchmod(fd, mode)  # asked for in so many words: the umask does not apply
-    except BaseException:
-        os.close(fd)
-        remove(name)
-        raise
-    return int(fd)
+    if mode & 0o077:  # asked for in so many words: the umask does not apply
+        try:
+            os.fchmod(fd, mode)
+        except BaseException:
+            os.close(fd)
+            remove(name)
+            raise
+    return fd
 
 
 def open_existing(name: str, readonly: bool) -> int:
     """Open a segment by its name. Returns its descriptor."""
     try:
+        if DIRECTORY is not None:
+            return os.open(DIRECTORY + name, (os.O_RDONLY if readonly else os.O_RDWR) | _CAREFUL)
         return int(posix_ipc.SharedMemory(name, flags=0, read_only=readonly).fd)
     except (posix_ipc.Error, OSError, MemoryError) as error:
         raise_mapped(error, name)
@@ -70,7 +84,10 @@ def create_anonymous(mode: int) -> int:
     """Create a memory file without a name (Linux). Returns its descriptor."""
     if not hasattr(os, "memfd_create"):
         raise ValueError('backend="memfd" exists on Linux only; use backend="shm"')
-    fd = os.memfd_create("synk-shm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        fd = os.memfd_create("synk-shm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise_mapped(error, "a memory file")
     os.fchmod(fd, mode)
     return fd
 
@@ -95,9 +112,12 @@ def remove(name: str, inode: int | None = None) -> bool:
     give may have been removed and given again.
     """
     try:
-        if inode is not None and DIRECTORY is not None and _inode(name) != inode:
+        if DIRECTORY is None:
+            posix_ipc.unlink_shared_memory(name)
+        elif inode is not None and identity_of(name)[0] != inode:
             return False
-        posix_ipc.unlink_shared_memory(name)
+        else:
+            os.unlink(DIRECTORY + name)
     except (posix_ipc.ExistentialError, FileNotFoundError):
         return False
     except (posix_ipc.Error, OSError) as error:
@@ -105,8 +125,19 @@ def remove(name: str, inode: int | None = None) -> bool:
     return True
 
 
-def _inode(name: str) -> int:
-    return os.stat(path_of(name), follow_symlinks=False).st_ino
+def identity_of(name: str) -> tuple[int, int]:
+    """(inode, user) of the segment behind a name. Only where `DIRECTORY` is known."""
+    status = os.stat(path_of(name), follow_symlinks=False)
+    return status.st_ino, status.st_uid
+
+
+def links(name: str, inode: int) -> int:
+    """How many names the segment behind this one has; 0 if the name is gone or another's."""
+    try:
+        status = os.stat(path_of(name), follow_symlinks=False)
+    except OSError:
+        return 0
+    return status.st_nlink if status.st_ino == inode else 0
 
 
 def exists(name: str) -> bool:
@@ -122,27 +153,38 @@ def link(name: str, new_name: str) -> None:
         raise_mapped(error, name if error.errno == errno.ENOENT else new_name)
 
 
+def reserve(fd: int, stop: int, length: int, where: str) -> None:
+    """Make a new segment `length` bytes long, and really allocate those up to `stop`.
+
+    Raises:
+        ShmFullError: there is not enough memory.
+    """
+    if length != stop or not _CAN_ALLOCATE:  # else allocating sets the size, too
+        os.ftruncate(fd, length)
+    allocate(fd, 0, stop, where)
+
+
 def allocate(fd: int, start: int, stop: int, where: str) -> None:
     """Really allocate bytes start:stop, so that writing them later cannot raise SIGBUS.
 
     Raises:
         ShmFullError: there is not enough memory, though `check_space` thought so before.
     """
-    if not hasattr(os, "posix_fallocate"):
+    if not _CAN_ALLOCATE:
         return  # macOS allocates on first touch, and has no limit of its own
-    position = start
-    while position < stop:
-        size = min(_CHUNK, stop - position)
-        try:
-            os.posix_fallocate(fd, position, size)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-                raise full_error(stop - start, where) from error
-            raise
-        position += size
+    asked = stop - start
+    try:
+        while stop - start > _CHUNK:
+            os.posix_fallocate(fd, start, _CHUNK)
+            start += _CHUNK
+        os.posix_fallocate(fd, start, stop - start)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+            raise full_error(asked, where) from error
+        raise
 
 
-def write_data(fd: int, start: int, data: memoryview, where: str) -> bool:
+def write_data(fd: int, start: int, data: bytes | memoryview, where: str) -> bool:
     """Write bytes through the descriptor, which is faster than through a new mapping.
 
     Returns False where the system cannot do that (macOS).
@@ -154,8 +196,9 @@ def write_data(fd: int, start: int, data: memoryview, where: str) -> bool:
         return False
     written = 0
     while written < len(data):
+        rest = data if not written else memoryview(data)[written:]
         try:
-            written += os.pwrite(fd, data[written : written + (1 << 30)], start + written)
+            written += os.pwrite(fd, rest, start + written)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise full_error(len(data), where) from error
@@ -207,4 +250,5 @@ def raise_mapped(error: BaseException, name: str, *, existential: int = errno.EN
         raise full_error(mmap.PAGESIZE, DIRECTORY or "shared memory") from error
     if isinstance(error, MemoryError):
         number = errno.ENOMEM
-    raise ShmError(number or errno.EIO, str(error), name) from error
+    reason = getattr(error, "strerror", None) or str(error)
+    raise ShmError(number or errno.EIO, reason, name) from error

@@ -14,9 +14,9 @@ import numpy as np
 
 from synk_shm import _names, _posix
 from synk_shm._attach import open_segment
-from synk_shm._cleanup import process
-from synk_shm._handle import Handle, attach, handle, reachable_segment
-from synk_shm._segment import Array, segment
+from synk_shm._handle import Handle, attach, handle, view
+from synk_shm._process import process
+from synk_shm._segment import Array, find_mapped, segment
 from synk_shm.exceptions import ShmNotFoundError
 
 
@@ -32,24 +32,36 @@ def register() -> None:
 
 def reduce_array(array: Array) -> Any:
     """What multiprocessing sends for an array: a handle if it is shared, else its bytes."""
-    if segment(array) is None:
+    found = segment(array)
+    if found is None:
         return array.__reduce__()
     address = handle(array)
-    entry = None
-    if _posix.DIRECTORY is not None and reachable_segment(array).backend == "shm":
+    packed = None
+    if _posix.DIRECTORY is not None and found.backend == "shm":
         entry = _names.random_name(process.home)
         _posix.link(address.name, entry)
-    return rebuild_array, (address, entry, not array.flags.writeable)
+        packed = _names.pack(entry)
+    return rebuild_array, (packed, not array.flags.writeable, *address.__reduce__()[1])
 
 
-def rebuild_array(address: Handle, entry: str | None, readonly: bool) -> Array:
+def rebuild_array(packed: bytes | None, readonly: bool, *parts: Any) -> Array:
     """Attach what `reduce_array` sent, and take over the entry that came with it."""
-    if entry is None:
+    address = Handle.unpack(*parts)
+    if packed is None:
         return attach(address, readonly=readonly)
-    try:
-        mapping = open_segment(_names.system_name(entry), readonly=readonly, nonce=address.nonce)
-    except ShmNotFoundError:
-        return attach(address, readonly=readonly)  # a message that is unpickled again
-    array = attach(address, readonly=readonly)
+    entry = _names.system_name(_names.unpack(packed))
+    mapping = find_mapped(address.nonce, readonly)
+    if mapping is None:
+        try:
+            mapping = open_segment(entry, readonly, nonce=address.nonce)
+        except ShmNotFoundError:
+            return attach(address, readonly=readonly)  # a message that is unpickled again
+    elif not _posix.exists(entry):
+        return view(mapping, address)  # likewise
+    array = view(mapping, address)
     mapping.segment.adopt(entry)
     return array
+
+
+# Its pickle names it: a shorter one, and it survives a move of this file.
+rebuild_array.__module__, rebuild_array.__qualname__ = "synk_shm", "_rebuild"

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from synk_shm import _array
-from synk_shm._array import Shape
+from synk_shm._arguments import Shape
+from synk_shm._growth import resize
+from synk_shm._removal import unlink
 from synk_shm._segment import Array
 
 
@@ -43,7 +45,7 @@ class Scope:
 
     def resize(self, a: Array, new_length: int) -> Array:
         """As `synk_shm.resize`, and the result belongs to this scope too."""
-        return self._keep(_array.resize(a, new_length))
+        return self._keep(resize(a, new_length))
 
     def _keep(self, array: Array) -> Array:
         self._arrays.append(array)
@@ -52,7 +54,7 @@ class Scope:
     def _end(self) -> None:
         arrays, self._arrays = self._arrays, []
         for array in arrays:
-            _array.unlink(array, missing_ok=True)
+            unlink(array, missing_ok=True)
 
 
 @contextlib.contextmanager

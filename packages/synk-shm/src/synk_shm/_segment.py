@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
 import sys
 import weakref
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from synk_shm import _header, _names, _posix
-from synk_shm._cleanup import process
-from synk_shm._space import ANONYMOUS, check_space
+from synk_shm import _dtypes, _header, _names, _posix
+from synk_shm._process import process
 from synk_shm.exceptions import ShmError
 
+_SHARED = mmap.MAP_SHARED
+_READ = mmap.PROT_READ
+_BOTH = mmap.PROT_READ | mmap.PROT_WRITE
 _NO_FD = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # saves a descriptor each
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -34,6 +35,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Mapping(mmap.mmap):
     """Mapped memory that knows its segment."""
 
+    __slots__ = ("segment",)
     segment: Segment
 
 
@@ -42,43 +44,46 @@ class Segment:
 
     It describes the memory and does not keep it alive: after the last array is gone, or
     after `close()`, it is `closed`.
+
+    Attributes:
+        name: what `attach` takes in another process.
+        readonly: whether this process may only read the memory.
+        unlinked: whether nobody can attach it any more.
+        mode: permissions of the segment.
     """
+
+    # What most segments have in common is said once, here.
+    fd: int | None = None
+    mine = False
+    unlinked = False
+    lock_holder: tuple[int, int] | None = None
+    _closed = False
+    _address = 0
+    known_inode: int | None = None
+    _bytes: weakref.ref[Bytes] | None = None
+    families: tuple[str, ...] = ()
 
     def __init__(
         self,
         mapping: Mapping,
         name: str,
         header: _header.Header,
-        status: os.stat_result,
-        *,
+        nonce: bytes,
+        mode: int,
         readonly: bool,
-        made: bool,
         owned: list[str],
-        fd: int | None,
     ) -> None:
         self.name = name
+        self.header = header
+        self.nonce = nonce
+        self.mode = mode
         self.readonly = readonly
-        self.capacity = header.capacity
-        self.dtype = header.dtype
-        self.dtype_text = header.dtype_text
-        self.fortran = header.fortran
-        self.nonce = header.nonce
-        self.family = header.family
-        self.data_offset = header.data_offset
-        self.inode = (status.st_dev, status.st_ino)
-        self.mode = status.st_mode & 0o777
-        self.fd = fd
-        self.unlinked = False
-        self.lock_holder: tuple[int, int] | None = None
-        self._closed = False
-        self._families = [header.family]
-        self._ndim = len(header.shape)
-        self._mine = made
         self._owned = owned
-        self._pid = os.getpid()
-        self._mapping = weakref.ref(mapping)
-        self._bytes: weakref.ref[Bytes] | None = None
-        self.address = int(self._all_bytes(mapping).__array_interface__["data"][0])
+        self._mapping: weakref.ref[Mapping] | None = weakref.ref(mapping, self._died)
+        mapping.segment = self
+        process.mapped[nonce, readonly] = self
+        if owned:
+            process.owners.add(self)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -95,24 +100,39 @@ class Segment:
         return "memfd" if self.fd is not None or self.name.startswith("/proc/") else "shm"
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the whole array."""
+        return self.header.dtype
+
+    @property
+    def family(self) -> str:
+        """Eight hex digits: the program whose end removes the segment."""
+        return self.header.family
+
+    @property
+    def capacity(self) -> int:
+        """Bytes to which `resize` can grow the array in place."""
+        return self.header.capacity
+
+    @property
     def closed(self) -> bool:
         """Whether this process has given the memory up."""
-        return self._closed or self._mapping() is None
+        return self._closed or self.mapping() is None
 
     @property
     def owner(self) -> bool:
         """Whether this process made the segment (or got it handed over), so removes it."""
-        return self._mine and self._pid == os.getpid() and not self.closed
+        return self.mine and not self.closed
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The whole array's present shape; `resize` changes it."""
-        return tuple(int(length) for length in self._numbers(_header.SHAPE_AT, self._ndim))
+        return tuple(self._numbers(_header.SHAPE_AT, len(self.header.shape)).tolist())
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole array's present shape."""
-        return _header.count_bytes(self.shape, self.dtype)
+        return _dtypes.count_bytes(self.shape, self.dtype)
 
     @property
     def reserved(self) -> int:
@@ -120,16 +140,56 @@ class Segment:
         return int(self._numbers(_header.RESERVED_AT, 1)[0])
 
     @property
+    def address(self) -> int:
+        """Where the segment begins in this process's memory."""
+        if not self._address:
+            self._address = int(self.memory().__array_interface__["data"][0])
+        return self._address
+
+    @property
+    def inode(self) -> int | None:
+        """The number of the segment's file; None if it has none, or its name is gone."""
+        if self.known_inode is None and self.backend == "shm" and _posix.DIRECTORY is not None:
+            try:
+                self.known_inode = _posix.identity_of(self.address_name)[0]
+            except OSError:
+                return None
+        return self.known_inode
+
+    @property
     def address_name(self) -> str:
         """The name under which others find this segment now."""
         if self.fd is not None:
             return f"/proc/{os.getpid()}/fd/{self.fd}"
-        return self._owned[0] if self._owned else self.name
+        return self.names[0]
 
-    def array(self) -> Array:
-        """The whole array, at its present shape."""
-        order: Literal["C", "F"] = "F" if self.fortran else "C"
-        return np.ndarray(self.shape, self.dtype, self._all_bytes(), self.data_offset, order=order)
+    @property
+    def names(self) -> list[str]:
+        """The names that this process knows: those it owns, or the one it attached."""
+        return list(self._owned) or [self.name]
+
+    def mapping(self) -> Mapping | None:
+        """The mapped memory, while any array lies on it."""
+        return None if self._mapping is None else self._mapping()
+
+    def memory(self) -> Bytes:
+        """All bytes, header included: the one array on which all others lie."""
+        found = None if self._bytes is None else self._bytes()
+        if found is None:
+            mapping = self.mapping()
+            if mapping is None:
+                raise ValueError(f"segment {self.name} is closed")
+            found = np.frombuffer(mapping, np.uint8)
+            self._bytes = weakref.ref(found)
+        return found
+
+    def array(self, shape: tuple[int, ...] | None = None) -> Array:
+        """The whole array, at its present shape (which a caller may know already)."""
+        header = self.header
+        lengths = self.shape if shape is None else shape
+        if header.fortran:
+            return np.ndarray(lengths, header.dtype, self.memory(), header.data_offset, order="F")
+        return np.ndarray(lengths, header.dtype, self.memory(), header.data_offset)
 
     def view(
         self,
@@ -141,7 +201,7 @@ class Segment:
         """The view that a handle describes. ValueError if it leaves the allocated bytes."""
         low = high = offset
         if strides is None:
-            high += _header.count_bytes(shape, dtype)
+            high += _dtypes.count_bytes(shape, dtype)
         elif 0 not in shape:
             for length, stride in zip(shape, strides):
                 low, high = (
@@ -150,17 +210,16 @@ class Segment:
                     else (low, high + (length - 1) * stride)
                 )
             high += dtype.itemsize
-        if low < 0 or high > self.reserved:
+        # What was allocated when it was opened is known without touching the memory.
+        if low < 0 or (high > self.header.reserved and high > self.reserved):
             raise ValueError(
                 f"the view spans bytes {low} to {high}, {self.name} has {self.reserved}"
             )
-        return np.ndarray(
-            shape, dtype, self._all_bytes(), self.data_offset + offset, strides=strides
-        )
+        return np.ndarray(shape, dtype, self.memory(), self.header.data_offset + offset, strides)
 
     def live_views(self) -> int:
         """How many arrays of this process lie directly on this memory."""
-        owner = self._all_bytes()
+        owner = self.memory()
         probe = object()
         return sys.getrefcount(owner) - sys.getrefcount(probe)
 
@@ -169,12 +228,9 @@ class Segment:
         if self.owner:
             _posix.remove(name)
             return
-        if not _posix.exists(name):
-            return  # a message that is unpickled again
         family = _names.family_of(name) or self.family
-        process.enter(family)
-        self._families.append(family)
-        self._mine, self._pid = True, os.getpid()
+        self.families += process.enter(family)
+        self.mine = True
         self._owned = [name]
         process.owners.add(self)
 
@@ -201,157 +257,52 @@ class Segment:
             return _posix.open_anonymous(self.address_name, self.readonly)
         return _posix.open_existing(self.address_name, self.readonly)
 
+    def disown(self) -> None:
+        """In a forked child: its parent's names are not its own."""
+        self._owned = []
+        self.mine = False
+
     def remove_owned_names(self) -> None:
-        """Remove the names this process owns. Does nothing in a forked child."""
-        if self._pid != os.getpid():
-            return
+        """Remove the names this process owns."""
         owned, self._owned = self._owned, []
         for name in owned:
-            _posix.remove(name, self.inode[1])
+            # A random name cannot have been given again.
+            _posix.remove(name, self.inode if _names.is_user_name(name) else None)
             self.unlinked = True
 
     def unlink(self) -> None:
         """Make the segment unreachable for processes that do not map it yet."""
         self.unlinked = True
         self._owned = []
-        if self.fd is not None:
-            fd, self.fd = self.fd, None
-            os.close(fd)
+        self._close_fd()
 
     def release(self) -> None:
         """Give the memory up: called by `close`, and when the mapping dies."""
         if self._closed:
             return
         self._closed = True
-        process.owners.discard(self)
-        try:
-            self.remove_owned_names()
-        except ShmError:
-            self.unlinked = False  # a later sweep will find the name
+        if self._owned:
+            try:
+                self.remove_owned_names()
+            except ShmError:
+                self.unlinked = False  # a later sweep will find the name
+        process.forget(self, (self.nonce, self.readonly))
+        self._close_fd()
+        for family in self.families:
+            process.leave(family)
+
+    def _died(self, _: object) -> None:
+        self._mapping = None  # it refers to this method, and so to self
+        self.release()
+
+    def _close_fd(self) -> None:
         if self.fd is not None:
             fd, self.fd = self.fd, None
             os.close(fd)
-        for family in self._families:
-            process.leave(family)
-
-    def _all_bytes(self, mapping: Mapping | None = None) -> Bytes:
-        """The one array on which all others lie; its reference count is theirs."""
-        found = self._bytes() if self._bytes is not None else None
-        if found is None:
-            mapping = mapping or self._mapping()
-            if mapping is None:
-                raise ValueError(f"segment {self.name} is closed")
-            found = np.frombuffer(mapping, np.uint8)
-            self._bytes = weakref.ref(found)
-        return found
 
     def _numbers(self, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Numbers of the header. NumPy reads and writes each of them in one piece."""
-        return np.ndarray((count,), np.int64, self._all_bytes(), offset)
-
-
-# Mappings of this process by (nonce, readonly): a second attach costs no memory map.
-_mappings: weakref.WeakValueDictionary[tuple[bytes, bool], Mapping] = weakref.WeakValueDictionary()
-
-
-def create(
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    *,
-    fortran: bool = False,
-    capacity: int | None = None,
-    name: str | None = None,
-    mode: int = 0o600,
-    backend: str = "shm",
-    data: memoryview | None = None,
-) -> Mapping:
-    """Make a segment for an array; its bytes are zero, or `data`.
-
-    Args:
-        capacity: bytes to map now and allocate when needed.
-        name: a system name that a user asked for.
-        data: all bytes of the array, in memory order.
-    """
-    text = _header.encode_dtype(dtype)
-    nbytes = _header.count_bytes(shape, dtype)
-    capacity = nbytes if capacity is None else capacity
-    start = _header.data_offset(len(shape), text, nbytes)
-    where = ANONYMOUS if backend == "memfd" else _posix.DIRECTORY or "shared memory"
-    check_space(start + nbytes, where)
-    process.arm()
-    family = process.home
-    header = _header.Header(
-        secrets.token_bytes(8), family, shape, text, fortran, start, capacity, nbytes
-    )
-    process.enter(family)
-    owned: list[str] = []
-    fd = -1
-    try:
-        if backend == "memfd":
-            fd = _posix.create_anonymous(mode)
-            first = f"/proc/{os.getpid()}/fd/{fd}"
-        else:
-            # Where second entries are impossible the given name is the only one.
-            first = name if name and _posix.DIRECTORY is None else _names.random_name(family)
-            fd = _posix.create(first, mode)
-            owned.append(first)
-        os.ftruncate(fd, start + capacity)
-        written = data is not None and _posix.write_data(fd, start, data, where)
-        _posix.allocate(fd, 0, start if written else start + nbytes, where)
-        mapping = _map(fd, start + capacity, first, readonly=False)
-        if data is not None and not written:
-            mapping[start : start + nbytes] = data
-        packed, magic = header.pack(), _header.MAGIC
-        mapping[len(magic) : len(packed)] = packed[len(magic) :]
-        mapping[: len(magic)] = magic
-        if backend == "memfd":
-            _posix.seal(fd)
-        elif name is not None and name != first:
-            _posix.link(first, name)  # whoever finds this name finds it complete
-            owned.append(name)
-        kept = fd if backend == "memfd" else None
-        _register(mapping, first, header, fd, readonly=False, made=True, owned=owned, kept=kept)
-    except BaseException:
-        for done in owned:
-            _posix.remove(done)
-        if fd >= 0:
-            os.close(fd)
-        process.leave(family)
-        raise
-    if backend != "memfd":
-        os.close(fd)
-    return mapping
-
-
-def find_mapped(nonce: bytes, readonly: bool) -> Mapping | None:
-    """This process's own mapping of a segment, if others may still attach it too."""
-    mapping = _mappings.get((nonce, readonly))
-    if mapping is None or mapping.segment.closed or mapping.segment.unlinked:
-        return None
-    return mapping
-
-
-def map_opened(fd: int, name: str, header: _header.Header, readonly: bool) -> Mapping:
-    """Map a segment that has been opened and checked. Takes the descriptor over."""
-    process.enter(family := header.family)
-    try:
-        status = os.fstat(fd)
-        known = find_mapped(header.nonce, readonly)
-        if known is not None and known.segment.inode == (status.st_dev, status.st_ino):
-            process.leave(family)
-            os.close(fd)
-            return known
-        mapping = _map(fd, header.data_offset + header.capacity, name, readonly=readonly)
-        anonymous = name.startswith("/proc/")
-        kept = fd if anonymous else None
-        _register(mapping, name, header, fd, readonly=readonly, made=False, owned=[], kept=kept)
-    except BaseException:
-        process.leave(family)
-        os.close(fd)
-        raise
-    if not anonymous:
-        os.close(fd)
-    return mapping
+        return np.ndarray((count,), np.int64, self.memory(), offset)
 
 
 def segment(x: object) -> Segment | None:
@@ -363,38 +314,18 @@ def segment(x: object) -> Segment | None:
     return None
 
 
-def _map(fd: int, length: int, name: str, *, readonly: bool) -> Mapping:
-    access = mmap.PROT_READ if readonly else mmap.PROT_READ | mmap.PROT_WRITE
+def find_mapped(nonce: bytes, readonly: bool) -> Mapping | None:
+    """This process's own mapping of a segment, if others may still attach it too."""
+    found = process.mapped.get((nonce, readonly))
+    mapping = found.mapping() if isinstance(found, Segment) else None
+    if mapping is None or mapping.segment.closed or mapping.segment.unlinked:
+        return None
+    return mapping
+
+
+def map_memory(fd: int, length: int, name: str, readonly: bool = False) -> Mapping:
+    """Map the first `length` bytes of an open segment, shared."""
     try:
-        return Mapping(fd, length, flags=mmap.MAP_SHARED, prot=access, **_NO_FD)
+        return Mapping(fd, length, _SHARED, _READ if readonly else _BOTH, **_NO_FD)
     except OSError as error:
         _posix.raise_mapped(error, name)
-
-
-def _register(
-    mapping: Mapping,
-    name: str,
-    header: _header.Header,
-    fd: int,
-    *,
-    readonly: bool,
-    made: bool,
-    owned: list[str],
-    kept: int | None,
-) -> None:
-    described = Segment(
-        mapping,
-        name,
-        header,
-        os.fstat(fd),
-        readonly=readonly,
-        made=made,
-        owned=list(owned),
-        fd=kept,
-    )
-    mapping.segment = described
-    if owned:
-        process.owners.add(described)
-    _mappings[header.nonce, readonly] = mapping
-    # Not at interpreter exit: `_cleanup` does that later, after multiprocessing's queues.
-    weakref.finalize(mapping, described.release).atexit = False

@@ -17,7 +17,7 @@ import gc
 import time
 from collections.abc import Iterator
 
-from synk_shm import _session
+from synk_shm import _family
 from synk_shm._listing import list_segments
 
 __all__ = ["no_segments_left"]
@@ -34,7 +34,7 @@ def no_segments_left(timeout_s: float = 5.0) -> Iterator[None]:
     Raises:
         AssertionError: with the names that are left.
     """
-    before = {name for name, _ in _session.names_of_user()}
+    before = {name for name, _ in _family.names_of_user()}
     yield
     gc.collect()
     deadline = time.monotonic() + timeout_s

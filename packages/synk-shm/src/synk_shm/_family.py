@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import stat
+import struct
 import time
 
 from synk_shm import _names, _posix
@@ -23,10 +23,12 @@ from synk_shm.exceptions import ShmTimeoutError
 
 _OPEN_S = 5.0
 _GRACE_S = 60.0
+_FLOCK = struct.Struct("@hhqqi0q")  # type, whence, start, length, pid: all of the file
 
 
 def home_family() -> str:
     """The family of this process: eight hex digits, the same in all its children."""
+    import hashlib  # with multiprocessing, what takes longest to import: not before it is used
     import multiprocessing
 
     key = bytes(multiprocessing.current_process().authkey)
@@ -55,6 +57,7 @@ def hold(family: str, *, create: bool) -> int | None:
         except OSError as error:
             _posix.raise_mapped(error, path)
         if _lock(fd, fcntl.LOCK_SH) and _is_current(fd, path):
+            _mark(fd)
             if create:
                 os.utime(fd)  # a member is there again: no grace needed
             return fd
@@ -84,17 +87,26 @@ def is_linked(fd: int) -> bool:
 
 
 def is_alive(family: str) -> bool:
-    """Whether any process holds this family's lock file."""
-    fd = _open_if_dead(family)
-    if fd is not None:
-        os.close(fd)
+    """Whether any process holds this family's lock file. Only looks: locks nothing."""
     path = _lock_path(family)
-    return fd is None and path is not None and os.path.exists(path)
+    if path is None:
+        return False
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False  # gone, or not ours
+    try:
+        return _is_marked(fd) or not _is_due(fd)
+    finally:
+        os.close(fd)
 
 
-def sweep(family: str) -> list[str]:
-    """Remove all names of a family if none of its processes is left; return those names."""
-    fd = _open_if_dead(family)
+def sweep(family: str, *, at_once: bool = False) -> list[str]:
+    """Remove all names of a family if none of its processes is left; return those names.
+
+    With `at_once`, though it was postponed: nobody is left to read the messages.
+    """
+    fd = _open_if_dead(family, at_once)
     if fd is None:
         return []
     removed: list[str] = []
@@ -154,7 +166,7 @@ def _lock_path(family: str) -> str | None:
     return os.path.join(_posix.DIRECTORY, _names.lock_name(os.geteuid(), family))
 
 
-def _open_if_dead(family: str) -> int | None:
+def _open_if_dead(family: str, at_once: bool) -> int | None:
     """A descriptor with the exclusive lock, if nobody else holds the file; else None."""
     path = _lock_path(family)
     if path is None:
@@ -163,7 +175,7 @@ def _open_if_dead(family: str) -> int | None:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None  # gone, or not ours
-    if _lock(fd, fcntl.LOCK_EX) and _is_current(fd, path) and _is_due(fd):
+    if _lock(fd, fcntl.LOCK_EX) and _is_current(fd, path) and (at_once or _is_due(fd)):
         return fd
     os.close(fd)
     return None
@@ -181,6 +193,26 @@ def _lock(fd: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _mark(fd: int) -> None:
+    """Say once more that this process lives, by a lock that others can see without taking it.
+
+    Open file description locks (Linux) last as long as flocks do. To try for the exclusive
+    flock, only to see whether somebody is there, would disturb a process that leaves and asks
+    the same, and then believes that others are left who will remove what has to go.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def _is_marked(fd: int) -> bool:
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
+    except (OSError, AttributeError):
+        return not _lock(fd, fcntl.LOCK_EX)
+    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def _is_current(fd: int, path: str) -> bool:

@@ -1,0 +1,74 @@
+"""What users may ask for: shapes, lengths, names, modes. Checked before anything is done."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any, Union
+
+import numpy as np
+
+from synk_shm import _dtypes, _names
+
+Shape = Union[int, Iterable[int]]
+
+BACKENDS = ("shm", "memfd")
+
+
+def check_shape(shape: Shape) -> tuple[int, ...]:
+    """The shape as a tuple of ints; TypeError or ValueError if it is none."""
+    if type(shape) is int and shape >= 0:  # by far the most frequent
+        return (shape,)
+    given = (shape,) if isinstance(shape, (int, np.integer)) else shape
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise TypeError(f"a shape is an int or a sequence of ints, got {shape!r}")
+    lengths = tuple(map(check_length, given))
+    if len(lengths) > _dtypes.MAX_DIMENSIONS:
+        raise ValueError(
+            f"NumPy arrays have up to {_dtypes.MAX_DIMENSIONS} dimensions, got {len(lengths)}"
+        )
+    return lengths
+
+
+def check_length(length: Any) -> int:
+    """A length as an int; a bool is none, nor is -1."""
+    if isinstance(length, (bool, np.bool_)):
+        raise TypeError(f"a length must be an int, got {length!r}")
+    value = operator.index(length)
+    if value < 0:
+        raise ValueError(f"a length must not be negative, got {value}")
+    return value
+
+
+def check_capacity(capacity: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: str) -> int:
+    """The capacity in bytes for one in rows."""
+    rows = check_length(capacity)
+    if order != "C" or not shape:
+        raise ValueError('capacity needs order="C" and at least one dimension')
+    if rows < shape[0]:
+        raise ValueError(f"capacity {rows} is less than the length {shape[0]}")
+    return _dtypes.count_bytes((rows, *shape[1:]), dtype)
+
+
+def check_backend(backend: str, name: str | None) -> str | None:
+    """The system's name for the one that was given; None for none."""
+    if backend not in BACKENDS:
+        raise ValueError(f'backend must be "shm" or "memfd", got {backend!r}')
+    if name is None:
+        return None
+    if backend == "memfd":
+        raise ValueError('backend="memfd" has no names; pass a handle, or use backend="shm"')
+    full = _names.system_name(name)
+    if name.startswith("/"):
+        raise ValueError(f"a name must not contain '/', got {name!r}")
+    return full
+
+
+def check_mode(mode: int) -> int:
+    """Permission bits: at least the owner's, at most everybody's."""
+    if mode == 0o600:
+        return mode
+    value = operator.index(mode)
+    if isinstance(mode, bool) or value & ~0o777 or value & 0o600 != 0o600:
+        raise ValueError(f"mode must be within 0o600 and 0o777, got {value:#o}")
+    return value

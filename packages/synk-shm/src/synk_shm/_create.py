@@ -1,0 +1,107 @@
+"""Make a segment: memory first, then its header, then its name."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from synk_shm import _header, _names, _pages, _posix
+from synk_shm._process import process
+from synk_shm._segment import Array, Bytes, Mapping, Segment, map_memory
+from synk_shm._space import LARGE, check_space
+
+NOTHING = object()
+_NONCE = _header.NONCE_BYTES
+_NOISE = _NONCE + _names.RANDOM_BYTES
+
+
+def create(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    fortran: bool = False,
+    capacity: int | None = None,
+    name: str | None = None,
+    mode: int = 0o600,
+    backend: str = "shm",
+    data: Bytes | None = None,
+    contents: Any = NOTHING,
+) -> Array:
+    """The array of a new segment, holding zeros, `data` or `contents`.
+
+    Args:
+        capacity: bytes to map now and allocate when needed.
+        name: a system name that a user asked for.
+        data: all bytes of the array, in memory order.
+        contents: what to assign to the array.
+    """
+    process.ready()
+    family = process.home
+    plan = _header.plan(shape, dtype, fortran, capacity, family)
+    where = _posix.PLACES[backend]
+    if plan.stop >= LARGE:
+        check_space(plan.stop, where)
+    noise = os.urandom(_NOISE)
+    nonce = noise[:_NONCE]
+    wanted = _names.segment_name(family, noise[_NONCE:])
+    if name is not None and _posix.DIRECTORY is None:
+        wanted = name  # second entries are impossible there: it is the only one
+    first, fd = _open_new(backend, wanted, mode)
+    owned = [] if backend == "memfd" else [first]
+    try:
+        if data is None and plan.stop < _pages.LARGE:
+            _posix.reserve(fd, plan.stop, plan.length, where)
+            mapping = map_memory(fd, plan.length, first)
+        else:
+            mapping = _filled(fd, plan, first, where, data)
+        plan.write(mapping, nonce)
+        made = Segment(mapping, first, plan.header, nonce, mode, False, owned)
+        made.mine = True
+        array = made.array(shape)
+        if contents is not NOTHING:
+            array[...] = contents
+        if name is not None and name != first:
+            _posix.link(first, name)  # whoever finds this name finds it complete
+            owned.append(name)
+    except BaseException:
+        for done in owned:
+            _posix.remove(done)
+        owned.clear()
+        os.close(fd)
+        raise
+    if backend == "memfd":
+        _posix.seal(fd)
+        made.fd = fd
+    else:
+        os.close(fd)
+    return array
+
+
+def _open_new(backend: str, wanted: str, mode: int) -> tuple[str, int]:
+    """A new empty segment: its name, and a descriptor."""
+    if backend == "memfd":
+        fd = _posix.create_anonymous(mode)
+        return f"/proc/{os.getpid()}/fd/{fd}", fd
+    return wanted, _posix.create(wanted, mode)
+
+
+def _filled(fd: int, plan: _header.Plan, name: str, where: str, data: Bytes | None) -> Mapping:
+    """The memory of a new segment that is large, or gets its data now."""
+    os.ftruncate(fd, plan.length)
+    if plan.stop < _pages.LARGE:
+        written = data is not None and _posix.write_data(fd, plan.start, data.data, where)
+        _posix.allocate(fd, 0, plan.start if written else plan.stop, where)
+        mapping = map_memory(fd, plan.length, name)
+        if data is not None and not written:
+            mapping[plan.start : plan.stop] = data.data
+        return mapping
+    mapping = map_memory(fd, plan.length, name)
+    memory = np.frombuffer(mapping, np.uint8)
+    # The page of the header is apart: data of this size begin on a page of their own.
+    _posix.allocate(fd, 0, plan.start, where)
+    if not _pages.populate(memory, plan.start, plan.stop, where, data):
+        _posix.allocate(fd, plan.start, plan.stop, where)
+        if data is not None:
+            memory[plan.start : plan.stop] = data
+    return mapping

@@ -1,0 +1,98 @@
+"""Growing an array in place."""
+
+from __future__ import annotations
+
+import os
+
+from synk_shm import _dtypes, _pages, _posix
+from synk_shm._arguments import check_length
+from synk_shm._create import create
+from synk_shm._segment import Array, Segment, segment
+from synk_shm._space import check_space
+
+
+def resize(a: Array, new_length: int) -> Array:
+    """Change the length of the first axis and return the array at its new shape.
+
+    Within the capacity the data stay where they are: older arrays and views remain valid,
+    here and in other processes, and show the same memory. Beyond it a new segment is made
+    that holds the old contents and leaves room for as much again; a name that was given
+    goes over to it, while processes that mapped the old one keep that. New rows hold zeros,
+    or what was there before the array was made shorter. Memory is not given back.
+
+    Args:
+        a: the whole of an array that this process made, in C order, at its present shape.
+        new_length: the number of rows.
+
+    Raises:
+        ValueError: `a` is a view, in Fortran order, read-only, out of date, 0-d, or was
+            made by another process.
+        ShmFullError: not enough memory; the array is as it was.
+    """
+    found = _check_whole(a)
+    length = check_length(new_length)
+    shape = (length, *a.shape[1:])
+    nbytes = _dtypes.count_bytes(shape, found.dtype)
+    reserved = found.reserved
+    if nbytes > found.capacity or (nbytes > reserved and not _allocate(found, reserved, nbytes)):
+        return _move(a, found, shape)
+    found.set_length(length, max(reserved, nbytes))
+    return found.array(shape)
+
+
+def _allocate(found: Segment, reserved: int, nbytes: int) -> bool:
+    """Really allocate more of what is mapped; False if that cannot be done in place."""
+    where = _posix.PLACES[found.backend]
+    begin, end = found.header.data_offset + reserved, found.header.data_offset + nbytes
+    check_space(end - begin, where)
+    if _pages.populate(found.memory(), begin, end, where):
+        return True
+    if found.unlinked:
+        return False
+    fd = found.reopen()
+    try:
+        _posix.allocate(fd, begin, end, where)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _move(a: Array, found: Segment, shape: tuple[int, ...]) -> Array:
+    """The contents of `a` in a new segment with room to grow."""
+    if found.has_user_name() and _posix.DIRECTORY is None:
+        raise ValueError(
+            "on this system a named array cannot outgrow its capacity; make it with more"
+        )
+    result = create(
+        shape,
+        found.dtype,
+        capacity=max(_dtypes.count_bytes(shape, found.dtype), 2 * found.capacity),
+        mode=found.mode,
+        backend=found.backend,
+    )
+    kept = min(shape[0], len(a))
+    result[:kept] = a[:kept]
+    new = segment(result)
+    if new is not None:
+        new.move_user_name(found)
+    return result
+
+
+def _check_whole(a: Array) -> Segment:
+    found = segment(a)
+    if found is None:
+        raise ValueError("this array is not in shared memory; use share(array)")
+    if found.closed:
+        raise ValueError(f"segment {found.name} is closed")
+    if not found.owner:
+        raise ValueError("only the process that made a shared array can resize it")
+    if found.header.fortran or a.ndim == 0:
+        raise ValueError("only arrays in C order with a first axis can be resized")
+    start = a.__array_interface__["data"][0] - found.address
+    if a.dtype != found.dtype or not a.flags.c_contiguous or start != found.header.data_offset:
+        raise ValueError("a view cannot be resized; pass the whole array")
+    if a.shape != found.shape:
+        raise ValueError(f"this array has shape {a.shape}, but the segment now {found.shape}")
+    if not a.flags.writeable:
+        raise ValueError("a read-only array cannot be resized")
+    return found

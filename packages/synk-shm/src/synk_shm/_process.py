@@ -1,0 +1,225 @@
+"""What this process holds, and how it lets go: at exit, after a fork, when arrays die.
+
+The one mutable state of the package, `process`, lives here. It is armed by the first segment
+of a process, not by ``import synk_shm``: a process without shared arrays has nothing to clean
+up, and importing multiprocessing takes longer than the rest.
+
+Finalizers may run at any moment, inside any allocation of any thread. Therefore `leave`
+only queues its work when the lock is taken, and whoever holds the lock does the work.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from synk_shm import _family
+
+_CHECK_EVERY_S = 0.1  # somebody may remove lock files; asking each time would cost a tenth
+
+
+class Mapped(Protocol):
+    """What this process maps, and may own the names of."""
+
+    def remove_owned_names(self) -> None: ...
+
+    def disown(self) -> None: ...
+
+
+class _Membership:
+    """This process's place in one family: a lock, and how many segments need it."""
+
+    __slots__ = ("count", "fd")
+
+    def __init__(self) -> None:
+        self.fd: int | None = None
+        self.count = 0
+
+
+class Process:
+    """The families this process belongs to, the names it owns, the locks it holds.
+
+    Attributes:
+        home: the family of this process, once `ready` has been called.
+        mapped: what it maps, by nonce and whether only for reading: a second attach costs
+            no memory map.
+        owners: those with names to remove at exit. They are held here, not weakly: late in
+            the exit Python stops calling finalizers, while threads of multiprocessing's
+            queues still drop arrays.
+        lock_fds: descriptors of locks that are held.
+        at_first: called when the process gets its first segment.
+    """
+
+    def __init__(self) -> None:
+        self.home = ""
+        self.mapped: dict[tuple[bytes, bool], Mapped] = {}
+        self.owners: set[Mapped] = set()
+        self.lock_fds: set[int] = set()
+        self.at_first: list[Callable[[], None]] = []
+        self._memberships: dict[str, _Membership] = {}
+        self._leaving: collections.deque[str] = collections.deque()
+        self._lock = threading.Lock()
+        self._arming = threading.Lock()
+        self._armed = False
+        self._ended = False
+        self._find_parent: Callable[[], Any] = lambda: None
+        self._check_at = -math.inf
+        self._user = os.geteuid()
+        self._other_users: dict[int, int] = {}
+
+    def ready(self) -> None:
+        """Be able to have segments. Costs nothing but now and then."""
+        if time.monotonic() >= self._check_at or os.geteuid() != self._user:
+            with self._arming:
+                if not self._armed:
+                    self._arm()
+                self._hold_home()
+                self._check_at = time.monotonic() + _CHECK_EVERY_S
+
+    def _arm(self) -> None:
+        """Prepare for shared arrays, once: exit, fork, multiprocessing; sweep the dead."""
+        from multiprocessing import parent_process, util
+
+        self._find_parent = parent_process  # nothing can be imported late in the exit
+        self.home = _family.home_family()
+        for call in self.at_first:
+            call()
+        os.register_at_fork(after_in_child=self._after_fork)
+        # multiprocessing forgets finalizers in its forked children, then calls these.
+        util.register_after_fork(self, Process._finalize_at_exit)
+        self._finalize_at_exit()
+        self._armed = True
+        # Already ending, in a handler of atexit: what is registered now is not called.
+        self._ended = not threading.main_thread().is_alive()
+        self._hold_home()  # before the sweep: its own family is alive
+        with contextlib.suppress(OSError):  # another program's trouble is not this one's
+            _family.sweep_all()
+
+    def _hold_home(self) -> None:
+        """Keep the home family alive: take its lock, again if the file was taken away."""
+        with self._locked():
+            member = self._memberships.setdefault(self.home, _Membership())
+            user = os.geteuid()
+            if user != self._user:  # each has a file; that of the other stays locked, too
+                if member.fd is not None:
+                    self._other_users[self._user] = member.fd
+                self._user, member.fd = user, self._other_users.pop(user, None)
+            if member.fd is None or not _family.is_linked(member.fd):
+                lost, member.fd = member.fd, _family.hold(self.home, create=True)
+                if lost is not None:
+                    os.close(lost)
+
+    def enter(self, family: str) -> tuple[str, ...]:
+        """Keep a family alive for one more segment; returns what to `leave` after it.
+
+        The home family is held for good, others as long as segments of theirs are.
+        """
+        if family == self.home:
+            return ()
+        with self._locked():
+            member = self._memberships.get(family)
+            if member is None:
+                member = self._memberships[family] = _Membership()
+            if member.fd is None:
+                member.fd = _family.hold(family, create=False)
+            member.count += 1
+        return (family,)
+
+    def belongs_to(self, family: str) -> bool:
+        """Whether this process keeps that family alive as one of its own members."""
+        return self._armed and family == self.home and family in self._memberships
+
+    def forget(self, segment: Mapped, key: tuple[bytes, bool]) -> None:
+        """A segment is no longer mapped here."""
+        self.owners.discard(segment)
+        if self.mapped.get(key) is segment:
+            del self.mapped[key]
+        if self._ended and not self.mapped:
+            self._leave_all()  # it was made or used by somebody's handler of atexit, after ours
+
+    def leave(self, family: str) -> None:
+        """Take back one `enter`. The last one out of a dead family removes what it left."""
+        self._leaving.append(family)
+        self._drain()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lock:
+            yield
+        self._drain()
+
+    def _drain(self) -> None:
+        while self._leaving and self._lock.acquire(blocking=False):
+            try:
+                while self._leaving:
+                    self._leave(self._leaving.popleft())
+            finally:
+                self._lock.release()
+
+    def _leave(self, family: str) -> None:
+        member = self._memberships.get(family)
+        if member is None or family == self.home:
+            return
+        member.count -= 1
+        if member.count <= 0:
+            del self._memberships[family]
+            self._release(family, member)
+
+    def _release(self, family: str, member: _Membership) -> None:
+        if member.fd is None:
+            return
+        awaited = family == self.home and self._is_awaited()
+        if awaited:
+            _family.postpone(family, member.fd)
+        os.close(member.fd)
+        with contextlib.suppress(OSError):  # runs where nobody could catch it
+            _family.sweep(family, at_once=family == self.home and not awaited)
+
+    def _is_awaited(self) -> bool:
+        """Whether a process of multiprocessing that started this one may expect messages."""
+        parent = self._find_parent()
+        return parent is not None and parent.is_alive()
+
+    def _finalize_at_exit(self) -> None:
+        """Run `_at_exit` after multiprocessing has joined its children and queues.
+
+        Its forked children leave by os._exit, without atexit; these finalizers they run.
+        """
+        from multiprocessing import util
+
+        util.Finalize(None, self._at_exit, exitpriority=-100)
+
+    def _at_exit(self) -> None:
+        self._ended = True
+        for owner in list(self.owners):
+            with contextlib.suppress(OSError):
+                owner.remove_owned_names()
+        self.owners.clear()
+        self._leave_all()
+
+    def _leave_all(self) -> None:
+        self._check_at = -math.inf
+        memberships, self._memberships = self._memberships, {}
+        for family, member in memberships.items():
+            self._release(family, member)
+
+    def _after_fork(self) -> None:
+        """In a forked child: locks may be held by threads that do not exist here."""
+        self._lock = threading.Lock()
+        self._arming = threading.Lock()
+        for mapped in list(self.mapped.values()):
+            mapped.disown()
+        self.owners.clear()
+        held, self.lock_fds = self.lock_fds, set()
+        for fd in held:
+            os.close(fd)  # a lock belongs to its file, which parent and child share
+        self._finalize_at_exit()
+
+
+process = Process()

@@ -1,0 +1,114 @@
+"""Giving up shared arrays: the memory here, and the names for everybody."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from synk_shm import _family, _names, _posix
+from synk_shm._process import process
+from synk_shm._segment import Array, Segment, segment
+from synk_shm.exceptions import ShmNotFoundError, ShmPermissionError
+
+
+def close(a: Array) -> None:
+    """Give up this process's hold on the segment under `a`.
+
+    Its owner removes the name at once, as `unlink` does. The memory itself is returned
+    with the last reference to `a`: no array ever points to memory that has gone.
+    Does nothing if it is closed already.
+
+    Raises:
+        BufferError: other arrays still lie on this memory; says how many.
+        ValueError: `a` is not in shared memory.
+    """
+    found = segment(a)
+    if found is None:
+        raise ValueError("this array is not in shared memory; there is nothing to close")
+    if found.closed:
+        return
+    others = found.live_views() - 1
+    if others > 0:
+        raise BufferError(
+            f"{others} other array{'s lie' if others > 1 else ' lies'} on the memory of "
+            f"{found.name}; delete them first, or only unlink() it"
+        )
+    if found.owner:
+        _remove_names(found)
+    found.release()
+
+
+def unlink(a_or_name: Array | str, missing_ok: bool = False) -> None:
+    """Remove a segment's names, so that nobody can attach it any more.
+
+    Processes that have it keep it until their last array dies. Messages of multiprocessing
+    that are under way lose it. Any process of the same user may do this.
+
+    Args:
+        a_or_name: a shared array, or a name as `attach` takes it.
+        missing_ok: do not complain if it has gone already.
+
+    Raises:
+        ShmNotFoundError: there is no such segment, unless `missing_ok`.
+        ShmPermissionError: it belongs to another user.
+        ValueError: this array is not in shared memory.
+    """
+    if isinstance(a_or_name, str):
+        name = _names.system_name(a_or_name)
+        if not _unlink_name(name) and not missing_ok:
+            raise ShmNotFoundError(
+                errno.ENOENT, "no such segment (or it is unlinked already)", name
+            )
+        return
+    found = segment(a_or_name)
+    if found is None:
+        raise ValueError("this array is not in shared memory; there is nothing to unlink")
+    if not _remove_names(found) and not missing_ok:
+        raise ShmNotFoundError(errno.ENOENT, "this segment is unlinked already", found.name)
+
+
+def is_shared(x: object) -> bool:
+    """Whether `x` is an array in shared memory of this package, or a view of one."""
+    return segment(x) is not None
+
+
+def _remove_names(found: Segment) -> bool:
+    """Remove every entry of a segment, those of messages included."""
+    gone, names, inode = found.unlinked, found.names, found.inode
+    found.unlink()
+    if found.backend == "memfd":
+        return not gone
+    if _posix.DIRECTORY is None:
+        return _posix.remove(found.name)
+    return inode is not None and _remove_inode(inode, names)
+
+
+def _unlink_name(name: str) -> bool:
+    if _posix.DIRECTORY is None:
+        return _posix.remove(name)
+    try:
+        inode, owner = _posix.identity_of(name)
+    except FileNotFoundError:
+        return False
+    if owner != os.geteuid():
+        raise ShmPermissionError(
+            errno.EACCES, f"this segment belongs to user {owner}, who alone may unlink it", name
+        )
+    for own in list(process.owners):
+        if isinstance(own, Segment) and own.inode == inode and own.backend == "shm":
+            own.unlink()
+    return _remove_inode(inode, [name])
+
+
+def _remove_inode(inode: int, known: list[str]) -> bool:
+    """Remove all entries of a segment; looks for those that are not known, if there are any."""
+    removed = False
+    left = 1
+    for name in known:
+        left = _posix.links(name, inode) - 1
+        removed |= _posix.remove(name, inode)
+    if left:
+        for name, number in _family.names_of_user():
+            if number == inode:
+                removed |= _posix.remove(name)
+    return removed

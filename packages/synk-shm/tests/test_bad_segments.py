@@ -1,0 +1,181 @@
+"""Segments and handles that are wrong, by accident or by intent, are refused before any harm."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import synk_shm as shm
+
+
+class Raw:
+    """A file in shared memory, under a name that users give, that this package did not make."""
+
+    def __init__(self) -> None:
+        self.name = f"strange-{secrets.token_hex(5)}"
+        self.path = f"/dev/shm/synk.u.{self.name}"
+
+    def write(self, content: bytes) -> str:
+        """Make it anew with this content; returns its name."""
+        self.remove()
+        with open(self.path, "wb") as file:
+            file.write(content)
+        return self.name
+
+    def remove(self) -> None:
+        if os.path.exists(self.path):
+            os.unlink(self.path)
+
+
+@pytest.fixture
+def raw():
+    made = Raw()
+    yield made
+    made.remove()
+
+
+def segment_bytes(a: np.ndarray) -> bytes:
+    with open("/dev/shm" + shm.segment(a).name, "rb") as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("content", [b"x" * 100, b"not a segment at all".ljust(5000)])
+def test_foreign_files(raw, content):
+    name = raw.write(content)
+    with pytest.raises(shm.ShmFormatError) as caught:
+        shm.attach(name)
+    assert isinstance(caught.value, ValueError)
+    assert [info.shape for info in shm.list() if info.name == name] == [None]
+    with open(raw.path, "rb") as file:
+        assert file.read() == content
+
+
+@pytest.mark.parametrize("content", [b"", b"x", bytes(4096)])
+@pytest.mark.parametrize("timeout_s", [0, 0.05])
+def test_segments_that_never_become_ready(raw, content, timeout_s):
+    name = raw.write(content)
+    with pytest.raises(TimeoutError) as caught:
+        shm.attach(name, timeout_s=timeout_s)
+    assert isinstance(caught.value, shm.ShmError)
+    assert os.path.getsize(raw.path) == len(content)
+
+
+def test_attach_waits_for_a_segment_that_is_being_made(raw):
+    complete = segment_bytes(shm.ones(3))
+    name = raw.write(b"")
+
+    def finish() -> None:
+        with open(raw.path, "r+b") as file:
+            file.truncate(len(complete))
+            file.seek(8)  # what tells that it is ready is written last
+            file.write(complete[8:])
+            file.flush()
+            file.seek(0)
+            file.write(complete[:8])
+
+    timer = threading.Timer(0.1, finish)
+    timer.start()
+    try:
+        assert shm.attach(name, timeout_s=30).tolist() == [1, 1, 1]
+    finally:
+        timer.join(30)
+
+
+FIELDS = {
+    "version": (8, "I"),
+    "flags": (12, "I"),
+    "data": (32, "Q"),
+    "capacity": (40, "Q"),
+    "reserved": (48, "Q"),
+    "ndim": (56, "I"),
+    "text": (60, "I"),
+    "shape": (64, "q"),
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("value", [4, 1000, 1 << 30])
+def test_forged_numbers(raw, field, value):
+    offset, kind = FIELDS[field]
+    content = bytearray(segment_bytes(shm.ones(2)))
+    assert struct.unpack_from(kind, content, offset)[0] != value
+    struct.pack_into(kind, content, offset, value)
+    with pytest.raises(shm.ShmFormatError):
+        shm.attach(raw.write(bytes(content)))
+
+
+@pytest.mark.parametrize("family", [b"../../..", b"ABCDEFGH", b"\xff" * 8])
+def test_forged_family(raw, family):
+    content = bytearray(segment_bytes(shm.ones(3)))
+    content[24:32] = family
+    with pytest.raises(shm.ShmFormatError):
+        shm.attach(raw.write(bytes(content)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_damaged_headers_do_no_harm(data):
+    """Any bytes of the header may be anything: what can be attached can be read to its end."""
+    content = bytearray(segment_bytes(shm.zeros((3, 2), [("x", "f8"), ("y", "i2")])))
+    for _ in range(data.draw(st.integers(1, 4))):
+        where = data.draw(st.integers(8, len(content) - 1))
+        content[where] = data.draw(st.integers(0, 255))
+    raw = Raw()
+    try:
+        a = shm.attach(raw.write(bytes(content)), readonly=True, timeout_s=0)
+    except shm.ShmFormatError:
+        return
+    finally:
+        raw.remove()
+    assert not a.dtype.hasobject
+    assert len(a.tobytes()) == shm.segment(a).nbytes <= shm.segment(a).capacity
+    assert shm.segment(a).capacity <= len(content)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["O", "|O", "('array', 'O', (2,))", "(1", "((((", "('struct',)", "('x', 1)", "__import__('os')",
+     "(" * 5000, "('struct', ('a',), ('O',), (0,), (None,), 8, False)", "f8,O", "V0"],
+)  # fmt: skip
+def test_forged_dtypes(text):
+    a = shm.zeros(4)
+    address = shm.handle(a)._replace(dtype_text=text)
+    with pytest.raises((TypeError, ValueError)):
+        _ = address.dtype
+    with pytest.raises(shm.ShmFormatError):
+        address.attach()
+
+
+def test_handles_that_leave_the_segment():
+    a = shm.zeros((4, 4), capacity=100)
+    good = shm.handle(a)
+    for changes in (
+        {"offset": -8},
+        {"offset": 8},
+        {"offset": 1 << 40},
+        {"offset": 1 << 64},
+        {"shape": (5, 4)},
+        {"shape": (-1, 4)},
+        {"shape": (-1, -16)},
+        {"shape": (1 << 40, 1 << 40)},
+        {"shape": (1 << 32, 1 << 32)},
+        {"strides": (32, -8)},
+        {"strides": (1 << 40, 8)},
+        {"strides": (32,)},
+        {"strides": (1 << 63, 8)},
+        {"dtype_text": "O"},
+        {"dtype_text": ">c16"},
+    ):
+        with pytest.raises(shm.ShmFormatError):
+            good._replace(**changes).attach()
+    for name in ("/etc/passwd", "/proc/self/fd/0", "/proc/1/root", "/dev/shm/x", "a\0b", "", 3):
+        with pytest.raises((ValueError, TypeError)):
+            good._replace(name=name).attach()
+    assert good.attach(readonly=True).shape == (4, 4)

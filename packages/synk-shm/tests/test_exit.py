@@ -1,0 +1,380 @@
+"""Programs end in every way, and their children too: nothing is left, and nothing is said."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+
+import synk_shm as shm
+
+METHODS = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+
+
+def entries(part: str) -> list[str]:
+    """What is in shared memory, lock files included, with this family or name in it."""
+    return [name for name in os.listdir("/dev/shm") if part in name]
+
+
+EXIT = """
+import atexit, os, sys
+BEFORE
+import synk_shm as shm
+
+def one():
+    ONE
+
+def other():
+    a = shm.ones(2)
+    assert shm.attach(shm.handle(a), readonly=True).sum() == 2
+
+MIDDLE
+name = sys.argv[1]
+kept = shm.ones(3, name=name)
+AFTER
+"""
+# The last to be registered runs first.
+ORDERS = pytest.mark.parametrize("order", ["BEFORE", "MIDDLE", "AFTER"], ids=str.lower)
+
+
+def at_exit(order: str, act: str) -> str:
+    code = EXIT.replace("ONE", act).replace(order, "atexit.register(lambda: one())")
+    return code.replace("BEFORE", "").replace("MIDDLE", "").replace("AFTER", "")
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    "act",
+    [
+        "other()",
+        "globals().update(late=shm.ones(3, name=name + 'x'))",
+        "shm.close(kept)",
+        "shm.unlink(kept, missing_ok=True)",
+        "shm.resize(kept, 100000)",
+        "globals().update(late=shm.attach(shm.handle(shm.share(kept)), readonly=True))",
+        "globals().pop('kept')",
+        "shm.cleanup(), shm.list()",
+    ],
+)
+def test_handlers_that_use_arrays(script, given, order, act):
+    """Handlers of atexit run before ours or after: arrays work in both, and go."""
+    name = given("atexit")
+    if order != "AFTER":  # ours has run, so the name may have gone
+        act = (
+            f"\n    try:\n        {act}\n    except (ValueError, FileNotFoundError):\n        pass"
+        )
+    family = script.run(at_exit(order, act) + "\nprint(shm.segment(kept).family)", name)
+    assert not entries(name) + entries(family)
+
+
+@pytest.mark.parametrize("order", ["BEFORE", "MIDDLE"], ids=str.lower)
+@pytest.mark.parametrize(
+    "act",
+    ["shm.ones(3)", "globals().update(late=shm.ones(3))", "globals().update(late=shm.ones(3)[1:])"],
+)
+def test_first_array_in_a_handler(script, order, act):
+    """A process that had no shared array before it began to end."""
+    code = at_exit(order, act + "; print(shm.segment(shm.ones(1)).family)")
+    family = script.run(code.rpartition("name =")[0])
+    assert len(family) == 8
+    assert not entries(family)
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    "act, code, word",
+    [
+        ("raise ZeroDivisionError", 0, "ZeroDivisionError"),
+        ("sys.exit(5)", None, ""),
+        ("os._exit(5)", 5, ""),
+        ("os.abort()", -6, ""),
+        ("os.kill(os.getpid(), 9)", -9, ""),
+        ("os.fork() or os._exit(0)", 0, ""),
+        ("os.fork()", 0, ""),
+        ("os.fork() or other()", 0, ""),
+    ],
+)
+def test_handlers_that_end_it_otherwise(script, given, order, act, code, word):
+    """What cannot be removed then, the next process removes."""
+    name = given("atexit")
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); "
+    process = script.start(at_exit(order, limit + act), name)
+    _, said = process.communicate(timeout=60)
+    if code is not None:
+        assert process.returncode == code
+    if word:
+        assert said.count("Traceback") == 1
+        assert word in said
+    elif code is not None:  # SystemExit in a handler is told by some versions of Python
+        assert said == ""
+    assert "synk" not in said.replace("synk-shm/tests", "")
+    script.wait_for_all(process)
+    if code is None or (code >= 0 and "_exit(5)" not in act):
+        assert not entries(name)
+    script.run("import synk_shm; synk_shm.ones(1)")
+    assert not entries(name)
+
+
+FORK = """
+    import os, signal, sys, synk_shm as shm
+    a = shm.zeros(3, name=sys.argv[1])
+    pid = os.fork()
+    if pid == 0:
+        os.close(2)
+        os.open(os.devnull, os.O_WRONLY)
+        a[0] = 1
+        own = shm.ones(5)
+        assert not shm.segment(a).owner and shm.segment(own).owner
+        shm.attach(sys.argv[1], readonly=True)
+        shm.attach(shm.handle(own))
+        ACT
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == int(sys.argv[2]), code
+    assert a[0] == 1 and shm.attach(sys.argv[1], readonly=True)[0] == 1
+    if sys.argv[3] == "True":  # else its own array goes with the family
+        assert [info.name for info in shm.list() if info.mine] == [sys.argv[1]]
+    print(shm.segment(a).family)
+"""
+
+
+@pytest.mark.parametrize(
+    "act, code",
+    [
+        ("del own; sys.exit(0)", 0),
+        ("sys.exit(0)", 0),
+        ("sys.exit(7)", 7),
+        ("raise ZeroDivisionError", 1),
+        ("os._exit(3)", 3),
+        ("os.kill(os.getpid(), 9)", -9),
+        ("os.kill(os.getpid(), 15)", -15),
+        ("del a, own; sys.exit(0)", 0),
+        ("shm.close(own); shm.close(a); sys.exit(0)", 0),
+        ("os.execv(sys.executable, [sys.executable, '-c', 'import synk_shm as s; s.ones(1)'])", 0),
+        ("os.fork(); sys.exit(0)", 0),
+    ],
+)
+def test_a_fork_that_ends(script, given, act, code):
+    """os.fork: the parent's arrays stay, the child's go; if it was killed, with the family."""
+    name = given("fork")
+    orderly = "sys.exit" in act or "raise" in act
+    family = script.run(FORK.replace("ACT", act), name, code, orderly)
+    assert not entries(family) + entries(name)
+
+
+def test_threads_make_and_drop_while_others_fork(script):
+    """A fork happens at any moment of another thread: the child must still be able to work."""
+    stranger = script.start(
+        """
+        import pickle, sys, synk_shm as shm
+        a = shm.ones(3)
+        print(pickle.dumps(shm.handle(a)).hex(), flush=True)
+        sys.stdin.readline()
+        """
+    )
+    out = script.run(
+        """
+        import os, pickle, signal, sys, threading, time, warnings, synk_shm as shm
+        address = pickle.loads(bytes.fromhex(sys.argv[1]))
+        warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
+        done = threading.Event()
+        counts = [0] * 4
+
+        def work(number):
+            while not done.is_set():
+                a = shm.full(10, number)
+                assert shm.attach(shm.handle(a), readonly=True).sum() == 10 * number
+                assert address.attach(readonly=True).sum() == 3
+                counts[number] += 1
+
+        kept = shm.ones(3)
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(counts))]
+        for thread in threads:
+            thread.start()
+        for number in range(40):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(30)  # kills it should it hang
+                b = shm.full(10, 5.0)
+                assert shm.attach(shm.handle(b), readonly=True).sum() == 50
+                assert shm.attach(shm.handle(kept), readonly=True).sum() == 3
+                assert address.attach(readonly=True).sum() == 3
+                del b
+                os._exit(0) if number % 2 else os._exit(len(shm.list()) == 0)
+            assert os.waitpid(pid, 0)[1] == 0
+        done.set()
+        for thread in threads:
+            thread.join(30)
+        assert min(counts) > 0
+        assert [info.name for info in shm.list() if info.mine] == [shm.segment(kept).name]
+        print(shm.segment(kept).family)
+        """,
+        script.line(stranger),
+    )
+    assert not entries(out)
+    script.finish(stranger, "\n")
+
+
+@METHODS
+@pytest.mark.parametrize("end", ["return", "raise", "sys.exit", "os._exit", "kill"])
+def test_a_child_that_ends(program, method, end):
+    """A child of multiprocessing ends: the parent's arrays stay, what it was given still works."""
+    program(
+        """
+        def child(address, pipe, end):
+            pipe.send(shm.full(3, 5.0))
+            a = address.attach()
+            a[0] += 1
+            own = shm.ones(1000)
+            if end == "raise":
+                os.close(2)
+                os.open(os.devnull, os.O_WRONLY)
+                raise ZeroDivisionError
+            elif end == "sys.exit":
+                sys.exit(3)
+            elif end == "os._exit":
+                os._exit(4)
+            elif end == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def main(context):
+            end = sys.argv[2]
+            codes = {"return": 0, "raise": 1, "sys.exit": 3, "os._exit": 4, "kill": -9}
+            a, (here, there) = shm.zeros(3), context.Pipe()
+            child_ = context.Process(target=child, args=(shm.handle(a), there, end))
+            child_.start()
+            there.close()
+            child_.join(60)
+            assert child_.exitcode == codes[end], child_.exitcode
+            b = here.recv()
+            assert b.tolist() == [5] * 3 and a[0] == 1
+            assert shm.handle(a).attach(readonly=True)[0] == 1
+            return int(end in ("os._exit", "kill"))  # `own` goes with the family
+        """,
+        method,
+        end,
+    )
+
+
+@METHODS
+def test_a_child_outlives_its_killed_parent(script, given, tmp_path, method):
+    """It has what it was given, may attach more and make its own; then all of it goes."""
+    name = given("child")
+    parent = script.start(
+        """
+        import multiprocessing as mp, os, signal, sys, time, synk_shm as shm
+
+        def child(a, name, pipe, path):
+            pipe.send(1)
+            deadline = time.monotonic() + 50
+            while not os.path.exists(path) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not mp.parent_process().is_alive()
+            b, own = shm.attach(name), shm.full(3, 4.0)
+            assert not {name for name in shm.cleanup() if shm.segment(own).family in name}
+            print(a.sum(), b.sum(), shm.attach(shm.handle(own), readonly=True).sum(), flush=True)
+
+        if __name__ == "__main__":
+            context = mp.get_context(sys.argv[1])
+            a, b, (here, there) = shm.ones(3), shm.full(5, 2.0, name=sys.argv[2]), mp.Pipe()
+            context.Process(target=child, args=(a, sys.argv[2], there, sys.argv[3])).start()
+            there.close()
+            here.recv()
+            print(shm.segment(a).family, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        method,
+        name,
+        tmp_path / "parent has ended",
+    )
+    family = script.line(parent)
+    parent.wait(60)  # with all its threads: until then the kernel keeps its locks
+    (tmp_path / "parent has ended").touch()
+    assert script.line(parent) == "3.0 10.0 12.0"
+    script.wait_for_all(parent)
+    assert not entries(family) + entries(name)
+
+
+@METHODS
+@pytest.mark.parametrize(
+    "act",
+    [
+        "work(a, queue)",
+        "queue.put(a)",
+        "queue.put(a[1:]); a = None",
+        "run(context.Process(target=work, args=(a, queue))); queue.get()",
+        "run(context.Process(target=work, args=(a, queue)))",
+        "run(context.Process(target=end, args=(a,)))",
+        "context.Pool(2).__enter__().map(total, [a] * 4)",
+    ],
+    ids=["here", "sent", "sent and dropped", "received", "never received", "killed", "left pool"],
+)
+def test_nothing_stays_when_a_program_has_ended(script, method, act):
+    """Whatever was under way or in the hands of killed children: gone with the last process."""
+    out = script.run(
+        """
+        import multiprocessing as mp, os, signal, sys, warnings, synk_shm as shm
+
+        def work(a, queue):
+            queue.put((a, shm.ones(7)))
+
+        def end(a):
+            own = shm.ones(4), shm.attach(shm.handle(a), readonly=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def total(a):
+            return a.sum()
+
+        def run(child):
+            child.start()
+            child.join(60)
+
+        if __name__ == "__main__":
+            warnings.simplefilter("ignore", ResourceWarning)  # about the pool
+            context = mp.get_context(sys.argv[1])
+            a, queue = shm.ones(3), context.SimpleQueue()
+            print(shm.segment(a).family, flush=True)
+            ACT
+        """.replace("ACT", act),
+        method,
+    )
+    assert not entries(out)
+
+
+def test_unrelated_programs_leave_each_other_alone(script, given):
+    """Many come, sweep, go or are killed, while one lives on: it loses nothing, nor do they."""
+    name = given("lives")
+    a, b = shm.ones(3), shm.full(2, 7.0, name=name)
+    code = """
+        import os, sys, synk_shm as shm
+        own = [shm.full(3, i, name=f"{sys.argv[1]}{i}") for i in range(10)]
+        for _ in range(20):
+            assert not {name for name in shm.cleanup() if sys.argv[1] in name}
+            for i in range(10):
+                assert shm.attach(f"{sys.argv[1]}{i}", readonly=True).tolist() == [i] * 3
+            shm.ones(5)
+        if sys.argv[2] == "die":
+            os.kill(os.getpid(), 9)
+        """
+    words = [given("x") for _ in range(8)]
+    others = [script.start(code, w, "die" if i % 2 else "") for i, w in enumerate(words)]
+    for i, other in enumerate(others):
+        assert other.communicate(timeout=60) == ("", "")
+        assert other.returncode == (-9 if i % 2 else 0)
+        shm.cleanup()
+        assert not entries(words[i])
+    assert shm.handle(a).attach(readonly=True).sum() == 3
+    assert shm.attach(name, readonly=True).tolist() == b.tolist() == [7, 7]
+
+
+def test_a_handle_outlives_nothing(script):
+    """A handle keeps no memory: after its owner's end it leads to a clear error."""
+    code = """
+        import pickle, sys, synk_shm as shm
+        a = shm.ones(3, backend=sys.argv[1])
+        print(pickle.dumps(shm.handle(a)).hex(), flush=True)
+        """
+    for backend in ("shm", "memfd"):
+        address = pickle.loads(bytes.fromhex(script.run(code, backend)))
+        with pytest.raises(FileNotFoundError):
+            address.attach()

@@ -1,0 +1,190 @@
+"""What else can run out or be missing: descriptors, address space, file sizes, /dev/shm."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+BACKENDS = pytest.mark.parametrize("backend", ["shm", "memfd"])
+
+
+@BACKENDS
+def test_arrays_per_descriptor(script, backend):
+    """Standard library, shared_ndarray: two descriptors for each array."""
+    # Python's own mmap keeps one before 3.13; memory without a name needs one to be found by.
+    each = (sys.version_info < (3, 13)) + (backend == "memfd")
+    least, most = (200 // each, 256 // each) if each else (2000, 2000)
+    out = script.run(
+        """
+        import errno, os, resource, sys, synk_shm as shm
+        backend, wanted = sys.argv[1], int(sys.argv[2])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        arrays = []
+        try:
+            while len(arrays) < wanted:
+                arrays.append(shm.full(2, len(arrays), backend=backend))
+        except OSError as error:
+            assert error.errno == errno.EMFILE and isinstance(error, shm.ShmError), error
+            for act in (lambda: shm.ones(3, backend=backend), lambda: shm.ones(3, name="x"),
+                        lambda: shm.share([1, 2, 3], backend=backend),
+                        lambda: shm.attach(shm.handle(arrays[0]), readonly=True),
+                        lambda: shm.resize(arrays[0], 100000)):
+                try:
+                    act()
+                except OSError as again:
+                    assert again.errno == errno.EMFILE, again
+        count = len(arrays)
+        assert [int(a[1]) for a in arrays] == list(range(count))
+        if backend == "shm":
+            found = [info for info in shm.list() if info.mine]
+            assert len(found) == count, (len(found), count)  # no half-made one is left
+        arrays[:10] = []
+        arrays.append(shm.ones(3, backend=backend))  # and it works again
+        print(count)
+        """,
+        backend,
+        most,
+    )
+    assert least <= int(out) <= most
+
+
+@BACKENDS
+def test_no_descriptor_left(script, backend):
+    """The same to the end: with any number of free ones, creating works or leaves nothing."""
+    script.run(
+        """
+        import errno, os, resource, sys, synk_shm as shm
+        backend = sys.argv[1]
+        a, b = shm.ones(3), shm.ones(3, backend=backend)
+        made = 0
+        for limit in range(max(map(int, os.listdir("/proc/self/fd"))) + 1, 40):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, 1024))
+            before = len(os.listdir("/proc/self/fd")) if limit > 20 else None
+            for act in (lambda: shm.ones(3, backend=backend),
+                        lambda: shm.share([1, 2], backend=backend),
+                        lambda: shm.attach(shm.handle(a), readonly=True),
+                        lambda: shm.resize(shm.ones(1), 9)):
+                try:
+                    act()
+                    made += 1
+                except OSError as error:
+                    assert error.errno == errno.EMFILE, error
+            if before:
+                assert len(os.listdir("/proc/self/fd")) == before
+        assert made > 4
+        assert len([info for info in shm.list() if info.mine]) == 1 + (backend == "shm")
+        """,
+        backend,
+    )
+
+
+@BACKENDS
+def test_no_address_space_left(script, backend):
+    """SharedArray: a create that fails leaves its file."""
+    script.run(
+        """
+        import resource, sys, numpy as np, synk_shm as shm
+        backend = sys.argv[1]
+        a = shm.ones(3, capacity=1 << 24, backend=backend)
+        source = np.ones(4 << 20)
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), used + (16 << 20)))
+        for act in (lambda: shm.empty(4 << 20, backend=backend),
+                    lambda: shm.share(source, backend=backend),
+                    lambda: shm.empty(1, capacity=4 << 20, backend=backend),
+                    lambda: shm.resize(a, (1 << 24) + 1),
+                    lambda: shm.attach(shm.handle(a), readonly=True)):
+            try:
+                act()
+            except (OSError, MemoryError) as error:
+                assert isinstance(error, shm.ShmError) and error.errno == 12, repr(error)
+            else:
+                raise AssertionError("there was room")
+        assert shm.resize(a, 1000)[:3].tolist() == [1, 1, 1]
+        assert len([info for info in shm.list() if info.mine]) == (backend == "shm")
+        """,
+        backend,
+    )
+
+
+@BACKENDS
+def test_limit_on_the_size_of_files(script, backend):
+    """A limit of the shell (ulimit -f) holds for shared memory, too: it is told, not fatal."""
+    script.run(
+        """
+        import errno, resource, sys, synk_shm as shm
+        backend = sys.argv[1]
+        a = shm.ones(3, backend=backend)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        for act in (lambda: shm.empty(1 << 20, backend=backend),
+                    lambda: shm.share(bytes(2 << 20), backend=backend),
+                    lambda: shm.empty(1, capacity=1 << 20, backend=backend)):
+            try:
+                act()
+            except OSError as error:
+                assert error.errno == errno.EFBIG and isinstance(error, shm.ShmError), repr(error)
+            else:
+                raise AssertionError("there was room")
+        assert shm.ones(100, backend=backend).sum() == 100 and a.sum() == 3
+        assert len([info for info in shm.list() if info.mine]) == (backend == "shm")
+        """.replace("bytes(2 << 20)", "[0.0] * (1 << 18)"),
+        backend,
+    )
+
+
+UNUSABLE = """
+    import errno, os, sys, synk_shm as shm
+    try:
+        a = shm.ones(3)
+    except OSError as error:
+        assert isinstance(error, shm.ShmError) and not isinstance(error, FileExistsError)
+        print(errno.errorcode[error.errno])
+    b = shm.full(3, 2.0, backend="memfd")
+    assert shm.attach(shm.handle(b), readonly=True).sum() == 6
+    assert shm.list() == [] and shm.cleanup() == []
+"""
+
+
+@pytest.mark.parametrize(
+    "mount, code",
+    [
+        ("mount -t tmpfs -o ro none /dev/shm", ["EROFS"]),
+        ("mount -t tmpfs none /dev", ["ENOENT", "ENOSYS", "ENOTSUP", "ENODEV"]),
+    ],
+    ids=["read-only", "missing"],
+)
+def test_memfd_needs_no_dev_shm(script, private_or_skip, mount, code):
+    """Some containers have no /dev/shm that can be written."""
+    assert script.run(UNUSABLE, prefix=private_or_skip(mount)) in code
+
+
+def test_no_entries_left(script, private_or_skip):
+    """A tmpfs has a limit on files as well: to reach it is an error, and nothing is half made."""
+    script.run(
+        """
+        import os, synk_shm as shm
+        from multiprocessing.reduction import ForkingPickler
+        arrays = []
+        for act in (lambda: shm.ones(3), lambda: ForkingPickler.dumps(arrays[0])):
+            try:
+                for _ in range(100):
+                    arrays.append(act())
+            except shm.ShmError as error:
+                assert error.errno == 28, error
+            else:
+                raise AssertionError("there was room")
+        before = set(os.listdir("/dev/shm"))
+        for act in (lambda: shm.ones(3, name="x"), lambda: shm.share([1, 2])):
+            try:
+                act()
+            except shm.ShmError as error:
+                assert error.errno == 28, error
+            assert set(os.listdir("/dev/shm")) == before
+        assert all(a.sum() == 3 for a in arrays)
+        del arrays[:5]
+        assert shm.ones(4).sum() == 4
+        """,
+        prefix=private_or_skip("mount -t tmpfs -o size=16m,nr_inodes=30 none /dev/shm"),
+    )

@@ -1,0 +1,125 @@
+"""What users of one machine may see and touch of each other's: nothing, unless both agree."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import pytest
+
+import synk_shm as shm
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+
+NOBODY = 65534
+
+BECOME_NOBODY = """
+import hashlib, importlib, multiprocessing.reduction, multiprocessing.util, os, pickle, pkgutil, sys
+import synk_shm as shm
+
+for module in pkgutil.iter_modules(shm.__path__):  # their folder may be hidden from others
+    if module.name != "testing":
+        importlib.import_module("synk_shm." + module.name)
+
+def become_nobody():
+    os.setgid(65534)
+    os.setuid(65534)
+"""
+
+
+def test_users_do_not_meet(script, given):
+    """Fixed names: two users of one machine clash, or open each other's memory."""
+    name, trap = given("user"), given("trap")
+    mine = shm.ones(3, name=name)
+    other = script.start(
+        BECOME_NOBODY
+        + """
+become_nobody()
+trap = shm.full(3, 9.0, name=sys.argv[2], mode=0o666)
+refused = []
+for act in (lambda: shm.ones(3, name=sys.argv[1]), lambda: shm.attach(sys.argv[1]),
+            lambda: shm.attach(pickle.loads(bytes.fromhex(sys.argv[3])))):
+    try:
+        act()
+    except shm.ShmError as error:
+        refused.append(type(error).__name__)
+print(*refused, sys.argv[1] in str(shm.list()), sys.argv[1] in str(shm.cleanup()), flush=True)
+sys.stdin.readline()
+""",
+        name,
+        trap,
+        pickle.dumps(shm.handle(mine)).hex(),
+    )
+    assert script.line(other) == (
+        "ShmExistsError ShmPermissionError ShmPermissionError False False"
+    )
+    with pytest.raises(PermissionError, match="owner_uid"):
+        shm.attach(trap)
+    with pytest.raises(FileExistsError):
+        shm.ones(3, name=trap)
+    assert shm.attach(trap, owner_uid=NOBODY).sum() == 27
+    script.kill(other)
+    path = f"/dev/shm/synk.u.{trap}"
+    assert trap not in str(shm.cleanup())  # it is for its own user to remove
+    assert os.stat(path).st_uid == NOBODY
+    script.run(BECOME_NOBODY + "become_nobody()\nshm.cleanup()")
+    assert not os.path.exists(path)
+    assert shm.attach(name).sum() == 3
+
+
+def test_a_process_that_becomes_another_user_leaves_nothing(script, given):
+    """Daemons that give up their rights: what they make after that belongs to another user."""
+    names = given("before"), given("after")
+    paths = [f"/dev/shm/synk.u.{name}" for name in names]
+    code = """
+a = shm.ones(3, name=sys.argv[1])
+become_nobody()
+b = shm.ones(3, name=sys.argv[2])
+print(os.getuid(), flush=True)
+sys.stdin.readline()
+"""
+    daemon = script.start(BECOME_NOBODY + code, *names)
+    assert script.line(daemon) == str(NOBODY)
+    script.kill(daemon)
+    shm.cleanup()
+    script.run(BECOME_NOBODY + "become_nobody()\nshm.cleanup()")
+    left = [path for path in paths if os.path.exists(path)]
+    for path in left:
+        for entry in os.scandir("/dev/shm"):
+            if entry.inode() == os.stat(path).st_ino and entry.path != path:
+                os.unlink(entry.path)
+        os.unlink(path)
+    assert left == []
+
+
+def test_what_both_agree_on(script, given):
+    private, public = given("private"), given("public")
+    a = shm.ones(3, name=private)
+    b = shm.full(3, 2.0, name=public, mode=0o666)
+    out = script.run(
+        BECOME_NOBODY
+        + """
+become_nobody()
+private, public = sys.argv[1:]
+for name, options in [(private, {}), (public, {}), (public, {"owner_uid": 0})]:
+    try:
+        print(shm.attach(name, **options).sum())
+    except PermissionError as error:
+        print(type(error).__name__, "owner_uid" in str(error))
+print(private in str(shm.list()), private in str(shm.cleanup()))
+try:
+    shm.unlink(public)
+except shm.ShmError as error:
+    print("refused")
+""",
+        private,
+        public,
+    )
+    assert out.splitlines() == [
+        "ShmPermissionError False",
+        "ShmPermissionError True",
+        "6.0",
+        "False False",
+        "refused",
+    ]
+    assert (a.sum(), shm.attach(public).sum()) == (3, b.sum())

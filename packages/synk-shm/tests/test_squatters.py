@@ -1,0 +1,319 @@
+"""What others put in place of a name, take away, or may see of ours.
+
+The peers' faults are told in the docstrings. None of this may hang, crash, or touch a file that
+is not ours.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import shutil
+import socket
+import stat
+import subprocess
+
+import pytest
+
+import synk_shm as shm
+
+METHODS = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+
+
+@pytest.fixture
+def squat(tmp_path):
+    """A function that puts something at a path of shared memory; gone after the test."""
+    made = []
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious" * 1000)
+
+    def put(kind, path):
+        made.append(path)
+        if kind == "symlink to a file":
+            os.symlink(precious, path)
+        elif kind == "dangling symlink":
+            os.symlink(tmp_path / "missing", path)
+        elif kind == "symlink to itself":
+            os.symlink(path, path)
+        elif kind == "FIFO":
+            os.mkfifo(path)
+        elif kind == "directory":
+            os.mkdir(path)
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(path)
+        elif kind == "hard link to a file":
+            source = f"/dev/shm/precious-{secrets.token_hex(5)}"
+            shutil.copyfile(precious, source)
+            os.link(source, path)
+            made.append(source)
+        else:
+            with open(path, "wb") as file:
+                file.write(b"" if kind == "empty file" else b"foreign" * 1000)
+
+    yield put
+    assert precious.read_bytes() == b"precious" * 1000
+    assert not (tmp_path / "missing").exists()
+    for path in filter(os.path.lexists, made):
+        (os.rmdir if stat.S_ISDIR(os.lstat(path).st_mode) else os.unlink)(path)
+
+
+REGULAR = ["hard link to a file", "empty file", "foreign file"]
+KINDS = [
+    "symlink to a file",
+    "dangling symlink",
+    "symlink to itself",
+    "FIFO",
+    "directory",
+    "socket",
+    *REGULAR,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_squatted_name_is_neither_used_nor_touched(squat, given, tmp_path, kind):
+    """Creators without O_EXCL, or that follow links, write into what a squatter has put there."""
+    name = given("squat")
+    path = f"/dev/shm/synk.u.{name}"
+    squat(kind, path)
+    before = os.lstat(path)
+    for make in (shm.zeros, shm.share):
+        with pytest.raises(FileExistsError):
+            make(3, name=name)
+    # Opening a FIFO for reading waits for somebody who opens it for writing: not for long.
+    help_it = f"sleep 5; touch {tmp_path}/hung; [ ! -p {path} ] || exec 3<>{path}"
+    rescue = subprocess.Popen(["sh", "-c", help_it])
+    for readonly in (False, True):
+        with pytest.raises((shm.ShmError, ValueError)):
+            shm.attach(name, readonly=readonly, timeout_s=0.05)
+    rescue.kill()
+    rescue.wait(30)
+    assert not (tmp_path / "hung").exists(), "attach hung"
+    assert all(info.shape is None for info in shm.list() if info.name == name)
+    shm.cleanup()
+    after = os.lstat(path)
+    assert (after.st_ino, after.st_mode, after.st_size, after.st_nlink) == (
+        before.st_ino,
+        before.st_mode,
+        before.st_size,
+        before.st_nlink,
+    )
+
+
+def test_a_link_to_a_segment_is_not_followed(given):
+    """The same with a link to real memory: a name leads to what was made under it, only."""
+    a = shm.ones(3)
+    name = given("link")
+    path = f"/dev/shm/synk.u.{name}"
+    os.symlink(f"/dev/shm{shm.segment(a).name}", path)
+    try:
+        with pytest.raises((shm.ShmError, ValueError)):
+            shm.attach(name)
+        assert shm.attach(shm.segment(a).name).sum() == 3
+    finally:
+        os.unlink(path)
+
+
+def test_a_random_name_that_is_taken(script):
+    """Whoever can guess a name must not be able to place memory there: names are made anew."""
+    script.run(
+        """
+        import os, synk_shm as shm
+        a = shm.ones(3)
+        os.urandom = lambda count: b"x" * count
+        b = shm.full(3, 2.0)
+        made = []
+        for make in (lambda: shm.full(5, 3.0), lambda: shm.share([3.0] * 5)):
+            try:
+                made.append(make())
+            except FileExistsError:
+                pass
+        assert a.tolist() == [1] * 3 and b.tolist() == [2] * 3
+        assert all(c.tolist() == [3] * 5 and not (c == 2).any() for c in made)
+        """
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REGULAR])
+def test_a_squatted_lock_file_stops_nobody(squat, script, kind):
+    """Fast-DDS, Ladybird: what somebody else put in place of an internal file stops all others."""
+    squat(kind, f"/dev/shm/synk.{os.geteuid()}.{secrets.token_hex(4)}.lock")
+    script.run(
+        """
+        import synk_shm as shm
+        a = shm.ones(3)
+        assert shm.attach(shm.handle(a), readonly=True).sum() == 3
+        assert shm.list() and shm.cleanup() is not None
+        """
+    )
+
+
+@METHODS
+def test_one_of_many_makes_a_name(program, given, method):
+    """Creators without O_EXCL: two processes that make one name at once get one segment."""
+    program(
+        """
+        def make(names, start, pipe):
+            kept = []
+            start.wait(60)
+            for name in names:
+                try:
+                    kept.append(shm.full(3, os.getpid(), name=name))
+                except FileExistsError:
+                    pass
+            pipe.send(len(kept))
+            start.wait(60)
+            assert all((a == os.getpid()).all() for a in kept)
+
+        def main(context):
+            names = [f"{sys.argv[2]}-{i}" for i in range(40)]
+            start, pipes = context.Barrier(4), [context.Pipe() for _ in range(3)]
+            for pipe in pipes:
+                context.Process(target=make, args=(names, start, pipe[1])).start()
+                pipe[1].close()
+            start.wait(60)
+            assert sum(here.recv() for here, _ in pipes) == len(names)
+            pids = {int(shm.attach(name)[0]) for name in names}
+            children = mp.active_children()
+            assert pids <= {child.pid for child in children}
+            start.wait(60)
+            for child in children:
+                child.join(60)
+                assert child.exitcode == 0
+        """,
+        method,
+        given("x"),
+    )
+
+
+def test_all_entries_are_private(script, given):
+    """SharedArray: its files have mode 0666, so everybody reads and writes them."""
+    out = script.run(
+        """
+        import os, sys, synk_shm as shm
+        from multiprocessing.reduction import ForkingPickler
+        os.umask(0)
+        a, b = shm.ones(3), shm.ones(3, name=sys.argv[1])
+        message = ForkingPickler.dumps(b)
+        family = shm.segment(a).family
+        found = [name for name in os.listdir("/dev/shm") if family in name or sys.argv[1] in name]
+        modes = {os.stat("/dev/shm/" + name).st_mode & 0o7777 for name in found}
+        print(len(found) >= 4, *map(oct, modes))
+        """,
+        given("private"),
+    )
+    assert out == "True 0o600"
+
+
+def test_no_descriptor_reaches_other_programs(script):
+    """Memory files without the close-on-exec flag live on in whatever program is started."""
+    script.run(
+        """
+        import os, subprocess, sys, synk_shm as shm
+        a, b = shm.ones(3), shm.ones(3, backend="memfd")
+        c = shm.attach(shm.handle(b), readonly=True)
+        look = "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in range(3, 60) " \\
+            "if os.path.exists(f'/proc/self/fd/{n}')])"
+        with shm.lock(a), shm.lock(b):
+            command = [sys.executable, "-S", "-c", look]
+            out = subprocess.run(command, close_fds=False, capture_output=True, text=True)
+        assert "synk" not in out.stdout and "[" in out.stdout, out
+        """
+    )
+
+
+REMOVED = """
+    import multiprocessing as mp, os, sys, time, synk_shm as shm
+
+    def look(a, pipe):
+        pipe.send(a.sum())
+        pipe.recv()
+        a[0] = 5
+        own = shm.ones(4)
+        pipe.send((a.sum(), own))
+
+    if __name__ == "__main__":
+        context = mp.get_context(sys.argv[1])
+        a, named = shm.ones(3), shm.ones(3, name=sys.argv[2])
+        grows = shm.ones(3, capacity=1000)
+        here, there = context.Pipe()
+        child = context.Process(target=look, args=(a, there))
+        child.start()
+        there.close()
+        assert here.recv() == 3
+        family, address = shm.segment(a).family, shm.handle(a)
+        for name in os.listdir("/dev/shm"):
+            if family in name or sys.argv[2] in name:
+                os.unlink("/dev/shm/" + name)
+        here.send("they are gone")
+        total, other = here.recv()
+        assert total == 7 == a.sum() and other.sum() == 4  # memory stays, messages go on
+        assert shm.list() is not None and shm.cleanup() is not None
+        for act in (lambda: shm.unlink(a), lambda: shm.attach(sys.argv[2]),
+                    lambda: address.attach(readonly=True)):
+            try:
+                act()
+            except FileNotFoundError:
+                pass
+            else:
+                raise AssertionError("it was removed")
+        shm.unlink(named, missing_ok=True)
+        shm.close(grows)
+        time.sleep(0.2)  # the lock file is looked for every 0.1 s
+        again = shm.full(2, 3.0, name=sys.argv[2])
+        assert shm.attach(sys.argv[2]).sum() == 6
+        info, = [info for info in shm.list() if info.name == sys.argv[2]]
+        assert info.alive and info.mine
+        child.join(60)
+        assert child.exitcode == 0
+        del a, named, grows, again, other
+"""
+
+
+@METHODS
+def test_names_that_were_taken_away(script, given, method):
+    """systemd's RemoveIPC deletes all names at logout: peers fail at exit, or never stop."""
+    script.run(REMOVED, method, given("taken"))
+
+
+def test_handles_do_not_reach_into_other_containers(script, other_pids):
+    """A number of a process, or a name, means something else on another machine."""
+    here = shm.ones(3, backend="memfd")
+    address = pickle.dumps(shm.handle(here)).hex()
+    code = """
+        import pickle, sys, synk_shm as shm
+        own = shm.ones(3, backend="memfd")
+        for text in sys.argv[1:]:
+            try:
+                shm.attach(pickle.loads(bytes.fromhex(text)))
+            except FileNotFoundError as error:
+                print(error.errno)
+        """
+    assert script.run(code, address, prefix=other_pids) == "2"
+
+
+def test_handles_do_not_reach_into_another_shm(script, small_shm):
+    """The same for /dev/shm: each container, and each boot, has its own."""
+    a = shm.ones(3)
+    code = """
+        import pickle, sys, synk_shm as shm
+        own = shm.ones(3)
+        try:
+            shm.attach(pickle.loads(bytes.fromhex(sys.argv[1])))
+        except FileNotFoundError as error:
+            print(error.errno)
+        """
+    assert script.run(code, pickle.dumps(shm.handle(a)).hex(), prefix=small_shm) == "2"
+
+
+def test_a_family_is_alive_in_all_pid_namespaces(script, other_pids):
+    """sglang, Fast-DDS: an owner in another container looks dead by its pid, and is swept."""
+    a = shm.ones(3)
+    code = """
+        import sys, synk_shm as shm
+        assert sys.argv[1] not in shm.cleanup()
+        print(shm.attach(sys.argv[1]).sum(), shm.cleanup().count(sys.argv[1]))
+        """
+    assert script.run(code, shm.segment(a).name, prefix=other_pids) == "3.0 0"
+    assert shm.handle(a).attach().sum() == 3
