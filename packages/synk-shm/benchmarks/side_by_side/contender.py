@@ -1,0 +1,122 @@
+"""What a contender is: a way to have an array in several processes, act by act.
+
+All arrays are one-dimensional float64.
+"""
+
+# ruff: noqa: ARG002 (arguments are there for the contenders that need them)
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Callable, Tuple
+
+import numpy as np
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 (where shared memory is, nothing temporary)
+
+Array = Any
+# The array, and what is needed to destroy or detach it. Drop the first before you do.
+Pair = Tuple[Array, Any]
+
+
+class NotOfferedError(Exception):
+    """This contender has no way to do that; the text says so in a few words."""
+
+
+class Contender:
+    """What a contender may offer. Each method is one act that the metrics time.
+
+    Attributes:
+        name: the column, and what ``--only`` takes.
+        package: the distribution to install, if any.
+        modules: what its user imports; timed by the import metric.
+        peer: whether "the best peer" may be this one; not so for private memory.
+        by_default: whether it takes part without being named by ``--only``.
+        sends_views: whether a Pipe can carry a view of an array without its bytes.
+        can_leak: whether there is anything that could be left behind.
+    """
+
+    name = ""
+    package = ""
+    modules: tuple[str, ...] = ()
+    peer = True
+    by_default = True
+    sends_views = False
+    can_leak = True
+
+    @classmethod
+    def missing(cls) -> str:
+        """Why it cannot take part here; empty if it can."""
+        for module in cls.modules:
+            try:
+                importlib.import_module(module)
+            except ImportError:
+                return f"pip install {cls.package}" if cls.package else f"no {module} here"
+        return ""
+
+    def create(self, count: int) -> Pair:
+        """A new array; what is in it does not matter."""
+        raise NotImplementedError
+
+    def destroy(self, keep: Any) -> None:
+        """Give everything back. The array itself has been dropped before."""
+
+    def share(self, source: Array) -> Pair:
+        """A new array with the contents of a private one."""
+        pair = self.create(source.size)
+        np.copyto(pair[0], source)
+        return pair
+
+    def address(self, array: Array, keep: Any) -> Any:
+        """The least that has to be sent to another process by which it can `attach`."""
+        raise NotOfferedError("has no address")
+
+    def attach(self, address: Any) -> Pair:
+        """The array of an address, in another process."""
+        raise NotOfferedError("has no address")
+
+    def detach(self, keep: Any) -> None:
+        """Give back what `attach` made. The array itself has been dropped before."""
+
+    def message(self, array: Array, keep: Any) -> Any:
+        """What its user puts into a Pipe to pass an array."""
+        return self.address(array, keep)
+
+    def receive(self, message: Any) -> Pair:
+        """The array of a message, in another process."""
+        return self.attach(message)
+
+    def growable(self, count: int, capacity: int) -> Pair:
+        """A new array that will be grown to the capacity."""
+        return self.create(count)
+
+    def grow(self, array: Array, count: int) -> Pair:
+        """The array with a new length, while views of the old one stay valid.
+
+        By default: a new one and a copy. Removing the old one is not counted.
+        """
+        pair = self.create(count)
+        np.copyto(pair[0][: array.size], array)
+        return pair
+
+    def overfill(self, count: int) -> None:
+        """Ask for more than there is, and write to it."""
+        array, keep = self.create(count)
+        try:
+            array.fill(1)
+        finally:
+            del array
+            self.destroy(keep)
+
+    def hold(self, count: int, wait: Callable[[Array, str], None], folder: str) -> Pair:
+        """Have a new array while `wait(array, folder)` runs, and return what is alive then."""
+        pair = self.create(count)
+        pair[0].fill(1)
+        wait(pair[0], folder)
+        return pair
+
+    def forget(self) -> None:
+        """Give back memory that is kept for reuse, so that the next array is a new one."""
+
+    def close(self) -> None:
+        """Remove whatever is left. Called in any case, also after an error."""

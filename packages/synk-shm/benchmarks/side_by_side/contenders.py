@@ -1,0 +1,295 @@
+"""The contenders: one small class for each way to have an array in several processes.
+
+Each does what its own documentation recommends, in the quickest way it knows. Where one could
+be served by a shortcut that its users would not have (a size that travels beside the message,
+say), it gets the shortcut: doubts are settled in favour of the others.
+
+Nothing is imported at the top but NumPy; each class imports its own package when it is made.
+"""
+
+# ruff: noqa: ARG002, D102 (what the methods mean, and take, is said in `Contender`)
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import shutil
+import tempfile
+from typing import Any, Callable
+
+import numpy as np
+
+from .contender import SHARED_MEMORY, Array, Contender, NotOfferedError, Pair
+
+
+class Synk(Contender):
+    """This package, as its README shows it."""
+
+    name = "synk-shm"
+    package = "synk-shm"
+    modules = ("synk_shm",)
+    peer = False
+    sends_views = True
+    options: dict[str, Any] = {}  # noqa: RUF012 (replaced by subclasses, never changed)
+
+    def __init__(self) -> None:
+        import synk_shm
+
+        self._shm = synk_shm
+
+    def create(self, count: int) -> Pair:
+        return self._shm.empty(count, **self.options), None
+
+    def share(self, source: Array) -> Pair:
+        return self._shm.share(source, **self.options), None
+
+    def address(self, array: Array, keep: Any) -> Any:
+        return self._shm.handle(array)
+
+    def attach(self, address: Any) -> Pair:
+        return self._shm.attach(address), None
+
+    def message(self, array: Array, keep: Any) -> Any:
+        return array  # multiprocessing learns what to do with it
+
+    def receive(self, message: Any) -> Pair:
+        return message, None
+
+    def growable(self, count: int, capacity: int) -> Pair:
+        return self._shm.empty(count, capacity=capacity, **self.options), None
+
+    def grow(self, array: Array, count: int) -> Pair:
+        return self._shm.resize(array, count), None
+
+
+class SynkMemfd(Synk):
+    """This package, with memory that never has a name."""
+
+    name = "synk-shm memfd"
+    by_default = False
+    options = {"backend": "memfd"}  # noqa: RUF012
+
+
+class SynkPrefault(Synk):
+    """This package, touching every page at creation; takes part once there is such an option."""
+
+    name = "synk-shm prefault"
+    options = {"prefault": True}  # noqa: RUF012
+
+    @classmethod
+    def missing(cls) -> str:
+        reason = super().missing()
+        if reason:
+            return reason
+        import synk_shm
+
+        offered = inspect.signature(synk_shm.empty).parameters
+        return "" if "prefault" in offered else "synk_shm.empty has no option prefault"
+
+    def share(self, source: Array) -> Pair:
+        raise NotOfferedError("an option of empty")
+
+
+class Stdlib(Contender):
+    """multiprocessing.shared_memory: a buffer; the array on it is its user's work."""
+
+    name = "SharedMemory"
+    modules = ("multiprocessing.shared_memory",)
+
+    def __init__(self) -> None:
+        from multiprocessing.shared_memory import SharedMemory
+
+        self._make = SharedMemory
+        self._live: set[Any] = set()
+
+    def create(self, count: int) -> Pair:
+        memory = self._make(create=True, size=count * 8)
+        self._live.add(memory)
+        return np.ndarray(count, np.float64, memory.buf), memory
+
+    def destroy(self, keep: Any) -> None:
+        self._live.discard(keep)
+        keep.close()
+        keep.unlink()
+
+    def address(self, array: Array, keep: Any) -> Any:
+        return keep.name
+
+    def attach(self, address: Any) -> Pair:
+        return self.receive(self._make(address))
+
+    def detach(self, keep: Any) -> None:
+        keep.close()
+
+    def message(self, array: Array, keep: Any) -> Any:
+        return keep  # shape and dtype would have to travel beside it
+
+    def receive(self, message: Any) -> Pair:
+        return np.ndarray(message.size // 8, np.float64, message.buf), message
+
+    def close(self) -> None:
+        for memory in list(self._live):
+            self.destroy(memory)
+
+
+class SharedArray(Contender):
+    """SharedArray, an extension module in C."""
+
+    name = "SharedArray"
+    package = "SharedArray"
+    modules = ("SharedArray",)
+
+    def __init__(self) -> None:
+        import SharedArray
+
+        self._sa = SharedArray
+        self._names = (f"side-by-side.{os.getpid()}.{n}" for n in itertools.count())
+        self._live: set[str] = set()
+
+    def create(self, count: int) -> Pair:
+        name = next(self._names)
+        self._live.add(name)
+        return self._sa.create("shm://" + name, count, np.float64), name
+
+    def destroy(self, keep: Any) -> None:
+        self._sa.delete("shm://" + keep)
+        self._live.discard(keep)
+
+    def address(self, array: Array, keep: Any) -> Any:
+        return "shm://" + keep
+
+    def attach(self, address: Any) -> Pair:
+        return self._sa.attach(address), None
+
+    def close(self) -> None:
+        for name in list(self._live):
+            try:
+                self.destroy(name)
+            except OSError:
+                self._live.discard(name)
+
+
+class RawArray(Contender):
+    """multiprocessing.RawArray: an arena that children get when they are started.
+
+    It hands freed memory out again, so what it makes is seldom new.
+    """
+
+    name = "RawArray"
+    modules = ("multiprocessing.sharedctypes",)
+
+    def __init__(self) -> None:
+        from multiprocessing.sharedctypes import RawArray
+
+        self._make = RawArray
+
+    def create(self, count: int) -> Pair:
+        return np.frombuffer(self._make("d", count), np.float64), None
+
+    def address(self, array: Array, keep: Any) -> Any:
+        raise NotOfferedError("only while a child is started")
+
+
+class Joblib(Contender):
+    """np.memmap on a file in /dev/shm: how joblib shares large arguments with its workers.
+
+    A Pipe knows nothing of joblib's picklers, so what travels is what they would send.
+    """
+
+    name = "joblib"
+    package = "joblib"
+    modules = ("joblib",)
+
+    def __init__(self) -> None:
+        import joblib
+
+        self._joblib = joblib
+        self._folder = ""
+        self._numbers = itertools.count()
+
+    def create(self, count: int) -> Pair:
+        path = self._new_path()
+        return np.memmap(path, np.float64, "w+", shape=(count,)), path
+
+    def destroy(self, keep: Any) -> None:
+        os.unlink(keep)
+
+    def share(self, source: Array) -> Pair:
+        path = self._new_path()
+        self._joblib.dump(source, path)
+        return self._joblib.load(path, mmap_mode="r"), path
+
+    def address(self, array: Array, keep: Any) -> Any:
+        return keep, array.dtype.str, array.offset, array.shape
+
+    def attach(self, address: Any) -> Pair:
+        path, dtype, offset, shape = address
+        return np.memmap(path, dtype, "r", offset, shape), None
+
+    def overfill(self, count: int) -> None:
+        array, keep = self.share(np.ones(count))  # joblib only ever copies in, by write()
+        del array
+        self.destroy(keep)
+
+    def hold(self, count: int, wait: Callable[[Array, str], None], folder: str) -> Pair:
+        """As its users have it: an argument of two workers, in joblib's own folder."""
+        work = self._joblib.delayed(wait)
+        array = np.ones(count)
+        self._joblib.Parallel(n_jobs=2, max_nbytes="100K")(work(array, folder) for _ in range(2))
+        return array, None
+
+    def close(self) -> None:
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = ""
+
+    def _new_path(self) -> str:
+        if not self._folder:
+            self._folder = tempfile.mkdtemp(prefix="side-by-side.", dir=SHARED_MEMORY)
+        return f"{self._folder}/{next(self._numbers)}"
+
+
+class NumPy(Contender):
+    """Ordinary private memory, which a Pipe pickles: what there is without any sharing."""
+
+    name = "NumPy"
+    peer = False
+    sends_views = True
+    can_leak = False
+
+    def create(self, count: int) -> Pair:
+        return np.empty(count), None
+
+    def share(self, source: Array) -> Pair:
+        return source.copy(), None
+
+    def message(self, array: Array, keep: Any) -> Any:
+        return array
+
+    def receive(self, message: Any) -> Pair:
+        return message, None
+
+    def overfill(self, count: int) -> None:
+        raise NotOfferedError("private memory")
+
+
+OURS = Synk.name
+CONTENDERS: dict[str, type[Contender]] = {
+    kind.name: kind
+    for kind in (
+        Synk,
+        SynkPrefault,
+        SynkMemfd,
+        Stdlib,
+        SharedArray,
+        RawArray,
+        Joblib,
+        NumPy,
+    )
+}
+
+
+def make(name: str) -> Contender:
+    """The contender of this name, ready to go."""
+    return CONTENDERS[name]()
