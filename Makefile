@@ -9,7 +9,7 @@ PACKAGE_TESTS := $(PACKAGES:%=test-%)
 # More arguments for pytest: make test-synk-shm ARGS="-k resize -x"
 ARGS :=
 
-.PHONY: help setup demo test $(PACKAGE_TESTS) test-integration lint format bench docs build clean
+.PHONY: help setup demo test $(PACKAGE_TESTS) test-integration lint format bench bench-shm docs build clean
 
 ## help: this list
 help:
@@ -50,6 +50,10 @@ format: setup
 ## bench: measure what a call and a collective cost, beside the plain ways
 bench: setup
 	$(PY) integration/benchmarks/run.py $(ARGS)
+
+## bench-shm: shared arrays beside their peers (those in packages/synk-shm/benchmarks/requirements.txt)
+bench-shm: setup
+	$(PY) packages/synk-shm/benchmarks/run.py $(ARGS)
 
 ## docs: the documentation as HTML in docs/_build/html, warnings are errors
 docs: setup

@@ -167,10 +167,12 @@ def members(sessions: set[int]) -> list[int]:
         if entry.isdigit():
             try:
                 status = Path("/proc", entry, "stat").read_text()
+                threads = os.listdir(f"/proc/{entry}/task")
             except OSError:  # ended since
                 continue
             state, _, _, session = status.rpartition(")")[2].split()[:4]
-            if int(session) in sessions and state not in "ZX":
+            # While a thread is left the process holds its files and locks.
+            if int(session) in sessions and (state not in "ZX" or len(threads) > 1):
                 found.append(int(entry))
     return found
 

@@ -225,7 +225,7 @@ def test_message_to_a_parent_without_arrays(program, method, end):
             stranger = [sys.executable, "-c", "import synk_shm as s; s.ones(1); s.cleanup()"]
             subprocess.run(stranger, check=True, timeout=60)
             assert queue.get().tolist() == [0, 1, 2, 3]
-            return int(child.exitcode != 0 or "END" != "pass")  # what it had no time to remove
+            assert child.exitcode is not None
         """.replace("END", end),
         method,
     )

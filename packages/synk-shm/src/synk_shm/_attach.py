@@ -42,8 +42,8 @@ def open_segment(
         known = find_mapped(nonce, readonly)
         if known is not None:
             return known
-    process.ready()  # removes what dead processes left, before it can be mistaken for alive
     anonymous = name.startswith("/proc/")
+    process.ready(not anonymous)  # removes what dead processes left, before it looks alive
     open_ = _posix.open_anonymous if anonymous else _posix.open_existing
     fd = open_(name, readonly)
     keep = False
@@ -54,7 +54,7 @@ def open_segment(
         known = find_mapped(found_nonce, readonly)
         if known is not None and known.segment.inode == status.st_ino:
             return known
-        families = process.enter(header.family)
+        families = () if anonymous else process.enter(header.family)
         try:
             length = header.data_offset + header.capacity
             mapping = map_memory(fd, length, name, readonly)

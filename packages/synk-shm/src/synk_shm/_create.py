@@ -36,7 +36,7 @@ def create(
         data: all bytes of the array, in memory order.
         contents: what to assign to the array.
     """
-    process.ready()
+    process.ready(backend == "shm")
     family = process.home
     plan = _header.plan(shape, dtype, fortran, capacity, family)
     where = _posix.PLACES[backend]
@@ -88,7 +88,7 @@ def _open_new(backend: str, wanted: str, mode: int) -> tuple[str, int]:
 
 def _filled(fd: int, plan: _header.Plan, name: str, where: str, data: Bytes | None) -> Mapping:
     """The memory of a new segment that is large, or gets its data now."""
-    os.ftruncate(fd, plan.length)
+    _posix.set_size(fd, plan.length, where)
     if plan.stop < _pages.LARGE:
         written = data is not None and _posix.write_data(fd, plan.start, data.data, where)
         _posix.allocate(fd, 0, plan.start if written else plan.stop, where)

@@ -77,8 +77,22 @@ def postpone(family: str, fd: int) -> None:
     shared arrays so far, and so does not hold the family's lock yet.
     """
     if any(_names.family_of(name) == family for name, _ in names_of_user()):
-        until = time.time() + _GRACE_S
-        os.utime(fd, (until, until))
+        _postpone(fd)
+
+
+def postpone_if_alone(fd: int) -> None:
+    """The same for a child that sends a message, and may be killed before it can exit."""
+    try:
+        alone = not _is_marked(fd)
+    except (OSError, AttributeError):
+        alone = True
+    if alone:
+        _postpone(fd)
+
+
+def _postpone(fd: int) -> None:
+    until = time.time() + _GRACE_S
+    os.utime(fd, (until, until))
 
 
 def is_linked(fd: int) -> bool:
@@ -97,6 +111,8 @@ def is_alive(family: str) -> bool:
         return False  # gone, or not ours
     try:
         return _is_marked(fd) or not _is_due(fd)
+    except (OSError, AttributeError):  # no such locks here: try for the other kind
+        return not _lock(fd, fcntl.LOCK_EX) or not _is_due(fd)
     finally:
         os.close(fd)
 
@@ -207,11 +223,9 @@ def _mark(fd: int) -> None:
 
 
 def _is_marked(fd: int) -> bool:
+    """Whether somebody else than the holder of this descriptor has marked the file."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    try:
-        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
-    except (OSError, AttributeError):
-        return not _lock(fd, fcntl.LOCK_EX)
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 

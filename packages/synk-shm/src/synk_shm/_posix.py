@@ -38,6 +38,7 @@ PLACES = {"shm": DIRECTORY or "shared memory", "memfd": ANONYMOUS}
 """Where the memory of each backend comes from, as errors name it."""
 
 _CAN_ALLOCATE = hasattr(os, "posix_fallocate")
+_FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 _CHUNK = 16 << 20  # some kernels restart an interrupted allocation from its beginning
 # Not through a link that somebody planted, and not waiting at a pipe.
 _CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -59,6 +60,10 @@ def create(name: str, mode: int) -> int:
         else:
             fd = int(posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=mode).fd)
     except (posix_ipc.Error, OSError, MemoryError) as error:
+        if getattr(error, "errno", None) == errno.ENOENT or "No shared memory" in str(error):
+            raise ShmError(
+                errno.ENOENT, 'there is no shared memory here; use backend="memfd"', name
+            ) from error
         raise_mapped(error, name, existential=errno.EEXIST)
     if mode & 0o077:  # asked for in so many words: the umask does not apply
         try:
@@ -153,6 +158,14 @@ def link(name: str, new_name: str) -> None:
         raise_mapped(error, name if error.errno == errno.ENOENT else new_name)
 
 
+def set_size(fd: int, length: int, where: str) -> None:
+    """Set the size of a new segment, once."""
+    try:
+        os.ftruncate(fd, length)
+    except OSError as error:
+        raise_mapped(error, where)
+
+
 def reserve(fd: int, stop: int, length: int, where: str) -> None:
     """Make a new segment `length` bytes long, and really allocate those up to `stop`.
 
@@ -160,7 +173,7 @@ def reserve(fd: int, stop: int, length: int, where: str) -> None:
         ShmFullError: there is not enough memory.
     """
     if length != stop or not _CAN_ALLOCATE:  # else allocating sets the size, too
-        os.ftruncate(fd, length)
+        set_size(fd, length, where)
     allocate(fd, 0, stop, where)
 
 
@@ -179,9 +192,9 @@ def allocate(fd: int, start: int, stop: int, where: str) -> None:
             start += _CHUNK
         os.posix_fallocate(fd, start, stop - start)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+        if error.errno in _FULL:
             raise full_error(asked, where) from error
-        raise
+        raise_mapped(error, where)
 
 
 def write_data(fd: int, start: int, data: bytes | memoryview, where: str) -> bool:
@@ -200,9 +213,9 @@ def write_data(fd: int, start: int, data: bytes | memoryview, where: str) -> boo
         try:
             written += os.pwrite(fd, rest, start + written)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+            if error.errno in _FULL:
                 raise full_error(len(data), where) from error
-            raise
+            raise_mapped(error, where)
     return True
 
 

@@ -69,18 +69,27 @@ class Process:
         self._armed = False
         self._ended = False
         self._find_parent: Callable[[], Any] = lambda: None
-        self._check_at = -math.inf
+        self._check_at = self._send_check_at = -math.inf
         self._user = os.geteuid()
         self._other_users: dict[int, int] = {}
 
-    def ready(self) -> None:
-        """Be able to have segments. Costs nothing but now and then."""
+    def ready(self, named: bool = True) -> None:
+        """Be able to have segments. Costs nothing but now and then.
+
+        Raises:
+            ShmError: the lock file cannot be made. Segments without names do not need it.
+        """
         if time.monotonic() >= self._check_at or os.geteuid() != self._user:
             with self._arming:
                 if not self._armed:
                     self._arm()
-                self._hold_home()
-                self._check_at = time.monotonic() + _CHECK_EVERY_S
+                try:
+                    self._hold_home()
+                except OSError:
+                    if named:
+                        raise
+                else:
+                    self._check_at = time.monotonic() + _CHECK_EVERY_S
 
     def _arm(self) -> None:
         """Prepare for shared arrays, once: exit, fork, multiprocessing; sweep the dead."""
@@ -97,8 +106,8 @@ class Process:
         self._armed = True
         # Already ending, in a handler of atexit: what is registered now is not called.
         self._ended = not threading.main_thread().is_alive()
-        self._hold_home()  # before the sweep: its own family is alive
-        with contextlib.suppress(OSError):  # another program's trouble is not this one's
+        with contextlib.suppress(OSError):  # no directory, or another program's trouble
+            self._hold_home()  # before the sweep: its own family is alive
             _family.sweep_all()
 
     def _hold_home(self) -> None:
@@ -134,6 +143,19 @@ class Process:
     def belongs_to(self, family: str) -> bool:
         """Whether this process keeps that family alive as one of its own members."""
         return self._armed and family == self.home and family in self._memberships
+
+    def sending(self) -> None:
+        """A message goes to a process that may not hold the family's lock yet.
+
+        If nobody else does, the family is not swept for a while, should this process die.
+        """
+        now = time.monotonic()
+        if now < self._send_check_at:
+            return
+        self._send_check_at = now + _CHECK_EVERY_S
+        member = self._memberships.get(self.home)
+        if member is not None and member.fd is not None and self._is_awaited():
+            _family.postpone_if_alone(member.fd)
 
     def forget(self, segment: Mapped, key: tuple[bytes, bool]) -> None:
         """A segment is no longer mapped here."""

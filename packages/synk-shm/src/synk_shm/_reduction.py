@@ -41,6 +41,7 @@ def reduce_array(array: Array) -> Any:
         entry = _names.random_name(process.home)
         _posix.link(address.name, entry)
         packed = _names.pack(entry)
+        process.sending()
     return rebuild_array, (packed, not array.flags.writeable, *address.__reduce__()[1])
 
 
