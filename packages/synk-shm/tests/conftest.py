@@ -71,6 +71,25 @@ def given():
     return lambda word: f"{word}-{secrets.token_hex(5)}"
 
 
+@pytest.fixture
+def left():
+    """A function: what is in shared memory, lock files included, with one of these in its name.
+
+    It waits a moment for that to go, since another program may be sweeping it just now.
+    """
+
+    def look(*parts: str) -> list[str]:
+        deadline = time.monotonic() + 2
+        while True:
+            names = os.listdir("/dev/shm")
+            found = [name for name in names if any(part in name for part in parts)]
+            if not found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.01)
+
+    return look
+
+
 class Script:
     """Fresh interpreters that run a file each, with every warning an error.
 

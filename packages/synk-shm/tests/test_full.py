@@ -169,3 +169,30 @@ def test_large_requests_ask_for_the_memory_of_the_machine(monkeypatch):
     monkeypatch.setattr(_space, "_container_left", lambda: 35 << 20)
     with pytest.raises(shm.ShmFullError, match=r"only 35.0 MiB"):
         shm.share(np.zeros(40 << 20, "u1"))
+
+
+def test_what_others_take_meanwhile(script, small_shm):
+    """Between the look at the free space and the allocation: the same error, nothing kept."""
+    script.run(
+        """
+        import synk_shm as shm
+        from synk_shm import _create, _growth
+
+        MIB = 1 << 20
+        grows = shm.full(MIB, 3, "u1", capacity=64 * MIB)
+        free = shm.free_space()
+        _create.check_space = _growth.check_space = lambda *_: None  # all seems well
+        for act in (lambda: shm.ones(20 * MIB, "u1"), lambda: shm.resize(grows, 40 * MIB),
+                    lambda: shm.share(grows, copy=True) if shm.resize(grows, 40 * MIB) else 0):
+            try:
+                act()
+            except shm.ShmFullError as error:
+                kept = error  # and with it the frames that had the mapping, and its first page
+                assert free - shm.free_space() <= 4096, (shm.free_space(), free)
+            else:
+                raise AssertionError("there was room")
+        assert (grows == 3).all() and grows.shape == (MIB,)
+        assert (shm.resize(grows, 8 * MIB)[MIB:] == 0).all()
+        """,
+        prefix=small_shm,
+    )

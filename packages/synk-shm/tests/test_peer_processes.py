@@ -210,7 +210,7 @@ def test_exit_does_not_wait_for_a_fork(script, tmp_path):
 
 
 @METHODS
-def test_nothing_stays_of_a_killed_group(script, given, method):
+def test_nothing_stays_of_a_killed_group(script, given, left, method):
     """Standard library, joblib: the tracker dies with its process group, and all memory leaks."""
     leader = script.start(
         """
@@ -240,13 +240,9 @@ def test_nothing_stays_of_a_killed_group(script, given, method):
     assert len(families) == 1
     family = families.pop()
     script.kill_group(leader)
-    assert entries(family)
+    assert [name for name in os.listdir("/dev/shm") if family in name]
     assert script.run("import synk_shm; synk_shm.ones(1)") == ""
-    assert not entries(family)
-
-
-def entries(family: str) -> list[str]:
-    return [name for name in os.listdir("/dev/shm") if family in name]
+    assert not left(family)
 
 
 @METHODS

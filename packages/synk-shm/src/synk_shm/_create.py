@@ -10,7 +10,7 @@ import numpy as np
 from synk_shm import _header, _names, _pages, _posix
 from synk_shm._process import process
 from synk_shm._segment import Array, Bytes, Mapping, Segment, map_memory
-from synk_shm._space import LARGE, check_space
+from synk_shm._space import check_space
 
 NOTHING = object()
 _NONCE = _header.NONCE_BYTES
@@ -40,7 +40,7 @@ def create(
     family = process.home
     plan = _header.plan(shape, dtype, fortran, capacity, family)
     where = _posix.PLACES[backend]
-    if plan.stop >= LARGE:
+    if plan.stop >= _pages.LARGE:
         check_space(plan.stop, where)
     noise = os.urandom(_NOISE)
     nonce = noise[:_NONCE]
@@ -89,11 +89,11 @@ def _open_new(backend: str, wanted: str, mode: int) -> tuple[str, int]:
 def _filled(fd: int, plan: _header.Plan, name: str, where: str, data: Bytes | None) -> Mapping:
     """The memory of a new segment that is large, or gets its data now."""
     _posix.set_size(fd, plan.length, where)
-    if plan.stop < _pages.LARGE:
-        written = data is not None and _posix.write_data(fd, plan.start, data.data, where)
+    if data is not None and plan.stop < _pages.WORTH_THREADS:
+        written = _posix.write_data(fd, plan.start, data.data, where)
         _posix.allocate(fd, 0, plan.start if written else plan.stop, where)
         mapping = map_memory(fd, plan.length, name)
-        if data is not None and not written:
+        if not written:
             mapping[plan.start : plan.stop] = data.data
         return mapping
     mapping = map_memory(fd, plan.length, name)

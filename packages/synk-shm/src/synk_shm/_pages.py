@@ -1,9 +1,10 @@
-"""Large segments: allocating and filling their pages with several threads.
+"""Large segments: allocating, mapping and filling their pages in one go.
 
-A new page costs far more than the bytes in it (the kernel finds, clears and maps it), and
-one core does that at a few GB/s. So pages are asked for by several threads, each of which
-fills what it has got while it is still in the cache. The pages are mapped afterwards: the
-first touch, which is where shared memory usually loses to private memory, costs nothing.
+A new page costs far more than the bytes in it: the kernel finds, clears and maps it, and does
+so one by one, at a few GB/s, if the pages are touched one by one. So they are asked for many
+at a time, by several threads if there are very many, each of which fills what it has got while
+it is still in the cache. The pages are mapped afterwards: the first touch, which is where
+shared memory usually loses to private memory, costs nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import numpy as np
 
 from synk_shm._space import full_error
 
-LARGE = 32 << 20  # below, threads that wait for a core cost more than they save
+LARGE = 512 << 10  # below, allocating and then touching is as fast
+WORTH_THREADS = 32 << 20  # below, threads that wait for a core cost more than they save
 _SHARE = 16 << 20  # of each thread, at least
 _CHUNK = 2 << 20  # of the size of a cache, and of a huge page
 _MOST_THREADS = 8
 _POPULATE_WRITE = 23  # madvise(2), since Linux 5.14
+_REMOVE = 9
 _PAGE = 4096
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -62,6 +65,9 @@ def populate(memory: _Bytes, start: int, stop: int, where: str, data: _Bytes | N
 
     _run(work, range(first, stop, step))
     if failures:
+        # At once, as if nothing had been asked for: a traceback may hold the mapping for long.
+        whole = -(-start // _PAGE) * _PAGE
+        _advise(advise, base + whole, stop - whole, _REMOVE)
         raise failures[0]
     return True
 
@@ -93,12 +99,12 @@ def _run(work: Callable[[int], None], begins: range) -> None:
             thread.join()
 
 
-def _advise(advise: Any, address: int, length: int) -> int:
-    """Populate whole pages; 0 or the error's number."""
+def _advise(advise: Any, address: int, length: int, what: int = _POPULATE_WRITE) -> int:
+    """Populate whole pages, or free them; 0 or the error's number."""
     import ctypes
 
     while True:
-        if advise(ctypes.c_void_p(address), ctypes.c_size_t(length), _POPULATE_WRITE) == 0:
+        if advise(ctypes.c_void_p(address), ctypes.c_size_t(length), what) == 0:
             return 0
         number = ctypes.get_errno()
         if number != errno.EINTR:  # a signal; what was done stays done

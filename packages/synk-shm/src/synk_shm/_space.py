@@ -9,7 +9,7 @@ import os
 from synk_shm.exceptions import ShmFullError
 
 ANONYMOUS = "anonymous memory"
-LARGE = 32 << 20  # asking for the machine's free memory costs more than a small segment
+_LARGE = 32 << 20  # asking for the machine's free memory costs more than a small segment
 
 
 def space(where: str) -> tuple[int, int] | None:
@@ -32,7 +32,7 @@ def check_space(asked: int, where: str) -> None:
     found = space(where)
     if found is not None and asked > found[0]:
         raise full_error(asked, where)
-    if asked >= LARGE:
+    if asked >= _LARGE:
         free = _memory_left()
         if free is not None and asked > free:
             raise ShmFullError(
