@@ -1,0 +1,107 @@
+"""Random programs of shared arrays; see driver.py, which also runs a single one again.
+
+With SYNK_SHM_STRESS_SECONDS=600 the programs with fresh seeds go on for ten minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DRIVER = Path(__file__).with_name("driver.py")
+SECONDS = float(os.environ.get("SYNK_SHM_STRESS_SECONDS", "0"))
+TIMEOUT_S = 300
+
+FOUND = re.findall(r"^@kept\ndef (\w+)", DRIVER.with_name("found.py").read_text(), re.M)
+
+pytestmark = pytest.mark.skipif(
+    not (sys.platform == "linux" and hasattr(os, "pidfd_open")),
+    reason="watches processes and shared memory through Linux's /proc, /dev/shm and pidfds",
+)
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", str(DRIVER), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()  # what it started ends when its sockets close
+        process.wait()
+    print(output)
+    return process.returncode, output
+
+
+def test_programs() -> None:
+    """A hundred programs that are always the same, and some that nobody has run before."""
+    fresh = secrets.randbelow(1 << 31)
+    more = ("--seconds", SECONDS) if SECONDS else ("--count", 10)
+    running = [
+        start("--seed", 1, "--count", 50),
+        start("--seed", 51, "--count", 50),
+        start("--seed", fresh, *more),
+    ]
+    results = [finish(process, TIMEOUT_S + SECONDS) for process in running]
+    assert [code for code, _ in results] == [0, 0, 0]
+    assert sum(int(re.findall(r"(\d+) programs", text)[-1]) for _, text in results) >= 110
+
+
+def test_programs_among_others() -> None:
+    """In the system's /dev/shm, where other programs have segments, and sweep."""
+    code, _ = finish(start("--common", "--seed", 1000, "--count", 6))
+    assert code == 0
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_wrong_once(name: str) -> None:
+    code, _ = finish(start("--found", name))
+    assert code == 0
+
+
+def test_a_seed_is_a_program() -> None:
+    first, second = (start("--seed", 4, "--verbose") for _ in range(2))
+    steps = [re.findall(r"^ *\d+  .*?(?=  -> |$)", finish(one)[1], re.M) for one in (first, second)]
+    assert len(steps[0]) > 20
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("stray_link", "has a name that nobody made"),
+        ("wrong_value", "the values are"),
+        ("stray_process", "processes are left"),
+        ("stray_descriptor", "these files open"),
+        ("noise", "words on stderr are left"),
+        ("hang", "did not answer in 1.0 s"),
+        ("crash", "died, exit code -11"),
+    ],
+)
+def test_what_is_wrong_is_noticed(kind: str, said: str) -> None:
+    """A process does what it must not. The report names it, and how to see it again."""
+    code, text = finish(start("--seed", 3, "--limit", 1, "--sabotage", kind))
+    assert code == 1
+    assert said in text
+    assert f"is told to do wrong: {kind}" in text
+    assert re.search(r"^ +1  p1\.root\(", text, re.M), "the whole program"
+    assert "--seed 3 --verbose" in text
+    assert "1 failed" in text
+
+
+def test_a_failing_program_is_made_shorter() -> None:
+    _, text = finish(start("--seed", 3, "--limit", 5, "--sabotage", "noise", "--shrink"))
+    longer, shorter = (int(n) for n in re.findall(r"^seed 3, (\d+) steps", text, re.M))
+    assert shorter < longer
