@@ -9,7 +9,7 @@ import time
 
 from synk_shm import _header, _posix
 from synk_shm._process import process
-from synk_shm._segment import Mapping, Segment, find_mapped, map_memory
+from synk_shm._segment import Mapping, Segment, find_mapped, map_memory, raise_taken
 from synk_shm.exceptions import (
     ShmFormatError,
     ShmNotFoundError,
@@ -50,7 +50,7 @@ def open_segment(
     try:
         header, found_nonce, status = _wait_for_header(fd, name, timeout_s, owner_uid)
         if nonce is not None and found_nonce != nonce:
-            raise ShmNotFoundError(errno.ENOENT, "another segment has taken this name", name)
+            raise_taken(name)
         known = find_mapped(found_nonce, readonly)
         if known is not None and known.segment.inode == status.st_ino:
             return known
@@ -65,7 +65,7 @@ def open_segment(
         keep = anonymous
         opened = Segment(mapping, name, header, found_nonce, status.st_mode & 0o777, readonly, [])
         opened.families = families
-        opened.known_inode = status.st_ino
+        opened.inode = status.st_ino
         if anonymous:
             opened.fd = fd
         return mapping
@@ -103,6 +103,8 @@ def _wait_for_header(
             if needed > len(start):
                 start = _posix.read_start(fd, size, needed)
             return *_header.parse(start[:needed], size, name), status
+        if name.startswith("/proc/"):  # memory of that kind has no name before it is ready
+            raise ShmNotFoundError(errno.ENOENT, "the process closed this memory", name)
         now = time.monotonic()
         deadline = now + timeout_s if deadline is None else deadline
         if now >= deadline:

@@ -58,6 +58,7 @@ def create(
         plan.write(mapping, nonce)
         made = Segment(mapping, first, plan.header, nonce, mode, False, owned)
         made.mine = True
+        made.inode = os.fstat(fd).st_ino
         array = made.array(shape)
         if contents is not NOTHING:
             array[...] = contents

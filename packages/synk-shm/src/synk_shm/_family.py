@@ -19,6 +19,7 @@ import struct
 import time
 
 from synk_shm import _names, _posix
+from synk_shm._peek import peek
 from synk_shm.exceptions import ShmTimeoutError
 
 _OPEN_S = 5.0
@@ -70,29 +71,24 @@ def hold(family: str, *, create: bool) -> int | None:
         time.sleep(0.001)
 
 
-def postpone(family: str, fd: int) -> None:
-    """If a family has names, let it not be swept for a while, though nobody is left.
-
-    For a child that exits: a message of its may be on the way to a parent that has had no
-    shared arrays so far, and so does not hold the family's lock yet.
-    """
-    if any(_names.family_of(name) == family for name, _ in names_of_user()):
-        _postpone(fd)
+def has_names(family: str) -> bool:
+    """Whether there is anything that a sweep of this family would remove."""
+    return any(_names.family_of(name) == family for name, _ in names_of_user())
 
 
 def postpone_if_alone(fd: int) -> None:
-    """The same for a child that sends a message, and may be killed before it can exit."""
+    """If no other process holds this lock file, let the family not be swept for a while.
+
+    For a child whose message may be on the way to a parent that has had no shared arrays so
+    far, and so does not hold the family's lock yet.
+    """
     try:
         alone = not _is_marked(fd)
     except (OSError, AttributeError):
         alone = True
     if alone:
-        _postpone(fd)
-
-
-def _postpone(fd: int) -> None:
-    until = time.time() + _GRACE_S
-    os.utime(fd, (until, until))
+        until = time.time() + _GRACE_S
+        os.utime(fd, (until, until))
 
 
 def is_linked(fd: int) -> bool:
@@ -125,20 +121,9 @@ def sweep(family: str, *, at_once: bool = False) -> list[str]:
     fd = _open_if_dead(family, at_once)
     if fd is None:
         return []
-    removed: list[str] = []
-    inodes: set[int] = set()
     try:
-        given: list[tuple[str, int]] = []
-        for name, inode in names_of_user():
-            if _names.family_of(name) == family:
-                if _posix.remove(name):
-                    removed.append(name)
-                    inodes.add(inode)
-            elif _names.is_user_name(name):
-                given.append((name, inode))
-        for name, inode in given:
-            if inode in inodes and _posix.remove(name, inode):
-                removed.append(name)
+        # Its own names last: should this process be killed, they lead the next one to the rest.
+        removed = [name for name in _names_of(family) if _posix.remove(name)]
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_lock_path(family) or "")  # last: while it is there, the rest is found
     finally:
@@ -174,6 +159,21 @@ def names_of_user() -> list[tuple[str, int]]:
                 if status.st_uid == user and stat.S_ISREG(status.st_mode):
                     found.append(("/" + entry.name, status.st_ino))
     return found
+
+
+def _names_of(family: str) -> list[str]:
+    """The names of what a family made: those that users gave, then its own."""
+    entries = names_of_user()
+    own = {name: inode for name, inode in entries if _names.family_of(name) == family}
+    inodes = set(own.values())
+    given = [name for name, inode in entries if _names.is_user_name(name) and inode in inodes]
+    return [name for name in given if _maker_of(name) == family] + list(own)
+
+
+def _maker_of(name: str) -> str | None:
+    """The family that made a segment. (That of a message may be another one's.)"""
+    found = peek(name)
+    return found[0].family if found is not None and found[0] is not None else None
 
 
 def _lock_path(family: str) -> str | None:

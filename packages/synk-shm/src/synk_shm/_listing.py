@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from typing import NamedTuple
 
-from synk_shm import _family, _header, _names, _posix
+from synk_shm import _family, _names, _posix
+from synk_shm._peek import peek
 from synk_shm._process import process
 from synk_shm._space import space
 from synk_shm.exceptions import ShmError
@@ -77,24 +76,15 @@ def free_space() -> int:
 def _describe(names: list[str]) -> SegmentInfo | None:
     given = [name for name in names if _names.is_user_name(name)]
     name = given[0] if given else names[0]
-    shape = dtype = None
-    family = next(filter(None, map(_names.family_of, names)), None)
-    try:
-        fd = _posix.open_existing(name, readonly=True)
-    except ShmError:
+    found = peek(name)
+    if found is None:
         return None  # gone since
-    try:
-        status = os.fstat(fd)
-        with contextlib.suppress(ShmError, OSError):
-            start = _posix.read_start(fd, status.st_size, _header.PEEK)
-            needed = _header.needed(start)
-            if needed:
-                start = _posix.read_start(fd, status.st_size, needed)
-                header, _ = _header.parse(start, status.st_size, name)
-                shape, dtype = header.shape, str(header.dtype)
-                family = family or header.family
-    finally:
-        os.close(fd)
+    header, status = found
+    if header is None:  # made by another version, or still being made
+        shape = dtype = None
+        family = next(filter(None, map(_names.family_of, names)), None)
+    else:
+        shape, dtype, family = header.shape, str(header.dtype), header.family
     mine = family is not None and process.belongs_to(family)
     alive = mine or (family is not None and _family.is_alive(family))
     shown = given[0].rsplit(".", 1)[-1] if given else name

@@ -68,6 +68,7 @@ class Process:
         self._arming = threading.Lock()
         self._armed = False
         self._ended = False
+        self._inherits = False
         self._find_parent: Callable[[], Any] = lambda: None
         self._check_at = self._send_check_at = -math.inf
         self._user = os.geteuid()
@@ -197,15 +198,19 @@ class Process:
         if member.fd is None:
             return
         awaited = family == self.home and self._is_awaited()
-        if awaited:
-            _family.postpone(family, member.fd)
+        if awaited and _family.has_names(family):
+            _family.postpone_if_alone(member.fd)
         os.close(member.fd)
         with contextlib.suppress(OSError):  # runs where nobody could catch it
             _family.sweep(family, at_once=family == self.home and not awaited)
 
     def _is_awaited(self) -> bool:
-        """Whether a process of multiprocessing that started this one may expect messages."""
-        parent = self._find_parent()
+        """Whether a process may expect messages of this one, and not be of the family yet.
+
+        That is the process of multiprocessing that started it, but not if it forked it with
+        its lock, which is therefore its own, too.
+        """
+        parent = None if self._inherits else self._find_parent()
         return parent is not None and parent.is_alive()
 
     def _finalize_at_exit(self) -> None:
@@ -235,6 +240,7 @@ class Process:
         """In a forked child: locks may be held by threads that do not exist here."""
         self._lock = threading.Lock()
         self._arming = threading.Lock()
+        self._inherits = self.home in self._memberships
         for mapped in list(self.mapped.values()):
             mapped.disown()
         self.owners.clear()

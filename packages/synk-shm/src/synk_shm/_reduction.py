@@ -16,7 +16,7 @@ from synk_shm import _names, _posix
 from synk_shm._attach import open_segment
 from synk_shm._handle import Handle, attach, handle, view
 from synk_shm._process import process
-from synk_shm._segment import Array, find_mapped, segment
+from synk_shm._segment import Array, find_mapped, raise_taken, segment
 from synk_shm.exceptions import ShmNotFoundError
 
 
@@ -40,6 +40,9 @@ def reduce_array(array: Array) -> Any:
     if _posix.DIRECTORY is not None and found.backend == "shm":
         entry = _names.random_name(process.home)
         _posix.link(address.name, entry)
+        if _posix.identity_of(entry)[0] != found.inode:
+            _posix.remove(entry)
+            raise_taken(address.name)
         packed = _names.pack(entry)
         process.sending()
     return rebuild_array, (packed, not array.flags.writeable, *address.__reduce__()[1])

@@ -74,13 +74,13 @@ def is_shared(x: object) -> bool:
 
 def _remove_names(found: Segment) -> bool:
     """Remove every entry of a segment, those of messages included."""
-    gone, names, inode = found.unlinked, found.names, found.inode
+    gone, names = found.unlinked, found.names
     found.unlink()
     if found.backend == "memfd":
         return not gone
     if _posix.DIRECTORY is None:
         return _posix.remove(found.name)
-    return inode is not None and _remove_inode(inode, names)
+    return _remove_inode(found.inode, names)
 
 
 def _unlink_name(name: str) -> bool:
@@ -102,13 +102,9 @@ def _unlink_name(name: str) -> bool:
 
 def _remove_inode(inode: int, known: list[str]) -> bool:
     """Remove all entries of a segment; looks for those that are not known, if there are any."""
-    removed = False
-    left = 1
-    for name in known:
-        left = _posix.links(name, inode) - 1
-        removed |= _posix.remove(name, inode)
-    if left:
-        for name, number in _family.names_of_user():
-            if number == inode:
-                removed |= _posix.remove(name)
-    return removed
+    names = known
+    if any(_posix.links(name, inode) != len(known) for name in known):
+        names = [name for name, number in _family.names_of_user() if number == inode]
+    # A random one last: it leads a sweep to the others, should this process be killed.
+    names = sorted(names, key=_names.is_user_name, reverse=True)
+    return any([_posix.remove(name, inode) for name in names])  # noqa: C419 (all of them)

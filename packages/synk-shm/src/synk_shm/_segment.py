@@ -11,17 +11,18 @@ that this process owns. It points back by weak references only: no cycle delays 
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import sys
 import weakref
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from synk_shm import _dtypes, _header, _names, _posix
 from synk_shm._process import process
-from synk_shm.exceptions import ShmError
+from synk_shm.exceptions import ShmError, ShmNotFoundError
 
 _SHARED = mmap.MAP_SHARED
 _READ = mmap.PROT_READ
@@ -59,7 +60,7 @@ class Segment:
     lock_holder: tuple[int, int] | None = None
     _closed = False
     _address = 0
-    known_inode: int | None = None
+    inode = 0
     _bytes: weakref.ref[Bytes] | None = None
     families: tuple[str, ...] = ()
 
@@ -147,16 +148,6 @@ class Segment:
         return self._address
 
     @property
-    def inode(self) -> int | None:
-        """The number of the segment's file; None if it has none, or its name is gone."""
-        if self.known_inode is None and self.backend == "shm" and _posix.DIRECTORY is not None:
-            try:
-                self.known_inode = _posix.identity_of(self.address_name)[0]
-            except OSError:
-                return None
-        return self.known_inode
-
-    @property
     def address_name(self) -> str:
         """The name under which others find this segment now."""
         if self.fd is not None:
@@ -237,6 +228,8 @@ class Segment:
     def move_user_name(self, old: Segment) -> None:
         """Take the name that a user gave to `old`, in one step."""
         for name in [name for name in old._owned if _names.is_user_name(name)]:
+            if not _posix.links(name, old.inode):
+                continue  # it is unlinked, or another's now
             step = _names.random_name(self.family)
             _posix.link(self.address_name, step)
             os.replace(_posix.path_of(step), _posix.path_of(name))
@@ -255,17 +248,22 @@ class Segment:
         """A new descriptor (and so a new holder of locks) for this segment's file."""
         if self.fd is not None:
             return _posix.open_anonymous(self.address_name, self.readonly)
-        return _posix.open_existing(self.address_name, self.readonly)
+        fd = _posix.open_existing(self.address_name, self.readonly)
+        if os.fstat(fd).st_ino != self.inode:
+            os.close(fd)
+            raise_taken(self.name)
+        return fd
 
     def disown(self) -> None:
         """In a forked child: its parent's names are not its own."""
+        self.name = self.names[0]  # one that is still there
         self._owned = []
         self.mine = False
 
     def remove_owned_names(self) -> None:
         """Remove the names this process owns."""
         owned, self._owned = self._owned, []
-        for name in owned:
+        for name in reversed(owned):  # the random one last: it leads a sweep to the others
             # A random name cannot have been given again.
             _posix.remove(name, self.inode if _names.is_user_name(name) else None)
             self.unlinked = True
@@ -312,6 +310,11 @@ def segment(x: object) -> Segment | None:
             return x.segment
         x = x.obj if isinstance(x, memoryview) else getattr(x, "base", None)
     return None
+
+
+def raise_taken(name: str) -> NoReturn:
+    """Say that a name stands for something else now."""
+    raise ShmNotFoundError(errno.ENOENT, "another segment has taken this name", name)
 
 
 def find_mapped(nonce: bytes, readonly: bool) -> Mapping | None:

@@ -254,11 +254,13 @@ def describe(array: np.ndarray) -> dict[str, Any]:
 def light(fuse: int) -> None:
     """Be killed by the n-th call or return of any Python or C function from now on."""
     left = [fuse]
+    # Late in the exit there are no modules any more.
+    kill, me, deadly = os.kill, os.getpid(), signal.SIGKILL
 
     def count(*_: Any) -> None:
         left[0] -= 1
         if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill(me, deadly)
 
     sys.setprofile(count)
 
