@@ -11,7 +11,6 @@ Nothing is imported at the top but NumPy; each class imports its own package whe
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 import shutil
@@ -69,26 +68,6 @@ class SynkMemfd(Synk):
     name = "synk-shm memfd"
     by_default = False
     options = {"backend": "memfd"}  # noqa: RUF012
-
-
-class SynkPrefault(Synk):
-    """This package, touching every page at creation; takes part once there is such an option."""
-
-    name = "synk-shm prefault"
-    options = {"prefault": True}  # noqa: RUF012
-
-    @classmethod
-    def missing(cls) -> str:
-        reason = super().missing()
-        if reason:
-            return reason
-        import synk_shm
-
-        offered = inspect.signature(synk_shm.empty).parameters
-        return "" if "prefault" in offered else "synk_shm.empty has no option prefault"
-
-    def share(self, source: Array) -> Pair:
-        raise NotOfferedError("an option of empty")
 
 
 class Stdlib(Contender):
@@ -279,7 +258,6 @@ CONTENDERS: dict[str, type[Contender]] = {
     kind.name: kind
     for kind in (
         Synk,
-        SynkPrefault,
         SynkMemfd,
         Stdlib,
         SharedArray,

@@ -9,7 +9,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from .contenders import OURS, NumPy, RawArray, SharedArray, Stdlib, SynkPrefault
+from .contenders import OURS, NumPy, RawArray, SharedArray, Stdlib
 from .results import Ratio, Result, Row, ratio
 
 BEST = "best peer"
@@ -73,7 +73,7 @@ TARGETS: tuple[Target, ...] = (
     Target("create/1K", 1.6, SharedArray.name),
     Target("create/1K", 0.75, Stdlib.name),
     Target("create/1M", 0.95, SharedArray.name),
-    Target("create/large", 0.6, SharedArray.name, ours=SynkPrefault.name),
+    Target("create/large", 0.6, SharedArray.name),
     Target("again/1K", 0.6, SharedArray.name),
     Target("again/1M", 1.2, RawArray.name),
     Target("share/1M", 0.7, SharedArray.name),
