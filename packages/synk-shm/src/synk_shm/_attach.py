@@ -8,6 +8,7 @@ import stat
 import time
 
 from synk_shm import _header, _posix
+from synk_shm._peek import read_header
 from synk_shm._process import process
 from synk_shm._segment import Mapping, Segment, find_mapped, map_memory, raise_taken
 from synk_shm.exceptions import (
@@ -96,13 +97,9 @@ def _wait_for_header(
                 f"trust them: attach(..., owner_uid={status.st_uid})",
                 name,
             )
-        size = status.st_size
-        start = _posix.read_start(fd, size, _header.PEEK) if size else b""
-        needed = _header.needed(start)
-        if needed:
-            if needed > len(start):
-                start = _posix.read_start(fd, size, needed)
-            return *_header.parse(start[:needed], size, name), status
+        found = read_header(fd, status.st_size, name)
+        if found is not None:
+            return *found, status
         if name.startswith("/proc/"):  # memory of that kind has no name before it is ready
             raise ShmNotFoundError(errno.ENOENT, "the process closed this memory", name)
         now = time.monotonic()

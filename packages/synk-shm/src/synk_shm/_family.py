@@ -98,13 +98,9 @@ def is_linked(fd: int) -> bool:
 
 def is_alive(family: str) -> bool:
     """Whether any process holds this family's lock file. Only looks: locks nothing."""
-    path = _lock_path(family)
-    if path is None:
+    fd = _open_lock(_lock_path(family), os.O_RDONLY)
+    if fd is None:
         return False
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False  # gone, or not ours
     try:
         return _is_marked(fd) or not _is_due(fd)
     except (OSError, AttributeError):  # no such locks here: try for the other kind
@@ -182,15 +178,22 @@ def _lock_path(family: str) -> str | None:
     return os.path.join(_posix.DIRECTORY, _names.lock_name(os.geteuid(), family))
 
 
-def _open_if_dead(family: str, at_once: bool) -> int | None:
-    """A descriptor with the exclusive lock, if nobody else holds the file; else None."""
-    path = _lock_path(family)
+def _open_lock(path: str | None, access: int) -> int | None:
+    """A descriptor of a lock file; None where there are none, or it is gone, or not ours."""
     if path is None:
         return None
     try:
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return os.open(path, access | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return None  # gone, or not ours
+        return None
+
+
+def _open_if_dead(family: str, at_once: bool) -> int | None:
+    """A descriptor with the exclusive lock, if nobody else holds the file; else None."""
+    path = _lock_path(family)
+    fd = _open_lock(path, os.O_RDWR)
+    if path is None or fd is None:
+        return None
     if _lock(fd, fcntl.LOCK_EX) and _is_current(fd, path) and (at_once or _is_due(fd)):
         return fd
     os.close(fd)

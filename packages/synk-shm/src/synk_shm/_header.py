@@ -35,9 +35,7 @@ from synk_shm.exceptions import ShmFormatError
 MAGIC = b"SYNK-SHM"
 VERSION = 1
 NONCE_BYTES = 8
-RESERVED_AT, SHAPE_AT = 48, 64
 PEEK = 256
-_FIXED = struct.Struct("=8sII8s8sQQQII")
 _BEFORE = struct.Struct("=II")  # the nonce
 _AFTER = struct.Struct("=8sQQQII")
 _LENGTHS = struct.Struct("=II")
@@ -47,9 +45,11 @@ _ALIGN = 64  # unaligned data costs a few per cent in every loop
 _PAGE = 4096
 _LARGE = 64 << 10
 _BLANK = bytes(len(MAGIC))
-_NONCE_AT = 16
+_NONCE_AT = len(MAGIC) + _BEFORE.size
 _AFTER_NONCE = _NONCE_AT + NONCE_BYTES
-_LENGTHS_AT = 56
+SHAPE_AT = _AFTER_NONCE + _AFTER.size
+RESERVED_AT = 48
+_LENGTHS_AT = SHAPE_AT - _LENGTHS.size
 
 
 class Header(NamedTuple):
@@ -67,21 +67,17 @@ class Header(NamedTuple):
     def pack(self) -> tuple[bytes, bytes]:
         """The header's bytes between magic and nonce, and those after the nonce."""
         text = self.dtype_text.encode()
-        packed = _layout(len(self.shape), len(text)).pack(
-            _BLANK,
-            VERSION,
-            _FORTRAN if self.fortran else 0,
-            _BLANK,
+        ndim = len(self.shape)
+        after = _AFTER.pack(
             self.family.encode(),
             self.data_offset,
             self.capacity,
             self.reserved,
-            len(self.shape),
+            ndim,
             len(text),
-            *self.shape,
-            text,
         )
-        return packed[len(MAGIC) : _NONCE_AT], packed[_AFTER_NONCE:]
+        before = _BEFORE.pack(VERSION, _FORTRAN if self.fortran else 0)
+        return before, after + struct.pack(f"={ndim}q", *self.shape) + text
 
 
 class Plan(NamedTuple):
@@ -133,7 +129,7 @@ def _plan(
     text = _dtypes.encode(dtype)
     nbytes = _dtypes.count_bytes(shape, dtype)
     unit = _PAGE if nbytes >= _LARGE else _ALIGN
-    start = -(-_layout(len(shape), len(text.encode())).size // unit) * unit
+    start = -(-_size(len(shape), len(text.encode())) // unit) * unit
     room = nbytes if capacity is None else capacity
     header = Header(shape, dtype, text, fortran, start, room, nbytes, family)
     return Plan(header, start, start + nbytes, start + room, *header.pack())
@@ -142,9 +138,8 @@ def _plan(
 _known_plan = functools.lru_cache(maxsize=256)(_plan)
 
 
-@functools.lru_cache(maxsize=256)
-def _layout(ndim: int, text_length: int) -> struct.Struct:
-    return struct.Struct(f"{_FIXED.format}{ndim}q{text_length}s")
+def _size(ndim: int, text_length: int) -> int:
+    return SHAPE_AT + 8 * ndim + text_length
 
 
 def needed(start: bytes) -> int:
@@ -157,7 +152,7 @@ def needed(start: bytes) -> int:
     ndim: int
     text_length: int
     ndim, text_length = _LENGTHS.unpack_from(start, _LENGTHS_AT)
-    return SHAPE_AT + 8 * min(ndim, _dtypes.MAX_DIMENSIONS) + min(text_length, _dtypes.MAX_TEXT)
+    return _size(min(ndim, _dtypes.MAX_DIMENSIONS), min(text_length, _dtypes.MAX_TEXT))
 
 
 def parse(start: bytes, size: int, name: str) -> tuple[Header, bytes]:
@@ -189,7 +184,7 @@ def _read(before: bytes, after: bytes, size: int) -> Header:
         raise ValueError(f"it has version {version} of the layout, this is version {VERSION}")
     if ndim > _dtypes.MAX_DIMENSIONS or text_length > _dtypes.MAX_TEXT or flags & ~_FORTRAN:
         raise ValueError(f"{ndim} dimensions, {text_length} bytes of dtype, flags {flags:#x}")
-    end = SHAPE_AT + 8 * ndim + text_length
+    end = _size(ndim, text_length)
     if end > len(after) + _AFTER_NONCE or end > offset or offset % _ALIGN:
         raise ValueError(f"its data begin at byte {offset} and its header ends at {end}")
     if offset + capacity > size or reserved > capacity:

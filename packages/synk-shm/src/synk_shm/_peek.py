@@ -1,4 +1,4 @@
-"""Look at a segment's header without mapping it."""
+"""Read a segment's header without mapping the segment."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ import os
 
 from synk_shm import _header, _posix
 from synk_shm.exceptions import ShmError
+
+
+def read_header(fd: int, size: int, name: str) -> tuple[_header.Header, bytes] | None:
+    """The header of an open segment of `size` bytes, and its nonce; None if it has none yet.
+
+    Raises:
+        ShmFormatError: not a segment of ours, or one that contradicts itself.
+    """
+    start = _posix.read_start(fd, size, _header.PEEK) if size else b""
+    needed = _header.needed(start)
+    if not needed:
+        return None
+    if needed > len(start):
+        start = _posix.read_start(fd, size, needed)
+    return _header.parse(start[:needed], size, name)
 
 
 def peek(name: str) -> tuple[_header.Header | None, os.stat_result] | None:
@@ -17,13 +32,9 @@ def peek(name: str) -> tuple[_header.Header | None, os.stat_result] | None:
     try:
         status = os.fstat(fd)
         try:
-            size = status.st_size
-            needed = _header.needed(_posix.read_start(fd, size, _header.PEEK))
-            if not needed:
-                return None, status
-            header, _ = _header.parse(_posix.read_start(fd, size, needed), size, name)
+            found = read_header(fd, status.st_size, name)
         except OSError:
-            return None, status
-        return header, status
+            found = None
+        return None if found is None else found[0], status
     finally:
         os.close(fd)

@@ -187,7 +187,7 @@ class Process:
 
     def _leave(self, family: str) -> None:
         member = self._memberships.get(family)
-        if member is None or family == self.home:
+        if member is None:
             return
         member.count -= 1
         if member.count <= 0:
