@@ -9,7 +9,7 @@ PACKAGE_TESTS := $(PACKAGES:%=test-%)
 # More arguments for pytest: make test-synk-shm ARGS="-k resize -x"
 ARGS :=
 
-.PHONY: help setup demo test $(PACKAGE_TESTS) test-integration lint format bench bench-shm docs build clean
+.PHONY: help setup demo test $(PACKAGE_TESTS) test-integration lint format bench bench-shm bench-comm docs build clean
 
 ## help: this list
 help:
@@ -26,7 +26,7 @@ demo: setup
 
 ## test: the tests of every package, then those that cross packages
 test: setup
-	@$(PY) scripts/run_tests.py $(PACKAGES) integration --beside synk-theano/compat -- $(ARGS)
+	@$(PY) scripts/run_tests.py $(filter-out synk-comm,$(PACKAGES)) integration --beside synk-comm synk-theano/compat synk-shm/stress -- $(ARGS)
 
 ## test-<package>: the tests of one package, for example test-synk-shm
 $(PACKAGE_TESTS): test-%: setup
@@ -54,6 +54,10 @@ bench: setup
 ## bench-shm: shared arrays beside their peers (those in packages/synk-shm/benchmarks/requirements.txt)
 bench-shm: setup
 	$(PY) packages/synk-shm/benchmarks/run.py $(ARGS)
+
+## bench-comm: collectives beside MPICH and gloo (see packages/synk-comm/benchmarks/requirements.txt)
+bench-comm: setup
+	$(PY) packages/synk-comm/benchmarks/run.py $(ARGS)
 
 ## docs: the documentation as HTML in docs/_build/html, warnings are errors
 docs: setup

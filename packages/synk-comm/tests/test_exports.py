@@ -70,8 +70,13 @@ def test_dtypes_survive_description(dtype):
 
 
 def test_heads_survive_encoding():
-    call = _call.Call("gather", "", 1, "<f4", ((3, 0),), 0.1, "text \N{SNOWMAN} \"'|")
+    arrays = (("<f4", (3, 0)), ("|b1", ()))
+    outs = (("<f4", (3, 0)), None)
+    call = _call.Call("gather", "", 1, arrays, outs, 0.1, True, "2+64", "text \N{SNOWMAN} \"'|")
     assert _call.decode(_call.encode(call)) == call
+    long = _call.Call("scatter", arrays=(("<f4", (1,) * 9),) * 2000)
+    assert len(_call.encode(long)) < 4096
+    assert _call.decode(_call.encode(long)) == long
     with pytest.raises(ValueError, match="can be sent"):
-        _call.encode(_call.Call("scatter", shapes=((1,) * 9,) * 2000))
+        _call.encode(_call.Call("scatter", arrays=tuple(("<f4", (n**5,)) for n in range(5000))))
     assert len(_call.encode_decline("\N{SNOWMAN}" * 10**6)) <= _call.HEAD_BYTES

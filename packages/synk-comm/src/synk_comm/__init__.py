@@ -1,24 +1,30 @@
-"""Collectives on NumPy arrays between the processes of one machine, without MPI.
+"""MPI-like collectives between Python processes, on NumPy and GPU arrays, without MPI.
 
-A parent makes a group and starts its ranks; each rank joins with its ticket::
+A script that runs on every rank, started by ``python -m synk_comm.run -n 4 script.py``::
 
-    group = synk_comm.create_group(2)                            # in the parent
-    comm = synk_comm.join(ticket)                                # in each rank
-    mean = comm.all_reduce(x, "avg")
+    with synk_comm.connect() as comm:
+        mean = comm.all_reduce(x, "avg")
+
+Or a function, from a program: ``synk_comm.launch(4, function, *args)``, which calls
+``function(comm, *args)`` on every rank.
 
 ``synk_comm.abc`` holds the contract, ``synk_comm.testing`` a test suite for it.
 """
 
 from __future__ import annotations
 
-# Ways into a group.
+# Ways into a group, and what carries it.
+from ._carriers import register_backend
 from ._groups import Group, create_group, join, local_group
+from ._launch import launch
+from ._meeting import Meeting
 
-# The noun, and how values become one.
+# How values become one.
 from ._ops import ReduceOp
+from ._registry import Backend
 from ._rendezvous import connect
 
-# What can go wrong.
+# The noun, and what can go wrong.
 from .abc import Communicator
 from .exceptions import (
     AbortedError,
@@ -30,25 +36,33 @@ from .exceptions import (
     MisuseError,
     PeerDeclined,
     PeerLost,
+    RankDied,
+    RankFailed,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AbortedError",
+    "Backend",
     "ClosedError",
     "CommError",
     "CommTimeout",
     "Communicator",
     "Group",
     "JoinError",
+    "Meeting",
     "MismatchError",
     "MisuseError",
     "PeerDeclined",
     "PeerLost",
+    "RankDied",
+    "RankFailed",
     "ReduceOp",
     "connect",
     "create_group",
     "join",
+    "launch",
     "local_group",
+    "register_backend",
 ]

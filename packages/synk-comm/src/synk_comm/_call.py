@@ -1,8 +1,8 @@
 """What a rank says as it enters a collective, and how the ranks' calls are compared.
 
 A *head* is the encoded form of a ``Call``. Ranks that call the same thing have byte-identical
-heads, so the usual comparison is one ``==`` on bytes; only when they differ are they decoded.
-Heads are JSON: nothing in them can run code.
+heads, so the usual comparison is one ``==``; only when they differ are they decoded.
+Heads are JSON (compressed if long): nothing in them can run code.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import ast
 import json
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,14 @@ HEAD_BYTES = 16384
 """Room for a head and its length (4 bytes)."""
 
 _REASON_CHARS = 10_000
+_LONG = 4096
+_MAX_TEXT = 1 << 22
+_SHOWN = 8
+"""How many arrays of a long list an error shows."""
 
-Shape = tuple[int, ...]
+Shape = Tuple[int, ...]
+Kind = Tuple[str, Shape]
+"""dtype (see ``dtype_text``) and shape of an array."""
 
 
 class Call(NamedTuple):
@@ -34,27 +41,32 @@ class Call(NamedTuple):
         kind: name of the method.
         op: reduce op, or "".
         root: root rank, or -1.
-        dtype: as text (see ``dtype_text``), "" if this rank brings no array.
-        shapes: of the array brought; for scatter, of all arrays in rank order.
+        arrays: what this rank brings: one array, or those of a list, or one for each rank.
+        outs: what the results must fit, by the rank they come from (one for scatter); None
+            where nothing is to come; empty if anything fits.
         weight: weight of this rank's contribution; 0 if it contributes nothing.
+        many: ``arrays`` is a list, on each of which the collective is done.
+        place: where in symmetric memory the array lies, or "".
         text: reason, of ``decline`` only.
     """
 
     kind: str
     op: str = ""
     root: int = -1
-    dtype: str = ""
-    shapes: tuple[Shape, ...] = ()
+    arrays: Tuple[Kind, ...] = ()
+    outs: Tuple[Optional[Kind], ...] = ()
     weight: float = 1.0
+    many: bool = False
+    place: str = ""
     text: str = ""
 
     def __str__(self) -> str:
         if self.kind == "decline":
             return f"decline({self.text!r})"
         words = [self.op] if self.op else []
-        if self.dtype:
-            words.append(self.dtype)
-            words.extend(str(shape) for shape in self.shapes)
+        words.extend(_describe(self.arrays))
+        if self.outs:
+            words.append(f"out={', '.join(_describe(self.outs))}")
         if not self.weight:
             words.append("contributing nothing")
         elif self.weight != 1.0:
@@ -62,6 +74,25 @@ class Call(NamedTuple):
         if self.root >= 0:
             words.append(f"root {self.root}")
         return f"{self.kind}({', '.join(words)})"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the first array brought."""
+        return text_dtype(self.arrays[0][0])
+
+    def nbytes(self, which: int = 0) -> int:
+        """Return the length of an array that this call brings; 0 if it brings none."""
+        return count_bytes(self.arrays[which]) if self.arrays else 0
+
+
+def _describe(arrays: Iterable[Kind | None]) -> list[str]:
+    said = ["nothing" if array is None else f"{array[0]} {array[1]}" for array in arrays]
+    return said if len(said) <= _SHOWN else [*said[:_SHOWN], f"... {len(said)} arrays in all"]
+
+
+def count_bytes(kind: Kind) -> int:
+    """Return the length of an array in bytes."""
+    return math.prod(kind[1]) * text_dtype(kind[0]).itemsize
 
 
 def shorten(text: str, limit: int = _REASON_CHARS) -> str:
@@ -76,10 +107,12 @@ def shorten(text: str, limit: int = _REASON_CHARS) -> str:
 def encode(call: Call) -> bytes:
     """Return the head of a call; ValueError if it is too long to be sent."""
     head = json.dumps(call, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    if len(head) > _LONG:
+        head = b"z" + zlib.compress(head, 1)
     if len(head) > HEAD_BYTES - 4:
         raise ValueError(
             f"the description of this {call.kind} takes {len(head)} bytes, but at most "
-            f"{HEAD_BYTES - 4} can be sent; use a simpler dtype or fewer ranks"
+            f"{HEAD_BYTES - 4} can be sent; use a simpler dtype, fewer ranks or a shorter list"
         )
     return head
 
@@ -97,9 +130,25 @@ def encode_decline(reason: str) -> bytes:
 @lru_cache(maxsize=256)
 def decode(head: bytes) -> Call:
     """Return the call that a head describes."""
-    kind, op, root, dtype, shapes, weight, text = json.loads(head.decode("utf-8"))
-    shapes = tuple(tuple(int(n) for n in shape) for shape in shapes)
-    return Call(str(kind), str(op), int(root), str(dtype), shapes, float(weight), str(text))
+    if head.startswith(b"z"):
+        head = zlib.decompressobj().decompress(head[1:], _MAX_TEXT)
+    kind, op, root, arrays, outs, weight, many, place, text = json.loads(head.decode("utf-8"))
+    return Call(
+        str(kind),
+        str(op),
+        int(root),
+        tuple(_kind(array) for array in arrays),
+        tuple(None if array is None else _kind(array) for array in outs),
+        float(weight),
+        bool(many),
+        str(place),
+        str(text),
+    )
+
+
+def _kind(said: Any) -> Kind:
+    dtype, shape = said
+    return str(dtype), tuple(int(n) for n in shape)
 
 
 # NumPy 1 does not annotate it.
@@ -130,27 +179,9 @@ def text_dtype(text: str) -> np.dtype[Any]:
     return np.dtype(text)
 
 
-def bring(
-    kind: str,
-    x: NDArray[Any] | None,
-    root: int | None,
-    *,
-    op: str = "",
-    weight: float | None = None,
-) -> Call:
-    """Describe a call that brings one array, or none."""
-    if weight is None:
-        weight = 0.0 if x is None and kind in ("gather", "all_gather") else 1.0
-    dtype = "" if x is None else dtype_text(x.dtype)
-    shapes = () if x is None else (x.shape,)
-    return Call(kind, op, -1 if root is None else root, dtype, shapes, weight)
-
-
-def nbytes(call: Call, which: int = 0) -> int:
-    """Return the length of an array that a call brings; 0 if it brings none."""
-    if not call.dtype:
-        return 0
-    return math.prod(call.shapes[which]) * text_dtype(call.dtype).itemsize
+def kind_of(x: NDArray[Any]) -> Kind:
+    """Return how an array is described."""
+    return dtype_text(x.dtype), x.shape
 
 
 def declined(calls: Sequence[Call]) -> dict[int, str]:
@@ -168,21 +199,47 @@ def check_agreement(calls: Sequence[Call]) -> None:
     raise MismatchError(f"{problem}:{lines}", calls=said)
 
 
+_OPTIONAL = ("reduce", "all_reduce", "gather", "all_gather")
+_ALIKE = ("reduce", "all_reduce", "reduce_scatter", "broadcast", "empty")
+_GATHERING = ("gather", "all_gather")
+
+
 def _disagreement(calls: Sequence[Call]) -> str | None:
     first = calls[0]
     if any((call.kind, call.op, call.root) != (first.kind, first.op, first.root) for call in calls):
         return "the ranks called different collectives"
     kind = first.kind
-    optional = kind in ("reduce", "all_reduce", "gather", "all_gather")
-    if optional and not any(call.weight for call in calls):
+    if kind in _OPTIONAL and not any(call.weight for call in calls):
         return f"no rank contributes to this {kind}"
-    if optional or kind == "broadcast":
-        brought: list[Call] = [call for call in calls if call.dtype]
-        if len({call.dtype for call in brought}) > 1:
+    if kind in _ALIKE or kind in _GATHERING:
+        brought = [call for call in calls if call.arrays]
+        if len({(call.many, len(call.arrays)) for call in brought}) > 1:
+            return f"the ranks brought different numbers of arrays to this {kind}"
+        if len({tuple(dtype for dtype, _ in call.arrays) for call in brought}) > 1:
             return f"the ranks brought different dtypes to this {kind}"
-        if kind in ("gather", "all_gather"):
-            if len({len(call.shapes[0]) for call in brought}) > 1:
+        if kind in _GATHERING:
+            if len({tuple(len(shape) for _, shape in call.arrays) for call in brought}) > 1:
                 return f"the ranks brought different numbers of dimensions to this {kind}"
-        elif len({call.shapes for call in brought}) > 1:
+        elif len({call.arrays for call in brought}) > 1:
             return f"the ranks brought different shapes to this {kind}"
+    if kind == "all_to_all" and len({dtype for call in calls for dtype, _ in call.arrays}) > 1:
+        return f"the ranks brought different dtypes to this {kind}"
+    return _misfit(calls)
+
+
+def _misfit(calls: Sequence[Call]) -> str | None:
+    """Say which rank's ``out`` does not fit what it would receive."""
+    for receiver, call in enumerate(calls):
+        if call.outs and list(call.outs) != received(calls, receiver):
+            return f"out of rank {receiver} does not fit what this {call.kind} would put there"
     return None
+
+
+def received(calls: Sequence[Call], receiver: int) -> list[Kind | None]:
+    """Return what a rank is to receive from each rank (for scatter: the one array it gets)."""
+    kind, root = calls[0].kind, calls[0].root
+    if kind == "scatter":
+        return [calls[root].arrays[receiver]]
+    if kind == "all_to_all":
+        return [call.arrays[receiver] for call in calls]
+    return [call.arrays[0] if call.arrays else None for call in calls]

@@ -12,17 +12,27 @@ The first round of a collective carries its head (``_call.py``); further rounds,
 exceed a slot, carry none. What ``read`` returned is valid until this rank's next ``sync``: slots
 are double-buffered, and a peer that posts round k+1 has finished reading round k, so that one
 synchronisation a round is enough.
+
+A slot holds up to ``size`` *parts*, each for one rank, and then what is common to all. Between two
+ranks alone *pieces* travel: ``push`` and ``pull``.
 """
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from typing import Callable
+from collections.abc import Collection, Sequence
+from typing import Any, Callable, NamedTuple, Protocol
 
-from ._call import decode
+from ._call import Call, Kind, decode
 from ._ops import Array
-from .exceptions import AbortedError, CommError, CommTimeout, PeerLost
+from .exceptions import (
+    AbortedError,
+    CommError,
+    CommTimeout,
+    MismatchError,
+    PeerDeclined,
+    PeerLost,
+)
 
 Watch = Callable[[], None]
 
@@ -30,9 +40,72 @@ SLICE_S = 0.015
 """Time between two looks at the watch, the peers and the clock while waiting."""
 
 
-def chunk_bytes(size: int) -> int:
-    """Return the slot length for a group: 512 KB stay in the caches; large groups get less."""
-    return max(1 << 16, min(1 << 19, (1 << 23) // size // 4096 * 4096))
+IN_STEP = (MismatchError, PeerDeclined)
+"""Raised by all ranks alike after a complete round: the group stays in step."""
+
+PART_BYTES = 1 << 18
+PIECE_HEAD_BYTES = 1024
+"""Room for a piece's header."""
+
+
+def slot_bytes(size: int) -> int:
+    """Return the length of a slot that keeps a block of data in the caches.
+
+    Two ranks: 512 KB. More: a part of up to 256 KB for each rank and one more, at most 2.25 MB
+    and at most 32 MB for all ranks together.
+    """
+    if size <= 2:
+        return 2 * PART_BYTES
+    part = min(PART_BYTES, (1 << 21) // size, (1 << 25) // size // (size + 1))
+    return max(part // 64 * 64, 64) * (size + 1)
+
+
+def piece_bytes(size: int) -> int:
+    """Return the length of a piece: 256 KB between two ranks, less among many."""
+    return max(1 << 13, min(1 << 18, (1 << 24) // (size * size) // 4096 * 4096))
+
+
+Share = Callable[[Any], "list[Any]"]
+"""Gives every rank of the old group what each of them said: an all_gather of small objects."""
+
+
+Again = Callable[[Any, Any, float], "tuple[Any, Exception | None]"]
+
+
+class Recipe(NamedTuple):
+    """All that a quick way to do one call again needs to know.
+
+    Attributes:
+        guard: to be passed before anything is said.
+        calls, heads: what each rank said the first time. If all say the same again, all comes as
+            it came then.
+        timeout_s: how long to wait.
+        otherwise: goes on, slowly, after the first round of a call to which some rank said
+            something else: ``otherwise(x, out, timeout_s)`` returns the result, and what NumPy
+            raised about overflow and its like, or None.
+    """
+
+    guard: Door
+    calls: Sequence[Call]
+    heads: Sequence[bytes]
+    timeout_s: float
+    otherwise: Again
+
+
+class Door(Protocol):
+    """What a quick way needs of ``Guard``."""
+
+    door: list[None]
+
+    def refusal(self) -> CommError:
+        """Return why the door is shut."""
+
+    def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
+        """Give the key back."""
+
+
+Shortcut = Callable[[Any, Any], Any]
+"""``shortcut(x, out)`` does the call on arguments that are like the first ones."""
 
 
 class Fabric(ABC):
@@ -40,7 +113,8 @@ class Fabric(ABC):
 
     Attributes:
         rank, size, backend: as in ``Communicator``.
-        chunk_bytes: length of a slot.
+        slot_bytes: length of a slot, a multiple of 64.
+        piece_bytes: the longest piece.
         watch: called at least every ``SLICE_S`` seconds while ``sync`` waits.
     """
 
@@ -49,7 +123,8 @@ class Fabric(ABC):
     def __init__(self, rank: int, size: int, watch: Watch | None) -> None:
         self.rank = rank
         self.size = size
-        self.chunk_bytes = chunk_bytes(size)
+        self.slot_bytes = slot_bytes(size)
+        self.piece_bytes = piece_bytes(size)
         self.watch = watch
 
     @abstractmethod
@@ -77,7 +152,8 @@ class Fabric(ABC):
             nbytes: how much of the slot is filled.
             deadline: on the clock of ``time.monotonic``.
             to: the only rank that will read this slot; None if all may.
-            part: if not 0, rank r will read bytes r*part to (r+1)*part only.
+            part: if not 0, rank r will read bytes r*part to (r+1)*part, and all (or ``to``) may
+                read what lies beyond size*part, up to ``nbytes``.
 
         Raises:
             AbortedError, PeerLost, CommTimeout, or what ``watch`` raises.
@@ -87,6 +163,11 @@ class Fabric(ABC):
     def all_said(self, head: bytes) -> bool:
         """Tell whether all heads of the round just synchronised are equal to this, the own."""
 
+    @property
+    def is_first_round(self) -> bool:
+        """Whether the round just synchronised was the one with the heads."""
+        return False
+
     @abstractmethod
     def heads(self) -> list[bytes]:
         """Return the heads of the round just synchronised, by rank."""
@@ -94,6 +175,78 @@ class Fabric(ABC):
     @abstractmethod
     def read(self, rank: int, start: int, stop: int) -> Array:
         """Return bytes of a rank's slot (also of the own), not to be written or kept."""
+
+    @abstractmethod
+    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
+        """Send one piece to one other rank; wait while its channel is full.
+
+        Args:
+            header: at most ``PIECE_HEAD_BYTES``.
+            data: at most ``piece_bytes`` flat bytes.
+        """
+
+    @abstractmethod
+    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
+        """Wait for the next piece from one other rank; valid until it is released."""
+
+    @abstractmethod
+    def release(self, source: int) -> None:
+        """Give the place of the piece that ``pull`` returned back to the channel."""
+
+    def sender(
+        self,
+        dest: int,  # noqa: ARG002
+        header: bytes,  # noqa: ARG002
+        kind: Kind,  # noqa: ARG002
+        guard: Door,  # noqa: ARG002
+        timeout_s: float,  # noqa: ARG002
+    ) -> Callable[[Array], None] | None:
+        """Return a quicker way to send arrays of one kind in one piece, or None."""
+        return None
+
+    def receiver(
+        self,
+        source: int,  # noqa: ARG002
+        header: bytes,  # noqa: ARG002
+        kind: Kind,  # noqa: ARG002
+        guard: Door,  # noqa: ARG002
+        timeout_s: float,  # noqa: ARG002
+        otherwise: Callable[[Any, float], Array],  # noqa: ARG002
+        is_calm: Callable[[BaseException], bool],  # noqa: ARG002
+    ) -> Callable[[Any], Array] | None:
+        """Return a quicker way to receive arrays of one kind, or None.
+
+        Args:
+            otherwise: ``otherwise(out, deadline)`` takes what comes under another header.
+            is_calm: tells whether an exception has left the two ranks in step.
+        """
+        return None
+
+    @abstractmethod
+    def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
+        """Make the fabric of a smaller group; every rank of this one calls it.
+
+        Args:
+            groups: the ranks of each new group, in their new order.
+            mine: which of them is this rank's; None if none is.
+            share: to be called equally often by all ranks.
+        """
+
+    def allocate(
+        self,
+        nbytes: int,  # noqa: ARG002
+        share: Share,  # noqa: ARG002
+    ) -> tuple[Array, list[Array]] | None:
+        """Make flat bytes for each rank that all can reach; None if there is no such memory.
+
+        Returns:
+            This rank's, and all ranks' (again with this rank's, as another object).
+        """
+        return None
+
+    def shortcut(self, recipe: Recipe) -> Shortcut | None:  # noqa: ARG002
+        """Return a quicker way to do the call again that all ranks have just made, or None."""
+        return None
 
     @abstractmethod
     def abort(self, reason: str) -> None:
@@ -106,6 +259,14 @@ class Fabric(ABC):
     @abstractmethod
     def failure(self) -> CommError | None:
         """Return what ended the group, if it is known to have ended; cheap."""
+
+    @abstractmethod
+    def gone(self, ranks: Collection[int]) -> CommError | None:
+        """Return which of these ranks is gone, or gave the group up, if any; cheap."""
+
+    @abstractmethod
+    def has_entered(self, rank: int) -> bool:
+        """Tell whether this rank knows that another one has come to meet."""
 
     @abstractmethod
     def close(self) -> None:
@@ -128,14 +289,17 @@ class Fabric(ABC):
         return CommTimeout(message, missing=seen)
 
 
-def describe(head: bytes, turn: int, entered: float) -> str:
-    """Say in words what a rank did last: its call, which turn that was, and how long ago."""
+def describe(head: bytes, turn: int) -> str:
+    """Say in words what a rank did last: which turn, and what it called."""
+    return f"last entered call #{turn}, {said(head)}"
+
+
+def said(head: bytes) -> str:
+    """Say a head in words."""
     try:
-        what = str(decode(head)) if head else "joining"
+        return str(decode(head)) if head else "joining"
     except (ValueError, TypeError):
-        what = "a call that is being written right now"
-    ago = max(0.0, time.monotonic() - entered)
-    return f"last entered call #{turn}, {what}, {ago:.3g} s ago"
+        return "a call that is being written right now"
 
 
 def aborted(rank: int, reason: str) -> AbortedError:

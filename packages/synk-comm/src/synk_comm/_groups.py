@@ -9,14 +9,17 @@ import secrets
 import weakref
 from typing import Callable, NamedTuple
 
+from ._backends._block import create as create_block
 from ._backends.local import LocalFabric, LocalHub
 from ._backends.shm import ShmFabric
-from ._backends.shm import create as create_block
-from ._fabric import Fabric, Watch
+from ._carriers import REGISTRY, NcclBackend
+from ._fabric import Watch
 from ._folder import SocketFolder
 from ._guard import deadline_after
+from ._line import Patience
 from ._liveness import identity
-from ._rounds import RoundCommunicator
+from ._registry import AnyBackend
+from ._rounds import RoundCommunicator, meet
 from ._secret import token_key
 from .abc import Communicator
 from .exceptions import JoinError
@@ -28,12 +31,12 @@ class Ticket(NamedTuple):
     """What a rank must know to join; travels as one line of text.
 
     Attributes:
-        backend: ``"shm"`` or ``"zmq"``.
+        backend: name of the back-end.
         rank, size: as in ``Communicator``.
-        group_id: hex; tells one group's memory or messages from another's.
+        group_id: hex; tells one group's memory from another's.
         maker: the process that made the group, and still owns its descriptors.
-        place: shm: number of the inherited descriptor; zmq: folder of the sockets.
-        token: zmq: hex, the shared secret of the members; shm: "".
+        place: shm: number of the inherited descriptor; else: folder where the ranks meet.
+        token: hex, the shared secret of the members; shm: "".
     """
 
     backend: str
@@ -71,9 +74,9 @@ class Group:
 
     Attributes:
         size: how many ranks there will be.
-        backend: ``"shm"`` or ``"zmq"``.
+        backend: name of the back-end.
         fds: descriptors that the ranks' processes must inherit, under the same numbers
-            (``subprocess.Popen(..., pass_fds=group.fds)``); empty for zmq.
+            (``subprocess.Popen(..., pass_fds=group.fds)``); empty but for shm.
     """
 
     def __init__(self, size: int, backend: str) -> None:
@@ -104,7 +107,7 @@ class Group:
     def ticket(self, rank: int) -> str:
         """Return what a rank's process must pass to ``join``: one line of text.
 
-        A shm ticket holds no secret. A zmq ticket holds the group's token: pass it by
+        A shm ticket holds no secret. Any other ticket holds the group's token: pass it by
         environment or pipe, never on a command line, which other users can read.
         """
         if not 0 <= rank < self.size:
@@ -114,11 +117,17 @@ class Group:
     def close(self) -> None:
         """Drop this process's handles; to be called once the ranks have been started.
 
-        A zmq group's folder is needed until all ranks have joined: rank 0 removes it then, or
+        The folder where ranks meet is needed until all have joined: rank 0 removes it then, or
         else this process does when it exits.
         """
         self._open = False
         self._release()
+
+    def discard(self) -> None:
+        """Close, and remove what ranks that never joined would have removed."""
+        if self._folder is not None:
+            self._folder.remove()
+        self.close()
 
     def __enter__(self) -> Group:  # noqa: PYI034 - typing.Self is newer than 3.9
         return self
@@ -127,25 +136,28 @@ class Group:
         self.close()
 
 
-def create_group(size: int, backend: str = "shm") -> Group:
+def create_group(size: int, backend: AnyBackend = "shm") -> Group:
     """Make a group of ``size`` ranks that this process is going to start.
 
     Args:
         size: number of ranks, at least 1.
-        backend: ``"shm"`` (shared memory, the fast one) or ``"zmq"`` (ZeroMQ over sockets of a
-            folder that only this user may enter).
+        backend: ``"shm"`` (shared memory, the fast one), ``"auto"`` (the same if there is memory to
+            share, else the next), ``"zmq"`` (ZeroMQ over sockets of a folder that only this user
+            may enter), or the name of another back-end, which every rank must know.
 
     Raises:
         MemoryError: shared memory cannot hold the group's slots (about 1 MB a rank).
     """
     if operator.index(size) < 1:
         raise ValueError(f"size must be at least 1, got {size!r}")
-    if backend not in ("shm", "zmq"):
-        raise ValueError(
-            f"unknown backend {backend!r} for processes; expected 'shm' or 'zmq' "
-            "(threads of one process: local_group)"
-        )
-    return Group(size, backend)
+    if backend == "local":
+        raise ValueError("'local' is for threads of one process: use local_group")
+    if backend == "auto":
+        if os.environ.get("SYNK_COMM_SHM", "1") != "0":
+            with contextlib.suppress(MemoryError):
+                return Group(size, "shm")
+        return Group(size, "zmq")
+    return Group(size, REGISTRY.find(backend).name)
 
 
 def join(
@@ -164,62 +176,62 @@ def join(
         JoinError: the descriptor was not inherited, the ticket was used before, or a stranger
             answered.
         CommTimeout: some ranks did not come.
+        PeerLost: a rank ended while the ranks were joining.
     """
     return enter(Ticket.parse(ticket), timeout_s, watch)
 
 
-def enter(entry: Ticket, timeout_s: float, watch: Watch | None) -> Communicator:
-    """Make the fabric that a ticket describes, and meet the other ranks."""
-    deadline = deadline_after(timeout_s)
-    group_id = bytes.fromhex(entry.group_id)
-    fabric: Fabric
-    if entry.backend == "shm":
-        fd = int(entry.place)
-        try:
-            fabric = ShmFabric(entry.rank, entry.size, watch, fd=fd, group_id=group_id)
-        finally:
-            if entry.maker != _this_process():
-                _close_quietly(fd)
-        return meet(fabric, deadline, timeout_s)
-    if entry.backend == "zmq":
-        key = token_key(entry.token + entry.group_id)
-        folder = SocketFolder(entry.place)
-        try:
-            return enter_folder(entry, folder, key, timeout_s, watch)
-        finally:
-            if entry.rank == 0:  # all are connected, or never will be
-                folder.remove()
-    raise JoinError(f"unknown backend {entry.backend!r} in the ticket")
-
-
-def enter_folder(
-    entry: Ticket, folder: SocketFolder, key: bytes, timeout_s: float, watch: Watch | None
+def enter(
+    entry: Ticket, timeout_s: float, watch: Watch | None, backend: AnyBackend = "auto"
 ) -> Communicator:
-    """Meet the other ranks by ZeroMQ sockets in a folder."""
-    # Its own file: pyzmq is only loaded by who uses it.
-    from ._backends.zmq import ZmqFabric
+    """Make the fabric that a ticket describes, and meet the other ranks.
 
+    Args:
+        backend: what the user asked for: ``"auto"``, the ticket's back-end, or ``"nccl"``, which
+            can be put around any other.
+    """
+    asked = backend if isinstance(backend, str) else backend.name
+    if asked == "nccl" != entry.backend:
+        return NcclBackend().around(lambda: enter(entry, timeout_s, watch))
+    if asked not in ("auto", entry.backend):
+        raise JoinError(
+            f"this rank asked for backend {asked!r}, but its group was made for {entry.backend!r}"
+        )
     deadline = deadline_after(timeout_s)
-    folder.check()
-    fabric = ZmqFabric(entry.rank, entry.size, watch, key=key)
-    for other in range(entry.size):
-        if other > entry.rank:
-            fabric.bind(other, f"ipc://{folder.socket(entry.rank, other)}")
-        elif other < entry.rank:
-            fabric.connect(other, f"ipc://{folder.socket(other, entry.rank)}")
-    return meet(fabric, deadline, timeout_s)
-
-
-def meet(fabric: Fabric, deadline: float, timeout_s: float) -> Communicator:
-    """Wait for all ranks, and make the communicator; free everything if that fails."""
-    comm = RoundCommunicator(fabric, timeout_s)
+    if entry.backend != "shm":
+        return _enter_folder(
+            entry, timeout_s, watch, entry.backend if isinstance(backend, str) else backend
+        )
+    fd = int(entry.place)
     try:
-        fabric.meet(deadline)
-    except BaseException as exc:
-        comm.abort(f"{type(exc).__name__} while joining: {exc}")
-        comm.close()
-        raise
-    return comm
+        fabric = ShmFabric(
+            entry.rank, entry.size, watch, fd=fd, group_id=bytes.fromhex(entry.group_id)
+        )
+    finally:
+        if entry.maker != _this_process():
+            _close_quietly(fd)
+    why = "shm: the ranks inherited the group's memory from who made the group"
+    return meet(fabric, deadline, timeout_s, why)
+
+
+def _enter_folder(
+    entry: Ticket, timeout_s: float, watch: Watch | None, backend: AnyBackend
+) -> Communicator:
+    """Meet the other ranks in the folder of a ticket."""
+    from ._rendezvous import meet_at
+
+    REGISTRY.find(backend)
+    folder = SocketFolder(entry.place)
+    folder.check()
+    key = token_key(entry.token + entry.group_id)
+    patience = Patience(entry.rank, deadline_after(timeout_s), watch)
+    try:
+        return meet_at(
+            f"ipc://{entry.place}", entry.rank, entry.size, key, backend, timeout_s, patience
+        )
+    finally:
+        if entry.rank == 0:  # all are connected, or never will be
+            folder.remove()
 
 
 def local_group(size: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Communicator]:
@@ -232,7 +244,8 @@ def local_group(size: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Comm
     deadline_after(timeout_s)
     hub = LocalHub(size)
     fabrics = [LocalFabric(rank, size, None, hub=hub) for rank in range(size)]
-    return [RoundCommunicator(fabric, timeout_s) for fabric in fabrics]
+    why = "local: threads of one process"
+    return [RoundCommunicator(fabric, timeout_s, why) for fabric in fabrics]
 
 
 def _close_in_maker(pid: int, fd: int) -> None:

@@ -3,54 +3,52 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
+import weakref
 from types import TracebackType
 
 from ._call import shorten
-from ._fabric import Fabric, aborted
+from ._fabric import IN_STEP, Fabric, aborted
 from .exceptions import (
     AbortedError,
     ClosedError,
     CommError,
-    MismatchError,
     MisuseError,
-    PeerDeclined,
     PeerLost,
 )
 
-IN_STEP = (MismatchError, PeerDeclined)
-"""Raised by all ranks alike after a complete round: the group stays in step."""
+_CLOSE_S = 1.0
+_NAP_S = 0.001
 
 
 class Guard:
-    """The only door into a collective: ``with guard: ...``.
+    """The only way into a collective: ``with guard: ...``.
 
     On entry it refuses a second thread, a forked child and a group that has ended. On exit by an
     exception that leaves the ranks out of step, it ends the group and remembers why.
+
+    ``door`` holds one key while anybody may enter. Taking the key (``door.pop()``, which is
+    atomic) is all that a quick path has to do; an empty door means that somebody is inside, or
+    that the communicator is closed, ended, or another process's: ``refusal`` says which.
     """
 
     def __init__(self, fabric: Fabric) -> None:
+        self.door: list[None] = [None]
+        self._kept: list[None] = []  # the key, once nobody may enter any more
         self._fabric = fabric
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._forked = False
         self._closed = False
         self._ended: CommError | None = None
+        _guards.add(self)
 
     def __enter__(self) -> None:
-        if os.getpid() != self._pid:
-            raise MisuseError(
-                "this communicator belongs to the parent process; a child made by os.fork() "
-                "must join a group of its own"
-            )
-        if not self._lock.acquire(False):
-            raise MisuseError(
-                "another thread is inside a collective of this communicator; "
-                "use one thread at a time, or one group per thread"
-            )
+        try:
+            self.door.pop()
+        except IndexError:
+            raise self.refusal() from None
         ended = self.ended()
         if ended is not None:
-            self._lock.release()
+            self._kept.append(None)
             raise ended
 
     def __exit__(
@@ -59,11 +57,27 @@ class Guard:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.leave(exc, in_step=exc is None or isinstance(exc, IN_STEP))
+
+    def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
+        """Give the key back; end the group first if the exception left the ranks out of step."""
         try:
-            if exc is not None and not isinstance(exc, IN_STEP):
+            if exc is not None and not in_step:
                 self._end(exc)
         finally:
-            self._lock.release()
+            (self.door if self._is_open() else self._kept).append(None)
+
+    def refusal(self) -> CommError:
+        """Return why the door is shut."""
+        if self._forked:
+            return MisuseError(
+                "this communicator belongs to the parent process; a child made by os.fork() "
+                "must join a group of its own"
+            )
+        return self.ended() or MisuseError(
+            "another thread is inside a collective of this communicator; "
+            "use one thread at a time, or one group per thread"
+        )
 
     def ended(self) -> CommError | None:
         """Return a fresh error if the communicator cannot be used any more."""
@@ -84,12 +98,62 @@ class Guard:
         """``open``, ``closed``, or why the group ended."""
         if self._closed:
             return "closed"
-        if os.getpid() != self._pid:
+        if self._forked:
             return "of the parent process"
         ended = self.ended()
         if isinstance(ended, PeerLost):
             return f"lost rank {ended.rank}"
         return "open" if ended is None else "aborted"
+
+    def abort(self, reason: str) -> None:
+        """End the group for all ranks."""
+        if self._closed or self._forked:
+            return
+        reason = shorten(str(reason), 3000)
+        if self._ended is None:
+            self._ended = aborted(self._fabric.rank, reason)
+        self._shut()
+        self._fabric.abort(reason)
+
+    def close(self) -> None:
+        """Leave the group once; a thread still inside a collective is made to leave it first."""
+        if self._closed:
+            return
+        if self._forked:
+            self._closed = True
+            self._fabric.drop()
+            return
+        self._shut()
+        if not self._kept:
+            self.abort("the communicator was closed by another thread")
+            deadline = time.monotonic() + _CLOSE_S
+            while not self._kept:
+                if self._closed or time.monotonic() > deadline:
+                    # Its memory may still be in use there: leave freeing to the garbage collector.
+                    return
+                time.sleep(_NAP_S)
+        try:
+            self._kept.pop()
+        except IndexError:  # another thread is closing it
+            return
+        self._closed = True
+        self._fabric.close()
+
+    def disown(self) -> None:
+        """Refuse everything from now on: this is a forked child's copy."""
+        self._forked = True
+        self._shut()
+
+    def _is_open(self) -> bool:
+        return self._ended is None and not self._closed and not self._forked
+
+    def _shut(self) -> None:
+        """Take the key away from the door, if it is there."""
+        if self.door:
+            try:
+                self._kept.append(self.door.pop())
+            except IndexError:  # somebody entered just now; the key is kept when they leave
+                return
 
     def _end(self, exc: BaseException) -> None:
         if isinstance(exc, PeerLost):
@@ -100,34 +164,17 @@ class Guard:
         else:
             self.abort(f"{type(exc).__name__}: {exc}")
 
-    def abort(self, reason: str) -> None:
-        """End the group for all ranks."""
-        if self._closed or os.getpid() != self._pid:
-            return
-        reason = shorten(str(reason), 3000)
-        if self._ended is None:
-            self._ended = aborted(self._fabric.rank, reason)
-        self._fabric.abort(reason)
 
-    def close(self) -> None:
-        """Leave the group once; a thread still inside a collective is made to leave it first."""
-        if self._closed:
-            return
-        if os.getpid() != self._pid:
-            self._closed = True
-            self._fabric.drop()
-            return
-        if not self._lock.acquire(False):
-            self.abort("the communicator was closed by another thread")
-            if not self._lock.acquire(timeout=1.0):
-                # Its memory may still be in use there: leave freeing to the garbage collector.
-                return
-        try:
-            if not self._closed:
-                self._closed = True
-                self._fabric.close()
-        finally:
-            self._lock.release()
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+"""All guards of this process, for the moment when it forks."""
+
+
+def _disown_all() -> None:
+    for guard in list(_guards):
+        guard.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def deadline_after(timeout_s: float) -> float:

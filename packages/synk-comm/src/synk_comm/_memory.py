@@ -7,13 +7,35 @@ import os
 import sys
 import tempfile
 
+_LARGE = 1 << 26
 
-def anonymous_memory(nbytes: int) -> int:
+
+def _available() -> int | None:
+    """Return how many bytes this machine and this container still have, if that can be known."""
+    found = []
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        found.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        pass
+    try:
+        with (
+            open("/sys/fs/cgroup/memory.max") as limit,
+            open("/sys/fs/cgroup/memory.current") as current,
+        ):
+            found.append(int(limit.read()) - int(current.read()))
+    except (OSError, ValueError):  # no such files, or "max"
+        pass
+    return min(found) if found else None
+
+
+def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
     """Return a descriptor (not inheritable) of ``nbytes`` of zeroed shared memory.
 
     On Linux a memfd, which counts as memory of this process and is not bound by the size of
-    /dev/shm; elsewhere a file that is unlinked before it is used. All of it is allocated here:
-    a full memory is a MemoryError now, not a SIGBUS later.
+    /dev/shm; elsewhere a file that is unlinked before it is used. All of it but the last
+    ``sparse`` bytes is allocated here: a full memory is a MemoryError now, not a SIGBUS later.
     """
     if sys.platform == "linux":
         fd = os.memfd_create("synk-comm", os.MFD_CLOEXEC)
@@ -22,16 +44,32 @@ def anonymous_memory(nbytes: int) -> int:
         os.unlink(path)
     try:
         os.ftruncate(fd, nbytes)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, nbytes)
-        else:
-            os.pwrite(fd, bytes(nbytes), 0)
-    except OSError as exc:
+        allocate(fd, 0, nbytes - sparse)
+    except BaseException:
         os.close(fd)
-        if exc.errno in (errno.ENOSPC, errno.ENOMEM):
+        raise
+    return fd
+
+
+def allocate(fd: int, start: int, nbytes: int) -> None:
+    """Make sure that there is memory for a part of a file; MemoryError if not."""
+    if nbytes > _LARGE:
+        # The kernel would go on until it has to kill somebody.
+        available = _available()
+        if available is not None and nbytes > available:
+            raise MemoryError(
+                f"no room for {nbytes / 2**20:.0f} MB of shared memory, {available / 2**20:.0f} MB "
+                "are left; free some, or raise the memory limit of this container"
+            )
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, start, nbytes)
+        else:
+            os.pwrite(fd, bytes(nbytes), start)
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise MemoryError(
                 f"no room for {nbytes / 2**20:.1f} MB of shared memory for a group of ranks; "
                 "free some, or raise the memory limit of this container"
             ) from exc
         raise
-    return fd

@@ -34,7 +34,7 @@ class ReduceOp(str, enum.Enum):
             raise ValueError(f"unknown reduce op {op!r}; expected one of {known}") from None
 
 
-_UFUNC: dict[ReduceOp, Callable[..., Any]] = {
+_UFUNC: dict[ReduceOp, np.ufunc] = {
     ReduceOp.AVG: np.add,
     ReduceOp.SUM: np.add,
     ReduceOp.MIN: np.minimum,
@@ -45,13 +45,10 @@ _UFUNC: dict[ReduceOp, Callable[..., Any]] = {
 
 def check_reducible(dtype: np.dtype[Any], op: ReduceOp) -> None:
     """Raise TypeError, with the cure, if ``op`` has no honest meaning for ``dtype``."""
+    if dtype.kind == "m" and op in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX):
+        return
     if dtype.kind not in "biufc":
         raise TypeError(f"cannot {op} arrays of dtype {dtype}; expected a numeric dtype")
-    if not dtype.isnative:
-        raise TypeError(
-            f"cannot {op} arrays of foreign byte order ({dtype}); "
-            "convert with x.astype(x.dtype.newbyteorder('='))"
-        )
     if op is ReduceOp.AVG and dtype.kind in "biu":
         raise TypeError(f"cannot average dtype {dtype}; convert to a float dtype, or use 'sum'")
     if dtype.kind == "b" and op in (ReduceOp.SUM, ReduceOp.PROD):
@@ -82,38 +79,64 @@ def scaled(weights: Sequence[float]) -> list[float]:
     return [math.ldexp(weight, -exponent) for weight in weights]
 
 
+def ufunc_of(op: ReduceOp) -> np.ufunc:
+    """Return what combines two operands; an average is a sum, divided at the end."""
+    return _UFUNC[op]
+
+
+def is_wide(dtype: np.dtype[Any], op: ReduceOp) -> bool:
+    """Tell whether sums are accumulated in float32: float16 would lose too much."""
+    return dtype == np.float16 and op not in (ReduceOp.MIN, ReduceOp.MAX)
+
+
 def combine(
     op: ReduceOp, operands: Sequence[Array], out: Array, weights: Sequence[float] | None = None
-) -> None:
-    """Reduce flat arrays of one dtype and length into ``out``, strictly in the order given.
+) -> Exception | None:
+    """Reduce arrays of one dtype and shape into ``out``, strictly in the order given.
 
     The order makes results bit-identical on all ranks and from run to run. float16 is
     accumulated in float32 and rounded once. ``weights`` (avg only) is None if all are equal.
     ``out`` may be the very memory of the first or second operand if ``weights`` is None.
+
+    Returns:
+        What NumPy raised about overflow and its like, if the caller's settings ask for that:
+        the result is complete all the same, and the rank still in step with the others.
     """
     if len(operands) == 1:
         np.copyto(out, operands[0])
-        return
-    with np.errstate(all="ignore"):  # overflow and NaN are results here, not accidents
-        _combine(op, operands, out, weights)
-
-
-def _combine(
-    op: ReduceOp, operands: Sequence[Array], out: Array, weights: Sequence[float] | None
-) -> None:
+        return None
+    if not out.ndim:  # NumPy 1 reckons with scalars in double precision
+        operands, out = [operand.reshape(1) for operand in operands], out.reshape(1)
+    calm = _Calm()
     ufunc = _UFUNC[op]
-    wide = out.dtype == np.float16 and op not in (ReduceOp.MIN, ReduceOp.MAX)
+    wide = is_wide(out.dtype, op)
     total = np.empty(out.shape, np.float32) if wide else out
+    kind = {"dtype": np.float32} if wide else {}
     if weights is not None:
-        np.multiply(operands[0], weights[0], out=total, dtype=total.dtype)
+        calm(np.multiply, operands[0], weights[0], out=total, **kind)
         for operand, weight in zip(operands[1:], weights[1:]):
-            ufunc(total, np.multiply(operand, weight, dtype=total.dtype), out=total)
-        np.divide(total, math.fsum(weights), out=total)
+            term = calm(np.multiply, operand, weight, out=np.empty_like(total), **kind)
+            calm(ufunc, total, term, out=total)
+        calm(np.divide, total, math.fsum(weights), out=total)
     else:
-        ufunc(operands[0], operands[1], out=total, dtype=total.dtype)
+        calm(ufunc, operands[0], operands[1], out=total, **kind)
         for operand in operands[2:]:
-            ufunc(total, operand, out=total, dtype=total.dtype)
+            calm(ufunc, total, operand, out=total, **kind)
         if op is ReduceOp.AVG:
-            np.divide(total, float(len(operands)), out=total)
+            calm(np.divide, total, float(len(operands)), out=total)
     if wide:
-        np.copyto(out, total, casting="same_kind")
+        calm(np.copyto, out, total, casting="same_kind")
+    return calm.accident
+
+
+class _Calm:
+    """Calls ufuncs, and keeps what they raise: they have done their work by then."""
+
+    accident: Exception | None = None
+
+    def __call__(self, ufunc: Callable[..., Any], *operands: Any, **keywords: Any) -> Any:
+        try:
+            return ufunc(*operands, **keywords)
+        except (FloatingPointError, RuntimeWarning) as exc:
+            self.accident = self.accident or exc
+            return keywords.get("out")

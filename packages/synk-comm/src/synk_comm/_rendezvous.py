@@ -3,222 +3,274 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import ipaddress
+import operator
 import os
-import secrets
 import socket
 import time
-from typing import NamedTuple
+from typing import Iterator, NamedTuple
 
-from ._backends.shm import ShmFabric
-from ._backends.shm import create as create_block
-from ._desk import Desk, Goods, Line, Patience, call_desk
+from ._carriers import REGISTRY, choose
+from ._desk import Desk, Where, call_desk
 from ._fabric import SLICE_S, Watch
 from ._folder import SocketFolder
-from ._groups import DEFAULT_TIMEOUT_S, Ticket, enter_folder, meet
+from ._groups import DEFAULT_TIMEOUT_S
 from ._guard import deadline_after
+from ._host import this_host
+from ._line import Goods, Line, Patience
+from ._meeting import Meeting, alone
+from ._registry import AnyBackend
 from ._secret import token_key
 from .abc import Communicator
 from .exceptions import JoinError
 
+HOW_TO_START = (
+    "start ranks with `python -m synk_comm.run -n 4 script.py`, which sets the variables "
+    "SYNK_COMM_*, or pass rank, size, address and token"
+)
+
 
 def connect(
-    rank: int,
-    size: int,
-    address: str,
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
     *,
-    token: str | bytes,
-    backend: str = "shm",
+    token: str | bytes | None = None,
+    backend: AnyBackend = "auto",
     timeout_s: float = DEFAULT_TIMEOUT_S,
     watch: Watch | None = None,
 ) -> Communicator:
-    """Enter a group of processes that have no common parent; return when all ranks have.
+    """Enter the group that this process was started for; return when all ranks have.
+
+    Without arguments the environment tells which: ``SYNK_COMM_TICKET`` (then this is ``join``), or
+    ``SYNK_COMM_RANK``, ``SYNK_COMM_SIZE``, ``SYNK_COMM_ADDRESS`` and ``SYNK_COMM_TOKEN``, each of
+    which stands in for an argument that is not given. If there is nothing at all, the group is
+    this process alone, so that a script for many ranks also runs by itself; ``comm.why`` says so.
 
     Args:
         rank, size: who this is, of how many.
         address: the same on all ranks: ``ipc:///folder``, a folder of this user with mode 0700
             (rank 0 makes it if it is missing, and removes it again when all have joined), or
-            ``tcp://127.0.0.1:port`` (zmq only; any loopback address).
-        token: the same secret on all ranks, at least 16 characters; pass it by environment or
-            file, never on a command line.
-        backend: ``"shm"`` or ``"zmq"``.
+            ``tcp://host:port``, where rank 0 listens: ``127.0.0.1``, or the address of one
+            interface of its host if ranks run on several.
+        token: the same secret on all ranks, at least 16 characters that nobody can guess; pass it
+            by environment or file, never on a command line.
+        backend: a name, or an object (see ``Backend``). ``"auto"`` takes shared memory if all ranks
+            are on one machine and can share it, else ZeroMQ; ``comm.why`` says which and why.
         timeout_s: bound of this wait, and default bound of every collective.
-        watch: called at least every 20 ms while this rank waits, here and in every collective.
+        watch: called at least every 20 ms while this rank waits, here and in every collective;
+            what it raises ends the wait, and the group.
 
     Raises:
-        ValueError: bad arguments; an address that other machines can reach is one.
-        JoinError: the folder is not private, or a stranger answered.
+        ValueError: bad arguments, an unknown back-end, an address on all interfaces.
+        JoinError: something is missing in the environment; the folder is not private, who listens
+            does not know the token, sizes differ, a rank joined twice, the back-end cannot
+            work here, or another rank failed to join.
         CommTimeout: some ranks did not come.
+        PeerLost: a rank ended while the ranks were joining.
     """
-    if not 0 <= rank < size:
-        raise ValueError(f"rank must be 0 to size - 1, got rank {rank!r} of {size!r}")
-    if backend not in ("shm", "zmq"):
-        raise ValueError(f"unknown backend {backend!r}; expected 'shm' or 'zmq'")
-    key = token_key(token)
-    place = _Place.parse(address)
-    patience = Patience(deadline_after(timeout_s), watch)
-    if place.port:
-        if backend == "shm":
-            raise ValueError("shm needs an ipc:///folder address: memory is passed by Unix socket")
-        return _connect_tcp(rank, size, place, key, timeout_s, patience)
-    with _PrivateFolder(rank, place.path, patience) as folder:
-        if backend == "zmq":
-            entry = Ticket("zmq", rank, size, "", "", place.path, "")
-            return enter_folder(entry, folder, key, timeout_s, watch)
-        return _connect_shm(rank, size, folder, key, timeout_s, patience)
+    given = (rank, size, address)
+    if given == (None, None, None) and "SYNK_COMM_TICKET" in os.environ:
+        from ._groups import Ticket, enter
+
+        ticket = Ticket.parse(os.environ["SYNK_COMM_TICKET"])
+        return enter(ticket, timeout_s, watch, backend)
+    who = _Who.of(rank, size, address, token)
+    patience = Patience(who.rank, deadline_after(timeout_s), watch)
+    if backend != "auto":
+        REGISTRY.find(backend)
+    if who.size == 1:
+        with alone(patience, timeout_s, this_host) as meeting:
+            comm = choose(meeting, backend)
+        if who.by_itself and backend == "auto":
+            comm.why = "local: no variable SYNK_COMM_* is set, so this process is a group of one"
+        return comm
+    return meet_at(who.address, who.rank, who.size, who.key, backend, timeout_s, patience)
 
 
-class _Place(NamedTuple):
+class _Who(NamedTuple):
+    """A rank of a group, and where it meets the others."""
+
+    rank: int
+    size: int
+    address: str
+    key: bytes
+    by_itself: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        rank: int | None,
+        size: int | None,
+        address: str | None,
+        token: str | bytes | None,
+    ) -> _Who:
+        """Complete the arguments by the environment, and check them."""
+        env = os.environ
+        given = (rank, size, address)
+        names = ("SYNK_COMM_RANK", "SYNK_COMM_SIZE", "SYNK_COMM_ADDRESS")
+        if given == (None, None, None) and not any(name in env for name in names):
+            return cls(0, 1, "", b"", by_itself=True)
+        rank = _number(names[0]) if rank is None else operator.index(rank)
+        size = _number(names[1]) if size is None else operator.index(size)
+        if not 0 <= rank < size:
+            raise ValueError(f"rank must be 0 to size - 1, got rank {rank!r} of {size!r}")
+        if size == 1:
+            return cls(0, 1, "", b"")
+        address = _text(names[2]) if address is None else address
+        token = _text("SYNK_COMM_TOKEN") if token is None else token
+        return cls(rank, size, address, token_key(token))
+
+
+def _text(name: str) -> str:
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise JoinError(
+            f"{name} is not set, though other SYNK_COMM_* are; {HOW_TO_START}"
+        ) from None
+
+
+def _number(name: str) -> int:
+    text = _text(name)
+    try:
+        return int(text)
+    except ValueError:
+        raise JoinError(f"{name} must be a number, got {text!r}; {HOW_TO_START}") from None
+
+
+def meet_at(
+    address: str,
+    rank: int,
+    size: int,
+    key: bytes,
+    backend: AnyBackend,
+    timeout_s: float,
+    patience: Patience,
+) -> Communicator:
+    """Meet the other ranks at an address, and open a communicator."""
+    place = Place.parse(address)
+    asked = backend if isinstance(backend, str) else backend.name
+    with contextlib.ExitStack() as stack:
+        folder = None
+        where: Where = (place.host, place.port)
+        if place.path:
+            folder = stack.enter_context(_private_folder(rank, place.path, patience))
+            where = folder.socket("desk")
+        lines: dict[int, Line] = {}
+        meeting = Meeting(rank, size, patience, timeout_s, key=key, lines=lines, folder=folder)
+        stack.enter_context(meeting)
+
+        def card(raw: socket.socket) -> Goods:
+            own = raw.getsockname()[0] if place.port else ""
+            return {"size": size, "backend": asked, "host": this_host(own)}
+
+        cards: list[Goods] = []
+        if rank:
+            lines[0] = call_desk(where, rank, key, card, patience)
+        else:
+            with _listening(where) as listener:
+                desk = Desk(listener, size, key, patience, lines)
+                desk.receive_all(meeting.look)
+                desk.cards[0] = card(listener)
+                cards = [desk.cards[other] for other in range(size)]
+        meeting.begin(cards)
+        return choose(meeting, backend)
+
+
+class Place(NamedTuple):
+    """An address, taken apart: a folder, or a numeric host and a port."""
+
     path: str
     host: str
     port: int
 
     @classmethod
-    def parse(cls, address: str) -> _Place:
+    def parse(cls, address: str) -> Place:
+        """Read an address; ValueError if it is none, or would listen on all interfaces."""
         scheme, separator, rest = address.partition("://")
         if separator and scheme == "ipc" and os.path.isabs(rest):
             return cls(rest.rstrip("/"), "", 0)
         host, _, port = rest.rpartition(":")
-        if separator and scheme == "tcp" and port.isdigit() and int(port) > 0:
-            if host == "localhost" or host.startswith("127."):
-                return cls("", "127.0.0.1" if host == "localhost" else host, int(port))
+        if not (separator and scheme == "tcp" and host and port.isdigit() and int(port) > 0):
             raise ValueError(
-                f"address {address!r} is not on the loopback interface; expected "
-                "tcp://127.0.0.1:port, since messages are not encrypted"
+                f"cannot read address {address!r}; expected ipc:///absolute/folder or "
+                "tcp://host:port"
             )
-        raise ValueError(
-            f"cannot read address {address!r}; expected ipc:///absolute/folder or "
-            "tcp://127.0.0.1:port"
-        )
+        return cls("", _numeric(host, address), int(port))
 
 
-class _PrivateFolder:
-    """The folder of an ipc address, made by rank 0 if it is missing."""
-
-    def __init__(self, rank: int, path: str, patience: Patience) -> None:
-        self._folder = SocketFolder(path)
-        self._made = False
-        self._rank = rank
-        self._patience = patience
-
-    def __enter__(self) -> SocketFolder:
-        path = self._folder.path
-        if self._rank == 0:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
-                self._made = True
-        while not os.path.isdir(path):
-            self._patience.look(lambda: {0: f"has not made {path}"})
-            time.sleep(SLICE_S)
-        self._folder.check()
-        return self._folder
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._made:
-            self._folder.remove()
+def _numeric(host: str, address: str) -> str:
+    """Return the IPv4 address of a host."""
+    if host == "localhost":
+        return "127.0.0.1"
+    cure = "name one interface: tcp://127.0.0.1:port, or the address of rank 0's host"
+    try:
+        found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        number = ipaddress.IPv4Address(found)
+    except (OSError, ValueError) as exc:
+        raise ValueError(f"cannot find an IPv4 address for {address!r} ({exc}); {cure}") from exc
+    if number.is_unspecified or number.is_multicast or int(number) == 0xFFFFFFFF:
+        raise ValueError(f"address {address!r} is no interface of one host; {cure}")
+    return str(number)
 
 
-def _connect_shm(
-    rank: int, size: int, folder: SocketFolder, key: bytes, timeout_s: float, patience: Patience
-) -> Communicator:
-    path = folder.socket("desk")
-    if rank == 0:
-        group_id = secrets.token_bytes(16)
-        fd = create_block(size, group_id)
+@contextlib.contextmanager
+def _listening(where: Where) -> Iterator[socket.socket]:
+    """Yield rank 0's socket, bound."""
+    with socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET) as listener:
         try:
-            with socket.socket(socket.AF_UNIX) as listener:
+            if isinstance(where, str):
+                _bind_path(listener, where)
+            else:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(where)
+        except OSError as exc:
+            cures = {
+                errno.EADDRINUSE: "is there another rank 0, or another program? "
+                "Take another port or folder",
+                errno.EADDRNOTAVAIL: "it must be an address of the host that runs rank 0",
+            }
+            cure = cures.get(exc.errno or 0, "take another one")
+            raise JoinError(f"rank 0 cannot listen at {where}: {exc}; {cure}") from exc
+        try:
+            yield listener
+        finally:
+            if isinstance(where, str):
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)  # left by a rank 0 that was killed
-                listener.bind(path)
-                desk = Desk(listener, size, key, patience)
-                try:
-                    desk.receive_all()
-                    for line in desk.lines.values():
-                        line.send_goods({"group_id": group_id.hex()})
-                        socket.send_fds(line.raw, [b"F"], [fd])
-                finally:
-                    desk.close()
-                    os.unlink(path)
-        except BaseException:
-            os.close(fd)
+                    os.unlink(where)
+
+
+def _bind_path(listener: socket.socket, path: str) -> None:
+    try:
+        listener.bind(path)
+    except OSError as exc:
+        if exc.errno != errno.EADDRINUSE:
             raise
-    else:
-        line = call_desk(lambda: (socket.socket(socket.AF_UNIX), path), rank, size, key, patience)
-        try:
-            line.send_goods({})
-            group_id = bytes.fromhex(line.receive_goods()["group_id"])
-            fd = _receive_fd(line, patience)
-        finally:
-            line.close()
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            if probe.connect_ex(path) != errno.ECONNREFUSED:
+                raise
+        os.unlink(path)  # left by a rank 0 that was killed
+        listener.bind(path)
+
+
+@contextlib.contextmanager
+def _private_folder(rank: int, path: str, patience: Patience) -> Iterator[SocketFolder]:
+    """Yield the folder of an ipc address, made by rank 0 if it is missing."""
+    folder = SocketFolder(path)
+    made = False
+    if rank == 0:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+            made = True
     try:
-        fabric = ShmFabric(rank, size, patience.watch, fd=fd, group_id=group_id)
+        while not os.path.isdir(path):
+            patience.look(lambda: {0: f"has not made {path}"})
+            time.sleep(SLICE_S)
+        folder.check()
+        yield folder
     finally:
-        os.close(fd)
-    return meet(fabric, patience.deadline, timeout_s)
-
-
-def _receive_fd(line: Line, patience: Patience) -> int:
-    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-    while True:
-        try:
-            _, fds, _, _ = socket.recv_fds(line.raw, 1, 1, flags)
-        except socket.timeout:
-            patience.look(lambda: {0: "does not send the memory"})
-            continue
-        if not fds:
-            raise JoinError("rank 0 hung up before it sent the memory")
-        return fds[0]
-
-
-def _connect_tcp(
-    rank: int, size: int, place: _Place, key: bytes, timeout_s: float, patience: Patience
-) -> Communicator:
-    from ._backends.zmq import ZmqFabric
-
-    fabric = ZmqFabric(rank, size, patience.watch, key=key)
-    try:
-        own = {
-            str(other): fabric.bind(other, f"tcp://{place.host}:*")
-            for other in range(rank + 1, size)
-        }
-        table = _exchange(rank, size, place, own, key, patience)
-        for other in range(rank):
-            fabric.connect(other, _checked(table[str(other)][str(rank)], place.host))
-    except BaseException:
-        fabric.close()
-        raise
-    return meet(fabric, patience.deadline, timeout_s)
-
-
-def _exchange(
-    rank: int, size: int, place: _Place, own: Goods, key: bytes, patience: Patience
-) -> Goods:
-    """Give the own endpoints, and get everybody's."""
-    where = (place.host, place.port)
-    if rank:
-        line = call_desk(lambda: (socket.socket(), where), rank, size, key, patience)
-        try:
-            line.send_goods(own)
-            return line.receive_goods()
-        finally:
-            line.close()
-    table: Goods = {"0": own}
-    if size == 1:
-        return table
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        desk = Desk(listener, size, key, patience)
-        try:
-            desk.receive_all()
-            table.update({str(other): goods for other, goods in desk.goods.items()})
-            for line in desk.lines.values():
-                line.send_goods(table)
-        finally:
-            desk.close()
-    return table
-
-
-def _checked(endpoint: str, host: str) -> str:
-    if not endpoint.startswith(f"tcp://{host}:"):
-        raise JoinError(f"a rank listens at {endpoint!r}, expected an endpoint on {host}")
-    return endpoint
+        if made:
+            folder.remove()

@@ -1,60 +1,139 @@
-"""All collectives, built on rounds: one implementation for every backend.
+"""The communicator: all collectives, built on rounds, one implementation for every backend.
 
 The path of one call:
 
 1. Arguments are checked, here alone; nothing has been said yet.
-2. The head (what is called, with which dtype and shape) and the first chunk of data are posted
+2. The head (what is called, with which dtypes and shapes) and the first bytes of data are posted
    in one round. When it is over, every rank sees all heads, so all come to the same verdict:
    go on, ``MismatchError``, or ``PeerDeclined``.
 3. Data longer than a slot follow in further rounds; their number follows from the heads.
 4. Each rank reads what it needs from its peers' slots after each round.
+
+A fabric may know a shortcut for calls that all ranks have made alike before; step 2 then is all
+that is left (``Fabric.shortcut``).
 """
 
 from __future__ import annotations
 
 import operator
-import pickle
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy import ndarray
+from numpy.typing import ArrayLike, DTypeLike
 
 from . import _call
 from ._call import Call
-from ._fabric import Fabric
-from ._ops import Array, ReduceOp, check_reducible, check_weight, combine, scaled
-from ._steps import Steps, contiguous, flat_bytes
+from ._fabric import Again, Fabric, Recipe, Share, Shortcut
+from ._gathering import Gathering
+from ._letters import Letters
+from ._lists import shape_of
+from ._objects import ObjectMoves
+from ._ops import Array, ReduceOp
+from ._reducing import Reducing
+from ._splitting import groups_of, watch_also
+from ._steps import Steps, check_out
 from .abc import Communicator
+from .exceptions import CommError, PeerDeclined
+
+T = TypeVar("T")
 
 _BARRIER = Call("barrier")
+_BARRIER_HEAD = _call.encode(_BARRIER)
+_QUICK_ENTRIES = 512
 
 
-class RoundCommunicator(Steps, Communicator):
+class RoundCommunicator(ObjectMoves, Communicator):
     """A communicator over any fabric; made by ``join``, ``connect`` and ``local_group``."""
 
-    def __init__(self, fabric: Fabric, timeout_s: float) -> None:
-        super().__init__(fabric, timeout_s)
+    def __init__(self, fabric: Fabric, timeout_s: float, why: str = "") -> None:
+        self.rank = fabric.rank
+        self.size = fabric.size
         self.backend = fabric.backend
+        self.why = why or f"{fabric.backend}: asked for"
+        self._steps = Steps(fabric, timeout_s)
+        self._guard = self._steps.guard
+        self._letters = Letters(self._steps)
+        self._reducing = Reducing(self._steps)
+        self._gathering = Gathering(self._steps)
+        # By everything that this rank would say, and whether there is an ``out``.
+        self._quick: dict[Any, Shortcut] = {}
 
     def __repr__(self) -> str:
         return (
             f"<Communicator rank {self.rank} of {self.size}, {self.backend}, {self._guard.state}>"
         )
 
+    def _learn(self, key: Any, again: Again) -> None:
+        """Keep a shortcut for the call that all ranks have just made, if there is one."""
+        fabric = self._steps.fabric
+        if key is None or not fabric.is_first_round:
+            return
+        if len(self._quick) >= _QUICK_ENTRIES:
+            self._quick.clear()
+        heads = fabric.heads()
+        calls = [_call.decode(head) for head in heads]
+        if any(call.many for call in calls):
+            return
+        shortcut = fabric.shortcut(Recipe(self._guard, calls, heads, self._steps.timeout_s, again))
+        if shortcut is not None:
+            self._quick[key] = shortcut
+
+    # -- for communicators that are built on this one ---------------------------------------
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call may take that names no time."""
+        return self._steps.timeout_s
+
+    def ended(self) -> CommError | None:
+        """Return what ended the group, if it is known to have ended; cheap."""
+        return self._guard.ended()
+
+    def agree(self, call: Call, deadline: float) -> Sequence[Call]:
+        """Tell a call to all ranks; return all ranks' calls, which agree, or raise on all."""
+        key = ("agree", call)
+        quick = self._quick.get(key)
+        # A shortcut waits as long as a call that names no time.
+        if quick is not None and deadline - time.monotonic() > 0.9 * self.timeout_s:
+            calls: Sequence[Call] = quick(None, None)
+            return calls
+        head = _call.encode(call)
+        with self._guard:
+            calls = self._steps.open(call, head, lambda: 0, deadline)
+
+        def again(x: Any, out: Any, timeout_s: float | None) -> Any:  # noqa: ARG001
+            return self._steps.verdict(call, head), None
+
+        self._learn(key, again)
+        return calls
+
     # -- synchronisation ------------------------------------------------------------------
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
-        deadline = self._deadline(timeout_s)
-        with self._guard:
-            self._open(_BARRIER, _call.encode(_BARRIER), 0, deadline)
+        quick = self._quick.get("barrier")
+        if quick is not None and timeout_s is None:
+            quick(None, None)
+            return
+
+        def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:  # noqa: ARG001
+            deadline = self._steps.deadline(timeout_s)
+            with self._steps.passing(resuming):
+                self._steps.open(_BARRIER, _BARRIER_HEAD, lambda: 0, deadline, resuming=resuming)
+            return None, None
+
+        again(None, None, timeout_s, resuming=False)
+        self._learn("barrier", again)
 
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
         head = _call.encode_decline(str(reason))
-        deadline = self._deadline(timeout_s)
+        fabric = self._steps.fabric
+        deadline = self._steps.deadline(timeout_s)
         with self._guard:
-            self._fabric.sync(head, 0, deadline)
-            reasons = _call.declined([_call.decode(said) for said in self._fabric.heads()])
+            fabric.sync(head, 0, deadline)
+            reasons = _call.declined([_call.decode(said) for said in fabric.heads()])
         del reasons[self.rank]
         return reasons
 
@@ -63,229 +142,302 @@ class RoundCommunicator(Steps, Communicator):
 
     def close(self) -> None:
         self._guard.close()
+        self._quick.clear()  # they keep the memory of the slots
+        self._letters.forget()
 
     # -- reductions -----------------------------------------------------------------------
 
+    def all_reduce(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        op: str | ReduceOp = "sum",
+        *,
+        weight: float | None = None,
+        out: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        # Written out, as is broadcast: a helper would cost a tenth of the call.
+        key = None
+        if type(x) is ndarray and timeout_s is None:
+            dtype, shape = x.dtype, x.shape
+            key = (dtype, shape, op, weight)
+            quick = self._quick.get(key)
+            if quick is not None and (
+                out is None
+                or (
+                    type(out) is ndarray
+                    and (out is x or (out.dtype == dtype and out.shape == shape))
+                    and out.flags.writeable
+                )
+            ):
+                return quick(x, out)
+        return self._reduce("all_reduce", x, op, None, weight, out, timeout_s, key)
+
     def reduce(
         self,
-        x: ArrayLike | None,
+        x: ArrayLike | Sequence[Array] | None,
         op: str | ReduceOp = "sum",
         root: int = 0,
         *,
         weight: float | None = None,
-        out: Array | None = None,
+        out: Any = None,
         timeout_s: float | None = None,
-    ) -> Array | None:
-        root = self._check_root(root)
+    ) -> Any:
+        root = self._steps.check_rank(root)
         if self.rank != root:
             out = None
-        return self._reduce("reduce", x, op, root, weight, out, timeout_s)
-
-    def all_reduce(
-        self,
-        x: ArrayLike | None,
-        op: str | ReduceOp = "sum",
-        *,
-        weight: float | None = None,
-        out: Array | None = None,
-        timeout_s: float | None = None,
-    ) -> Array:
-        result = self._reduce("all_reduce", x, op, None, weight, out, timeout_s)
-        assert result is not None  # noqa: S101 - every rank is a receiver
-        return result
+        key = _key("reduce", x, out, timeout_s, op, weight, root)
+        quick = self._quick.get(key)
+        if quick is not None and (out is None or _alike(x, out)):
+            return quick(x, out)
+        return self._reduce("reduce", x, op, root, weight, out, timeout_s, key)
 
     def _reduce(
         self,
         kind: str,
-        x: ArrayLike | None,
+        x: Any,
         op: str | ReduceOp,
         root: int | None,
         weight: float | None,
-        out: Array | None,
+        out: Any,
         timeout_s: float | None,
-    ) -> Array | None:
-        op = ReduceOp.parse(op)
-        weight = check_weight(weight, op)
-        given = None if x is None else np.asarray(x)
-        like = given
-        if out is not None:
-            _check_out(out, given)
-            like = out
-        if like is not None:
-            check_reducible(like.dtype, op)
-        call = _call.bring(kind, like, root, op=op.value, weight=0.0 if given is None else weight)
-        head = _call.encode(call)
-        source = None if given is None or not call.weight else contiguous(given)
-        receives = root is None or root == self.rank
-        result = _result_like(like, out, source) if receives and like is not None else None
-        deadline = self._deadline(timeout_s)
+        key: Any,
+    ) -> Any:
+        def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:
+            job = self._reducing.prepare(kind, x, op, root, weight, out)
+            return self._reducing.run(job, timeout_s, resuming=resuming)
 
-        # The own array is quicker to read than the own slot, but if the result overwrites it,
-        # it is only good for the first step.
-        in_place = source is not None and result is out and np.may_share_memory(source, result)
-        mine = None if source is None else flat_bytes(source)
-
-        with self._guard:
-            posted = self._fill(mine, 0)
-            calls = self._open(call, head, posted, deadline, root)
-            example = call if call.dtype else next(c for c in calls if c.dtype)
-            dtype, shape = _call.text_dtype(example.dtype), example.shapes[0]
-            if receives and result is None:
-                result = np.empty(shape, dtype)
-            ranks = [rank for rank, theirs in enumerate(calls) if theirs.weight]
-            weights = [calls[rank].weight for rank in ranks]
-            factors = None if min(weights) == max(weights) else scaled(weights)
-            direct = not in_place or (factors is None and self.rank in ranks[:2])
-            target = None if result is None else flat_bytes(result)
-            nbytes = _call.nbytes(example)
-            start = 0
-            while True:
-                stop = min(start + self._fabric.chunk_bytes, nbytes)
-                if target is not None:
-                    chunks = [
-                        mine[start:stop]
-                        if mine is not None and direct and rank == self.rank
-                        else self._fabric.read(rank, 0, stop - start)
-                        for rank in ranks
-                    ]
-                    operands = [chunk.view(dtype) for chunk in chunks]
-                    combine(op, operands, target[start:stop].view(dtype), factors)
-                start = stop
-                if start >= nbytes:
-                    break
-                posted = self._fill(mine, start)
-                self._fabric.sync(None, posted, deadline, to=root)
-
-        if out is not None and result is not None and result is not out:
-            np.copyto(out, result)
-            return out
+        result, accident = again(x, out, timeout_s, resuming=False)
+        self._learn(key, again)
+        if accident is not None:
+            raise accident
         return result
+
+    def reduce_scatter(
+        self,
+        x: ArrayLike | Sequence[Array],
+        op: str | ReduceOp = "sum",
+        *,
+        weight: float | None = None,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        key = _key("reduce_scatter", x, out, timeout_s, op, weight)
+        quick = self._quick.get(key)
+        if quick is not None and type(x) is ndarray and x.size:
+            block: Array = quick(x.reshape(self.size, -1, *x.shape[1:]), out)
+            return block
+
+        def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:
+            if resuming:
+                x = x.reshape(-1, *x.shape[2:])
+            return self._reducing.scatter(x, op, weight, out, timeout_s, resuming=resuming)
+
+        block, accident = again(x, out, timeout_s, resuming=False)
+        self._learn(key, again)
+        if accident is not None:
+            raise accident
+        return block
 
     # -- movement of arrays ---------------------------------------------------------------
 
-    def broadcast(self, x: Array, root: int = 0, *, timeout_s: float | None = None) -> Array:
-        root = self._check_root(root)
-        if not isinstance(x, np.ndarray):
-            raise TypeError(
-                f"broadcast works in place: expected an ndarray, got {type(x).__name__}"
-            )
-        if self.rank != root and not x.flags.writeable:
-            raise ValueError("broadcast works in place: x must be writeable on ranks but the root")
-        call = _call.bring("broadcast", x, root)
-        target = contiguous(x)
-        self._spread(call, target if self.rank == root else None, target, timeout_s)
-        if self.rank != root and target is not x:
-            np.copyto(x, target)
+    def broadcast(
+        self, x: Array | Sequence[Array], root: int = 0, *, timeout_s: float | None = None
+    ) -> Any:
+        key = None
+        if type(x) is ndarray and timeout_s is None:
+            key = (x.dtype, x.shape, root, "broadcast")
+            quick = self._quick.get(key)
+            if quick is not None and (root == self.rank or x.flags.writeable):
+                return quick(x, None)
+        root = self._steps.check_rank(root)
+
+        def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:  # noqa: ARG001
+            self._gathering.broadcast(x, root, timeout_s, resuming=resuming)
+            return x, None
+
+        again(x, None, timeout_s, resuming=False)
+        self._learn(key, again)
         return x
-
-    def gather(
-        self, x: ArrayLike | None, root: int = 0, *, timeout_s: float | None = None
-    ) -> list[Array | None] | None:
-        root = self._check_root(root)
-        given = None if x is None else np.asarray(x)
-        gathered = self._collect(_call.bring("gather", given, root), given, timeout_s)
-        return gathered if self.rank == root else None
-
-    def all_gather(
-        self, x: ArrayLike | None, *, timeout_s: float | None = None
-    ) -> list[Array | None]:
-        given = None if x is None else np.asarray(x)
-        return self._collect(_call.bring("all_gather", given, None), given, timeout_s)
 
     def scatter(
         self,
-        xs: Sequence[ArrayLike] | None,
+        xs: Sequence[ArrayLike] | Array | None,
         root: int = 0,
+        *,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        root = self._steps.check_rank(root)
+        self._steps.check_only_root("scatter", xs, root)
+        got: Array = self._move(
+            _key("scatter", xs, out, timeout_s, root),
+            lambda xs, *rest, **how: self._gathering.scatter("scatter", xs, root, *rest, **how),
+            xs,
+            out,
+            timeout_s,
+        )
+        return got
+
+    def gather(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        root: int = 0,
+        *,
+        out: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        root = self._steps.check_rank(root)
+        if self.rank != root:
+            out = None
+        return self._move(
+            _key("gather", x, out, timeout_s, root),
+            lambda x, *rest, **how: self._gathering.gather("gather", x, root, *rest, **how),
+            x,
+            out,
+            timeout_s,
+        )
+
+    def all_gather(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        *,
+        out: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        return self._move(
+            _key("all_gather", x, out, timeout_s),
+            lambda x, *rest, **how: self._gathering.gather("all_gather", x, None, *rest, **how),
+            x,
+            out,
+            timeout_s,
+        )
+
+    def all_to_all(
+        self, xs: Sequence[ArrayLike] | Array, *, out: Any = None, timeout_s: float | None = None
+    ) -> Any:
+        return self._move(
+            _key("all_to_all", xs, out, timeout_s),
+            lambda xs, *rest, **how: self._gathering.all_to_all("all_to_all", xs, *rest, **how),
+            xs,
+            out,
+            timeout_s,
+        )
+
+    def _move(
+        self, key: Any, move: Callable[..., Any], x: Any, out: Any, timeout_s: float | None
+    ) -> Any:
+        quick = self._quick.get(key)
+        if quick is not None:
+            return quick(x, out)
+        moved = move(x, out, timeout_s)
+
+        def again(x: Any, out: Any, timeout_s: float | None) -> Any:
+            return move(x, out, timeout_s, resuming=True), None
+
+        self._learn(key, again)
+        return moved
+
+    def send(
+        self, x: ArrayLike, dest: int, *, tag: int = 0, timeout_s: float | None = None
+    ) -> None:
+        self._letters.send(np.asarray(x), self._steps.check_rank(dest, "dest"), tag, timeout_s)
+
+    def recv(
+        self,
+        source: int,
+        *,
+        tag: int = 0,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        source = self._steps.check_rank(source, "source")
+        if out is not None:
+            check_out(out, None)
+        return self._letters.receive(source, tag, out, timeout_s)
+
+    # -- memory and groups ----------------------------------------------------------------
+
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = float,
         *,
         timeout_s: float | None = None,
     ) -> Array:
-        root = self._check_root(root)
-        return self._deal("scatter", self._check_list("scatter", xs, root), root, timeout_s)
+        lengths = shape_of(shape)
+        call = Call("empty", arrays=((_call.dtype_text(np.dtype(dtype)), lengths),))
+        made = self._make(call, self._steps.fabric.allocate, (call.nbytes(),), timeout_s)
+        if made is None or not call.nbytes():
+            return np.empty(lengths, dtype)
+        own, twins = made
+        self._reducing.symmetric.add(own, twins)
+        return own.view(dtype).reshape(lengths)
 
-    # -- movement of objects --------------------------------------------------------------
+    def split(
+        self, color: int | None, key: int = 0, *, timeout_s: float | None = None
+    ) -> Communicator | None:
+        said = (None if color is None else operator.index(color), operator.index(key))
+        deadline = self._steps.deadline(timeout_s)
+        members: list[int] = []
 
-    def broadcast_object(
-        self, obj: Any = None, root: int = 0, *, timeout_s: float | None = None
-    ) -> Any:
-        root = self._check_root(root)
-        source = _pickled(obj) if self.rank == root else None
-        call = _call.bring("broadcast_object", source, root)
-        received = self._spread(call, source, None, timeout_s)
-        return obj if self.rank == root else _unpickled(received)
+        def make(share: Share) -> Fabric | None:
+            groups, mine = groups_of(share(said), self.rank)
+            members.extend([] if mine is None else groups[mine])
+            return self._steps.fabric.split(groups, mine, share)
 
-    def gather_object(
-        self, obj: Any, root: int = 0, *, timeout_s: float | None = None
-    ) -> list[Any] | None:
-        root = self._check_root(root)
-        source = _pickled(obj)
-        gathered = self._collect(_call.bring("gather_object", source, root), source, timeout_s)
-        return _all_unpickled(gathered) if self.rank == root else None
-
-    def all_gather_object(self, obj: Any, *, timeout_s: float | None = None) -> list[Any]:
-        source = _pickled(obj)
-        call = _call.bring("all_gather_object", source, None)
-        return _all_unpickled(self._collect(call, source, timeout_s))
-
-    def scatter_object(
-        self,
-        objs: Sequence[Any] | None = None,
-        root: int = 0,
-        *,
-        timeout_s: float | None = None,
-    ) -> Any:
-        root = self._check_root(root)
-        listed = self._check_list("scatter_object", objs, root)
-        sources = None if listed is None else [_pickled(obj) for obj in listed]
-        return _unpickled(self._deal("scatter_object", sources, root, timeout_s))
-
-    def _check_root(self, root: int) -> int:
-        number = operator.index(root)
-        if not 0 <= number < self.size:
-            raise ValueError(f"root must be a rank, 0 to {self.size - 1}, got {root!r}")
-        return number
-
-    def _check_list(self, kind: str, xs: Sequence[Any] | None, root: int) -> Sequence[Any] | None:
-        if self.rank != root:
-            if xs is not None:
-                raise ValueError(f"only the root, rank {root}, gives a list to {kind}")
+        fabric = self._make(Call("split"), make, (), timeout_s)
+        if fabric is None:
             return None
-        if xs is None or len(xs) != self.size:
-            got = "None" if xs is None else f"a list of {len(xs)}"
-            raise ValueError(f"the root of {kind} gives a list of {self.size}, got {got}")
-        return xs
+        own = fabric.watch
+        fabric.watch = watch_also(own, self._steps.fabric, fabric, members)
+        comm = meet(fabric, deadline, self._steps.timeout_s, self.why)
+        fabric.watch = own
+        return comm
+
+    def _make(
+        self, call: Call, make: Callable[..., T], arguments: Sequence[Any], timeout_s: float | None
+    ) -> T:
+        """Agree on a call, then make something with the others; raise MemoryError in step."""
+        steps = self._steps
+        deadline = steps.deadline(timeout_s)
+        try:
+            with self._guard:
+                steps.open(call, _call.encode(call), lambda: 0, deadline)
+                try:
+                    return make(*arguments, lambda obj: steps.share(obj, deadline))
+                except MemoryError as exc:  # the others have been told
+                    raise _NoMemory(str(exc)) from exc
+        except _NoMemory as exc:
+            raise MemoryError(str(exc)) from exc.__cause__
 
 
-def _address(x: Array) -> int:
-    return int(x.__array_interface__["data"][0])
+class _NoMemory(PeerDeclined):
+    """Passes the guard as something that all ranks know of."""
 
 
-def _check_out(out: Array, x: Array | None) -> None:
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be an ndarray, got {type(out).__name__}")
-    if not out.flags.writeable:
-        raise ValueError("out must be writeable")
-    if x is not None and (out.dtype != x.dtype or out.shape != x.shape):
-        raise ValueError(f"out must be like x, {x.dtype} {x.shape}, got {out.dtype} {out.shape}")
+def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> RoundCommunicator:
+    """Wait for all ranks, and make the communicator; free everything if that fails."""
+    comm = RoundCommunicator(fabric, timeout_s, why)
+    try:
+        fabric.meet(deadline)
+    except BaseException as exc:
+        comm.abort(f"{type(exc).__name__} while joining: {exc}")
+        comm.close()
+        raise
+    return comm
 
 
-def _result_like(like: Array, out: Array | None, source: Array | None) -> Array:
-    """Return C-ordered memory for the result: ``out`` if it can be written while x is read."""
-    if out is not None and out.flags.c_contiguous:
-        if source is None or out is source or not np.may_share_memory(out, source):
-            return out
-        if _address(out) == _address(source):
-            return out
-    return np.empty(like.shape, like.dtype)
+def _key(kind: str, x: Any, out: Any, timeout_s: float | None, *more: Any) -> Any:
+    """Return what this rank would say, if a shortcut may say it; else None."""
+    if timeout_s is not None or not (x is None or type(x) is ndarray):
+        return None
+    if out is None:
+        return (kind, None if x is None else (x.dtype, x.shape), *more)
+    if type(out) is not ndarray or not out.flags.writeable:
+        return None
+    return (kind, None if x is None else (x.dtype, x.shape), *more, out.dtype, out.shape)
 
 
-def _pickled(obj: Any) -> Array:
-    return np.frombuffer(pickle.dumps(obj), np.uint8)
-
-
-def _unpickled(data: Array) -> Any:
-    # Members of a group trust each other: see ``Communicator.broadcast_object``.
-    return pickle.loads(data.data)  # noqa: S301
-
-
-def _all_unpickled(pickles: Sequence[Array | None]) -> list[Any]:
-    return [_unpickled(data) for data in pickles if data is not None]
+def _alike(x: Any, out: Any) -> bool:
+    return bool(out.dtype == x.dtype and out.shape == x.shape)

@@ -28,6 +28,33 @@ def token_key(token: str | bytes) -> bytes:
     return hashlib.sha256(b"synk-comm token" + raw).digest()
 
 
+def derived(key: bytes, purpose: str) -> bytes:
+    """Return a key for one purpose, from which neither ``key`` nor other purposes' keys follow."""
+    return hmac.new(key, b"derived|" + purpose.encode(), "sha256").digest()
+
+
+class Seal:
+    """Marks the messages of one direction of one connection.
+
+    The key follows from both ends' nonces and the mark from the number of the message as well:
+    what was recorded cannot be played again, neither later in this connection nor in another.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = 0
+
+    def mark(self, content: bytes) -> bytes:
+        """Return the mark of the next message that is sent."""
+        mark = hmac.new(self._key, self._number.to_bytes(8, "big") + content, "sha256").digest()
+        self._number += 1
+        return mark
+
+    def check(self, mark: bytes, content: bytes) -> bool:
+        """Tell whether this is the mark of the next message that is received."""
+        return hmac.compare_digest(mark, self.mark(content))
+
+
 class Handshake:
     """One rank's side of the proof between two ranks.
 
@@ -58,6 +85,10 @@ class Handshake:
     def cookie(self, sender: int) -> bytes:
         """Return what marks each later message of a sender as coming from this handshake."""
         return self._digest(b"cookie", sender)[:COOKIE_BYTES]
+
+    def seal(self, sender: int) -> Seal:
+        """Return what marks the messages of a sender on a connection of its own."""
+        return Seal(self._digest(b"seal", sender))
 
     def _digest(self, purpose: bytes, maker: int) -> bytes:
         ranks = f"|{maker}|{min(self._own, self._peer)}|{max(self._own, self._peer)}|".encode()

@@ -6,18 +6,30 @@ A group has ``size`` members, numbered by ``rank`` from 0. Each member holds one
 What holds for every collective:
 
 * It synchronises: no rank returns before all ranks have entered.
-* The calls of all ranks (which collective, op, root, dtype, shape) are compared before any
-  output is written. If they differ, ``MismatchError`` is raised on *every* rank, listing each
-  rank's call, and the communicator stays usable.
+* The calls of all ranks (which collective, op, root, dtypes, shapes) are
+  compared before any output is written. If they differ, ``MismatchError`` is raised on *every*
+  rank, listing each rank's call, and the communicator stays usable.
 * Arguments that are wrong by themselves (an unknown op, an ``out`` of the wrong shape) raise
   TypeError or ValueError at once, on this rank alone, before peers hear anything.
 * The wait is bounded: ``timeout_s`` seconds for the whole call; None takes the communicator's
-  own, given at ``join``. ``CommTimeout`` names the ranks that are missing and what they last did.
+  own, given when it was made. ``CommTimeout`` names the ranks that are missing, in which call, and
+  what they last did.
 * A dead peer raises ``PeerLost``; a peer that gave up raises ``AbortedError``.
 * An exception that leaves a collective half-way (a timeout, KeyboardInterrupt, whatever
   ``watch`` raises) ends the group: peers raise ``AbortedError`` at once, and so does every
   later call. Outputs may then be partly written.
 * Results do not share memory with inputs or with other ranks' arrays, unless ``out`` says so.
+
+Arrays: any memory layout and byte order. Moves (broadcast, scatter, gather, all_gather,
+all_to_all, send) take every dtype without Python objects, structured ones too; reductions take
+what NumPy can combine: integers (which wrap around, as NumPy's), floats, complex numbers,
+timedeltas for sum, min and max, booleans for min (and) and max (or). NaN and infinities are
+results like others; what NumPy says to overflow (a warning, or what ``np.errstate`` asks for) it
+says here too, on the rank that computed.
+
+Several arrays in one call: where it says *array or list*, a list or tuple of ndarrays counts as
+one collective on each, in order, and is quicker than one call for each. Dtypes and shapes may
+differ within the list, not between ranks. The result is a list then, and so is ``out``.
 """
 
 from __future__ import annotations
@@ -27,11 +39,12 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from ._ops import Array, ReduceOp
 
 Self = TypeVar("Self", bound="Communicator")
+Out = Any  # an ndarray, or a list of them: as the docstring of the method says
 
 
 class Communicator(ABC):
@@ -43,24 +56,112 @@ class Communicator(ABC):
     Attributes:
         rank: this member's number, 0 <= rank < size.
         size: how many members the group has.
-        backend: ``"shm"``, ``"zmq"`` or ``"local"``.
+        backend: the name of what carries the bytes: ``"shm"``, ``"zmq"``, ``"nccl"``,
+            ``"local"``, or a registered one.
+        why: a sentence that says how this back-end came to be chosen.
     """
 
     rank: int
     size: int
     backend: str
+    why: str
 
     @abstractmethod
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return when all ranks have entered."""
 
+    # -- reductions -----------------------------------------------------------------------
+
     @abstractmethod
-    def broadcast(self, x: Array, root: int = 0, *, timeout_s: float | None = None) -> Array:
+    def all_reduce(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        op: str | ReduceOp = "sum",
+        *,
+        weight: float | None = None,
+        out: Out = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Reduce the arrays of all ranks, element by element, into one that every rank gets.
+
+        Operands are taken in rank order, so the result is the same to the last bit on all ranks,
+        from run to run, and for every size of array. float16 is accumulated in float32.
+
+        Args:
+            x: array or list; same shape and dtype on all contributing ranks. None if this rank
+                contributes nothing (it gets the result all the same). At least one rank must
+                contribute, else MismatchError.
+            op: ``"avg"``, ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
+            weight: for ``"avg"`` only: the result is ``sum(w_r * x_r) / sum(w_r)`` over the
+                contributing ranks, default 1.0. With weight 0, ``x`` counts as None, even if it
+                holds NaN. Computed in the float arithmetic of x's dtype.
+            out: writeable array like x to receive the result; may be ``x`` itself, which is the
+                quickest for large arrays (the reduction is in place).
+
+        Returns:
+            A new array in C order, or ``out``.
+
+        Raises:
+            TypeError: avg of integers or booleans (NumPy would give float64, which has no place in
+                ``out``: convert first), sum or prod of booleans, a dtype without arithmetic.
+        """
+
+    @abstractmethod
+    def reduce(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        op: str | ReduceOp = "sum",
+        root: int = 0,
+        *,
+        weight: float | None = None,
+        out: Out = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Reduce as ``all_reduce`` does; only the root gets the result.
+
+        Args:
+            x, op, weight: as for ``all_reduce``.
+            root: the rank that receives the result.
+            out: on the root as for ``all_reduce``; ignored on other ranks.
+
+        Returns:
+            On the root a new array, or ``out``; None elsewhere.
+        """
+
+    @abstractmethod
+    def reduce_scatter(
+        self,
+        x: ArrayLike | Sequence[Array],
+        op: str | ReduceOp = "sum",
+        *,
+        weight: float | None = None,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Reduce, and give each rank its own block of the result.
+
+        Args:
+            x: an array whose first axis is a multiple of ``size``: rank r gets the r-th of
+                ``size`` equal blocks. Or a list of ``size`` arrays of one dtype and any shapes:
+                rank r gets the reduced r-th. The same shapes and dtype on all ranks.
+            op, weight: as for ``all_reduce``; every rank contributes, so weights are positive.
+            out: writeable array like this rank's block.
+
+        Returns:
+            This rank's block: a new array, or ``out``.
+        """
+
+    # -- movement of arrays ---------------------------------------------------------------
+
+    @abstractmethod
+    def broadcast(
+        self, x: Array | Sequence[Array], root: int = 0, *, timeout_s: float | None = None
+    ) -> Any:
         """Overwrite ``x`` on every rank by the root's.
 
         Args:
-            x: array of the same shape and dtype on all ranks, any dtype without objects;
-                writeable except on the root. Any memory layout.
+            x: array or list; ndarrays of the same shape and dtype on all ranks, writeable except
+                on the root.
             root: the rank whose values are taken.
 
         Returns:
@@ -68,96 +169,127 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def reduce(
-        self,
-        x: ArrayLike | None,
-        op: str | ReduceOp = "sum",
-        root: int = 0,
-        *,
-        weight: float | None = None,
-        out: Array | None = None,
-        timeout_s: float | None = None,
-    ) -> Array | None:
-        """Reduce the arrays of all ranks, element by element, into one on the root.
-
-        Operands are taken in rank order, so the result is the same to the last bit from run to
-        run. float16 is accumulated in float32.
-
-        Args:
-            x: numeric array of the same shape and dtype on all contributing ranks; None if this
-                rank contributes nothing. At least one rank must contribute, else MismatchError.
-            op: ``"avg"``, ``"sum"``, ``"min"``, ``"max"`` or ``"prod"``.
-            root: the rank that receives the result.
-            weight: for ``"avg"`` only: the result is ``sum(w_r * x_r) / sum(w_r)`` over the
-                contributing ranks, default 1.0. With weight 0, ``x`` counts as None, even if it
-                holds NaN. Computed in the float arithmetic of x's dtype.
-            out: on the root, writeable array to receive the result; may be ``x``.
-                Ignored on other ranks.
-
-        Returns:
-            On the root a new array, or ``out``; None elsewhere.
-
-        Raises:
-            TypeError: avg of integers or booleans, sum or prod of booleans, not numeric.
-        """
-
-    @abstractmethod
-    def all_reduce(
-        self,
-        x: ArrayLike | None,
-        op: str | ReduceOp = "sum",
-        *,
-        weight: float | None = None,
-        out: Array | None = None,
-        timeout_s: float | None = None,
-    ) -> Array:
-        """Reduce as ``reduce`` does, and give the result to every rank, also to those with None.
-
-        The results are bit-identical on all ranks.
-
-        Returns:
-            A new array, or ``out`` (which may be ``x``: then the reduction is in place).
-        """
-
-    @abstractmethod
-    def gather(
-        self, x: ArrayLike | None, root: int = 0, *, timeout_s: float | None = None
-    ) -> list[Array | None] | None:
-        """Collect each rank's array on the root.
-
-        Args:
-            x: array of any dtype without objects, or None if this rank contributes nothing.
-                Shapes may differ between ranks; dtype and number of dimensions must not.
-                At least one rank must contribute, else MismatchError.
-
-        Returns:
-            On the root a list of new arrays in rank order, None standing for ranks that gave
-            nothing; None elsewhere.
-        """
-
-    @abstractmethod
-    def all_gather(
-        self, x: ArrayLike | None, *, timeout_s: float | None = None
-    ) -> list[Array | None]:
-        """Collect each rank's array on every rank; arguments and list as for ``gather``."""
-
-    @abstractmethod
     def scatter(
         self,
-        xs: Sequence[ArrayLike] | None,
+        xs: Sequence[ArrayLike] | Array | None,
         root: int = 0,
         *,
+        out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Array:
         """Give each rank its own array of the root's list.
 
         Args:
-            xs: on the root ``size`` arrays of one dtype (without objects), of any shapes;
-                None elsewhere.
+            xs: on the root ``size`` arrays of one dtype and any shapes (an array with a first
+                axis of length ``size`` is such a list); None elsewhere.
+            out: writeable array of the dtype and shape that this rank is to receive; if they
+                differ from what the root gives, MismatchError on every rank.
 
         Returns:
-            A new array, on the root too.
+            A new array, on the root too, or ``out``.
         """
+
+    @abstractmethod
+    def gather(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        root: int = 0,
+        *,
+        out: Out = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Collect each rank's array on the root.
+
+        Args:
+            x: array or list, or None if this rank contributes nothing. Shapes may differ between
+                ranks; dtype and number of dimensions must not. At least one rank must
+                contribute, else MismatchError.
+            out: on the root, what receives them: one array with a first axis of length ``size``
+                whose rows fit, or a list of ``size`` arrays (None for ranks that give nothing).
+                What does not fit is a MismatchError on every rank. Ignored elsewhere. Not
+                together with a list for ``x``.
+
+        Returns:
+            On the root a list of new arrays in rank order, None standing for ranks that gave
+            nothing, or ``out``; None elsewhere. For a list ``x`` a list of such lists, one for
+            each array of ``x``.
+        """
+
+    @abstractmethod
+    def all_gather(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        *,
+        out: Out = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Collect each rank's array on every rank; arguments and list as for ``gather``."""
+
+    @abstractmethod
+    def all_to_all(
+        self,
+        xs: Sequence[ArrayLike] | Array,
+        *,
+        out: Out = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Give every rank one array of every rank's list: rank r gets the r-th of each.
+
+        Args:
+            xs: ``size`` arrays of any shapes (or one array with a first axis of that length); one
+                dtype on all ranks.
+            out: array with a first axis of length ``size``, or list of ``size`` arrays, that fit
+                what this rank is to receive; else MismatchError on every rank.
+
+        Returns:
+            A list of ``size`` new arrays, the r-th from rank r; or ``out``.
+        """
+
+    @abstractmethod
+    def send(
+        self, x: ArrayLike, dest: int, *, tag: int = 0, timeout_s: float | None = None
+    ) -> None:
+        """Send an array to one rank, which must ``recv`` it. No collective: only two take part.
+
+        Returns when ``x`` may be changed again: at once for what fits the channel (some 10 KB at
+        least), else when the receiver has begun to read. Two ranks that send each other large
+        arrays before they receive wait for each other until the timeout: use ``all_to_all``.
+
+        Args:
+            x: array of any shape and dtype without objects.
+            dest: the receiving rank; may be this one.
+            tag: a number from 0 that the receiver asks for. Messages of one tag between two
+                ranks arrive in the order in which they were sent.
+
+        Raises:
+            CommTimeout: if nothing was sent yet, the communicator stays usable.
+        """
+
+    @abstractmethod
+    def recv(
+        self,
+        source: int,
+        *,
+        tag: int = 0,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Receive the next array that ``source`` sent to this rank with this tag.
+
+        Args:
+            source: the sending rank; may be this one.
+            tag: messages with other tags are kept for later calls.
+            out: writeable array of the dtype and shape that comes; if they differ, MismatchError
+                on this rank, and the message is lost.
+
+        Returns:
+            A new array, or ``out``.
+
+        Raises:
+            CommTimeout: if nothing had come yet, the communicator stays usable.
+        """
+
+    # -- movement of objects --------------------------------------------------------------
 
     @abstractmethod
     def broadcast_object(
@@ -165,8 +297,8 @@ class Communicator(ABC):
     ) -> Any:
         """Return the root's object on every rank (on the root ``obj`` itself).
 
-        This and the other ``*_object`` collectives pickle. Unpickling can run any code: the
-        members of a group trust each other, and only authenticated members can be in it.
+        This and the other ``*_object`` methods pickle. Unpickling can run any code: the members
+        of a group trust each other, and only authenticated members can be in it.
         For small objects; arrays travel better by the methods made for them.
         """
 
@@ -189,6 +321,64 @@ class Communicator(ABC):
         timeout_s: float | None = None,
     ) -> Any:
         """Give each rank its own object of the root's list of ``size``; others pass None."""
+
+    @abstractmethod
+    def all_to_all_object(
+        self, objs: Sequence[Any], *, timeout_s: float | None = None
+    ) -> list[Any]:
+        """Give every rank one object of every rank's list of ``size``."""
+
+    @abstractmethod
+    def send_object(
+        self, obj: Any, dest: int, *, tag: int = 0, timeout_s: float | None = None
+    ) -> None:
+        """Send an object to one rank, which must ``recv_object`` it; else as ``send``."""
+
+    @abstractmethod
+    def recv_object(self, source: int, *, tag: int = 0, timeout_s: float | None = None) -> Any:
+        """Receive the next object that ``source`` sent with this tag; else as ``recv``."""
+
+    # -- memory and groups ----------------------------------------------------------------
+
+    @abstractmethod
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = float,
+        *,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Make an array that collectives can work on without copying: a *symmetric* array.
+
+        A collective: every rank calls it with the same shape and dtype, and gets its own array.
+        With back-end ``shm`` all ranks can read it, and ``all_reduce(x, out=x)`` of such an
+        array, or of the same contiguous part of it on all ranks, moves only what must move.
+        Elsewhere it is an ordinary array. Its values are undefined at first.
+
+        The array is an ordinary ndarray and may be kept after ``close()``. Its memory is used
+        again by a later ``empty`` once all ranks have dropped it.
+
+        Raises:
+            MemoryError: on one rank; the others raise PeerDeclined.
+        """
+
+    @abstractmethod
+    def split(
+        self, color: int | None, key: int = 0, *, timeout_s: float | None = None
+    ) -> Communicator | None:
+        """Make smaller groups, of the ranks that give the same color. A collective.
+
+        Args:
+            color: which group this rank joins; None for no group.
+            key: ranks of the new group are numbered by key, then by their rank here.
+
+        Returns:
+            The communicator of the new group, with the same back-end, timeout and watch, to be
+            closed by itself; None for color None. The two groups are independent: an error in
+            one does not end the other, a dead process shows in both.
+        """
+
+    # -- leaving --------------------------------------------------------------------------
 
     @abstractmethod
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:

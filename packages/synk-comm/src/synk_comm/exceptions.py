@@ -18,6 +18,8 @@ __all__ = [
     "MisuseError",
     "PeerDeclined",
     "PeerLost",
+    "RankDied",
+    "RankFailed",
 ]
 
 
@@ -99,3 +101,32 @@ class ClosedError(CommError, RuntimeError):
 
 class MisuseError(CommError, RuntimeError):
     """The communicator was used by two threads at once, or by a child after ``os.fork()``."""
+
+
+class RankFailed(CommError, RuntimeError):
+    """A rank that ``launch`` started raised an exception, which is the ``__cause__``.
+
+    There is no ``__cause__`` if the exception could not be pickled.
+
+    Attributes:
+        rank: the rank that failed first; not one that failed because another had.
+        traceback: the text of its traceback, or "".
+        exitcode: of its process; negative for a signal, None if the process had not ended.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int = -1, traceback: str = "", exitcode: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.traceback = traceback
+        self.exitcode = exitcode
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended the process, or None."""
+        return -self.exitcode if self.exitcode is not None and self.exitcode < 0 else None
+
+
+class RankDied(RankFailed):
+    """The process of a rank ended before its function had returned, or while it shut down."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from collections.abc import Collection
+from typing import Callable
 
 import numpy as np
 
-from synk_comm._fabric import SLICE_S, Fabric, Watch, aborted, describe, lost
+from synk_comm._fabric import SLICE_S, Fabric, Share, Watch, aborted, describe, lost, said
 from synk_comm._ops import Array
 from synk_comm.exceptions import CommError
+
+_PLACES = 2
+"""How many pieces a channel holds, as those of shared memory do."""
 
 
 class LocalHub:
@@ -22,7 +28,10 @@ class LocalHub:
         self.slots: list[list[Array]] = [[] for _ in range(size)]
         self.latest: list[bytes] = [b""] * size
         self.turns = [0] * size
-        self.entered = [time.monotonic()] * size
+        self.pieces: dict[tuple[int, int], deque[tuple[bytes, Array]]] = {
+            (source, dest): deque() for source in range(size) for dest in range(size)
+        }
+        self.halves: dict[tuple[int, ...], LocalHub] = {}
         self.closed = [False] * size
         self.gone: int | None = None
         self.aborts: dict[int, str] = {}
@@ -36,8 +45,9 @@ class LocalFabric(Fabric):
     def __init__(self, rank: int, size: int, watch: Watch | None, *, hub: LocalHub) -> None:
         super().__init__(rank, size, watch)
         self._hub = hub
-        hub.slots[rank] = [np.empty(self.chunk_bytes, np.uint8) for _ in range(2)]
+        hub.slots[rank] = [np.empty(self.slot_bytes, np.uint8) for _ in range(2)]
         self._seq = 0
+        self._headed = 0
 
     def meet(self, deadline: float) -> None:
         """All ranks were made together: nothing to wait for."""
@@ -55,38 +65,84 @@ class LocalFabric(Fabric):
         part: int = 0,  # noqa: ARG002
     ) -> None:
         hub = self._hub
-        began = time.monotonic()
         with hub.changed:
             self._seq = seq = self._seq + 1
             if head is not None:
                 hub.heads[self.rank][seq & 1] = head
                 hub.latest[self.rank] = head
                 hub.turns[self.rank] += 1
-                hub.entered[self.rank] = began
+                self._headed = seq
             hub.seqs[self.rank] = seq
             hub.changed.notify_all()
-            while min(hub.seqs) < seq:
-                hub.changed.wait(min(SLICE_S, max(deadline - time.monotonic(), 1e-4)))
-                if self.watch is not None:
-                    self.watch()
-                late = [rank for rank in range(self.size) if hub.seqs[rank] < seq]
-                if not late:
-                    break
-                failure = self.failure() or self._peer_failure(late)
-                if failure is not None:
-                    raise failure
-                now = time.monotonic()
-                if now >= deadline:
-                    raise self.timeout(late, now - began, f"call #{hub.turns[self.rank]}")
+            self._wait(
+                lambda: [rank for rank in range(self.size) if hub.seqs[rank] < seq],
+                deadline,
+                f"call #{hub.turns[self.rank]}, {said(hub.latest[self.rank])}",
+            )
+
+    def _wait(self, late: Callable[[], list[int]], deadline: float, doing: str) -> None:
+        """Wait, under the hub's lock, until nobody is late."""
+        began = time.monotonic()
+        while late():
+            self._hub.changed.wait(min(SLICE_S, max(deadline - time.monotonic(), 1e-4)))
+            if self.watch is not None:
+                self.watch()
+            missing = late()
+            if not missing:
+                return
+            failure = self.failure() or self._peer_failure(missing)
+            if failure is not None:
+                raise failure
+            now = time.monotonic()
+            if now >= deadline:
+                raise self.timeout(missing, now - began, doing)
 
     def all_said(self, head: bytes) -> bool:
         return all(said == head for said in self.heads())
 
     def heads(self) -> list[bytes]:
-        return [said[self._seq & 1] for said in self._hub.heads]
+        return [said[self._headed & 1] for said in self._hub.heads]
 
     def read(self, rank: int, start: int, stop: int) -> Array:
         return self._hub.slots[rank][self._seq & 1][start:stop]
+
+    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
+        hub = self._hub
+        channel = hub.pieces[self.rank, dest]
+        with hub.changed:
+            self._wait(
+                lambda: [dest] if len(channel) >= _PLACES else [],
+                deadline,
+                f"send to rank {dest}",
+            )
+            channel.append((header, data.copy()))
+            hub.changed.notify_all()
+
+    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
+        hub = self._hub
+        channel = hub.pieces[source, self.rank]
+        with hub.changed:
+            self._wait(lambda: [] if channel else [source], deadline, f"recv from rank {source}")
+            return channel[0]
+
+    def release(self, source: int) -> None:
+        with self._hub.changed:
+            self._hub.pieces[source, self.rank].popleft()
+            self._hub.changed.notify_all()
+
+    def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
+        hub = self._hub
+        with hub.changed:
+            if mine is not None:
+                members = groups[mine]
+                half = hub.halves.setdefault(tuple(members), LocalHub(len(members)))
+        share(None)  # everybody has taken the new hub
+        with hub.changed:
+            hub.halves.clear()
+        share(None)  # and nobody finds an old one in the next split
+        if mine is None:
+            return None
+        return LocalFabric(members.index(self.rank), len(members), self.watch, hub=half)
 
     def abort(self, reason: str) -> None:
         # No lock: this may be called by a signal handler inside sync. Waits are sliced.
@@ -100,6 +156,12 @@ class LocalFabric(Fabric):
             return aborted(rank, reason)
         return None
 
+    def gone(self, ranks: Collection[int]) -> CommError | None:
+        return self._peer_failure(list(ranks)) or self.failure()
+
+    def has_entered(self, rank: int) -> bool:
+        return self._hub.seqs[rank] > 0
+
     def _peer_failure(self, late: list[int]) -> CommError | None:
         if self._hub.gone is not None:
             return lost(self._hub.gone, "another rank found it gone")
@@ -110,7 +172,7 @@ class LocalFabric(Fabric):
 
     def last_seen(self, rank: int) -> str:
         hub = self._hub
-        return describe(hub.latest[rank], hub.turns[rank], hub.entered[rank])
+        return describe(hub.latest[rank], hub.turns[rank])
 
     def close(self) -> None:
         self._hub.closed[self.rank] = True

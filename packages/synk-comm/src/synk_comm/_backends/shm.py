@@ -1,142 +1,99 @@
-"""Rounds through one block of shared memory.
+"""Rounds through one block of shared memory (``_block.py`` says where everything in it is).
 
-The block, made by ``create`` and mapped by every rank::
+A round writes data, then the head, then the *posted* word; this order is what peers rely on (see
+``memory_fence``). The posted word holds the number of the round, in 16 bits, and a signature of
+the head, in 48: a rank that finds in its peers' words what is in its own knows with one
+comparison that all have come and call the same. Otherwise the heads themselves are read. No rank
+is ever more than one round ahead of another, so numbers may wrap around, and slots and heads
+alternate between two parities. A head is only written if the one of two rounds ago was another.
 
-    page 0            magic, version, size, group id; one abort byte; one sleeper byte per rank
-    page 1 + r        control words of rank r, and its text when it aborts
-    then, per rank and parity: 16 KB for the head, chunk_bytes for data
-
-Every word has a single writer, its rank, so plain loads and stores are enough; the abort byte
-may be set by all, always to 1. A round writes data, head, then the sequence word (this order is
-what peers rely on; see ``memory_fence``). The slots alternate between two parities.
-
-A waiting rank spins briefly, then yields, then sleeps in the kernel in slices; between slices it
-looks at the abort byte, at its peers' processes, at ``watch`` and at the clock.
+A waiting rank looks between two slices of sleep at the abort byte, at its peers' processes, at
+``watch`` and at the clock.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import mmap
-import os
-import struct
 import time
+from collections.abc import Collection, Sequence
+from typing import Any, Callable
 
-import numpy as np
-
-from synk_comm._call import HEAD_BYTES
-from synk_comm._fabric import SLICE_S, Fabric, Watch, aborted, chunk_bytes, describe, lost
-from synk_comm._futex import Futex, low_word, memory_fence
-from synk_comm._liveness import Identity, Vigil, identity
-from synk_comm._memory import anonymous_memory
+from synk_comm._call import HEAD_BYTES, Kind
+from synk_comm._fabric import Door, Fabric, Recipe, Share, Shortcut, Watch, describe, said
+from synk_comm._futex import memory_fence
 from synk_comm._ops import Array
-from synk_comm.exceptions import CommError, JoinError
+from synk_comm.exceptions import CommError
 
-_PAGE = 4096
-_MAGIC = b"synkcomm"
-_HEADER = struct.Struct("<8sQQ16s")  # magic, layout version, size, group id
-_VERSION = 1
-_ABORT = 256  # the abort byte
-_SLEEPERS = 512  # one byte per rank
-MAX_SIZE = _PAGE - _SLEEPERS
-
-# Control words of a rank, counted in 8 bytes from the start of its page.
-_SEQ = 0  # rounds posted; alone on its cache line
-_STATE = 8  # 0 not here yet, 1 joined, 2 closed
-_PID, _STARTED, _NAMESPACE = 9, 10, 11
-_TURN = 12  # collectives entered
-_ENTERED = 13  # when, in ns of the monotonic clock, which all processes share
-_LOST = 14  # 1 + the rank that this rank found gone
-_HEADED = 15  # the round that carried the latest head
-_TEXT = 256  # byte offset of the abort text: its length (u32), then UTF-8
-_TEXT_BYTES = _PAGE - _TEXT - 4
-_LENGTH = struct.Struct("<I")
-
-_SPINS = 400
-_YIELD_S = 0.001
-_YIELDS_OVERSUBSCRIBED = 50
-_nap = getattr(os, "sched_yield", lambda: time.sleep(0))
-
-
-def block_bytes(size: int) -> int:
-    """Return the length of the block for a group."""
-    return _PAGE * (1 + size) + size * 2 * (HEAD_BYTES + chunk_bytes(size))
-
-
-def create(size: int, group_id: bytes) -> int:
-    """Make the block of a new group; return its descriptor."""
-    if size > MAX_SIZE:
-        raise ValueError(f"a group has at most {MAX_SIZE} ranks, got {size}")
-    fd = anonymous_memory(block_bytes(size))
-    os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, size, group_id), 0)
-    return fd
+from . import _block, _post, _shortcuts
+from ._block import ROUND, Block, Layout, signature
+from ._channels import Channels
+from ._heap import Blocks, Heap
+from ._signals import Signals
+from ._waiting import Waiter
 
 
 class ShmFabric(Fabric):
-    """One rank's mapping of the group's block. Does not own ``fd``."""
+    """One rank's end of a block. Keeps a duplicate of ``fd``, for more memory.
+
+    Attributes:
+        words, me, peers: all words; index of the own posted word; (rank, index) of the others'.
+        seq: number of the latest round.
+        said: the heads in the own slots, by parity.
+    """
 
     backend = "shm"
 
     def __init__(
-        self, rank: int, size: int, watch: Watch | None, *, fd: int, group_id: bytes
+        self,
+        rank: int,
+        size: int,
+        watch: Watch | None,
+        *,
+        fd: int,
+        group_id: bytes,
+        start: int = 0,
     ) -> None:
         super().__init__(rank, size, watch)
-        self._map = _map(fd, size, group_id)
-        self._bytes = memoryview(self._map)
-        self._words = self._bytes.cast("Q")
-        self._data = np.frombuffer(self._map, np.uint8)
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._me = self._page(rank) // 8
-        self._peers = [(r, self._page(r) // 8) for r in range(size) if r != rank]
-        self._nobody_sleeps = bytes(size)
-        self._sleepers = self._bytes[_SLEEPERS : _SLEEPERS + size]
-        self._seq = 0
-        self._turn = 0
+        self._group_id = group_id
+        self._layout = layout = Layout(size, start)
+        self._block = Block(fd, layout, group_id)
+        self._heap = Heap(fd)
+        self._blocks = Blocks(self._heap)
+        self.fence = memory_fence()
+        self.waiter = Waiter(self._block, rank)
+        self._signals = Signals(self._block, rank, self.waiter, self.fence)
+        self._channels = Channels(
+            self._block, rank, self.waiter, self.fence, self._check, self._signals.failure
+        )
+        self.words = self._block.words
+        self.me = layout.control(rank) // 8 + _block.POSTED
+        self.peers = [(r, layout.control(r) // 8 + _block.POSTED) for r in range(size) if r != rank]
+        self.seq = 0
+        self.said: list[bytes] = [b"", b""]
         self._heads_of = 0
-        self._futex = Futex()
-        self._fence = memory_fence()
-        self._vigil = Vigil()
-        self._oversubscribed = _cores() < size
-        self._enter()
-
-    def _enter(self) -> None:
-        if self._words[self._me + _STATE]:
-            raise JoinError(f"rank {self.rank} of this group has already been joined")
-        pid, started, namespace = identity()
-        words, me = self._words, self._me
-        words[me + _PID], words[me + _STARTED], words[me + _NAMESPACE] = pid, started, namespace
-        words[me + _ENTERED] = time.monotonic_ns()
-        if self._fence is not None:
-            self._fence()
-        words[me + _STATE] = 1
+        self._agreed = False
+        self._extra = 0
+        try:
+            self._signals.enter()
+        except BaseException:
+            self.drop()
+            raise
 
     def meet(self, deadline: float) -> None:
         began = time.monotonic()
-        absent = dict(self._peers)
+        absent = dict(self.peers)
         while absent:
-            for rank, page in list(absent.items()):
-                if self._words[page + _STATE]:
-                    words = self._words[page + _PID : page + _PID + 3].tolist()
-                    self._vigil.add(rank, Identity(*words))
+            for rank in list(absent):
+                if self._signals.is_here(rank):
                     del absent[rank]
-            failure = self.failure() or self._peer_failure(list(absent))
-            if failure is not None:
-                raise failure
+            self._check(absent.keys, began, deadline, "join")
             if absent:
-                if self.watch is not None:
-                    self.watch()
-                now = time.monotonic()
-                if now >= deadline:
-                    raise self.timeout(list(absent), now - began, "join")
-                time.sleep(min(0.002, deadline - now))
+                time.sleep(min(0.002, max(deadline - time.monotonic(), 0)))
         self.sync(None, 0, deadline)
 
     # -- a round --------------------------------------------------------------------------
 
     def slot(self) -> Array:
-        start = self._slot(self.rank, self._seq + 1) + HEAD_BYTES
-        return self._data[start : start + self.chunk_bytes]
+        return self._slice(self.rank, self.seq + 1, 0, self.slot_bytes)
 
     def sync(
         self,
@@ -147,197 +104,215 @@ class ShmFabric(Fabric):
         to: int | None = None,  # noqa: ARG002
         part: int = 0,  # noqa: ARG002
     ) -> None:
-        words, me = self._words, self._me
-        seq = self._seq + 1
-        if head is not None:
-            start = self._slot(self.rank, seq)
-            packed = _LENGTH.pack(len(head)) + head
-            self._bytes[start : start + len(packed)] = packed
-            self._heads_of = seq
-            self._turn += 1
-            words[me + _TURN] = self._turn
-            words[me + _ENTERED] = time.monotonic_ns()
-            words[me + _HEADED] = seq
-        if self._fence is not None:
-            self._fence()
-        self._seq = seq
-        words[me + _SEQ] = seq
-        if self._sleepers != self._nobody_sleeps:
-            self._futex.wake(self._seq_address(self.rank))
-        spins = 0 if self._oversubscribed else _SPINS
-        for rank, page in self._peers:
-            left = spins
-            while words[page] < seq:
+        words, me = self.words, self.me
+        seq = self.seq + 1
+        posted = seq & ROUND
+        if head is None:
+            self._extra += 1
+            words[me + _block.EXTRA] = self._extra
+            words[me + _block.HEADED] = self._heads_of
+            words[me + _block.BARE] = seq
+        else:
+            self.say(head, seq)
+            posted |= signature(head)
+        if self.fence is not None:
+            self.fence()
+        self.seq = seq
+        words[me] = posted
+        self.waiter.wake_sleepers(me)
+        self._agreed = True
+        for _, page in self.peers:
+            left = self.waiter.spins
+            while words[page] != posted:
                 if not left:
-                    self._wait(rank, seq, deadline)
+                    self._agreed &= self.await_round(page, seq, posted, deadline)
                     break
                 left -= 1
-        if self._fence is not None:
-            self._fence()
+        if self.fence is not None:
+            self.fence()
 
-    def _wait(self, rank: int, seq: int, deadline: float) -> None:
-        """Wait for one rank's word the slow way."""
-        words, page = self._words, self._page(rank) // 8
-        began = time.monotonic()
-        yields = 0
-        while words[page] < seq:
-            _nap()
-            yields += 1
-            if self._oversubscribed:
-                if yields >= _YIELDS_OVERSUBSCRIBED:
-                    break
-            elif time.monotonic() - began > _YIELD_S:
-                break
-        while words[page] < seq:
-            self._look_around(seq, began, deadline)
-            self._sleepers[self.rank] = 1
-            try:
-                seen = words[page]
-                if seen < seq:
-                    slice_s = min(SLICE_S, max(deadline - time.monotonic(), 1e-4))
-                    self._futex.wait(self._seq_address(rank), seen, slice_s)
-            finally:
-                self._sleepers[self.rank] = 0
+    def say(self, head: bytes, seq: int) -> None:
+        """Write the head of a round into the own slot, if it is not there already."""
+        if self.said[seq & 1] != head:
+            self._block.put_text(self._layout.slot(self.rank, seq), head)
+        self.said[seq & 1] = head
+        self._heads_of = seq
 
-    def _look_around(self, seq: int, began: float, deadline: float) -> None:
-        """Raise what ends the wait, unless everybody has come meanwhile."""
+    def await_round(self, page: int, seq: int, posted: int, deadline: float) -> bool:
+        """Wait for one rank's round the slow way; tell whether it says the same as this one."""
+
+        def here(word: int) -> bool:
+            return (word - seq) & ROUND < 2
+
+        def late() -> list[int]:
+            return [rank for rank, index in self.peers if not here(self.words[index])]
+
+        def check(began: float) -> None:
+            self._check(late, began, deadline, "")
+
+        self.waiter.until(page, here, check, deadline)
+        return self.words[page] == posted
+
+    def _check(
+        self, late: Callable[[], Collection[int]], began: float, deadline: float, doing: str
+    ) -> None:
+        """Raise what ends a wait, unless everybody has come meanwhile."""
         if self.watch is not None:
             self.watch()
-        late = self._late(seq)
-        failure = self.failure() or self._peer_failure(late)
+        missing = list(late())
+        failure = self.failure() or self._signals.peer_failure(missing)
         now = time.monotonic()
         if failure is None and now < deadline:
             return
-        late = self._late(seq)  # a peer may have posted this round and then left
-        if late:
-            raise failure or self.timeout(late, now - began, f"call #{self._turn}")
-
-    def _late(self, seq: int) -> list[int]:
-        return [rank for rank, page in self._peers if self._words[page] < seq]
+        missing = list(late())  # a peer may have come and then left
+        if missing:
+            doing = doing or f"call #{self._turn_of(self.rank)}, {said(self._own_head())}"
+            raise failure or self.timeout(missing, now - began, doing)
 
     def all_said(self, head: bytes) -> bool:
-        packed = _LENGTH.pack(len(head)) + head
-        view, length = self._bytes, len(packed)
-        for rank, _ in self._peers:
-            start = self._slot(rank, self._heads_of)
-            if view[start : start + length] != packed:
-                return False
-        return True
+        return self._agreed or all(said == head for said in self.heads())
 
     def heads(self) -> list[bytes]:
         return [self._head(rank, self._heads_of) for rank in range(self.size)]
 
     def read(self, rank: int, start: int, stop: int) -> Array:
-        slot = self._slot(rank, self._seq) + HEAD_BYTES
-        return self._data[slot + start : slot + stop]
+        return self._slice(rank, self.seq, start, stop)
+
+    # -- shortcuts ------------------------------------------------------------------------
+
+    @property
+    def is_first_round(self) -> bool:
+        return self.seq == self._heads_of
+
+    def shortcut(self, recipe: Recipe) -> Shortcut | None:
+        return _shortcuts.make(self, recipe)
+
+    def slots(self, rank: int) -> tuple[Array, Array]:
+        """Return both slots of a rank, that of even rounds first."""
+        length = self.slot_bytes
+        return self._slice(rank, 0, 0, length), self._slice(rank, 1, 0, length)
+
+    def have_said(self, seq: int, heads: Sequence[bytes]) -> bool:
+        """Compare the heads of a round that found peers ahead, or saying something else."""
+        self._heads_of = seq
+        self._agreed = False
+        return self.heads() == heads
+
+    def heed_alert(self) -> None:
+        """Raise if the group was aborted; else wake the sleepers."""
+        failure = self.failure()
+        if failure is not None:
+            raise failure
+        self.waiter.wake_sleepers(self.me)
+
+    # -- pieces ---------------------------------------------------------------------------
+
+    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
+        self._channels.push(dest, header, data, deadline)
+
+    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
+        return self._channels.pull(source, deadline)
+
+    def release(self, source: int) -> None:
+        self._channels.release(source)
+
+    def sender(
+        self, dest: int, header: bytes, kind: Kind, guard: Door, timeout_s: float
+    ) -> Callable[[Array], None] | None:
+        return _post.sender(self._channels, dest, header, kind, guard, timeout_s)
+
+    def receiver(
+        self,
+        source: int,
+        header: bytes,
+        kind: Kind,
+        guard: Door,
+        timeout_s: float,
+        otherwise: Callable[[Any, float], Array],
+        is_calm: Callable[[BaseException], bool],
+    ) -> Callable[[Any], Array] | None:
+        return _post.receiver(
+            self._channels, source, header, kind, guard, timeout_s, otherwise, is_calm
+        )
+
+    # -- memory and groups ----------------------------------------------------------------
+
+    def allocate(self, nbytes: int, share: Share) -> tuple[Array, list[Array]] | None:
+        return self._heap.allocate(self.rank, self.size, nbytes, share)
+
+    def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
+        layouts = [Layout(len(group)) for group in groups]
+        starts = self._heap.agree_on(
+            lambda: [self._blocks.place(layout) for layout in layouts], self.rank, share
+        )
+        for group, layout, start in zip(groups, layouts, starts):
+            if group[0] == self.rank:
+                self._heap.write(start, layout.label(self._group_id))
+        share(None)  # nobody opens a block before it is labelled
+        if mine is None:
+            return None
+        return ShmFabric(
+            groups[mine].index(self.rank),
+            len(groups[mine]),
+            self.watch,
+            fd=self._heap.fd,
+            group_id=self._group_id,
+            start=starts[mine],
+        )
 
     # -- failures -------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        page = self._page(self.rank)
-        text = reason.encode("utf-8", "replace")[:_TEXT_BYTES]
-        if not _LENGTH.unpack_from(self._bytes, page + _TEXT)[0]:
-            start = page + _TEXT + 4
-            self._bytes[start : start + len(text)] = text
-            _LENGTH.pack_into(self._bytes, page + _TEXT, len(text))
-        if self._fence is not None:
-            self._fence()
-        self._bytes[_ABORT] = 1
-        self._wake_all()
+        self._signals.abort(reason)
 
     def lose(self, rank: int) -> None:
-        self._words[self._me + _LOST] = 1 + rank
-        self._wake_all()
-
-    def _wake_all(self) -> None:
-        # A sleeper waits on the word of the rank it misses, not on this one's.
-        for rank in range(self.size):
-            self._futex.wake(self._seq_address(rank))
+        self._signals.lose(rank)
 
     def failure(self) -> CommError | None:
-        if not self._bytes[_ABORT]:
-            return None
-        for rank in range(self.size):
-            start = self._page(rank) + _TEXT
-            length = _LENGTH.unpack_from(self._bytes, start)[0]
-            if length:
-                text = bytes(self._bytes[start + 4 : start + 4 + min(length, _TEXT_BYTES)])
-                return aborted(rank, text.decode("utf-8", "replace"))
-        return aborted(-1, "no reason was left")
+        return self._signals.failure()
 
-    def _peer_failure(self, late: list[int]) -> CommError | None:
-        for rank in self._vigil.gone():
-            if rank in late:
-                return lost(rank, f"its process (pid {self._word(rank, _PID)}) has ended")
-        for rank, page in self._peers:
-            gone = self._words[page + _LOST]
-            if gone:
-                return lost(gone - 1, f"rank {rank} found it gone")
-        for rank in late:
-            if self._word(rank, _STATE) == 2:
-                return lost(rank, "it has closed its communicator")
-        return None
+    def gone(self, ranks: Collection[int]) -> CommError | None:
+        return self._signals.peer_failure(ranks) or self.failure()
+
+    def has_entered(self, rank: int) -> bool:
+        return self._signals.has_entered(rank)
 
     def last_seen(self, rank: int) -> str:
-        if not self._word(rank, _STATE):
+        if not self._signals.has_entered(rank):
             return "has not joined yet"
-        headed = self._word(rank, _HEADED)
-        head = self._head(rank, headed) if headed else b""
-        return describe(head, self._word(rank, _TURN), self._word(rank, _ENTERED) / 1e9)
+        number = self._number_of(rank)
+        if number == self._block.word(rank, _block.BARE):
+            number = self._block.word(rank, _block.HEADED)
+        return describe(self._head(rank, number) if number else b"", self._turn_of(rank))
+
+    def _number_of(self, rank: int) -> int:
+        """Return the number of a rank's latest round, of which its word holds the last bits."""
+        behind = (self.seq - self._block.word(rank, _block.POSTED)) & ROUND
+        return self.seq - (behind if behind < ROUND // 2 else behind - ROUND - 1)
+
+    def _own_head(self) -> bytes:
+        return self._head(self.rank, self._heads_of)
+
+    def _turn_of(self, rank: int) -> int:
+        return self._number_of(rank) - self._block.word(rank, _block.EXTRA)
 
     # -- the end --------------------------------------------------------------------------
 
     def close(self) -> None:
-        self._words[self._me + _STATE] = 2
-        self._wake_all()
+        self._signals.leave()
         self.drop()
 
     def drop(self) -> None:
-        self._vigil.close()
-        # Views keep the mapping alive until the last of them is gone.
-        del self._words, self._sleepers, self._bytes, self._data
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        self._signals.close()
+        self._heap.close()
+        del self.words
+        self._block.close()
 
     # -- where things are -----------------------------------------------------------------
 
-    def _page(self, rank: int) -> int:
-        return _PAGE * (1 + rank)
+    def _slice(self, rank: int, number: int, start: int, stop: int) -> Array:
+        slot = self._layout.slot(rank, number) + HEAD_BYTES
+        return self._block.data[slot + start : slot + stop]
 
-    def _slot(self, rank: int, seq: int) -> int:
-        number = 2 * rank + (seq & 1)
-        return _PAGE * (1 + self.size) + number * (HEAD_BYTES + self.chunk_bytes)
-
-    def _head(self, rank: int, seq: int) -> bytes:
-        start = self._slot(rank, seq)
-        length = min(_LENGTH.unpack_from(self._bytes, start)[0], HEAD_BYTES - 4)
-        return bytes(self._bytes[start + 4 : start + 4 + length])
-
-    def _word(self, rank: int, which: int) -> int:
-        return self._words[self._page(rank) // 8 + which]
-
-    def _seq_address(self, rank: int) -> int:
-        return low_word(self._address + self._page(rank))
-
-
-def _map(fd: int, size: int, group_id: bytes) -> mmap.mmap:
-    cure = "start ranks with subprocess.Popen(..., pass_fds=group.fds)"
-    try:
-        length = os.fstat(fd).st_size
-        if length != block_bytes(size):
-            raise JoinError(f"descriptor {fd} is not the memory of this group; {cure}")
-        mapping = mmap.mmap(fd, length)
-    except OSError as exc:
-        if isinstance(exc, JoinError):
-            raise
-        raise JoinError(f"descriptor {fd} of the group was not inherited ({exc}); {cure}") from exc
-    if mapping[: _HEADER.size] != _HEADER.pack(_MAGIC, _VERSION, size, group_id):
-        mapping.close()
-        raise JoinError(f"descriptor {fd} is the memory of another group; {cure}")
-    return mapping
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    def _head(self, rank: int, number: int) -> bytes:
+        return self._block.text(self._layout.slot(rank, number), HEAD_BYTES - _block.LENGTH.size)

@@ -1,124 +1,153 @@
-"""Rounds as messages: one PAIR of ZeroMQ sockets between any two ranks.
+"""Rounds and pieces as messages: one PAIR of ZeroMQ sockets between any two ranks.
 
-Of two ranks the lower binds and the higher connects. The sockets live in a folder that only this
-user may enter, or on the loopback interface; either way both ends first prove that they know the
-group's token, and every later message carries a cookie that follows from that proof. A message
-is ``[cookie, kind, round, offset, text] [data]``; nothing is parsed before its cookie is checked.
+Of two ranks the lower binds and the higher connects; ``_wires.py`` says where, and who may. Both
+ends then prove that they know the group's token, and every later message carries a cookie that
+follows from that proof. A message is ``[cookie, kind, number, offsets, text] [data] [data]``;
+nothing is parsed before its cookie is checked.
 
 A round is one message to, and one message from, every peer. Messages that come early (a peer
-may be one round ahead) wait in its inbox. A dead peer shows as a disconnection, which a socket
-monitor reports.
+may be one round ahead) wait in its inbox. A peer that posts round k+1 has round k whole, so two
+slots in turn suffice, though they are sent without a copy. Pieces, from rank to rank, are copied
+and acknowledged one by one.
+
+A dead peer shows as a disconnection, which a socket monitor reports.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
-import struct
+import os
 import threading
 import time
-from collections import deque
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Collection
+from typing import Any, Callable, Sequence
 
-import numpy as np
 import zmq
 
 from synk_comm._call import HEAD_BYTES
-from synk_comm._fabric import SLICE_S, Fabric, Watch, aborted, describe, lost
+from synk_comm._fabric import SLICE_S, Fabric, Watch, aborted, describe, lost, said
+from synk_comm._meeting import Meeting
 from synk_comm._ops import Array
-from synk_comm._secret import COOKIE_BYTES, NONCE_BYTES, PROOF_BYTES, Handshake
-from synk_comm.exceptions import CommError, JoinError
+from synk_comm._secret import NONCE_BYTES, PROOF_BYTES, Handshake, derived
+from synk_comm.exceptions import AbortedError, CommError, JoinError
 
-_ENVELOPE = struct.Struct(f"<{COOKIE_BYTES}scQI")
-_ROUND, _ABORT, _LOST, _CLOSE = b"R", b"A", b"L", b"C"
+from ._lent import Lender
+from ._peer import NOTHING, Message, Peer, pair_socket, shut
+from ._wires import Card, Door, Wires
+
+_ROUND, _PIECE, _TAKEN, _ABORT, _LOST, _CLOSE = b"R", b"M", b"T", b"A", b"L", b"C"
 _HELLO, _PROOF = b"H", b"P"
-_FLUSH_MS = 500
-"""How long closing may wait until the system has taken the last messages: peers may still need
-them to complete a collective that is over for this rank."""
-
-
-class _Message(NamedTuple):
-    seq: int
-    offset: int
-    head: bytes
-    data: Array
-
-
-class _Peer:
-    """What this rank knows of one other."""
-
-    def __init__(self, rank: int, socket: Any, handshake: Handshake) -> None:
-        self.rank = rank
-        self.socket = socket
-        self.monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self.handshake = handshake
-        self.met = False
-        self.cookies = (b"", b"")  # of messages to it, of messages from it
-        self.inbox: deque[_Message] = deque()
-        self.current = _Message(0, 0, b"", np.empty(0, np.uint8))
-        self.gone = ""
-        self.turn = 0
-        self.entered = time.monotonic()
-        self.latest = b""
-
-    def receive(self) -> list[Any]:
-        """Return the frames of the next message; empty if there is none."""
-        try:
-            frames: list[Any] = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return []
-        return frames
-
-    def send(self, frames: list[Any]) -> None:
-        """Send without waiting; a peer that cannot be reached shows when it is waited for."""
-        with contextlib.suppress(zmq.Again):
-            self.socket.send_multipart(frames, zmq.NOBLOCK)
+_FRAME = 1 << 20
+"""Longest data of a frame: beyond that every message would be fresh memory from the system."""
+_PIECES = 4  # that may be on the way to a rank
 
 
 class ZmqFabric(Fabric):
-    """One rank's sockets. ``key`` is the group's (see ``token_key``)."""
+    """One rank's sockets. ``key`` is known to the group's members only."""
 
     backend = "zmq"
 
-    def __init__(self, rank: int, size: int, watch: Watch | None, *, key: bytes) -> None:
+    def __init__(
+        self, rank: int, size: int, watch: Watch | None, *, key: bytes, wires: Wires
+    ) -> None:
         super().__init__(rank, size, watch)
+        self.slot_bytes = max(1 << 16, min(_FRAME, (1 << 24) // size // 4096 * 4096))
+        self.piece_bytes = 1 << 19
+        self._key = key
+        self._wires = wires
+        self._splits = 0
         self._context = zmq.Context()
-        self._peers: dict[int, _Peer] = {}
-        self._poller = zmq.Poller()
-        self._slot = np.empty(self.chunk_bytes, np.uint8)
+        self._door = Door(self._context)
+        self._lender = Lender()
+        self._slots = [self._lender.make(self.slot_bytes) for _ in range(2)]
         self._seq = 0
         self._turn = 0
-        self._head = b""
+        self._head = self._latest = b""
         self._failure: CommError | None = None
         self._abort_reason: str | None = None
         # A socket may be touched by one thread at a time; abort() comes from any thread.
         self._io = threading.Lock()
+        self._poller = zmq.Poller()
+        self._poller.register(self._door.socket, zmq.POLLIN)
+        self._peers: dict[int, Peer] = {}
+        self._owners: dict[Any, Peer] = {}  # of sockets and monitors
+        self._shut = weakref.finalize(
+            self, shut, os.getpid(), self._context, self._door, self._peers, self._lender
+        )
         for other in range(size):
             if other != rank:
-                self._add(other, Handshake(key, rank, other))
+                self._add(other)
 
-    def _add(self, other: int, handshake: Handshake) -> None:
-        socket = self._context.socket(zmq.PAIR)
-        socket.setsockopt(zmq.LINGER, _FLUSH_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL, 10)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, self.chunk_bytes + HEAD_BYTES)
-        peer = _Peer(other, socket, handshake)
-        self._peers[other] = peer
-        self._poller.register(socket, zmq.POLLIN)
+    def _add(self, other: int) -> None:
+        socket = pair_socket(self._context, max(self.slot_bytes, self.piece_bytes) + HEAD_BYTES)
+        peer = self._peers[other] = Peer(other, socket, Handshake(self._key, self.rank, other))
+        self._owners[peer.socket] = self._owners[peer.monitor] = peer
+        self._poller.register(peer.socket, zmq.POLLIN)
         self._poller.register(peer.monitor, zmq.POLLIN)
 
-    def bind(self, other: int, endpoint: str) -> str:
-        """Listen for a higher rank; return the endpoint, with the port that the system chose."""
-        socket = self._peers[other].socket
-        socket.bind(endpoint)
-        actual: str = socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
-        return actual
+    # -- wiring ---------------------------------------------------------------------------
 
-    def connect(self, other: int, endpoint: str) -> None:
-        """Reach out to a lower rank, which may not listen yet."""
-        self._peers[other].socket.connect(endpoint)
+    @classmethod
+    def open(cls, meeting: Meeting) -> ZmqFabric:
+        """Wire a group whose ranks have found each other; to be followed by ``meet``."""
+        rank, key = meeting.rank, meeting.key("zmq")
+        wires = Wires(rank, meeting.hosts, key, meeting.folder)
+        fabric = cls(rank, meeting.size, meeting.watch, key=key, wires=wires)
+        try:
+            fabric._connect(meeting.exchange(fabric._listen()))
+        except BaseException:
+            fabric.close()
+            raise
+        return fabric
+
+    def _listen(self) -> Card:
+        """Bind for the higher ranks; return what all must know."""
+        higher = [peer for other, peer in self._peers.items() if other > self.rank]
+        listen = self._wires.listen
+        return self._wires.card({p.rank: listen(p.socket, p.rank, self._door) for p in higher})
+
+    def _connect(self, cards: Sequence[Card]) -> None:
+        """Connect to the lower ranks, all of which listen by now."""
+        for other, peer in self._peers.items():
+            if other < self.rank:
+                self._wires.connect(peer.socket, other, cards[other])
+            else:
+                self._wires.await_caller(other, cards[other], self._door)
+
+    def split(
+        self,
+        groups: Sequence[Sequence[int]],
+        mine: int | None,
+        share: Callable[[Any], list[Any]],
+    ) -> Fabric | None:
+        """Wire smaller groups; the new fabric still has to ``meet``."""
+        self._splits += 1
+        fabric, card = None, {}
+        if mine is not None:
+            ranks = list(groups[mine])
+            rank, size = ranks.index(self.rank), len(ranks)
+            key = derived(self._key, f"split {self._splits} {ranks}")
+            try:
+                wires = self._wires.part(rank, ranks, key)
+                fabric = ZmqFabric(rank, size, self.watch, key=key, wires=wires)
+                card = fabric._listen()
+            except (CommError, OSError) as exc:
+                card = {"failed": f"{type(exc).__name__}: {exc}"}
+        try:
+            cards = share(card)
+            if mine is None:
+                return None
+            for old in ranks:
+                if "failed" in cards[old]:
+                    raise JoinError(f"rank {old} could not wire a smaller group: {cards[old]}")
+            assert fabric is not None  # noqa: S101 - or this rank's card would say so
+            fabric._connect([cards[old] for old in ranks])
+        except BaseException:
+            if fabric is not None:
+                fabric.close()
+            raise
+        return fabric
 
     # -- meeting --------------------------------------------------------------------------
 
@@ -126,21 +155,21 @@ class ZmqFabric(Fabric):
         with self._io:
             for peer in self._peers.values():
                 if peer.rank < self.rank:  # who binds cannot send before it has heard
-                    peer.send([_HELLO + peer.handshake.nonce])
-            self._wait(lambda peer: not peer.met, deadline, "join")
+                    peer.send(_HELLO + peer.handshake.nonce)
+            self._wait(lambda peer: not peer.met, self._peers.values(), deadline, "join")
         self.sync(None, 0, deadline)
+        self._wires.hide()
 
-    def _greet(self, peer: _Peer, frame: bytes) -> None:
-        kind, content = frame[:1], frame[1:]
+    def _greet(self, peer: Peer, frame: Any) -> None:
+        kind, content = frame.bytes[:1], frame.bytes[1:]
         if kind == _HELLO and len(content) == NONCE_BYTES:
             peer.handshake.meet(content)
             if peer.rank > self.rank:
-                peer.send([_HELLO + peer.handshake.nonce])
-            peer.send([_PROOF + peer.handshake.proof()])
+                peer.send(_HELLO + peer.handshake.nonce)
+            peer.send(_PROOF + peer.handshake.proof())
             return
         if kind == _PROOF and len(content) == PROOF_BYTES and peer.handshake.check(content):
-            peer.met = True
-            peer.cookies = peer.handshake.cookie(self.rank), peer.handshake.cookie(peer.rank)
+            peer.meet(self.rank, frame)
             return
         raise JoinError(
             f"who answered as rank {peer.rank} does not know the token of this group; "
@@ -150,7 +179,7 @@ class ZmqFabric(Fabric):
     # -- a round --------------------------------------------------------------------------
 
     def slot(self) -> Array:
-        return self._slot
+        return self._slots[(self._seq + 1) & 1]
 
     def sync(
         self,
@@ -162,110 +191,166 @@ class ZmqFabric(Fabric):
         part: int = 0,
     ) -> None:
         with self._io:
-            for peer in self._peers.values():
-                self._take_from(peer)
-            if self._failure is not None:
-                raise self._failure
+            self._enter()
             self._seq += 1
             self._head = head or b""
-            self._turn += head is not None
+            if head is not None:
+                self._turn += 1
+                self._latest = head
             for rank, peer in self._peers.items():
-                start, stop = (rank * part, (rank + 1) * part) if part else (0, nbytes)
-                if to not in (None, rank) or stop > nbytes:
-                    start = stop = 0
-                frames: list[Any] = [self._envelope(peer, _ROUND, start, self._head)]
-                if stop > start:
-                    frames.append(self._slot[start:stop])
-                peer.send(frames)
-            self._wait(lambda peer: not peer.inbox, deadline, f"call #{self._turn}")
+                own = common = slice(0, 0)
+                if part:
+                    own = slice(min(rank * part, nbytes), min((rank + 1) * part, nbytes))
+                if to in (None, rank):
+                    common = slice(min(self.size * part, nbytes), nbytes)
+                if not part:
+                    own, common = common, own
+                self._post(peer, own, common)
+            self._wait(lambda peer: not peer.inbox, self._peers.values(), deadline, "")
             for peer in self._peers.values():
                 peer.current = peer.inbox.popleft()
-                if peer.current.seq != self._seq:
+                if peer.current.number != self._seq:
                     raise lost(peer.rank, "its messages are out of step")
 
-    def _envelope(self, peer: _Peer, kind: bytes, number: int, text: bytes) -> bytes:
-        return _ENVELOPE.pack(peer.cookies[0], kind, self._seq, number) + text
+    def _post(self, peer: Peer, own: slice, common: slice) -> None:
+        """Send a round to a peer, with one or two stretches of the slot."""
+        stretches = [own, common] if common.stop > common.start else [own][: own.stop - own.start]
+        slot = self._slots[self._seq & 1]
+        flags = zmq.NOBLOCK | zmq.SNDMORE
+        offsets = (own.start, common.start)
+        envelope = peer.envelope(_ROUND, self._seq, self._head, offsets)
+        if peer.gone:
+            return
+        with contextlib.suppress(zmq.Again):
+            peer.socket.send(envelope, flags if stretches else zmq.NOBLOCK)
+            for stretch in stretches:
+                last = stretch is stretches[-1]
+                self._lender.send(peer.socket, slot[stretch], zmq.NOBLOCK if last else flags)
 
-    def _wait(self, missing: Any, deadline: float, doing: str) -> None:
-        """Take in messages until no peer is ``missing`` any more."""
-        began = looked = time.monotonic()
+    def all_said(self, head: bytes) -> bool:
+        return all(peer.current.text == head for peer in self._peers.values())
+
+    def heads(self) -> list[bytes]:
+        said = {rank: peer.current.text for rank, peer in self._peers.items()}
+        return [said.get(rank, self._head) for rank in range(self.size)]
+
+    def read(self, rank: int, start: int, stop: int) -> Array:
+        if rank == self.rank:
+            return self._slots[self._seq & 1][start:stop]
+        current = self._peers[rank].current
+        for offset, data in zip(current.offsets, current.data):
+            if offset <= start and stop <= offset + data.nbytes:
+                return data[start - offset : stop - offset]
+        if start == stop:
+            return NOTHING
+        raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
+
+    # -- pieces from rank to rank ---------------------------------------------------------
+
+    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
+        """Send one piece to another rank, as soon as not too many are on the way to it."""
+        with self._io:
+            self._enter()
+            peer = self._peers[dest]
+            doing = f"send to rank {dest}"
+            self._wait(lambda peer: peer.pushed - peer.taken >= _PIECES, [peer], deadline, doing)
+            peer.pushed += 1
+            peer.send(peer.envelope(_PIECE, peer.pushed, header), data)
+
+    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
+        """Return the oldest piece from another rank; it is valid until ``release``."""
+        with self._io:
+            self._enter()
+            peer = self._peers[source]
+            self._wait(lambda peer: not peer.pieces, [peer], deadline, f"recv from rank {source}")
+            piece = peer.pieces[0]
+            return piece.text, piece.data[0]
+
+    def release(self, source: int) -> None:
+        """Give the piece back that ``pull`` returned; the next ``pull`` returns the next."""
+        with self._io:
+            peer = self._peers[source]
+            peer.pieces.popleft()
+            peer.released += 1
+            peer.send(peer.envelope(_TAKEN, peer.released, b""))
+
+    # -- messages -------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        """Take in what has come; raise if the group has ended."""
         for peer in self._peers.values():
             self._take_from(peer)
+        if self._failure is not None:
+            raise self._failure
+
+    def _wait(self, missing: Any, peers: Any, deadline: float, doing: str) -> None:
+        """Take in messages until none of these peers is ``missing`` any more."""
+        began = looked = time.monotonic()
+        lingering: float | None = None
         while True:
-            late = [peer for peer in self._peers.values() if missing(peer)]
+            late = [peer for peer in peers if missing(peer)]
             if not late:
                 return
             failure = self._failure or self._own_abort()
-            for peer in late:
-                if failure is None and peer.gone:
-                    failure = lost(peer.rank, peer.gone)
+            gone = [peer for peer in late if peer.gone]
+            if gone and failure is None:
+                if lingering is None:  # the reason may be under way from another peer
+                    lingering = time.monotonic() + 2 * SLICE_S
+                elif time.monotonic() > lingering:
+                    failure = lost(gone[0].rank, gone[0].gone)
             if failure is not None:
                 raise failure
             now = time.monotonic()
             if now >= deadline:
+                doing = doing or f"call #{self._turn}, {said(self._latest)}"
                 raise self.timeout([peer.rank for peer in late], now - began, doing)
             if self.watch is not None and (now - looked >= SLICE_S or looked == began):
-                self.watch()
                 looked = now
-            if self._poller.poll(max(1, int(1000 * min(SLICE_S, deadline - now)))):
-                self._take()
+                self.watch()
+            for socket, _ in self._poller.poll(max(1, int(1000 * min(SLICE_S, deadline - now)))):
+                self._listen_to(socket)
 
-    def _take(self) -> None:
-        """Move everything that has come into the inboxes; notice who has gone."""
-        for peer in self._peers.values():
-            while peer.monitor.poll(0):
-                peer.monitor.recv_multipart()
-                self._take_from(peer)  # what it sent before it went
-                peer.gone = peer.gone or "its process has ended, or closed the connection"
+    def _listen_to(self, socket: Any) -> None:
+        peer = self._owners.get(socket)
+        if peer is None:
+            self._door.answer()
+        elif not socket.closed:  # by what the other one of the two has brought
+            if socket is peer.monitor:
+                peer.follow()
             self._take_from(peer)
 
-    def _take_from(self, peer: _Peer) -> None:
-        while True:
+    def _take_from(self, peer: Peer) -> None:
+        while not peer.socket.closed:
             frames = peer.receive()
-            if not frames:
-                return
-            if peer.met:
-                self._accept(peer, frames)
+            if frames and peer.met:
+                self._accept(peer, peer.read(frames))
+            elif frames:
+                self._greet(peer, frames[0])
+            elif peer.gone:  # else ZeroMQ would knock at its place, whoever lives there then
+                self._poller.unregister(peer.socket)
+                self._poller.unregister(peer.monitor)
+                peer.close()
             else:
-                self._greet(peer, frames[0].bytes)
+                return
 
-    def _accept(self, peer: _Peer, frames: list[Any]) -> None:
-        first = frames[0].bytes
-        if not hmac.compare_digest(first[:COOKIE_BYTES], peer.cookies[1]):
-            raise lost(peer.rank, "a stranger has taken its place")
-        _, kind, seq, number = _ENVELOPE.unpack_from(first)
-        text = first[_ENVELOPE.size :]
+    def _accept(self, peer: Peer, message: Message) -> None:
+        kind, number, _, text, _ = message
         if kind == _ROUND:
-            data = np.frombuffer(frames[1].buffer if len(frames) > 1 else b"", np.uint8)
-            peer.inbox.append(_Message(seq, number, text, data))
+            peer.inbox.append(message)
             if text:
                 peer.turn += 1
-                peer.entered = time.monotonic()
                 peer.latest = text
+        elif kind == _PIECE:
+            peer.pieces.append(message)
+        elif kind == _TAKEN:
+            peer.taken = number
         elif kind == _ABORT:
-            self._failure = self._failure or aborted(peer.rank, text.decode("utf-8", "replace"))
+            who = number - 1 if number else peer.rank  # it may pass on what another said
+            self._failure = self._failure or aborted(who, text.decode("utf-8", "replace"))
         elif kind == _LOST:
             self._failure = self._failure or lost(number, f"rank {peer.rank} found it gone")
         elif kind == _CLOSE:
             peer.gone = "it has closed its communicator"
-
-    def all_said(self, head: bytes) -> bool:
-        return all(peer.current.head == head for peer in self._peers.values())
-
-    def heads(self) -> list[bytes]:
-        return [
-            self._head if rank == self.rank else self._peers[rank].current.head
-            for rank in range(self.size)
-        ]
-
-    def read(self, rank: int, start: int, stop: int) -> Array:
-        if rank == self.rank:
-            return self._slot[start:stop]
-        message = self._peers[rank].current
-        data = message.data[start - message.offset : stop - message.offset]
-        if data.nbytes != stop - start:
-            raise lost(rank, f"it sent {data.nbytes} bytes where {stop - start} belong")
-        return data
 
     # -- failures -------------------------------------------------------------------------
 
@@ -293,28 +378,46 @@ class ZmqFabric(Fabric):
     def _tell(self, kind: bytes, number: int, text: bytes) -> None:
         for peer in self._peers.values():
             if peer.met and not peer.gone:
-                peer.send([self._envelope(peer, kind, number, text)])
+                peer.send(peer.envelope(kind, number, text))
 
     def failure(self) -> CommError | None:
         return self._failure
+
+    def gone(self, ranks: Collection[int]) -> CommError | None:
+        with self._io:
+            for socket, _ in self._poller.poll(0):
+                self._listen_to(socket)
+            for peer in self._peers.values():
+                if peer.gone and peer.rank in ranks:
+                    return lost(peer.rank, peer.gone)
+            return self._failure
+
+    def has_entered(self, rank: int) -> bool:
+        return rank == self.rank or self._peers[rank].met
 
     def last_seen(self, rank: int) -> str:
         peer = self._peers[rank]
         if not peer.met:
             return "has not joined yet"
-        return describe(peer.latest, peer.turn, peer.entered)
+        return describe(peer.latest, peer.turn)
 
     # -- the end --------------------------------------------------------------------------
 
     def close(self) -> None:
         with self._io:
+            with contextlib.suppress(CommError):  # who has left need not be told
+                for socket, _ in self._poller.poll(0):
+                    self._listen_to(socket)
+            self._own_abort()  # if another thread was inside a round when it was asked for
+            failure = self._failure
+            if isinstance(failure, AbortedError) and failure.rank != self.rank:
+                # Who waits for this rank may not have heard yet why it leaves.
+                self._tell(_ABORT, failure.rank + 1, failure.reason.encode("utf-8", "replace"))
             self._tell(_CLOSE, 0, b"")
-            for peer in self._peers.values():
-                peer.socket.disable_monitor()
-                peer.monitor.close(0)
-                peer.socket.close(0 if peer.gone or not peer.met else _FLUSH_MS)
-            self._context.term()
+            self._shut()
+            self._wires.hide()
 
     def drop(self) -> None:
         """Forget all: a forked child must not touch ZeroMQ's threads, which it does not have."""
+        self._shut.detach()
         self._peers.clear()

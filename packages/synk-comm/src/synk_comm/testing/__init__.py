@@ -10,8 +10,16 @@ A backend passes if a subclass of ``CommunicatorContract`` with one fixture does
 
 from __future__ import annotations
 
-from ._checks import CHECKS, check_all
+from ._checks import CHECKS, THEMES, check_all
 from ._contract import CommunicatorContract
 from ._ranks import Outcome, in_threads, run_ranks
 
-__all__ = ["CHECKS", "CommunicatorContract", "Outcome", "check_all", "in_threads", "run_ranks"]
+__all__ = [
+    "CHECKS",
+    "THEMES",
+    "CommunicatorContract",
+    "Outcome",
+    "check_all",
+    "in_threads",
+    "run_ranks",
+]

@@ -1,21 +1,19 @@
 """Ranks in fresh processes, and ranks in threads."""
 
-# ruff: noqa: S101 - asserts are how a test speaks
-
 from __future__ import annotations
 
-import contextlib
-import inspect
-import os
-import pickle
-import subprocess
+import signal
 import sys
 import threading
 import time
 from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 
+from synk_comm._crew import Crew
 from synk_comm._groups import create_group, local_group
-from synk_comm._run_rank import Job
+from synk_comm._launch import packed
+from synk_comm._loading import unpickled
+from synk_comm._process import RankProcess, rank_environment
+from synk_comm._rank import Call
 from synk_comm.abc import Communicator
 
 T = TypeVar("T")
@@ -61,16 +59,7 @@ def run_ranks(
     if backend == "local":
         comms = local_group(size, timeout_s=timeout_s)
         return in_threads(comms, lambda comm: function(comm, *args), timeout_s)
-    with create_group(size, backend) as group:
-        children = []
-        try:
-            for rank in range(size):
-                children.append(_Child(group.ticket(rank), group.fds, function, args, timeout_s))
-            deadline = time.monotonic() + timeout_s
-            outcomes = [child.outcome(deadline) for child in children]
-        finally:
-            for child in children:
-                child.end()
+    outcomes = _outcomes(size, function, args, backend, timeout_s)
     if not check:
         return outcomes
     failures = [
@@ -83,57 +72,45 @@ def run_ranks(
     return [outcome.value for outcome in outcomes]
 
 
-class _Child:
-    """The process of one rank."""
-
-    def __init__(
-        self,
-        ticket: str,
-        fds: Sequence[int],
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        timeout_s: float,
-    ) -> None:
-        self._pipe, outcome_fd = os.pipe()
-        path = inspect.getsourcefile(function) or ""
-        job = Job(
-            ticket, function.__module__, path, function.__qualname__, args, timeout_s, outcome_fd
-        )
+def _outcomes(
+    size: int,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    backend: str,
+    timeout_s: float,
+) -> list[Outcome]:
+    """Run all ranks to their ends, even if some fail."""
+    payload, main, home = packed(function, args)
+    with create_group(size, backend) as group, Crew() as crew:
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "synk_comm._run_rank"],
-                stdin=subprocess.PIPE,
-                pass_fds=(*fds, outcome_fd),
-                env=dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
-            )
+            for rank in range(size):
+                # A rank that fails leaves: how peers take that is what tests are about.
+                work = Call(group.ticket(rank), timeout_s, main, home, False, len(payload))
+                crew.add(
+                    RankProcess(
+                        rank,
+                        work,
+                        payload,
+                        path=sys.path,
+                        argv=sys.argv,
+                        env=rank_environment(size, rank, None),
+                        fds=group.fds,
+                    )
+                )
+            crew.wait(time.monotonic() + timeout_s, grace_s=0.0, end_on_failure=False)
         finally:
-            os.close(outcome_fd)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(pickle.dumps(tuple(job)))
+            crew.kill()
+            group.discard()
+    return [_outcome(rank) for rank in crew.ranks]
 
-    def outcome(self, deadline: float) -> Outcome:
-        """Wait for the process to end, or kill it when the time is up."""
-        timer = threading.Timer(max(0.0, deadline - time.monotonic()), self._process.kill)
-        timer.start()
-        try:
-            with open(self._pipe, "rb", closefd=False) as pipe:
-                said = pipe.read()
-            exitcode = self._process.wait()
-        finally:
-            timer.cancel()
-            timer.join()
-        if said:
-            value, failure = pickle.loads(said)  # noqa: S301 - from a child of this process
-            return Outcome(value, failure, exitcode)
+
+def _outcome(rank: RankProcess) -> Outcome:
+    exitcode = -signal.SIGKILL if rank.exitcode is None else rank.exitcode
+    report = rank.report
+    if report is None:
         return Outcome(None, f"the process ended without an outcome ({exitcode})", exitcode)
-
-    def end(self) -> None:
-        """Make sure that nothing is left."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        os.close(self._pipe)
+    value = None if report.failure else unpickled(report.value)
+    return Outcome(value, report.failure, exitcode)
 
 
 def in_threads(

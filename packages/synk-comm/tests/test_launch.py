@@ -1,0 +1,475 @@
+"""``launch``: results by rank, the first cause of a failure, and nobody left whatever happens."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import synk_comm
+from synk_comm import CommTimeout, PeerLost, RankDied, RankFailed, launch
+
+LIMIT_S = 60.0
+
+
+def alive(pid):
+    """Whether a process is there, and not only waiting to be reaped."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def all_gone(pids, within_s=10.0):
+    deadline = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [pid for pid in pids if alive(pid)]
+
+
+def program(folder, text, name="program.py"):
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def environment(**extra):
+    return dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)), **extra)
+
+
+def run_program(path, *args):
+    return subprocess.run(
+        [sys.executable, path, *args],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+
+
+def read_pids(folder, count):
+    """Wait for files named by process ids."""
+    deadline = time.monotonic() + LIMIT_S
+    while len(os.listdir(folder)) < count:
+        assert time.monotonic() < deadline, os.listdir(folder)
+        time.sleep(0.02)
+    return [int(name) for name in os.listdir(folder)]
+
+
+# -- what comes back ----------------------------------------------------------------------
+
+
+def add_up(comm, x, factor=1):
+    return comm.rank, factor * float(comm.all_reduce(x + comm.rank).sum()), comm.backend
+
+
+@pytest.mark.parametrize("backend", ["shm", "zmq"])
+def test_results_by_rank_with_more_ranks_than_cores(backend):
+    got = launch(5, add_up, np.zeros(3), backend=backend, timeout_s=LIMIT_S)
+    assert got == [(rank, 30.0, backend) for rank in range(5)]
+
+
+def test_one_rank_and_a_partial():
+    fn = functools.partial(add_up, factor=2)
+    assert launch(1, fn, np.ones(2), timeout_s=LIMIT_S)[0][:2] == (0, 4.0)
+
+
+def look_around(comm):
+    names = ["SYNK_COMM_RANK", "SYNK_COMM_SIZE", "OMP_NUM_THREADS", "MINE"]
+    # One thread only: a program that forks has nothing to fear from us.
+    return [os.environ.get(name) for name in names], threading.active_count(), sys.argv
+
+
+def test_environment_of_ranks(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("SYNK_COMM_TICKET", "of another group")
+    got = launch(2, look_around, env=lambda rank: {"MINE": f"of {rank}"}, timeout_s=LIMIT_S)
+    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert got == [([str(r), "2", threads, f"of {r}"], 1, sys.argv) for r in range(2)]
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    got = launch(1, look_around, env={"MINE": "of all"}, timeout_s=LIMIT_S)
+    assert got[0][0] == ["0", "1", "7", "of all"]
+
+
+def echo(comm, blob, number):
+    return blob, comm.rank * number
+
+
+def test_large_arguments_and_results():
+    blob = os.urandom(1 << 20) * 20
+    got = launch(3, echo, blob, 7, timeout_s=LIMIT_S)
+    assert [number for _, number in got] == [0, 7, 14]
+    assert all(back == blob for back, _ in got)
+
+
+# -- failures -----------------------------------------------------------------------------
+
+
+class Own(Exception):
+    def __init__(self, one, two):  # which pickle cannot put together again
+        super().__init__(f"{one} and {two}")
+
+
+def fail(comm, how, left=None):
+    comm.barrier()
+    if comm.rank == 1:
+        if how == "raise":
+            raise KeyError("nothing there")
+        if how == "own":
+            raise Own(1, 2)
+        if how == "exit":
+            sys.exit(4)
+        if how == "_exit":
+            os._exit(3)
+        if how == "_exit 0":
+            os._exit(0)
+        os.kill(os.getpid(), getattr(signal, how))
+    if comm.rank == 2:
+        if left:  # in user code, with a child of its own
+            child = subprocess.Popen(["sleep", "100"])
+            for pid in (os.getpid(), child.pid):
+                open(os.path.join(left, str(pid)), "w").close()
+        time.sleep(100)
+    comm.barrier()
+
+
+@pytest.mark.parametrize(
+    "how, cause, exitcode, text",
+    [
+        ("raise", KeyError, 1, "KeyError: 'nothing there'"),
+        ("own", None, 1, "Own: 1 and 2"),
+        ("exit", SystemExit, 1, "SystemExit: 4"),
+        ("_exit", None, 3, "ended with exit code 3"),
+        ("_exit 0", None, 0, "ended with exit code 0"),
+        ("SIGKILL", None, -9, "was killed by SIGKILL"),
+    ],
+)
+def test_first_cause_is_told_from_its_victims(how, cause, exitcode, text, tmp_path):
+    with pytest.raises(RankFailed) as caught:
+        launch(3, fail, how, str(tmp_path), timeout_s=LIMIT_S)
+    error = caught.value
+    assert (error.rank, error.exitcode) == (1, exitcode)
+    assert error.signal == (9 if how == "SIGKILL" else None)
+    assert type(error.__cause__) is (cause or type(None))
+    died = how.startswith("_exit") or how == "SIGKILL"
+    assert isinstance(error, RankDied) == died
+    message = str(error)
+    assert message.startswith("rank 1 of 3")
+    assert text in message.partition("\n")[0]
+    assert re.search(r"\n  rank 0: (AbortedError|PeerLost): ", message)
+    assert "\n  rank 2: was ended while it was still running" in message
+    if not died:
+        assert f"in fail\n    {'sys.exit(4)' if how == 'exit' else 'raise '}" in error.traceback
+        assert "_rank.py" not in error.traceback
+    pids = read_pids(tmp_path, 2)
+    assert all_gone(pids) == []
+
+
+def leave_first_tell_later(comm):
+    if comm.rank == 1:
+        try:
+            with comm:
+                raise ValueError("the cause")
+        finally:
+            time.sleep(0.4)
+    comm.barrier()
+
+
+def test_a_victim_that_speaks_first_is_still_a_victim():
+    with pytest.raises(RankFailed, match="rank 1 of 2 failed: ValueError: the cause") as caught:
+        launch(2, leave_first_tell_later, timeout_s=LIMIT_S)
+    assert "\n  rank 0: PeerLost: rank 1" in str(caught.value)
+
+
+def leave_early(comm):
+    if comm.rank == 0:
+        comm.barrier()
+    return "done"
+
+
+def test_a_victim_of_nobody_is_the_cause():
+    with pytest.raises(RankFailed, match="rank 0 of 2 failed: PeerLost") as caught:
+        launch(2, leave_early, timeout_s=LIMIT_S)
+    assert isinstance(caught.value.__cause__, PeerLost)
+    assert "\n  rank 1: had ended well" in str(caught.value)
+
+
+def stop_or_sleep_here(comm):
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if comm.rank == 2:
+        time.sleep(100)
+
+
+def test_late_ranks_are_named_and_show_their_stacks(capfd):
+    with pytest.raises(CommTimeout, match=r"ranks 1, 2 of 3 still ran after 3\.0 s") as caught:
+        launch(3, stop_or_sleep_here, timeout_s=3.0, grace_s=0.5)
+    assert sorted(caught.value.missing) == [1, 2]
+    assert "in stop_or_sleep_here" in capfd.readouterr().err
+
+
+def die_at_the_end(comm):
+    import atexit
+
+    if comm.rank == 1:
+        atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
+    return comm.rank
+
+
+def test_death_after_the_result_counts():
+    with pytest.raises(RankDied, match=r"rank 1 of 2 .*SIGSEGV after its function had returned"):
+        launch(2, die_at_the_end, timeout_s=LIMIT_S)
+
+
+def ignore_sigterm(comm):
+    if comm.rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        comm.barrier()
+        while True:
+            time.sleep(1)
+    comm.barrier()
+    raise ValueError("now")
+
+
+def test_who_ignores_the_request_is_killed():
+    with pytest.raises(RankFailed, match="rank 1 of 2 failed: ValueError"):
+        launch(2, ignore_sigterm, grace_s=0.3, timeout_s=LIMIT_S)
+
+
+def test_zmq_ranks_that_never_join_leave_no_folder():
+    with pytest.raises(RankFailed, match="cannot be found"):
+        launch(2, add_up, Unreadable(), backend="zmq", timeout_s=LIMIT_S)
+    assert glob.glob(os.path.join(tempfile.gettempdir(), "synk-comm-*")) == []
+
+
+class Unreadable:
+    def __reduce__(self):
+        return refuse, ()
+
+
+def refuse():
+    raise LookupError("cannot be found")
+
+
+# -- what cannot be sent ------------------------------------------------------------------
+
+
+def give_a_lock(comm):
+    return threading.Lock()
+
+
+def give_unreadable(comm):
+    return Unreadable()
+
+
+def test_what_cannot_be_sent_is_said_clearly():
+    def inner(comm):
+        pass
+
+    with pytest.raises(TypeError, match="inner: it is made inside another function; use a fun"):
+        launch(1, inner)
+    with pytest.raises(TypeError, match="it is a lambda"):
+        launch(1, lambda comm: None)
+    with pytest.raises(TypeError, match="must be a function, got int"):
+        launch(1, 3)
+    with pytest.raises(TypeError, match="argument 1 of the function, a lock, cannot be sent"):
+        launch(1, echo, 0, threading.Lock())
+    with pytest.raises(ValueError, match="n must be at least 1"):
+        launch(0, echo)
+    with pytest.raises(ValueError, match="timeout_s must be positive"):
+        launch(1, echo, timeout_s=0)
+    with pytest.raises(RankFailed, match="returned a lock that cannot be pickled"):
+        launch(1, give_a_lock, timeout_s=LIMIT_S)
+    with pytest.raises(RankFailed, match="cannot be unpickled here: LookupError"):
+        launch(1, give_unreadable, timeout_s=LIMIT_S)
+
+
+def test_functions_of_no_file():
+    code = """
+        import synk_comm
+        def f(comm): pass
+        try:
+            synk_comm.launch(1, f)
+        except TypeError as exc:
+            assert "interactive session" in str(exc), exc
+            # Functions of modules can be launched from here.
+            import operator
+            print(synk_comm.launch(2, operator.attrgetter("rank"), timeout_s=60))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "[0, 1]\n")
+
+
+# -- the main script ----------------------------------------------------------------------
+
+
+def test_functions_and_classes_of_the_main_script(tmp_path):
+    path = program(
+        tmp_path,
+        """
+        import os
+        import synk_comm
+
+        os.write(1, f"loaded as {__name__}\\n".encode())  # in one piece
+
+        class Point:
+            def __init__(self, x):
+                self.x = x
+
+        def inner(comm, point):
+            return Point(point.x + comm.rank)
+
+        def outer(comm, point):
+            here = synk_comm.launch(2, inner, point, timeout_s=50)
+            return Point([p.x for p in here])
+
+        if __name__ == "__main__":
+            got = synk_comm.launch(2, outer, Point(10), timeout_s=50)
+            assert all(type(point) is Point for point in got)
+            print([point.x for point in got])
+        """,
+    )
+    done = run_program(path)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0] == "loaded as __main__"
+    assert lines[1:-1] == ["loaded as __mp_main__"] * 6
+    assert lines[-1] == "[[10, 11], [10, 11]]"
+
+
+def test_main_script_is_not_loaded_for_functions_of_modules(tmp_path):
+    program(tmp_path, "def f(comm):\n    return comm.rank\n", "mine.py")
+    path = program(
+        tmp_path, "import mine, synk_comm\nprint(synk_comm.launch(2, mine.f, timeout_s=50))\n"
+    )
+    done = run_program(path)
+    assert (done.stdout, done.stderr) == ("[0, 1]\n", "")
+
+
+def test_missing_guard_is_said(tmp_path):
+    path = program(
+        tmp_path,
+        """
+        import synk_comm
+        def f(comm): pass
+        synk_comm.launch(2, f, timeout_s=50)
+        """,
+    )
+    done = run_program(path)
+    assert done.returncode == 1
+    assert 'put the call under `if __name__ == "__main__":`' in done.stderr
+
+
+# -- where it is called, and who ends it --------------------------------------------------
+
+
+def nested(comm):
+    return launch(2, add_up, np.ones(1) * comm.rank, timeout_s=LIMIT_S)
+
+
+def test_launch_in_a_rank():
+    got = launch(2, nested, timeout_s=LIMIT_S)
+    assert [[total for _, total, _ in inner] for inner in got] == [[1.0, 1.0], [3.0, 3.0]]
+
+
+def test_launch_in_threads():
+    got = {}
+
+    def start(number):
+        got[number] = launch(2, add_up, np.ones(1) * number, timeout_s=LIMIT_S)
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert {number: both[0][1] for number, both in got.items()} == {0: 1.0, 1: 3.0, 2: 5.0}
+
+
+RANKS_WITH_CHILDREN = """
+    import os, signal, subprocess, sys, time
+    import synk_comm
+
+    def work(comm, folder, how):
+        child = subprocess.Popen(["sleep", "100"])
+        for pid in (os.getpid(), child.pid):
+            open(os.path.join(folder, str(pid)), "w").close()
+        try:
+            if how == "stopped" and comm.rank == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if how == "in a call" and comm.rank == 1:
+                comm.barrier()
+            time.sleep(100)
+        except KeyboardInterrupt:
+            open(os.path.join(folder + "-said", str(comm.rank)), "w").close()
+            raise
+
+    if __name__ == "__main__":
+        synk_comm.launch(2, work, *sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("how", ["running", "stopped", "in a call"])
+def test_nobody_outlives_a_killed_parent(tmp_path, how):
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    path = program(tmp_path, RANKS_WITH_CHILDREN)
+    parent = subprocess.Popen([sys.executable, path, str(pids), how], env=environment())
+    try:
+        family = read_pids(pids, 4)
+        time.sleep(0.2)
+        assert all(map(alive, family))
+    finally:
+        parent.kill()
+        parent.wait(LIMIT_S)
+    assert all_gone(family) == []
+
+
+def test_interrupt_goes_to_the_ranks_once(tmp_path):
+    pids, said = tmp_path / "pids", tmp_path / "pids-said"
+    pids.mkdir()
+    said.mkdir()
+    path = program(tmp_path, RANKS_WITH_CHILDREN)
+    parent = subprocess.Popen(
+        [sys.executable, path, str(pids), "running"],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        family = read_pids(pids, 4)
+        time.sleep(0.2)
+        parent.send_signal(signal.SIGINT)
+        _, error = parent.communicate(timeout=LIMIT_S)
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert parent.returncode == -signal.SIGINT
+    assert error.rstrip().endswith("KeyboardInterrupt")
+    assert sorted(os.listdir(said)) == ["0", "1"]
+    assert all_gone(family) == []
+
+
+def test_public_names_are_errors_of_ranks():
+    error = RankDied("m", rank=2, exitcode=-11)
+    assert isinstance(error, synk_comm.CommError)
+    assert isinstance(error, RuntimeError)
+    assert (error.signal, error.traceback) == (11, "")

@@ -1,0 +1,411 @@
+"""``python -m synk_comm.run``: output, exit codes, signals, and nobody left."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+LIMIT_S = 60.0
+
+PRELUDE = """
+import os, signal, subprocess, sys, time
+import synk_comm
+comm = synk_comm.connect()
+rank = comm.rank
+"""
+
+
+def alive(pid):
+    """Whether a process is there, and not only waiting to be reaped."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def all_gone(pids, within_s=10.0):
+    deadline = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [pid for pid in pids if alive(pid)]
+
+
+def command(*args):
+    return [sys.executable, "-m", "synk_comm.run", *map(str, args)]
+
+
+def environment():
+    return dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text, name="script.py", prelude=PRELUDE):
+        path = tmp_path / name
+        path.write_text(prelude + textwrap.dedent(text))
+        return path
+
+    return write
+
+
+def run(*args, stdin=b"", **options):
+    return subprocess.run(
+        command(*args),
+        env=environment(),
+        input=stdin,
+        capture_output=True,
+        timeout=LIMIT_S,
+        **options,
+    )
+
+
+def start(*args, **options):
+    return subprocess.Popen(
+        command(*args),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def pids_written(folder, count):
+    """Wait for files named by process ids."""
+    deadline = time.monotonic() + LIMIT_S
+    while len(os.listdir(folder)) < count:
+        assert time.monotonic() < deadline, os.listdir(folder)
+        time.sleep(0.02)
+    return [int(name) for name in os.listdir(folder)]
+
+
+# -- output and input ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["shm", "zmq", "auto"])
+def test_ranks_meet(script, backend):
+    path = script("""
+        import numpy as np
+        print(comm.all_reduce(np.ones(1)), os.environ["SYNK_COMM_RANK"] == str(rank))
+    """)
+    done = run("-n", 3, "--backend", backend, path)
+    assert done.stderr == b""
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [b"[%d] [3.] True" % rank for rank in range(3)]
+
+
+def test_lines_stay_whole_and_bytes_stay_what_they_are(script):
+    path = script("""
+        import random
+        random.seed(rank)
+        out = sys.stdout.buffer
+        for number in range(3000):
+            line = bytes(random.choice(b"abc\\0\\xff\\r") for _ in range(random.randrange(60)))
+            out.write(line + b"|%d" % number)
+            if number % 7 == 0:
+                out.flush()  # in the middle of a line
+            out.write(b"\\n")
+        out.write(b"the end")
+        out.flush()
+    """)
+    done = run("-n", 3, path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    lines = done.stdout.split(b"\n")
+    assert lines.pop() == b""
+    for rank in range(3):
+        mine = [line[4:] for line in lines if line.startswith(b"[%d] " % rank)]
+        assert mine.pop() == b"the end"
+        assert [int(line.rpartition(b"|")[2]) for line in mine] == list(range(3000))
+    assert len(lines) == 3 * 3001
+
+
+def test_tags_can_be_had_or_not(script):
+    path = script("print('x', end=''); print('y', file=sys.stderr)")
+    done = run("-n", 1, path)
+    assert (done.stdout, done.stderr) == (b"x", b"y\n")
+    done = run("-n", 1, "--tag-output", path)
+    assert (done.stdout, done.stderr) == (b"[0] x\n", b"[0] y\n")
+    done = run("-n", 2, "--no-tag-output", path)
+    assert (done.stdout, sorted(done.stderr)) == (b"xx", sorted(b"y\ny\n"))
+
+
+def test_input_goes_to_rank_0(script):
+    path = script("print(sys.stdin.read().upper())")
+    done = run("-n", 2, path, stdin=b"hello")
+    assert sorted(done.stdout.splitlines()) == [b"[0] HELLO", b"[1] "]
+
+
+def test_much_output_to_a_slow_reader(script):
+    path = script("""
+        for _ in range(200):
+            sys.stdout.write(("x" * 1023 + "\\n") * 50)
+        comm.barrier()
+    """)
+    process = start("-n", 3, path)
+    total = 0
+    with process.stdout as stdout:
+        while piece := stdout.read(1 << 18):
+            total += len(piece)
+            time.sleep(0.002)
+    assert process.wait(LIMIT_S) == 0
+    assert total == 3 * 200 * 50 * (1024 + len("[0] "))
+    with process.stderr as stderr:
+        assert stderr.read() == b""
+
+
+def test_a_reader_that_leaves_ends_all(script, tmp_path):
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    path = script(f"""
+        open({str(pids)!r} + f"/{{os.getpid()}}", "w").close()
+        while True:
+            print("x" * 1000)
+    """)
+    process = start("-n", 2, path)
+    family = pids_written(pids, 2)
+    process.stdout.read(100)
+    process.stdout.close()
+    assert process.wait(LIMIT_S) == 128 + signal.SIGPIPE
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+    assert all_gone(family) == []
+
+
+def test_a_child_that_keeps_the_output_open_is_not_waited_for(script):
+    path = script("subprocess.Popen(['sleep', '100']); print('done')")
+    began = time.monotonic()
+    done = run("-n", 2, path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sorted(done.stdout.splitlines()) == [b"[0] done", b"[1] done"]
+    assert time.monotonic() - began < 50
+
+
+# -- programs and arguments ---------------------------------------------------------------
+
+
+def test_script_sees_what_python_would_show_it(script, tmp_path):
+    script("FOUND = True", "neighbour.py", prelude="")
+    path = script("""
+        import neighbour, multiprocessing
+        assert __name__ == "__main__" and sys.modules["__main__"].__dict__ is globals()
+        print(os.path.basename(sys.argv[0]), sys.argv[1:], sys.path[0] == os.path.dirname(__file__))
+    """)
+    done = run("-n", 1, path, "-n", "5", "--help", cwd="/")
+    assert done.stdout.decode() == "script.py ['-n', '5', '--help'] True\n", done.stderr
+
+
+def test_module_mode(script, tmp_path):
+    (tmp_path / "package").mkdir()
+    script("", "package/__init__.py", prelude="")
+    script("print(__name__, __package__, sys.argv[1:])", "package/part.py")
+    done = run("-n", 2, "-m", "package.part", "-n", "7", cwd=tmp_path)
+    assert done.stderr == b""
+    text = b"__main__ package ['-n', '7']"
+    assert sorted(done.stdout.splitlines()) == [b"[0] " + text, b"[1] " + text]
+    done = run("-n", 2, "-m", "package.nothing", cwd=tmp_path)
+    assert done.returncode == 1
+    assert b"No module named package.nothing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        (["-n", "2", "nowhere.py"], "there is no file 'nowhere.py'"),
+        (["-n", "2"], "expected a script, or -m and a module"),
+        (["-n", "2", "-m"], "-m needs the name of a module"),
+        (["-n", "0", "x.py"], "must be more than 0"),
+        (["-n", "two", "x.py"], "invalid int value: 'two'"),
+        (["x.py"], "required: -n"),
+        (["-n", "2", "--backend", "pigeon", __file__], "pigeon"),
+    ],
+)
+def test_wrong_command_lines(args, said):
+    done = run(*args)
+    assert done.returncode == 2
+    assert said in done.stderr.decode()
+
+
+def test_help_has_examples():
+    done = run("--help")
+    assert done.returncode == 0
+    assert b"python -m synk_comm.run -n 4 train.py" in done.stdout
+
+
+# -- failures -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "how, code, said",
+    [
+        ("raise KeyError('gone')", 1, "KeyError: 'gone'"),
+        ("sys.exit(7)", 7, "ended with exit code 7"),
+        ("sys.exit('sorry')", 1, "ended with exit code 1"),
+        ("os._exit(9)", 9, "ended with exit code 9"),
+        ("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+    ],
+)
+def test_exit_code_is_that_of_the_first_cause(script, tmp_path, how, code, said):
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    path = script(f"""
+        comm.barrier()
+        if rank == 1:
+            {how}
+        if rank == 2:
+            child = subprocess.Popen(["sleep", "100"])
+            for pid in (os.getpid(), child.pid):
+                open({str(pids)!r} + f"/{{pid}}", "w").close()
+            time.sleep(100)
+        comm.barrier()
+    """)
+    done = run("-n", 3, path)
+    error = done.stderr.decode()
+    assert done.returncode == code, error
+    assert f"synk_comm.run: rank 1 of 3 failed first: {said}" in error
+    assert "\n  rank 0: PeerLost: rank 1" in error
+    assert "\n  rank 2: was ended while it was still running" in error
+    assert "runpy" not in error
+    assert all_gone(pids_written(pids, 2)) == []
+
+
+def test_late_ranks_are_ended(script):
+    path = script("""
+        def i_am_late():
+            time.sleep(100)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        i_am_late()
+    """)
+    done = run("-n", 2, "--timeout", "2.5", path)
+    assert done.returncode == 124
+    assert b"ranks 0, 1 of 2 still ran after 2.5 s" in done.stderr
+    assert b"[0] " in done.stderr
+    assert b"in i_am_late" in done.stderr
+
+
+# -- signals ------------------------------------------------------------------------------
+
+WAITING = """
+        open(sys.argv[1] + f"/{os.getpid()}", "w").close()
+        try:
+            if sys.argv[2] == "stubborn":
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            open(sys.argv[1] + f"/{os.getpid()}", "w").close()
+            comm.barrier()
+            if rank == 0:
+                print("ready")
+            time.sleep(100)
+        except KeyboardInterrupt:
+            print("interrupted")
+            if sys.argv[2] != "polite":
+                raise
+"""
+
+
+@pytest.fixture
+def waiting(script, tmp_path):
+    """Start two ranks that wait for a signal, and make sure of their end."""
+    folder = tmp_path / "pids"
+    folder.mkdir()
+    path = script(WAITING)
+    processes = []
+
+    def begin(how, *, wrap=(), **options):
+        process = subprocess.Popen(
+            [*wrap, *command("-n", 2, path, folder, how)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **options,
+        )
+        processes.append(process)
+        assert process.stdout.readline() == b"[0] ready\n"
+        return process, pids_written(folder, 2)
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("how, code", [("polite", 0), ("plain", 130)])
+def test_interrupt_goes_on_to_the_ranks(waiting, how, code):
+    process, family = waiting(how)
+    process.send_signal(signal.SIGINT)
+    output, error = process.communicate(timeout=LIMIT_S)
+    assert sorted(output.splitlines()) == [b"[0] interrupted", b"[1] interrupted"]
+    assert process.returncode == code
+    assert (b"stopped by SIGINT" in error) == bool(code)
+    assert all_gone(family) == []
+
+
+def test_terminate_goes_on_to_the_ranks(waiting):
+    process, family = waiting("plain")
+    process.terminate()
+    _, error = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert b"stopped by SIGTERM" in error
+    assert all_gone(family) == []
+
+
+def test_the_second_interrupt_kills(waiting):
+    process, family = waiting("stubborn")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    assert all(map(alive, family))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)  # less than the grace
+    assert process.returncode == 130
+    assert all_gone(family) == []
+
+
+def test_nobody_outlives_a_killed_parent(waiting):
+    process, family = waiting("stubborn")
+    process.kill()
+    process.communicate(timeout=LIMIT_S)
+    assert all_gone(family) == []
+
+
+def test_ctrl_c_in_a_terminal(waiting):
+    ours, theirs = pty.openpty()
+    # A process that leads a session, takes the terminal, and becomes the program.
+    code = (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    try:
+        process, family = waiting(
+            "plain", wrap=[sys.executable, "-c", code], stdin=theirs, start_new_session=True
+        )
+        os.write(ours, b"\x03")
+        output, _ = process.communicate(timeout=LIMIT_S)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert sorted(output.splitlines()) == [b"[0] interrupted", b"[1] interrupted"]
+    assert process.returncode == 130
+    assert all_gone(family) == []
+
+
+def test_rank_0_reads_from_a_terminal(script):
+    path = script("print('got', input()) if rank == 0 else comm.barrier(); rank or comm.barrier()")
+    ours, theirs = pty.openpty()
+    try:
+        process = start("-n", 2, path, stdin=theirs)
+        os.write(ours, b"typed\n")
+        output, error = process.communicate(timeout=LIMIT_S)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert (process.returncode, error) == (0, b"")
+    assert output == b"[0] got typed\n"

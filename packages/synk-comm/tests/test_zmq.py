@@ -1,0 +1,385 @@
+"""The zmq fabric itself: parts, pieces, smaller groups, memory that is lent, and its failures."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+import zmq
+
+from synk_comm import CommTimeout, JoinError, PeerLost, local_group
+from synk_comm._backends import _lent, _wires
+from synk_comm._backends.zmq import ZmqFabric
+from synk_comm._folder import SocketFolder
+from synk_comm._host import this_host
+from synk_comm.testing import in_threads, run_ranks
+
+KEY = b"k" * 32
+
+
+def soon(seconds=20.0):
+    return time.monotonic() + seconds
+
+
+def wired(size, *, address="", watch=None):
+    """Return fabrics that have met, wired in a folder or over loopback."""
+    folder = None if address else SocketFolder.create()
+    hosts = [this_host(address)] * size
+    fabrics = [
+        ZmqFabric(rank, size, watch, key=KEY, wires=_wires.Wires(rank, hosts, KEY, folder))
+        for rank in range(size)
+    ]
+    cards = [fabric._listen() for fabric in fabrics]
+    for fabric in fabrics:
+        fabric._connect(cards)
+    together(fabrics, lambda fabric: fabric.meet(soon()))
+    if folder is not None:
+        assert os.listdir(folder.path) == []
+        folder.remove()
+        folder.forget()
+    return fabrics
+
+
+class Seat:
+    def __init__(self, fabric):
+        self.rank = fabric.rank
+        self.fabric = fabric
+
+    def abort(self, reason):
+        self.fabric.abort(reason)
+
+
+def together(fabrics, function):
+    return in_threads([Seat(fabric) for fabric in fabrics], lambda seat: function(seat.fabric))
+
+
+@pytest.fixture(params=["", "127.0.0.1"], ids=["ipc", "tcp"])
+def trio(request):
+    fabrics = wired(3, address=request.param)
+    yield fabrics
+    for fabric in fabrics:
+        fabric.close()
+
+
+@pytest.fixture
+def pair():
+    fabrics = wired(2)
+    yield fabrics
+    for fabric in fabrics:
+        fabric.close()
+
+
+def bytes_of(rank, nbytes):
+    return np.random.default_rng(rank).integers(0, 256, nbytes, np.uint8)
+
+
+@pytest.mark.parametrize("common", [0, 1, 70_000])
+@pytest.mark.parametrize("part", [0, 64, 90_000])
+def test_everybody_reads_its_part_and_what_is_for_all(trio, part, common):
+    size = len(trio)
+    nbytes = size * part + common
+    sent = [bytes_of(rank, nbytes) for rank in range(size)]
+
+    def rounds(fabric):
+        for turn in range(3):
+            fabric.slot()[:nbytes] = sent[fabric.rank] + turn
+            fabric.sync(None, nbytes, soon(), part=part)
+            for rank in range(size):
+                expected = sent[rank] + turn
+                mine = slice(fabric.rank * part, (fabric.rank + 1) * part)
+                np.testing.assert_array_equal(
+                    fabric.read(rank, mine.start, mine.stop), expected[mine]
+                )
+                np.testing.assert_array_equal(
+                    fabric.read(rank, size * part, nbytes), expected[size * part :]
+                )
+
+    together(trio, rounds)
+
+
+def test_what_was_not_sent_cannot_be_read(trio):
+    def run(fabric):
+        fabric.slot()[:300] = fabric.rank
+        fabric.sync(None, 300, soon(), part=100)
+        other = (fabric.rank + 1) % 3
+        with pytest.raises(PeerLost, match="did not send"):
+            fabric.read(other, other * 100, (other + 1) * 100)
+        fabric.slot()[:300] = fabric.rank
+        fabric.sync(None, 300, soon(), to=1)
+        if fabric.rank == 1:
+            assert set(fabric.read(0, 0, 300)) == {0}
+        elif fabric.rank == 2:
+            with pytest.raises(PeerLost, match="did not send"):
+                fabric.read(0, 0, 300)
+
+    together(trio, run)
+
+
+def test_what_was_read_stays_until_the_next_round_although_the_sender_goes_on(pair):
+    """Slots are lent to ZeroMQ: a sender that is a round ahead must not change what arrived."""
+    nbytes = pair[0].slot_bytes
+
+    def run(fabric):
+        for turn in range(30):
+            fabric.slot()[:] = turn
+            fabric.sync(None, nbytes, soon())
+            if fabric.rank == 0:
+                time.sleep(0.002)
+            theirs = fabric.read(1 - fabric.rank, 0, nbytes)
+            assert theirs.min() == theirs.max() == turn
+
+    together(pair, run)
+
+
+def test_without_the_library_frames_are_copied(monkeypatch):
+    monkeypatch.setattr(_lent, "_library", lambda: None)
+    fabrics = wired(2)
+
+    def run(fabric):
+        fabric.slot()[:] = fabric.rank + 1
+        fabric.sync(None, fabric.slot_bytes, soon())
+        return int(fabric.read(1 - fabric.rank, 0, fabric.slot_bytes).min())
+
+    assert together(fabrics, run) == [2, 1]
+    for fabric in fabrics:
+        fabric.close()
+
+
+def test_lent_memory_outlives_a_fabric_that_is_forgotten():
+    lender = _lent.Lender()
+    if lender._library is None:
+        pytest.skip("libzmq cannot be reached by ctypes here: frames are copied")
+    array = lender.make(100_000)
+    array[:] = 7
+    watched = array.ctypes.data
+    seen = np.lib.stride_tricks.as_strided(array, array.shape)
+    del lender, array
+    gc.collect()
+    assert seen.ctypes.data == watched
+    assert seen.base is not None
+    assert (seen == 7).all()
+
+
+# -- pieces ---------------------------------------------------------------------------------
+
+
+def test_pieces_arrive_in_order_with_their_headers(trio):
+    def run(fabric):
+        if fabric.rank == 0:
+            for number in range(20):
+                data = bytes_of(number, number * fabric.piece_bytes // 19)
+                fabric.push(2, b"header %d" % number, data, soon())
+                data[:] = 0  # it may be changed at once
+        elif fabric.rank == 2:
+            for number in range(20):
+                header, data = fabric.pull(0, soon())
+                assert header == b"header %d" % number
+                expected = bytes_of(number, number * fabric.piece_bytes // 19)
+                np.testing.assert_array_equal(data, expected)
+                fabric.release(0)
+        fabric.sync(None, 0, soon())
+
+    together(trio, run)
+
+
+def test_pieces_and_rounds_do_not_disturb_each_other(pair):
+    def run(fabric):
+        other = 1 - fabric.rank
+        fabric.push(other, b"early", bytes_of(fabric.rank, 10), soon())
+        fabric.slot()[:5] = fabric.rank
+        fabric.sync(b"head", 5, soon())
+        assert fabric.all_said(b"head")
+        header, data = fabric.pull(other, soon())
+        assert header == b"early"
+        np.testing.assert_array_equal(data, bytes_of(other, 10))
+        assert set(fabric.read(other, 0, 5)) == {other}
+        fabric.release(other)
+
+    together(pair, run)
+
+
+def test_who_pushes_into_the_void_waits_and_then_gives_up(pair):
+    sent = 0
+    with pytest.raises(CommTimeout, match=r"in send to rank 1 for rank\(s\) 1"):
+        for _ in range(100):
+            pair[0].push(1, b"", bytes_of(0, 10), soon(0.2))
+            sent += 1
+    assert 1 < sent < 10
+    with pytest.raises(CommTimeout, match=r"in recv from rank 1 for rank\(s\) 1") as caught:
+        pair[0].pull(1, soon(0.1))
+    assert list(caught.value.missing) == [1]
+    for _ in range(sent):  # nothing is lost by that
+        pair[1].pull(0, soon())
+        pair[1].release(0)
+    pair[0].push(1, b"again", bytes_of(0, 10), soon())
+    assert pair[1].pull(0, soon())[0] == b"again"
+
+
+def test_pieces_of_a_rank_that_has_left_can_be_pulled(pair):
+    pair[0].push(1, b"last words", bytes_of(0, 1000), soon())
+    pair[0].close()
+    assert pair[1].pull(0, soon())[0] == b"last words"
+    pair[1].release(0)
+    with pytest.raises(PeerLost, match="closed"):
+        pair[1].pull(0, soon())
+    pair[0] = wired(1)[0]  # for the fixture to close
+
+
+# -- smaller groups -------------------------------------------------------------------------
+
+
+def sharing(fabric):
+    """Return an all_gather of objects over a fabric, as ``split`` wants it."""
+
+    def share(obj):
+        data = np.frombuffer(pickle.dumps(obj), np.uint8)
+        fabric.slot()[: data.size] = data
+        fabric.sync(b"%d" % data.size, data.size, soon())
+        sizes = [int(head) for head in fabric.heads()]
+        return [
+            pickle.loads(fabric.read(rank, 0, size).tobytes()) for rank, size in enumerate(sizes)
+        ]
+
+    return share
+
+
+def test_split(trio):
+    groups = [[2, 0], [1]]
+
+    def run(fabric):
+        mine = 1 if fabric.rank == 1 else 0
+        small = fabric.split(groups, mine, sharing(fabric))
+        small.meet(soon())
+        small.slot()[:1] = 10 + fabric.rank
+        small.sync(None, 1, soon())
+        fabric.sync(None, 0, soon())
+        got = [int(small.read(rank, 0, 1)[0]) for rank in range(small.size)]
+        small.close()
+        return small.rank, got
+
+    assert together(trio, run) == [(1, [12, 10]), (0, [11]), (0, [12, 10])]
+
+
+def test_split_without_a_group_and_again(trio):
+    def run(fabric):
+        found = []
+        for _ in range(2):
+            mine = None if fabric.rank == 0 else 0
+            small = fabric.split([[1, 2]], mine, sharing(fabric))
+            if small is not None:
+                small.meet(soon())
+                small.sync(None, 0, soon())
+                small.close()
+            found.append(small is not None)
+        return found
+
+    assert together(trio, run) == [[False, False], [True, True], [True, True]]
+
+
+def test_a_split_that_fails_on_one_rank_fails_on_all_of_its_group(trio, monkeypatch):
+    original = _wires.Wires.part
+
+    def part(self, rank, ranks, key):
+        if self.rank == 1:
+            raise OSError("no folder for you")
+        return original(self, rank, ranks, key)
+
+    monkeypatch.setattr(_wires.Wires, "part", part)
+
+    def run(fabric):
+        try:
+            fabric.split([[0, 1], [2]], fabric.rank // 2, sharing(fabric)).close()
+        except JoinError as exc:
+            return "rank 1 could not" in str(exc) and "no folder for you" in str(exc)
+        return "fine"
+
+    assert together(trio, run) == [True, True, "fine"]
+    together(trio, lambda fabric: fabric.sync(None, 0, soon()))
+
+
+# -- failures -------------------------------------------------------------------------------
+
+
+def test_a_stopped_rank_on_this_machine_is_late_not_lost():
+    values = run_ranks(2, stop_for_a_while, backend="zmq")
+    assert values[0] == (True, 2.0)
+
+
+def stop_for_a_while(comm):
+    pids = comm.all_gather_object(os.getpid())
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return float(comm.all_reduce(1.0))
+    waker = threading.Timer(3 * _wires._SILENCE_MS / 1000, os.kill, [pids[1], signal.SIGCONT])
+    waker.start()
+    began = time.monotonic()
+    total = float(comm.all_reduce(1.0))
+    waker.join()
+    return time.monotonic() - began > 2 * _wires._SILENCE_MS / 1000, total
+
+
+def test_a_dead_peer_is_noticed_at_once():
+    outcomes = run_ranks(2, die, backend="zmq", check=False)
+    assert outcomes[0].failure == ""
+    took, rank = outcomes[0].value
+    assert rank == 1
+    assert took < 10  # a tenth of a second if the machine has nothing else to do
+
+
+def die(comm):
+    sent = comm.all_gather_object(time.monotonic())
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerLost) as caught:
+        comm.barrier()
+    return time.monotonic() - max(sent), caught.value.rank
+
+
+def test_who_has_lost_a_peer_does_not_knock_at_its_place_any_more():
+    fabrics = wired(2, address="127.0.0.1")
+    endpoint = fabrics[0]._peers[1].socket.getsockopt(zmq.LAST_ENDPOINT)
+    port = int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+    fabrics[0].close()
+    with pytest.raises(PeerLost):
+        fabrics[1].sync(None, 0, soon())
+    with socket.socket() as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind(("127.0.0.1", port))
+        stranger.listen()
+        stranger.settimeout(0.5)
+        deadline = soon(5)
+        with pytest.raises(socket.timeout):  # half a second, and nobody has come
+            while time.monotonic() < deadline:
+                stranger.accept()[0].close()
+    fabrics[1].close()
+
+
+def test_a_fabric_that_was_forgotten_goes_without_hanging():
+    def forget():
+        fabrics = wired(2)
+        fabrics.append(fabrics)  # only the garbage collector finds them
+        return fabrics[0]._context
+
+    context = forget()
+    gc.collect()
+    assert context.closed
+
+
+def test_a_group_without_peers():
+    (fabric,) = wired(1)
+    fabric.slot()[:4] = 5
+    fabric.sync(b"x", 4, soon())
+    assert fabric.heads() == [b"x"]
+    assert set(fabric.read(0, 0, 4)) == {5}
+    fabric.close()
+
+
+def test_local_group_needs_no_zmq():
+    assert [comm.why for comm in local_group(2)] == ["local: threads of one process"] * 2
