@@ -1,0 +1,189 @@
+"""The few things asked of CUDA itself, through its driver library and ctypes.
+
+The driver (``libcuda``) is on every machine with a working GPU; the runtime and the toolkit need
+not be. Everything happens in each device's *primary* context, the one that NCCL, PyTorch, CuPy
+and libgpuarray use too. Devices are numbered as ``CUDA_VISIBLE_DEVICES`` leaves them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import Any, Iterator
+
+from .exceptions import CommError
+
+_LIBRARY = "libcuda.so.1"
+_NOT_READY = 600
+_NO_CONTEXT = 201
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+
+_POINTER = ctypes.c_uint64
+_STREAM = ctypes.c_void_p
+_SIZE = ctypes.c_size_t
+_SIGNATURES: dict[str, list[Any]] = {
+    "cuInit": [ctypes.c_uint],
+    "cuDeviceGetCount": [ctypes.POINTER(ctypes.c_int)],
+    "cuDeviceGet": [ctypes.POINTER(ctypes.c_int), ctypes.c_int],
+    "cuDeviceGetUuid": [ctypes.c_char_p, ctypes.c_int],
+    "cuDevicePrimaryCtxRetain": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int],
+    "cuCtxPushCurrent_v2": [ctypes.c_void_p],
+    "cuCtxPopCurrent_v2": [ctypes.POINTER(ctypes.c_void_p)],
+    "cuCtxGetDevice": [ctypes.POINTER(ctypes.c_int)],
+    "cuStreamQuery": [_STREAM],
+    "cuPointerGetAttribute": [ctypes.c_void_p, ctypes.c_int, _POINTER],
+    "cuMemAlloc_v2": [ctypes.POINTER(_POINTER), _SIZE],
+    "cuMemFree_v2": [_POINTER],
+    "cuMemAllocAsync": [ctypes.POINTER(_POINTER), _SIZE, _STREAM],
+    "cuMemFreeAsync": [_POINTER, _STREAM],
+    "cuMemcpyHtoD_v2": [_POINTER, ctypes.c_void_p, _SIZE],
+    "cuMemcpyDtoH_v2": [ctypes.c_void_p, _POINTER, _SIZE],
+    "cuMemcpyDtoDAsync_v2": [_POINTER, _POINTER, _SIZE, _STREAM],
+    "cuMemsetD8Async": [_POINTER, ctypes.c_ubyte, _SIZE, _STREAM],
+    "cuMemsetD16Async": [_POINTER, ctypes.c_ushort, _SIZE, _STREAM],
+    "cuMemsetD32Async": [_POINTER, ctypes.c_uint, _SIZE, _STREAM],
+    "cuMemsetD2D32Async": [_POINTER, _SIZE, ctypes.c_uint, _SIZE, _SIZE, _STREAM],
+    "cuGetErrorString": [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)],
+}
+
+
+class CudaError(CommError, RuntimeError):
+    """CUDA reported an error, or is not there."""
+
+
+class Driver:
+    """The driver library, loaded and initialised; CudaError says why if that cannot be."""
+
+    def __init__(self, library: str = _LIBRARY) -> None:
+        try:
+            self._lib = ctypes.CDLL(library)
+        except OSError as exc:
+            raise CudaError(
+                f"CUDA's driver library {library} cannot be loaded ({exc}); "
+                "this machine has no NVIDIA driver, or it is not on LD_LIBRARY_PATH"
+            ) from None
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(self._lib, name)
+            function.argtypes = arguments
+            function.restype = ctypes.c_int
+        self._contexts: dict[int, int] = {}
+        self._call("cuInit", 0)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._lib, name)(*arguments)
+        if status:
+            raise CudaError(f"{name} failed: {self._text(status)} (CUDA error {status})")
+
+    def _text(self, status: int) -> str:
+        text = ctypes.c_char_p()
+        self._lib.cuGetErrorString(status, ctypes.byref(text))
+        return (text.value or b"unknown").decode("ascii", "replace")
+
+    # -- devices and contexts -------------------------------------------------------------
+
+    def device_count(self) -> int:
+        """Return how many devices this process may use."""
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        return count.value
+
+    def current_device(self) -> int | None:
+        """Return the device of this thread's current context; None if it has none."""
+        device = ctypes.c_int()
+        status = self._lib.cuCtxGetDevice(ctypes.byref(device))
+        if status == _NO_CONTEXT:
+            return None
+        if status:
+            raise CudaError(f"cuCtxGetDevice failed: {self._text(status)} (CUDA error {status})")
+        return device.value
+
+    def uuid(self, device: int) -> str:
+        """Return what tells a device from all others, in whatever order a process sees them."""
+        text = ctypes.create_string_buffer(16)
+        self._call("cuDeviceGetUuid", text, self._handle(device))
+        return text.raw.hex()
+
+    def _handle(self, device: int) -> int:
+        handle = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(handle), device)
+        return handle.value
+
+    @contextlib.contextmanager
+    def entered(self, device: int) -> Iterator[None]:
+        """Make the device's primary context this thread's current one, for a while."""
+        context = self._contexts.get(device)
+        if context is None:
+            made = ctypes.c_void_p()
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(made), self._handle(device))
+            # Kept until the process ends: NCCL and the arrays need it as long.
+            context = self._contexts[device] = made.value or 0
+        self._call("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            self._lib.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+    def device_of(self, pointer: int) -> int:
+        """Return the device that memory belongs to."""
+        device = ctypes.c_int(-1)
+        self._call("cuPointerGetAttribute", ctypes.addressof(device), _DEVICE_ORDINAL, pointer)
+        return device.value
+
+    # -- streams --------------------------------------------------------------------------
+
+    def is_done(self, stream: int) -> bool:
+        """Tell whether a stream has nothing left to do; its device must be entered."""
+        status: int = self._lib.cuStreamQuery(stream)
+        if status == _NOT_READY:
+            return False
+        if status:
+            raise CudaError(f"a CUDA stream has failed: {self._text(status)} (error {status})")
+        return True
+
+    # -- memory; its device must be entered -----------------------------------------------
+
+    def allocate(self, nbytes: int) -> int:
+        """Return new memory."""
+        pointer = _POINTER()
+        self._call("cuMemAlloc_v2", ctypes.byref(pointer), max(nbytes, 1))
+        return pointer.value
+
+    def free(self, pointer: int) -> None:
+        """Give memory of ``allocate`` back; waits for what still uses it."""
+        self._call("cuMemFree_v2", pointer)
+
+    def allocate_on(self, stream: int, nbytes: int) -> int:
+        """Return memory that work on a stream may use, as soon as earlier work is done."""
+        pointer = _POINTER()
+        self._call("cuMemAllocAsync", ctypes.byref(pointer), max(nbytes, 1), stream)
+        return pointer.value
+
+    def free_on(self, stream: int, pointer: int) -> None:
+        """Give memory of ``allocate_on`` back, once the stream has come to here."""
+        self._call("cuMemFreeAsync", pointer, stream)
+
+    def upload(self, pointer: int, address: int, nbytes: int) -> None:
+        """Copy from host memory, and wait for it."""
+        self._call("cuMemcpyHtoD_v2", pointer, address, nbytes)
+
+    def download(self, address: int, pointer: int, nbytes: int) -> None:
+        """Copy to host memory, after what the default stream has to do, and wait for it."""
+        self._call("cuMemcpyDtoH_v2", address, pointer, nbytes)
+
+    def copy_on(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        """Copy on the device, on a stream."""
+        self._call("cuMemcpyDtoDAsync_v2", target, source, nbytes, stream)
+
+    def fill_on(self, stream: int, pointer: int, count: int, element: bytes) -> None:
+        """Fill with ``count`` elements of 1, 2, 4 or 8 bytes, on a stream."""
+        width = len(element)
+        if not any(element):
+            self._call("cuMemsetD8Async", pointer, 0, count * width, stream)
+        elif width == 8:
+            # There is no 64-bit fill: the lower halves, then the upper halves.
+            for half in (0, 4):
+                value = int.from_bytes(element[half : half + 4], "little")
+                self._call("cuMemsetD2D32Async", pointer + half, 8, value, 1, count, stream)
+        else:
+            value = int.from_bytes(element, "little")
+            self._call(f"cuMemsetD{8 * width}Async", pointer, value, count, stream)

@@ -1,0 +1,266 @@
+"""GPUs that are host memory: devices, streams and a driver, between the threads of one process.
+
+Work on a stream is carried out in order and, as on a real GPU, maybe long after the call that
+enqueued it: what is read too early is old. A piece of work that waits for a peer holds up
+everything behind it on its stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import threading
+import time
+from typing import Any, Callable, Iterator
+
+import numpy as np
+
+from synk_comm._call import dtype_text, text_dtype
+from synk_comm._cuda import CudaError, Driver
+from synk_comm._device import BFLOAT16
+from synk_comm._ops import Array
+
+# NumPy 1 does not annotate it.
+_FORMAT: Any = np.lib.format
+_PATIENCE_S = 20.0
+Step = Callable[[], bool]
+"""A piece of work: tries to be carried out, and tells whether it is done."""
+
+
+class FakeGpus:
+    """Some devices, shared by all threads; has the methods of ``_cuda.Driver``."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._here = threading.local()
+        self._memory: dict[int, tuple[Array, int]] = {}
+        self._streams: dict[tuple[int, int], list[Step]] = {}
+        self._dying: list[int] = []
+        self.changed = threading.Condition(threading.RLock())
+
+    # -- what tests and the fake NCCL use -------------------------------------------------
+
+    def view(self, pointer: int, nbytes: int, device: int) -> Array:
+        """Return device memory as bytes; CudaError if it is not memory of that device."""
+        for start, (memory, owner) in list(self._memory.items()):
+            if start <= pointer and pointer + nbytes <= start + memory.nbytes and owner == device:
+                return memory[pointer - start : pointer - start + nbytes]
+        raise CudaError(f"an illegal memory access: {nbytes} bytes at {pointer} on {device}")
+
+    def enqueue(self, device: int, stream: int, step: Step) -> None:
+        """Put work on a stream."""
+        with self.changed:
+            self._streams.setdefault((device, 0 if stream == 1 else stream), []).append(step)
+            self.progress()
+
+    def progress(self) -> None:
+        """Carry out all that can be."""
+        with self.changed:
+            moved = True
+            while moved:
+                moved = False
+                for steps in self._streams.values():
+                    while steps and steps[0]():
+                        steps.pop(0)
+                        moved = True
+            for pointer in list(self._dying):
+                device = self._memory[pointer][1]
+                if not any(steps for (owner, _), steps in self._streams.items() if owner == device):
+                    self._dying.remove(pointer)
+                    del self._memory[pointer]
+            self.changed.notify_all()
+
+    def pending(self) -> int:
+        """Return how many pieces of work are left."""
+        return sum(len(steps) for steps in self._streams.values())
+
+    def leaks(self) -> int:
+        """Return how many pieces of memory are in use."""
+        return len(self._memory)
+
+    # -- the driver -----------------------------------------------------------------------
+
+    def device_count(self) -> int:
+        """As of the driver."""
+        return self._count
+
+    def current_device(self) -> int | None:
+        """As of the driver: each thread has its own."""
+        return getattr(self._here, "device", None)
+
+    def uuid(self, device: int) -> str:
+        """As of the driver."""
+        return f"fake-{device}"
+
+    @contextlib.contextmanager
+    def entered(self, device: int) -> Iterator[None]:
+        """As of the driver."""
+        before = self.current_device()
+        self._here.device = device
+        try:
+            yield
+        finally:
+            self._here.device = before
+
+    def _device(self) -> int:
+        device = self.current_device()
+        if device is None:
+            raise CudaError("no device has been entered (CUDA error 201)")
+        return device
+
+    def device_of(self, pointer: int) -> int:
+        """As of the driver."""
+        for start, (memory, device) in list(self._memory.items()):
+            if start <= pointer < start + memory.nbytes:
+                return device
+        raise CudaError(f"{pointer} is no device memory (CUDA error 1)")
+
+    def is_done(self, stream: int) -> bool:
+        """As of the driver."""
+        with self.changed:
+            self.progress()
+            return not self._streams.get((self._device(), 0 if stream == 1 else stream))
+
+    def allocate(self, nbytes: int) -> int:
+        """As of the driver. The memory holds garbage."""
+        memory = np.full(max(nbytes, 1), 0xA5, np.uint8)
+        pointer = int(memory.__array_interface__["data"][0])
+        self._memory[pointer] = (memory, self._device())
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        """As of the driver, whose memory lives until the device has nothing left to do."""
+        with self.changed:
+            self._dying.append(pointer)
+            self.progress()
+
+    def allocate_on(self, stream: int, nbytes: int) -> int:  # noqa: ARG002
+        """As of the driver."""
+        return self.allocate(nbytes)
+
+    def free_on(self, stream: int, pointer: int) -> None:
+        """As of the driver."""
+        self._later(stream, lambda: self._memory.pop(pointer))
+
+    def upload(self, pointer: int, address: int, nbytes: int) -> None:
+        """As of the driver."""
+        ctypes.memmove(pointer, address, nbytes)
+
+    def download(self, address: int, pointer: int, nbytes: int) -> None:
+        """As of the driver: waits for the default stream."""
+        deadline = time.monotonic() + _PATIENCE_S
+        with self.changed:
+            while not self.is_done(0):
+                if not self.changed.wait(0.1) and time.monotonic() > deadline:
+                    raise CudaError("the default stream does not come to its end")
+            ctypes.memmove(address, pointer, nbytes)
+
+    def copy_on(self, stream: int, target: int, source: int, nbytes: int) -> None:
+        """As of the driver."""
+        self._later(stream, lambda: ctypes.memmove(target, source, nbytes))
+
+    def fill_on(self, stream: int, pointer: int, count: int, element: bytes) -> None:
+        """As of the driver."""
+        self._later(stream, lambda: ctypes.memmove(pointer, element * count, count * len(element)))
+
+    def _later(self, stream: int, action: Callable[[], Any]) -> None:
+        def step() -> bool:
+            action()
+            return True
+
+        self.enqueue(self._device(), stream, step)
+
+
+class _Memory:
+    """Device memory that is freed with its last array."""
+
+    def __init__(self, driver: Driver | FakeGpus, device: int, nbytes: int) -> None:
+        self._driver, self._device = driver, device
+        with driver.entered(device):
+            self.pointer = driver.allocate(nbytes)
+
+    def __del__(self) -> None:
+        if hasattr(self, "pointer"):
+            with contextlib.suppress(CudaError), self._driver.entered(self._device):
+                self._driver.free(self.pointer)
+
+
+class CudaArray:
+    """The least that a device array can be: memory, and ``__cuda_array_interface__``.
+
+    For tests, on real devices and on fake ones. bfloat16 is held as its bits, in uint16.
+    """
+
+    def __init__(
+        self,
+        driver: Driver | FakeGpus,
+        shape: tuple[int, ...],
+        dtype: str,
+        device: int = 0,
+        *,
+        stream: int | None = None,
+        readonly: bool = False,
+        memory: _Memory | None = None,
+        offset: int = 0,
+        strides: tuple[int, ...] | None = None,
+    ) -> None:
+        self.shape, self.dtype = tuple(shape), dtype
+        self.device, self.stream, self.readonly, self.strides = device, stream, readonly, strides
+        self._driver, self._offset = driver, offset
+        self._bits = np.dtype(np.uint16) if dtype == BFLOAT16 else text_dtype(dtype)
+        nbytes = math.prod(self.shape) * self._bits.itemsize
+        self._memory = memory or _Memory(driver, device, nbytes)
+        described: dict[str, Any] = {}
+        if self._bits.names:
+            described = {"descr": _FORMAT.dtype_to_descr(self._bits)}
+        self.__cuda_array_interface__ = {
+            "shape": self.shape,
+            "typestr": "<V2" if dtype == BFLOAT16 else self._bits.str,
+            "data": (self._memory.pointer + offset, readonly),
+            "strides": strides,
+            "stream": stream,
+            "version": 3,
+            **described,
+        }
+
+    @classmethod
+    def of(
+        cls, driver: Driver | FakeGpus, values: Any, device: int = 0, **options: Any
+    ) -> CudaArray:
+        """Copy an array from the host."""
+        host = np.asarray(values, order="C")
+        dtype = options.pop("dtype", None)
+        if dtype is None:
+            dtype = dtype_text(host.dtype)
+        made = cls(driver, host.shape, dtype, device, **options)
+        address = int(host.__array_interface__["data"][0])
+        with driver.entered(device):
+            driver.upload(made._memory.pointer, address, host.nbytes)
+        return made
+
+    def host(self) -> Array:
+        """Copy to the host, after all that the default stream has to do."""
+        values = np.empty(self.shape, self._bits)
+        address = int(values.__array_interface__["data"][0])
+        if values.nbytes:
+            with self._driver.entered(self.device):
+                self._driver.download(address, self._memory.pointer + self._offset, values.nbytes)
+        return values
+
+    def new_empty(self, shape: tuple[int, ...], dtype: str) -> CudaArray:
+        """Make an array on the same device and stream."""
+        return CudaArray(self._driver, tuple(shape), dtype, self.device, stream=self.stream)
+
+    def __getitem__(self, row: int) -> CudaArray:
+        step = math.prod(self.shape[1:]) * self._bits.itemsize
+        return CudaArray(
+            self._driver,
+            self.shape[1:],
+            self.dtype,
+            self.device,
+            stream=self.stream,
+            readonly=self.readonly,
+            memory=self._memory,
+            offset=self._offset + row * step,
+        )

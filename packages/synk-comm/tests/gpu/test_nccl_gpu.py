@@ -1,0 +1,294 @@
+"""The same rules on real devices, with the arrays of every library that is here.
+
+Skipped where there is no CUDA device, or no nccl4py. Each case runs in fresh processes, one for
+each device.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from synk_comm import CommTimeout, JoinError, MismatchError, PeerLost
+from synk_comm._backends._nccl_start import MissingLibrary, load_binding
+from synk_comm._backends.nccl import nccl
+from synk_comm._cuda import CudaError, Driver
+from synk_comm.testing import run_ranks
+from synk_comm.testing._fake_gpu import CudaArray
+
+
+def devices():
+    """Return how many devices can be used, and why none can."""
+    try:
+        load_binding()
+        return Driver().device_count(), "no CUDA device is visible"
+    except (CudaError, MissingLibrary) as exc:
+        return 0, str(exc)
+
+
+COUNT, REASON = devices()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not COUNT, reason=REASON)]
+KINDS = ["plain"] + [
+    name for name in ("torch", "cupy", "pygpu") if importlib.util.find_spec(name) is not None
+]
+
+
+class Library:
+    """How a library of device arrays makes an array, and reads one."""
+
+    def __init__(self, name, device):
+        self.name, self.device = name, device
+        if name == "torch":
+            import torch
+
+            torch.cuda.set_device(device)
+            self.put = lambda values: torch.from_numpy(np.array(values)).to(f"cuda:{device}")
+            self.get = lambda x: x.cpu().numpy()
+        elif name == "cupy":
+            import cupy
+
+            cupy.cuda.Device(device).use()
+            self.put, self.get = cupy.asarray, cupy.asnumpy
+        elif name == "pygpu":
+            import pygpu
+
+            context = pygpu.init(f"cuda{device}")
+            self.put = lambda values: pygpu.array(np.asarray(values), context=context)
+            self.get = np.asarray
+        else:
+            driver = Driver()
+            self.put = lambda values: CudaArray.of(driver, np.asarray(values), device)
+            self.get = lambda x: x.host()
+
+
+def every_rule(host, name):  # noqa: C901 - one start of NCCL for all of it
+    """Check all collectives against NumPy; return how often."""
+    size, rank = host.size, host.rank
+    library = Library(name, rank)
+    put, get = library.put, library.get
+    with nccl(host, device=rank) as comm:
+        checked = 0
+        rng = np.random.default_rng(size)
+        folds = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max, "avg": np.mean}
+        dtypes = ["f4", "f8", "f2", "i4", "i8", "u1", "i1"]
+        for dtype in [*dtypes, "c8"] if name in ("torch", "cupy", "plain") else dtypes:
+            for shape in [(7, 5), (), (0, 3), (2, 300_001)]:
+                parts = [rng.integers(1, 4, shape).astype(dtype) for _ in range(size)]
+                for op, fold in folds.items():
+                    kind = np.dtype(dtype).kind
+                    if (op == "avg" and kind in "iu") or (op not in ("sum", "avg") and kind == "c"):
+                        continue
+                    expected = fold(np.stack(parts), axis=0).astype(dtype)
+                    x = put(parts[rank])
+                    got = get(comm.all_reduce(x, op))
+                    assert got.dtype == expected.dtype
+                    assert got.shape == shape
+                    np.testing.assert_allclose(got, expected, rtol=2e-3 if dtype == "f2" else 1e-6)
+                    comm.all_reduce(x, op, out=x)
+                    np.testing.assert_array_equal(get(x), got)
+                    checked += 2
+        parts = [rng.standard_normal(1000).astype("f4") for _ in range(size)]
+        weights = [1.0 + r for r in range(size)]
+        got = get(comm.all_reduce(put(parts[rank]), "avg", weight=weights[rank]))
+        np.testing.assert_allclose(
+            got, np.average(parts, axis=0, weights=weights), rtol=1e-5, atol=1e-6
+        )
+        assert len(set(comm.all_gather_object(got.tobytes()))) == 1
+        for op in ("sum", "prod", "min", "max", "avg"):  # one rank gives, all receive
+            for dtype in ("f4", "f8", "i8", "f2"):
+                if op == "avg" and dtype == "i8":
+                    continue
+                values = np.arange(3, 1003).astype(dtype)
+                mine = put(values) if rank == size - 1 else None
+                out = put(np.zeros(1000, dtype))
+                comm.all_reduce(mine, op, out=out)
+                np.testing.assert_array_equal(get(out), values)
+                if mine is None:
+                    assert comm.reduce(None, op, size - 1, out=out) is None
+                else:
+                    np.testing.assert_array_equal(get(comm.reduce(mine, op, size - 1)), values)
+                checked += 2
+        xs = [put(np.full(3 + n, rank, "f4")) for n in range(50)]
+        for n, got in enumerate(comm.all_reduce(xs, "max")):
+            np.testing.assert_array_equal(get(got), np.full(3 + n, size - 1, "f4"))
+        whole = put(np.arange(2.0 * size) + rank)
+        expected = (np.arange(2.0 * size) * size + sum(range(size)))[2 * rank : 2 * rank + 2]
+        np.testing.assert_array_equal(get(comm.reduce_scatter(whole)), expected)
+        pieces = [put(np.full(r + 1, rank, "i4")) for r in range(size)]
+        np.testing.assert_array_equal(
+            get(comm.reduce_scatter(pieces)), [sum(range(size))] * (rank + 1)
+        )
+        for root in range(size):
+            x = put(np.full((3, 2), rank, "i4"))
+            assert comm.broadcast(x, root) is x
+            np.testing.assert_array_equal(get(x), np.full((3, 2), root))
+            for shape in [(4,), (rank + 1, 2)]:
+                x = put(np.full(shape, rank, "f8"))
+                everyone = comm.all_gather(x)
+                assert [float(get(got).ravel()[0]) for got in everyone] == [*range(size)]
+                rows = comm.gather(x, root)
+                assert (rows is None) == (rank != root)
+                assert [float(get(got).ravel()[0]) for got in rows or []] == [*range(size)][
+                    : len(rows or [])
+                ]
+            xs = [put(np.full(r + 1, 10 * rank + r, "i8")) for r in range(size)]
+            out = put(np.zeros(rank + 1, "i8"))
+            comm.scatter(xs if rank == root else None, root, out=out)
+            np.testing.assert_array_equal(get(out), np.full(rank + 1, 10 * root + rank))
+            received = comm.all_to_all(xs)
+            assert [int(get(got)[0]) for got in received] == [10 * r + rank for r in range(size)]
+            checked += 6
+        for dtype in ("?", "u1"):
+            x = put(np.full(5, rank == 0, dtype))
+            np.testing.assert_array_equal(get(comm.all_reduce(x, "max")), np.ones(5, dtype))
+            checked += 1
+        if size > 1:
+            x = put(np.ones(4 + rank % 2, "f4"))
+            with pytest.raises(MismatchError, match="different shapes"):
+                comm.all_reduce(x)
+            with pytest.raises(MismatchError):
+                comm.all_reduce(np.ones(4) if rank else x)
+        np.testing.assert_array_equal(comm.all_reduce(np.ones(3)), np.full(3, float(size)))
+        # Work that comes after on the library's own stream sees the results, without a wait.
+        if name == "torch":
+            import torch
+
+            with torch.cuda.stream(torch.cuda.Stream()):
+                x = torch.ones(1 << 24, device=f"cuda:{rank}")
+                for _ in range(20):
+                    x = comm.all_reduce(x, "avg") + 1
+                np.testing.assert_allclose(get(x)[:: 1 << 20], 21.0)
+            x = torch.ones(8, dtype=torch.bfloat16, device=f"cuda:{rank}")
+            assert comm.all_reduce(x).float().tolist() == [float(size)] * 8
+        if name == "pygpu":
+            import pygpu
+            from pygpu._array import ndgpuarray
+
+            x = put(np.ones(1 << 22, "f4"))
+            x = pygpu.array(x, context=x.context, cls=ndgpuarray)
+            for _ in range(20):
+                comm.all_reduce(x, "avg", out=x)
+                x += np.float32(1)
+            np.testing.assert_allclose(get(x)[:: 1 << 18], 21.0)
+        comm.synchronize(30)
+        return checked
+
+
+@pytest.mark.parametrize("size", [n for n in (1, 2, 4) if n <= COUNT] or [1])
+@pytest.mark.parametrize("name", KINDS)
+def test_every_rule(size, name):
+    counts = run_ranks(size, every_rule, name, timeout_s=120)
+    assert len(set(counts)) == 1
+    assert counts[0] > 200
+
+
+def devices_by_turns(host):
+    with nccl(host) as comm:
+        return comm.device
+
+
+@pytest.mark.skipif(COUNT < 2, reason="needs two devices")
+def test_ranks_take_devices_by_turns():
+    assert run_ranks(2, devices_by_turns, timeout_s=60) == [0, 1]
+
+
+def one_device_for_two(host):
+    with pytest.raises(JoinError, match="would both use"):
+        nccl(host, device=0)
+    return True
+
+
+def test_two_ranks_on_one_device_are_refused():
+    assert run_ranks(2, one_device_for_two, timeout_s=60) == [True, True]
+
+
+def die_under_way(host):
+    comm = nccl(host, device=host.rank)
+    x = Library("plain", comm.device).put(np.ones(1 << 20, "f4"))
+    comm.all_reduce(x, out=x)
+    comm.synchronize()
+    if comm.rank == 1:
+        comm._link.run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    comm.all_reduce(x, out=x)  # the GPU of rank 0 now waits for ever
+    began = time.monotonic()
+    with pytest.raises(PeerLost, match="rank 1"):
+        comm.synchronize(60)
+    took = time.monotonic() - began
+    with pytest.raises(PeerLost):
+        comm.all_reduce(x)
+    comm.close()
+    return took
+
+
+@pytest.mark.skipif(COUNT < 2, reason="needs two devices")
+def test_a_peer_killed_under_way_is_noticed_and_the_gpu_freed():
+    first, second = run_ranks(2, die_under_way, timeout_s=60, check=False)
+    assert second.exitcode == -signal.SIGKILL
+    assert first.failure == ""
+    assert first.value < 5
+    assert first.exitcode == 0
+
+
+def never_comes(host, warm):
+    comm = nccl(host, device=host.rank)
+    x = Library("plain", comm.device).put(np.ones(1 << 20, "f4"))
+    if warm:  # the ranks' first call connects them, and waits for all inside NCCL
+        comm.all_reduce(x)
+        comm.synchronize()
+    if comm.rank == 1:
+        comm._link.run = lambda *_: None
+        comm.all_reduce(x)
+        time.sleep(3)
+        return True
+    if warm:
+        comm.all_reduce(x)
+        with pytest.raises(CommTimeout, match="synchronize"):
+            comm.synchronize(0.5)
+    else:
+        with pytest.raises(CommTimeout, match="a call of NCCL"):
+            comm.all_reduce(x, timeout_s=0.5)
+    return True
+
+
+@pytest.mark.skipif(COUNT < 2, reason="needs two devices")
+@pytest.mark.parametrize("warm", [True, False])
+def test_waits_for_a_rank_that_never_comes_are_bounded(warm):
+    assert run_ranks(2, never_comes, warm, timeout_s=60) == [True, True]
+
+
+def split_in_two(host):
+    with nccl(host, device=host.rank) as comm, comm.split(comm.rank % 2, -comm.rank) as half:
+        x = Library("plain", comm.device).put(np.full(3, comm.rank, "f4"))
+        half.all_reduce(x, out=x)
+        half.synchronize()
+        return half.size, half.rank, x.host()[0]
+
+
+def messages(host):
+    with nccl(host, device=host.rank) as comm:
+        library = Library("plain", comm.device)
+        x = library.put(np.full(1 << 20, comm.rank, "f4"))
+        if comm.rank == 0:
+            comm.send(x, 1, tag=3)
+            comm.recv(1, out=x)
+        else:
+            with pytest.raises(MismatchError, match="is for"):
+                comm.recv(0, tag=3, out=library.put(np.zeros(2)))
+            comm.send(x, 0)
+        comm.synchronize()
+        return float(x.host()[0])
+
+
+@pytest.mark.skipif(COUNT < 2, reason="needs two devices")
+def test_messages_between_two():
+    assert run_ranks(2, messages, timeout_s=60) == [1.0, 1.0]
+
+
+@pytest.mark.skipif(COUNT < 2, reason="needs two devices")
+def test_split():
+    assert run_ranks(2, split_in_two, timeout_s=60) == [(1, 0, 0.0), (1, 0, 1.0)]

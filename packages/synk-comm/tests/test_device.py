@@ -1,0 +1,345 @@
+"""Device arrays of all kinds, resolved to pointers, without any GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from synk_comm._backends._nccl_terms import check_apart
+from synk_comm._device import (
+    BFLOAT16,
+    check_usable,
+    current_stream,
+    is_device_array,
+    maker,
+    resolve,
+)
+
+HERE = 3
+
+
+def where(pointer):
+    assert pointer > 0
+    return HERE
+
+
+class Exposes:
+    """An object with __cuda_array_interface__, over host memory."""
+
+    def __init__(self, host, **changes):
+        self.host = host
+        self.__cuda_array_interface__ = {
+            "shape": host.shape,
+            "typestr": host.dtype.str,
+            "data": (host.__array_interface__["data"][0], False),
+            "version": 3,
+            **changes,
+        }
+
+
+class Packs:
+    """An object that speaks DLPack, over host memory said to lie on a device."""
+
+    def __init__(self, host, kind=2, code=2, strides=None, lanes=1, offset=0):
+        self.kind, self.asked = kind, []
+        shape = (ctypes.c_int64 * host.ndim)(*host.shape)
+        steps = None if strides is None else (ctypes.c_int64 * host.ndim)(*strides)
+        self.tensor = make_tensor(host, kind, code, shape, steps, lanes, offset)
+        self.keep = host, shape, steps
+
+    def __dlpack_device__(self):
+        return self.kind, HERE
+
+    def __dlpack__(self, stream=None):
+        self.asked.append(stream)
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype = ctypes.py_object
+        new.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.tensor), b"dltensor", None)
+
+
+def make_tensor(host, kind, code, shape, steps, lanes, offset):
+    """Lay out a DLManagedTensor by hand, from DLPack's header: 8-byte fields in order."""
+    import struct
+
+    address = host.__array_interface__["data"][0]
+    dtype = code | host.dtype.itemsize * 8 << 8 | lanes << 16
+    device = kind | HERE << 32
+    shape_at = ctypes.addressof(shape)
+    steps_at = 0 if steps is None else ctypes.addressof(steps)
+    packed = struct.pack(
+        "<QQiIQQQQQ", address, device, host.ndim, dtype, shape_at, steps_at, offset, 0, 0
+    )
+    return ctypes.create_string_buffer(packed)
+
+
+def test_host_things_are_no_device_arrays():
+    for x in (np.ones(3), np.float32(1), 1, 2.0, [1], None, "x", Packs(np.ones(3), kind=1)):
+        assert not is_device_array(x)
+    for x in (Exposes(np.ones(3)), Packs(np.ones(3)), Packs(np.ones(3), kind=13)):
+        assert is_device_array(x)
+    with pytest.raises(TypeError, match="expected a device array, got ndarray"):
+        resolve(np.ones(3), where)
+    with pytest.raises(TypeError, match="expected a device array, got Packs"):
+        resolve(Packs(np.ones(3), kind=1), where)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "i1", "?", "c16", ">i2", "M8[ns]"])
+def test_the_cuda_array_interface(dtype):
+    host = np.zeros((2, 3), dtype)
+    got = resolve(Exposes(host, stream=7), where)
+    assert got.pointer == host.__array_interface__["data"][0]
+    assert (got.shape, got.dtype, got.itemsize) == ((2, 3), host.dtype.str, host.itemsize)
+    assert (got.device, got.stream) == (HERE, 7)
+    assert got.contiguous
+    assert got.writeable
+    assert (got.elements, got.nbytes) == (6, host.nbytes)
+    assert [row.pointer - got.pointer for row in got.rows()] == [0, 3 * host.itemsize]
+    assert check_usable(got, "x", HERE, written=True) is got
+
+
+def test_structured_arrays_are_described_by_descr():
+    dtype = np.dtype([("a", "i2"), ("b", "f8", (2,))], align=True)
+    x = Exposes(np.zeros(2, dtype), descr=np.lib.format.dtype_to_descr(dtype))
+    assert resolve(x, where).dtype == repr(np.lib.format.dtype_to_descr(dtype))
+
+
+def test_what_the_interface_says_of_a_stream_an_empty_array_and_a_mask():
+    assert resolve(Exposes(np.ones(2), stream=None), where).stream is None
+    empty = resolve(Exposes(np.ones((0, 2)), data=(0, False)), None)
+    assert (empty.device, empty.nbytes, empty.contiguous) == (-1, 0, True)
+    assert check_usable(empty, "x", 5, written=False)
+    with pytest.raises(TypeError, match="masked"):
+        resolve(Exposes(np.ones(2), mask=Exposes(np.ones(2, bool))), where)
+    with pytest.raises(TypeError, match="cannot travel"):
+        resolve(Exposes(np.ones(2), typestr="|O"), where)
+
+
+def test_bfloat16_is_known_by_the_name_of_the_dtype():
+    x = Exposes(np.zeros(2, "V2"))
+    assert resolve(x, where).dtype == "|V2"
+    x.dtype = types.SimpleNamespace(name="bfloat16")
+    assert resolve(x, where).dtype == BFLOAT16
+    x.dtype = "bfloat16"
+    assert resolve(x, where).dtype == BFLOAT16
+
+
+@pytest.mark.parametrize(
+    "shape, strides, contiguous",
+    [
+        ((2, 3), (24, 8), True),
+        ((2, 3), (8, 16), False),
+        ((2, 3), (48, 8), False),
+        ((1, 3), (999, 8), True),
+        ((3, 1), (8, 999), True),
+        ((0, 3), (1, 1), True),
+        ((), (), True),
+        ((3,), (-8,), False),
+        ((3,), (0,), False),
+        ((2, 3), None, True),
+    ],
+)
+def test_contiguity_is_numpys(shape, strides, contiguous):
+    got = resolve(Exposes(np.ones(16), shape=shape, strides=strides), where)
+    assert got.contiguous == contiguous
+    if strides is not None and 0 not in shape and min(strides, default=1) >= 0:
+        like = np.lib.stride_tricks.as_strided(np.ones(500), shape, strides)
+        assert like.flags.c_contiguous == contiguous
+    packed = Packs(np.ones(shape), strides=None if strides is None else [s // 8 for s in strides])
+    if 999 not in (strides or ()):
+        assert resolve(packed, where).contiguous == contiguous
+    if not contiguous:
+        with pytest.raises(ValueError, match="ascontiguousarray"):
+            check_usable(got, "x", HERE, written=False)
+
+
+def test_usable_is_on_the_right_device_and_writeable():
+    host = np.ones(2)
+    fixed = resolve(Exposes(host, data=(host.ctypes.data, True)), where)
+    check_usable(fixed, "x", HERE, written=False)
+    with pytest.raises(ValueError, match="out must be writeable"):
+        check_usable(fixed, "out", HERE, written=True)
+    with pytest.raises(ValueError, match=r"x is on device 3, .* works on device 0"):
+        check_usable(fixed, "x", 0, written=False)
+
+
+@pytest.mark.parametrize(
+    "code, dtype, text",
+    [
+        (0, "i4", "<i4"),
+        (1, "u1", "|u1"),
+        (2, "f8", "<f8"),
+        (4, "u2", BFLOAT16),
+        (5, "c8", "<c8"),
+        (6, "?", "|b1"),
+    ],
+)
+def test_dlpack(code, dtype, text):
+    host = np.ones((2, 3), dtype)
+    x = Packs(host, code=code, offset=0)
+    got = resolve(x, None)
+    assert got.pointer == host.__array_interface__["data"][0]
+    assert (got.shape, got.dtype, got.itemsize) == ((2, 3), text, host.itemsize)
+    assert (got.device, got.stream) == (HERE, 1)
+    assert resolve(x, None, stream=99).stream == 99
+    assert resolve(x, None, stream=0).stream == 1  # the default stream has two names
+    assert x.asked == [1, 99, 1]  # the source made these streams wait for its own
+    assert resolve(Packs(host, code=code, offset=8), None).pointer == got.pointer + 8
+
+
+def test_dlpack_elements_that_cannot_travel():
+    with pytest.raises(TypeError, match="4 x 64 bits"):
+        resolve(Packs(np.ones(2), lanes=4), where)
+    with pytest.raises(TypeError, match="type 3"):
+        resolve(Packs(np.ones(2), code=3), where)
+
+
+class PygpuArray:
+    """What libgpuarray's arrays show."""
+
+    def __init__(self, host, offset=0):
+        self.host = host
+        start = host.__array_interface__["data"][0]
+        self.gpudata, self.offset, self.context = start, offset, "the context"
+        self.shape, self.dtype, self.strides = host.shape, host.dtype, host.strides
+        self.size, self.itemsize = host.size, host.itemsize
+        self.flags = {"C_CONTIGUOUS": host.flags.c_contiguous, "WRITEABLE": host.flags.writeable}
+
+
+def test_pygpu(monkeypatch):
+    host = np.ones((2, 3), "f4")
+    x = PygpuArray(host, offset=8)
+    assert is_device_array(x)
+    got = resolve(x, where)
+    assert got.pointer == host.__array_interface__["data"][0] + 8
+    assert (got.shape, got.dtype, got.device, got.stream) == ((2, 3), "<f4", HERE, 0)
+    assert got.contiguous
+    assert got.writeable
+    assert not resolve(PygpuArray(host.T), where).contiguous
+    assert resolve(PygpuArray(np.ones((0, 2))), where).device == -1
+    made = []
+    fake = types.SimpleNamespace(empty=lambda shape, **options: made.append((shape, options)))
+    monkeypatch.setitem(sys.modules, "pygpu", fake)
+    maker(x)((4, 2), "<f4")
+    assert made == [((4, 2), {"dtype": np.dtype("f4"), "context": "the context"})]
+
+
+class Tensor:
+    """What PyTorch's tensors show."""
+
+    def __init__(self, host, dtype="torch.float32", device=1, **changes):
+        self.host, self.dtype, self.shape = host, dtype, host.shape
+        self.device = types.SimpleNamespace(index=device)
+        self.is_cuda, self.layout = True, "strided"
+        self.is_conj = self.is_neg = lambda: False
+        self.is_contiguous = lambda: host.flags.c_contiguous
+        self.data_ptr = lambda: host.__array_interface__["data"][0]
+        self.element_size = lambda: host.itemsize
+        vars(self).update(changes)
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    made = []
+    cuda = types.SimpleNamespace(
+        current_stream=lambda device: types.SimpleNamespace(cuda_stream=100 + device),
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+    )
+    module = types.SimpleNamespace(
+        Tensor=Tensor,
+        strided="strided",
+        cuda=cuda,
+        _C=types.SimpleNamespace(),
+        empty=lambda shape, **options: made.append((shape, options)),
+        made=made,
+    )
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+def test_torch(torch):
+    host = np.ones((2, 3), "f4")
+    got = resolve(Tensor(host), None)
+    assert got.pointer == host.__array_interface__["data"][0]
+    assert (got.shape, got.dtype, got.device, got.stream) == ((2, 3), "<f4", 1, 101)
+    assert resolve(Tensor(np.ones(2, "u2"), "torch.bfloat16"), None).dtype == BFLOAT16
+    assert resolve(Tensor(np.ones(2, "c8"), "torch.complex64"), None).dtype == "<c8"
+    assert resolve(Tensor(np.ones(2, "?"), "torch.bool"), None).dtype == "|b1"
+    assert not resolve(Tensor(host.T), None).contiguous
+    assert current_stream(4) == 104
+    torch._C._cuda_getCurrentRawStream = lambda device: 200 + device
+    assert current_stream(4) == 204
+    assert not is_device_array(Tensor(host, is_cuda=False))
+    for bad, text in [
+        (Tensor(host, is_cuda=False), "tensor on"),
+        (Tensor(host, layout="sparse"), "dense"),
+        (Tensor(host, is_conj=lambda: True), "resolve_conj"),
+        (Tensor(np.ones(2, "u1"), "torch.float8_e4m3fn"), "uint8"),
+    ]:
+        with pytest.raises(TypeError, match=text):
+            resolve(bad, None)
+    x = Tensor(host)
+    maker(x)((5,), "<f4")
+    assert torch.made == [((5,), {"dtype": "torch.float32", "device": x.device})]
+
+
+def test_cupy_says_device_and_stream_itself(monkeypatch):
+    class ndarray(Exposes):
+        dtype = np.dtype("f8")
+        device = types.SimpleNamespace(id=6)
+
+    ndarray.__module__ = "cupy"
+    stream = types.SimpleNamespace(ptr=55)
+    module = types.SimpleNamespace(
+        ndarray=ndarray, cuda=types.SimpleNamespace(get_current_stream=lambda: stream)
+    )
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    got = resolve(ndarray(np.ones(2)), None)
+    assert (got.device, got.stream) == (6, 55)
+    assert current_stream(0) == 55
+
+
+def test_nothing_is_imported_and_unknown_libraries_are_asked_for_out():
+    before = set(sys.modules)
+    assert current_stream(0) == 0
+    with pytest.raises(TypeError, match="give out="):
+        maker(Exposes(np.ones(2)))
+    x = Exposes(np.ones(2))
+    x.new_empty = lambda shape, dtype: (shape, dtype)
+    assert maker(x)((2,), "<f8") == ((2,), "<f8")
+    assert not {"torch", "cupy", "pygpu", "nccl"} & (set(sys.modules) - before)
+
+
+def test_what_is_written_must_lie_apart():
+    memory = resolve(Exposes(np.zeros(100, "u1")), where)
+
+    def at(start, length):
+        return memory._replace(pointer=memory.pointer + start, shape=(length,))
+
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(3000):
+        reads = [at(*rng.integers(0, 12, 2)) for _ in range(rng.integers(0, 4))]
+        writes = [at(*rng.integers(0, 12, 2)) for _ in range(rng.integers(0, 4))]
+        if reads and rng.random() < 0.5:
+            writes[:1] = reads[:1]
+        in_place = bool(rng.random() < 0.5)
+        bytes_ = [{*range(a.pointer, a.pointer + a.nbytes)} for a in writes]
+        bad = any(one & other for n, one in enumerate(bytes_) for other in bytes_[:n])
+        for n, read in enumerate(reads):
+            span = {*range(read.pointer, read.pointer + read.nbytes)}
+            for m, (write, other) in enumerate(zip(writes, bytes_)):
+                same = in_place and n == m and (read.pointer, read.shape) == write[:2]
+                bad = bad or (not same and bool(span & other))
+        refused += bad
+        if bad:
+            with pytest.raises(ValueError, match="overlaps"):
+                check_apart(reads, writes, in_place=in_place)
+        else:
+            check_apart(reads, writes, in_place=in_place)
+    assert 500 < refused < 2500

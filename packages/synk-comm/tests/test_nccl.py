@@ -1,0 +1,877 @@
+"""Device arrays through NCCL: everything up to NCCL itself, against NumPy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from synk_comm import (
+    AbortedError,
+    ClosedError,
+    CommTimeout,
+    JoinError,
+    MismatchError,
+    PeerDeclined,
+    PeerLost,
+    local_group,
+)
+from synk_comm._backends._nccl_start import load_binding
+from synk_comm._backends.nccl import MissingLibrary, NcclError, nccl
+from synk_comm._cuda import CudaError, Driver
+from synk_comm._liveness import Identity, identity
+from synk_comm.testing import CommunicatorContract, in_threads
+from synk_comm.testing._fake_gpu import CudaArray
+from synk_comm.testing._fake_nccl import FakeNccl
+
+STRUCT = np.dtype([("a", "i2"), ("b", "f8", (2,))], align=True)
+
+
+def open_group(size, fake=None, **options):
+    fake = fake or FakeNccl(max(size, 1))
+    options.setdefault("driver", fake.gpus)
+    hosts = local_group(size, timeout_s=20)
+    comms = in_threads(hosts, lambda host: nccl(host, binding=fake, **options))
+    return fake, comms
+
+
+class Ranks:
+    """A group, and arrays on each rank's device."""
+
+    def __init__(self, size, **options):
+        self.size = size
+        self.fake, self.comms = open_group(size, **options)
+
+    def put(self, comm, values, **options):
+        return CudaArray.of(self.fake.gpus, values, comm.device, **options)
+
+    def run(self, function):
+        return in_threads(self.comms, function)
+
+    def close(self):
+        self.run(lambda comm: comm.synchronize())
+        self.run(lambda comm: comm.close())
+        assert self.fake.mistakes == []
+        assert self.fake.gpus.pending() == 0
+
+
+@pytest.fixture(params=[1, 2, 3, 4])
+def ranks(request):
+    group = Ranks(request.param)
+    yield group
+    group.close()
+
+
+@pytest.fixture
+def pair():
+    group = Ranks(2)
+    yield group
+    group.close()
+
+
+def read(comm, array):
+    comm.synchronize()
+    return array.host()
+
+
+def parts_of(size, shape, dtype, seed=0):
+    rng = np.random.default_rng([seed, size])
+    made = []
+    for _ in range(size):
+        values = rng.integers(1, 5, shape).astype(dtype)
+        if np.dtype(dtype).kind in "fc":
+            values = values + rng.random(shape).astype(dtype)
+        made.append(np.asarray(values, dtype))
+    return made
+
+
+class TestHostSide(CommunicatorContract):
+    """What is no device array goes the host's way, by all rules of the contract."""
+
+    sizes = (1, 3)  # the host itself is tested with all
+
+    @pytest.fixture
+    def make_group(self):
+        return lambda size: open_group(size)[1]
+
+    def test_timeout_names_the_missing_and_ends_the_group(self, pair):
+        """As everywhere, but for the number of the call: the start of NCCL took three."""
+        in_threads(pair, lambda comm: comm.all_reduce(np.ones(3), "max"))
+        with pytest.raises(CommTimeout, match="rank 1: last entered call #4, all_reduce") as caught:
+            pair[0].barrier(timeout_s=0.1)
+        assert list(caught.value.missing) == [1]
+        for comm in pair:
+            with pytest.raises(AbortedError, match="CommTimeout"):
+                comm.barrier()
+
+
+# -- reductions ---------------------------------------------------------------------------
+
+FOLDS = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8"])
+def test_reductions_are_numpys(ranks, dtype):
+    for shape in [(), (0,), (7, 5), (3, 1, 2)]:
+        parts = parts_of(ranks.size, shape, dtype)
+        for op, fold in FOLDS.items():
+            expected = parts[0]
+            for part in parts[1:]:
+                expected = np.asarray(fold(expected, part), dtype)
+
+            def run(comm, op=op, parts=parts):
+                x = ranks.put(comm, parts[comm.rank])
+                return read(comm, comm.all_reduce(x, op)), x.host()
+
+            for rank, (got, untouched) in enumerate(ranks.run(run)):
+                assert got.dtype == expected.dtype
+                assert got.shape == shape
+                np.testing.assert_array_equal(got, expected)
+                np.testing.assert_array_equal(untouched, parts[rank])
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c8", "c16"])
+def test_averages_and_complex_sums(ranks, dtype):
+    parts = parts_of(ranks.size, (31,), dtype)
+    weights = [1.0 + 3 * rank for rank in range(ranks.size)]
+    wide = np.stack(parts).astype("c16")
+    eps = 8 * float(np.finfo(dtype).eps)
+    for scale in (1.0, 1e-200, 1e200):
+
+        def run(comm, scale=scale):
+            x = ranks.put(comm, parts[comm.rank])
+            total = comm.all_reduce(x)
+            mean = comm.all_reduce(x, "avg")
+            weighted = comm.all_reduce(x, "avg", weight=scale * weights[comm.rank])
+            return [read(comm, one) for one in (total, mean, weighted)]
+
+        for total, mean, weighted in ranks.run(run):
+            np.testing.assert_allclose(total, wide.sum(axis=0), rtol=eps)
+            np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=eps)
+            np.testing.assert_allclose(
+                weighted, np.average(wide, axis=0, weights=weights), rtol=eps, atol=eps
+            )
+
+
+def test_the_plain_average_is_ncclavg_and_a_weighted_one_premulsum(pair):
+    x = np.ones(3, "f4")
+
+    def run(comm):
+        comm.all_reduce(pair.put(comm, x), "avg", weight=2)
+        comm.all_reduce(pair.put(comm, x), "avg", weight=comm.rank + 1)
+
+    pair.run(run)
+    for rank in range(2):
+        assert [op.op for who, op in pair.fake.calls if who == rank] == [4, 5]
+
+
+def test_bfloat16(ranks):
+    bits = np.array([0x3F80, 0x4040, 0xC000], "u2")  # 1, 3, -2
+
+    def run(comm):
+        x = ranks.put(comm, bits, dtype="bfloat16")
+        mine = x if comm.rank == ranks.size - 1 else None
+        out = x.new_empty((3,), "bfloat16")
+        results = [comm.all_reduce(x), comm.all_reduce(x, "avg"), comm.broadcast(x)]
+        results += [comm.all_reduce(mine, op, out=x.new_empty((3,), "bfloat16")) for op in FOLDS]
+        results.append(comm.all_reduce(mine, "avg", weight=3.0, out=out))
+        return [read(comm, one) for one in results]
+
+    sums = (bits.astype("u4") << 16).view("f4") * ranks.size
+    for results in ranks.run(run):
+        np.testing.assert_array_equal((results[0].astype("u4") << 16).view("f4"), sums)
+        for same in results[1:]:
+            np.testing.assert_array_equal(same, bits)
+
+
+def test_booleans(ranks):
+    def run(comm):
+        x = ranks.put(comm, [True, False, comm.rank == 0])
+        both = read(comm, comm.all_reduce(x, "min")), read(comm, comm.all_reduce(x, "max"))
+        for op in ("sum", "prod", "avg"):
+            with pytest.raises(TypeError, match="bool"):
+                comm.all_reduce(x, op)
+        return both
+
+    for low, high in ranks.run(run):
+        assert low.dtype == bool
+        assert low.tolist() == [True, False, ranks.size == 1]
+        assert high.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i1", "i8", "u4", "?"])
+def test_who_contributes_nothing_gets_the_result(ranks, dtype):
+    values = np.asarray([3, 0, 1, 2], dtype)
+    last = ranks.size - 1
+
+    def run(comm):
+        mine = ranks.put(comm, values) if comm.rank == last else None
+        ops = ["min", "max"] + ([] if dtype == "?" else ["sum", "prod"])
+        for op in ops:
+            out = ranks.put(comm, np.zeros(4, dtype))
+            assert comm.all_reduce(mine, op, out=out) is out
+            np.testing.assert_array_equal(read(comm, out), values)
+            marker = None if mine else ranks.put(comm, np.zeros(1))
+            got = comm.reduce(mine, op, last, out=marker)
+            assert (got is None) == (comm.rank != last)
+            if got is not None:
+                np.testing.assert_array_equal(read(comm, got), values)
+
+    ranks.run(run)
+
+
+def test_weight_zero_counts_as_nothing_even_with_nan(ranks):
+    def run(comm):
+        first = comm.rank == 0
+        x = ranks.put(comm, np.full(4, 5.0 if first else np.nan, "f4"))
+        comm.all_reduce(x, "avg", weight=float(first), out=x)
+        return read(comm, x)
+
+    for got in ranks.run(run):
+        np.testing.assert_array_equal(got, np.full(4, 5.0, "f4"))
+
+
+def test_nobody_contributes(ranks):
+    def run(comm):
+        out = ranks.put(comm, np.zeros(2))
+        with pytest.raises(MismatchError, match="no rank contributes") as caught:
+            comm.all_reduce(None, out=out)
+        assert list(caught.value.calls) == list(range(ranks.size))
+        with pytest.raises(MismatchError, match="no rank"):
+            comm.all_reduce(out, "avg", weight=0.0)
+        comm.barrier()
+
+    ranks.run(run)
+
+
+def test_in_place_out_and_lists(ranks):
+    total = ranks.size * (ranks.size + 1) / 2
+
+    def run(comm):
+        value = comm.rank + 1.0
+        x = ranks.put(comm, np.full((3, 2), value))
+        assert comm.all_reduce(x, out=x) is x
+        y = ranks.put(comm, np.full(4, value, "f4"))
+        xs = [ranks.put(comm, np.full((2, 2), value)), y, ranks.put(comm, np.zeros(0))]
+        before = len(ranks.fake.groups)
+        sums = comm.all_reduce(xs)
+        comm.all_reduce(xs, "max", out=xs)
+        comm.reduce(xs, "min", 0, out=xs)
+        assert comm.broadcast(xs, 0) is xs
+        comm.barrier()
+        if ranks.size > 1:
+            assert len(ranks.fake.groups) - before >= 4  # one group a call, whatever its arrays
+        return [read(comm, one) for one in (x, *sums, *xs)]
+
+    for x, first, second, third, *maxima in ranks.run(run):
+        np.testing.assert_array_equal(x, np.full((3, 2), total))
+        np.testing.assert_array_equal(first, np.full((2, 2), total))
+        np.testing.assert_array_equal(second, np.full(4, total, "f4"))
+        assert third.shape == (0,)
+        for one in maxima[:2]:
+            np.testing.assert_array_equal(one, np.full(one.shape, float(ranks.size)))
+
+
+def test_reduce_scatter(ranks):
+    size = ranks.size
+    parts = parts_of(size, (2 * size, 3), "f8")
+    weights = [1.0 + rank for rank in range(size)]
+    mean = np.average(np.stack(parts), axis=0, weights=weights)
+
+    def run(comm):
+        x = ranks.put(comm, parts[comm.rank])
+        got = [comm.reduce_scatter(x), comm.reduce_scatter(x, "avg", weight=weights[comm.rank])]
+        pieces = [ranks.put(comm, np.full((r, 2), comm.rank, "i4")) for r in range(size)]
+        out = ranks.put(comm, np.zeros((comm.rank, 2), "i4"))
+        assert comm.reduce_scatter(pieces, "max", out=out) is out
+        inside = CudaArray(
+            ranks.fake.gpus, (2, 3), "<f8", comm.device, memory=x._memory, offset=comm.rank * 48
+        )
+        comm.reduce_scatter(x, "sum", out=inside)
+        return [read(comm, one) for one in (*got, out, inside)]
+
+    for rank, (total, weighted, maximum, inside) in enumerate(ranks.run(run)):
+        rows = slice(2 * rank, 2 * rank + 2)
+        np.testing.assert_allclose(total, np.sum(parts, axis=0)[rows], rtol=1e-14)
+        np.testing.assert_allclose(inside, total, rtol=0)
+        np.testing.assert_allclose(weighted, mean[rows], rtol=1e-14)
+        np.testing.assert_array_equal(maximum, np.full((rank, 2), size - 1, "i4"))
+
+
+# -- movement -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["f4", "?", "i2", "g", "M8[ns]", "U3", "V7", ">i4", STRUCT])
+def test_every_dtype_is_moved_as_it_is(ranks, dtype):
+    def run(comm):
+        bytes_ = np.full(6 * np.dtype(dtype).itemsize, comm.rank % 2, "u1")
+        mine = bytes_.view(dtype)
+        x = ranks.put(comm, mine)
+        gathered = comm.all_gather(x)
+        swapped = comm.all_to_all([x] * ranks.size)
+        comm.broadcast(x, ranks.size - 1)
+        for rank in range(ranks.size):
+            for got in (gathered[rank], swapped[rank]):
+                host = read(comm, got)
+                assert host.dtype == np.dtype(dtype)
+                assert set(host.tobytes()) == {rank % 2}
+        assert set(read(comm, x).tobytes()) == {(ranks.size - 1) % 2}
+
+    ranks.run(run)
+
+
+def test_gathers(ranks):
+    size = ranks.size
+
+    def run(comm):
+        rank = comm.rank
+        same = ranks.put(comm, np.full((2, 2), rank, "i2"))
+        for other, got in enumerate(comm.all_gather(same)):
+            np.testing.assert_array_equal(read(comm, got), np.full((2, 2), other))
+        block = ranks.put(comm, np.zeros((size, 2, 2), "i2"))
+        assert comm.all_gather(same, out=block)[0].shape == (2, 2)
+        comm.all_gather(block[rank], out=block)
+        assert read(comm, block)[:, 0, 0].tolist() == list(range(size))
+        ragged = ranks.put(comm, np.full((rank, 3), rank, "f8"))
+        places = [ranks.put(comm, np.zeros((other, 3))) for other in range(size)]
+        for rows in (comm.all_gather(ragged), comm.all_gather(ragged, out=places)):
+            for other, got in enumerate(rows):
+                np.testing.assert_array_equal(read(comm, got), np.full((other, 3), float(other)))
+        for root in range(size):
+            marker = ranks.put(comm, np.zeros(1)) if rank != root else None
+            mine = None if rank == (root + 1) % size and size > 1 else ragged
+            got = comm.gather(mine, root, out=marker)
+            assert (got is None) == (rank != root)
+            for other, one in enumerate(got or []):
+                if other == (root + 1) % size and size > 1:
+                    assert one is None
+                else:
+                    np.testing.assert_array_equal(read(comm, one), np.full((other, 3), 1.0 * other))
+        pairs = comm.all_gather([same, ragged])
+        assert [len(one) for one in pairs] == [size, size]
+        np.testing.assert_array_equal(read(comm, pairs[0][size - 1]), np.full((2, 2), size - 1))
+        np.testing.assert_array_equal(read(comm, pairs[1][0]), np.zeros((0, 3)))
+
+    ranks.run(run)
+
+
+def test_equal_arrays_are_gathered_natively_and_ragged_ones_in_one_group(pair):
+    def run(comm):
+        comm.all_gather(pair.put(comm, np.ones(3)))
+        comm.all_gather(pair.put(comm, np.ones(3 + comm.rank)))
+
+    pair.run(run)
+    names = [op.name for who, op in pair.fake.calls if who == 0]
+    assert names == ["all_gather", "broadcast", "broadcast"]
+    assert pair.fake.groups == [2, 2]
+
+
+def test_ranks_choose_the_same_way_wherever_their_results_go(pair):
+    def run(comm):
+        x = pair.put(comm, np.full(3, comm.rank))
+        places = [pair.put(comm, np.zeros(3, int)) for _ in range(2)] if comm.rank else None
+        return [read(comm, got).tolist() for got in comm.all_gather(x, out=places)]
+
+    assert pair.run(run) == [[[0, 0, 0], [1, 1, 1]]] * 2
+
+
+def test_scatter_and_all_to_all(ranks):
+    size = ranks.size
+
+    def run(comm):
+        rank = comm.rank
+        for root in range(size):
+            xs = [ranks.put(comm, np.full((other, 2), other, "f4")) for other in range(size)]
+            out = ranks.put(comm, np.zeros((rank, 2), "f4"))
+            assert comm.scatter(xs if rank == root else None, root, out=out) is out
+            np.testing.assert_array_equal(read(comm, out), np.full((rank, 2), rank, "f4"))
+            rows = ranks.put(comm, np.arange(size * 2.0).reshape(size, 2))
+            out = ranks.put(comm, np.zeros(2)) if rank != root or root % 2 else None
+            got = comm.scatter(rows if rank == root else None, root, out=out)
+            np.testing.assert_array_equal(read(comm, got), [2.0 * rank, 2.0 * rank + 1])
+        xs = [
+            ranks.put(comm, np.full((rank + other,), rank - other, "i4")) for other in range(size)
+        ]
+        outs = [ranks.put(comm, np.zeros((rank + other,), "i4")) for other in range(size)]
+        for got in (comm.all_to_all(xs), comm.all_to_all(xs, out=outs)):
+            for other, one in enumerate(got):
+                expected = np.full((rank + other,), other - rank, "i4")
+                np.testing.assert_array_equal(read(comm, one), expected)
+        square = ranks.put(comm, np.arange(size) + 10 * rank)
+        got = comm.all_to_all(square)
+        assert [int(read(comm, one)) for one in got] == [10 * r + rank for r in range(size)]
+
+    ranks.run(run)
+
+
+def test_random_programs_are_numpys():
+    """Long mixed programs keep in step, whatever follows what."""
+    size = 3
+    group = Ranks(size)
+
+    def run(comm):
+        rng = np.random.default_rng(7)  # the same program on all ranks
+        for turn in range(150):
+            dtype = rng.choice(["f4", "f8", "i4", "i8"])
+            shape = tuple(rng.integers(0, 4, rng.integers(0, 3)))
+            parts = [rng.integers(-9, 9, shape).astype(dtype) for _ in range(size)]
+            x = group.put(comm, parts[comm.rank])
+            root = int(rng.integers(size))
+            what = turn % 5
+            if what == 0:
+                got, expected = comm.all_reduce(x), np.sum(parts, axis=0)
+            elif what == 1:
+                got, expected = comm.reduce(x, "max", root), np.max(parts, axis=0)
+            elif what == 2:
+                got, expected = comm.broadcast(x, root), parts[root]
+            elif what == 3:
+                got, expected = comm.all_gather(x)[root], parts[root]
+            else:
+                got, expected = comm.all_to_all([x] * size)[root], parts[root]
+            if got is not None:
+                np.testing.assert_array_equal(read(comm, got), expected)
+
+    group.run(run)
+    group.close()
+
+
+def test_messages_between_two(pair):
+    def run(comm):
+        x = pair.put(comm, np.full(5, comm.rank, "f4"))
+        if comm.rank == 0:
+            comm.send(x, 1, tag=3)
+            comm.recv(1, out=x)
+            comm.send(pair.put(comm, np.zeros((0, 2))), 1)
+            comm.send(np.arange(3), 1)
+        else:
+            with pytest.raises(MismatchError, match="message is lost"):
+                comm.recv(0, tag=3, out=pair.put(comm, np.zeros(2)))
+            comm.send(x, 0)
+            empty = pair.put(comm, np.zeros((0, 2)))
+            assert comm.recv(0, out=empty) is empty
+            assert comm.recv(0).tolist() == [0, 1, 2]
+            with pytest.raises(CommTimeout):
+                comm.recv(0, out=x, timeout_s=0.1)
+        return read(comm, comm.all_reduce(x)).tolist()
+
+    assert pair.run(run) == [[2.0] * 5] * 2
+
+
+def test_splits_have_links_of_their_own(pair):
+    def run(comm):
+        assert comm.split(None if comm.rank else 1, 0) is None or not comm.rank
+        with comm.split(0, -comm.rank) as turned:
+            x = pair.put(comm, np.full(2, comm.rank))
+            rows = [read(turned, row).tolist() for row in turned.all_gather(x)]
+            turned.barrier()
+            return turned.rank, turned.device, rows
+
+    rows = [[1, 1], [0, 0]]
+    assert pair.run(run) == [(1, 0, rows), (0, 1, rows)]
+
+
+# -- nothing happens before all agree -------------------------------------------------------
+
+
+def test_mismatches_are_raised_everywhere_and_nothing_reaches_nccl(pair):
+    def run(comm):
+        odd = comm.rank == 1
+        put = lambda values: pair.put(comm, values)  # noqa: E731
+        x, host = put(np.ones(4, "f4")), np.ones(4, "f4")
+        block = put(np.zeros((2, 4), "f4"))
+        small, row = put(np.zeros((2, 3), "f4")), put(np.zeros(4, "f4"))
+        calls = [
+            lambda: comm.all_reduce(put(np.ones(5, "f4")) if odd else x),
+            lambda: comm.all_reduce(put(np.ones(4, "i4")) if odd else x),
+            lambda: comm.all_reduce(x, "max" if odd else "sum"),
+            lambda: comm.all_reduce([x, x] if odd else x),
+            lambda: comm.all_reduce([x, x] if odd else [x]),
+            lambda: comm.all_reduce(host if odd else x),
+            lambda: comm.all_reduce(None) if odd else comm.all_reduce(x),
+            lambda: comm.barrier() if odd else comm.all_reduce(x),
+            lambda: comm.all_gather_object(1) if odd else comm.all_reduce(x),
+            lambda: comm.reduce(x, root=int(odd)),
+            lambda: comm.broadcast(x, int(odd)),
+            lambda: comm.broadcast(put(np.zeros(3, "f4")) if odd else x),
+            lambda: comm.broadcast(put(np.zeros(4)) if odd else x),
+            lambda: comm.reduce_scatter([x, x] if odd else block),
+            lambda: comm.all_gather(put(np.zeros((1, 4), "f4")) if odd else x),
+            lambda: comm.all_gather(put(np.zeros(4)) if odd else x),
+            lambda: comm.all_gather(x, out=small if odd else block),
+            lambda: comm.all_gather([x, x] if odd else x),
+            lambda: comm.all_gather(x, out=[row, None] if odd else block),
+            lambda: comm.gather(x, 0) if odd else comm.gather(x, 0, out=small),
+            lambda: comm.scatter(None if odd else [x, x], 0, out=small if odd else None),
+            lambda: comm.all_to_all([x, x], out=small if odd else None),
+            lambda: comm.all_to_all(block if odd else put(np.zeros((2, 4)))),
+        ]
+        for number, call in enumerate(calls):
+            with pytest.raises(MismatchError) as caught:
+                call()
+            assert list(caught.value.calls) == [0, 1], number
+            assert caught.value.calls[0] != caught.value.calls[1], number
+            assert "rank 1:" in str(caught.value)
+        assert read(comm, x).tolist() == [1.0] * 4
+
+    pair.run(run)
+    assert pair.fake.calls == []
+    sums = pair.run(lambda comm: read(comm, comm.all_reduce(pair.put(comm, np.ones(2)))).tolist())
+    assert sums == [[2.0, 2.0]] * 2
+
+
+def test_decline_lets_the_others_go(pair):
+    def run(comm):
+        x = pair.put(comm, np.ones(3))
+        if comm.rank:
+            comm.decline("my data are broken")
+        else:
+            with pytest.raises(PeerDeclined, match="my data are broken"):
+                comm.all_reduce(x, out=x)
+        return read(comm, comm.all_reduce(x)).tolist()
+
+    assert pair.run(run) == [[2.0] * 3] * 2
+
+
+def test_bad_arguments_are_refused_here_and_peers_hear_nothing(pair):
+    gpus = pair.fake.gpus
+
+    def run(comm):
+        put = lambda values, **options: pair.put(comm, values, **options)  # noqa: E731
+        x, one = put(np.ones((2, 3))), put(np.ones(6, "f4"))
+        strided = CudaArray(gpus, (3, 2), "<f8", comm.device, memory=x._memory, strides=(8, 24))
+        elsewhere = CudaArray.of(gpus, np.ones((2, 3)), 1 - comm.device)
+        fixed = put(np.ones((2, 3)), readonly=True)
+        shifted = CudaArray(gpus, (3,), "<f8", comm.device, memory=x._memory, offset=8)
+        begin = CudaArray(gpus, (3,), "<f8", comm.device, memory=x._memory)
+        row = CudaArray(gpus, (1, 3), "<f8", comm.device, memory=x._memory, offset=8)
+        other = CudaArray.of(gpus, np.ones((2, 3)), comm.device, stream=77)
+        third = CudaArray.of(gpus, np.ones((2, 3)), comm.device, stream=78)
+        plain = type("Plain", (), {"__cuda_array_interface__": x.__cuda_array_interface__})()
+        bad = [
+            (ValueError, "ascontiguousarray", lambda: comm.all_reduce(strided)),
+            (ValueError, f"on device {1 - comm.device}", lambda: comm.all_reduce(elsewhere)),
+            (ValueError, "writeable", lambda: comm.all_reduce(x, out=fixed)),
+            (ValueError, "writeable", lambda: comm.broadcast(fixed, 1 - comm.rank)),
+            (ValueError, "unknown reduce op", lambda: comm.all_reduce(x, "mean")),
+            (ValueError, "root must be", lambda: comm.broadcast(x, 2)),
+            (ValueError, "root must be", lambda: comm.reduce(x, root=-1)),
+            (ValueError, "out must be like x", lambda: comm.all_reduce(x, out=one)),
+            (ValueError, "out must be a list", lambda: comm.all_reduce([x, x], out=[x])),
+            (ValueError, "overlaps", lambda: comm.all_reduce(begin, out=shifted)),
+            (ValueError, "timeout_s", lambda: comm.all_reduce(x, timeout_s=0)),
+            (ValueError, "only meaningful", lambda: comm.all_reduce(x, weight=2.0)),
+            (ValueError, "different CUDA streams", lambda: comm.all_reduce(other, out=third)),
+            (TypeError, "device array", lambda: comm.all_reduce(x, out=np.zeros((2, 3)))),
+            (TypeError, "device array", lambda: comm.all_reduce([x, np.ones(2)])),
+            (TypeError, "int8, uint8", lambda: comm.all_reduce(put(np.ones(2, "i2")))),
+            (TypeError, "int8, uint8", lambda: comm.all_reduce(put(np.ones(2, ">f4")))),
+            (TypeError, "complex", lambda: comm.all_reduce(put(np.ones(2, "c8")), "max")),
+            (TypeError, "average", lambda: comm.all_reduce(put(np.ones(2, "i4")), "avg")),
+            (TypeError, "numeric", lambda: comm.all_reduce(put(np.array(["a"])))),
+            (TypeError, "out=", lambda: comm.all_reduce(plain)),
+            (TypeError, "out=", lambda: comm.all_gather(plain)),
+            (ValueError, "first axis", lambda: comm.reduce_scatter(put(np.ones(3)))),
+            (ValueError, "weight must be", lambda: comm.reduce_scatter(x, "avg", weight=0)),
+            (ValueError, "overlaps", lambda: comm.reduce_scatter(x, out=row)),
+            (ValueError, "list of 2", lambda: comm.all_to_all([x])),
+            (ValueError, "first axis of length 2", lambda: comm.all_to_all(one)),
+            (ValueError, "in place", lambda: comm.all_to_all(x, out=x)),
+            (ValueError, "overlaps", lambda: comm.all_reduce([x, x], out=[x, x])),
+            (TypeError, "one dtype", lambda: comm.all_to_all([x, one])),
+            (ValueError, "only the root", lambda: comm.scatter([x, x], 1 - comm.rank)),
+            (ValueError, "either a list", lambda: comm.all_gather([x], out=[x, x])),
+            (ValueError, "own rank", lambda: comm.send(x, comm.rank)),
+        ]
+        for kind, text, call in bad:
+            with pytest.raises(kind, match=text):
+                call()
+        comm.barrier()
+
+    pair.run(run)
+    assert pair.fake.calls == []
+
+
+def test_streams():
+    fake, comms = open_group(2)
+    arrays = [CudaArray.of(fake.gpus, np.ones(2), rank, stream=1000 + rank) for rank in range(2)]
+    in_threads(comms, lambda comm: comm.all_reduce(arrays[comm.rank], out=arrays[comm.rank]))
+    in_threads(comms, lambda comm: (comm.synchronize(), comm.close()))
+    assert sorted(fake.gpus._streams) == [(0, 1000), (1, 1001)]
+    fake, comms = open_group(2, stream=5)
+    arrays = [CudaArray.of(fake.gpus, np.ones(2), rank, stream=7) for rank in range(2)]
+    in_threads(comms, lambda comm: comm.all_reduce(arrays[comm.rank]))
+    in_threads(comms, lambda comm: (comm.synchronize(), comm.close()))
+    assert sorted(fake.gpus._streams) == [(0, 5), (1, 5)]
+
+
+# -- what may go wrong --------------------------------------------------------------------
+
+
+def broken_group(function, size=2):
+    """Run on a group that is not in order afterwards."""
+    fake, comms = open_group(size)
+    try:
+        in_threads(comms, lambda comm: function(comm, fake))
+    finally:
+        for comm in comms:
+            comm.close()
+    return fake
+
+
+def test_a_call_returns_before_it_has_happened_and_synchronize_is_bounded():
+    def run(comm, fake):
+        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+        if comm.rank:
+            comm._link.run = lambda calls, stream, deadline: None  # it is stuck somewhere
+        comm.all_reduce(x, out=x)
+        if comm.rank == 0:
+            assert fake.gpus.pending() == 1
+            with pytest.raises(CommTimeout, match="synchronize"):
+                comm.synchronize(0.2)
+        comm_ended(comm, x)
+
+    fake = broken_group(run)
+    assert 0 in fake.aborted
+    assert fake.gpus.pending() == 0
+
+
+def comm_ended(comm, x):
+    deadline = time.monotonic() + 10
+    while comm.ended() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for _ in range(2):
+        with pytest.raises(AbortedError):
+            comm.all_reduce(x)
+    assert "aborted" in repr(comm)
+
+
+def test_a_peer_that_fails_half_way_frees_those_who_wait_for_the_gpu():
+    def run(comm, fake):
+        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+        if comm.rank:
+
+            def fail(calls, stream, deadline):
+                raise KeyboardInterrupt
+
+            comm._link.run = fail
+            with pytest.raises(KeyboardInterrupt):
+                comm.all_reduce(x)
+        else:
+            comm.all_reduce(x)
+            with pytest.raises(AbortedError, match="KeyboardInterrupt"):
+                comm.synchronize(10)
+        comm_ended(comm, x)
+
+    assert sorted(broken_group(run).aborted) == [0, 1]
+
+
+def test_a_call_that_never_returns_from_nccl_is_stopped_in_time():
+    def run(comm, fake):
+        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+        comm.barrier()
+        if comm.rank == 0:
+            fake.stuck.add(0)
+            began = time.monotonic()
+            with pytest.raises(CommTimeout, match="a call of NCCL"):
+                comm.all_reduce(x, timeout_s=0.3)
+            assert time.monotonic() - began < 5
+        else:
+            comm.all_reduce(x)
+            with pytest.raises(AbortedError, match="CommTimeout"):
+                comm.synchronize(10)
+        comm_ended(comm, x)
+
+    assert sorted(broken_group(run).aborted) == [0, 1]
+
+
+def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    def run(comm, fake):
+        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+        if comm.rank:
+            comm._link.run = lambda calls, stream, deadline: None
+            comm.all_reduce(x)
+            time.sleep(0.2)
+            child.kill()
+        else:
+            # As if rank 1 lived in that process.
+            comm._link._vigil.add(1, Identity(child.pid, 0, identity().namespace))
+            comm.all_reduce(x)
+            with pytest.raises(PeerLost, match="rank 1") as caught:
+                comm.synchronize(10)
+            assert caught.value.rank == 1
+            assert "lost rank 1" in repr(comm)
+            with pytest.raises(PeerLost):
+                comm.all_reduce(x)
+
+    try:
+        assert 0 in broken_group(run).aborted
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+
+
+def test_what_nccl_reports_ends_the_group():
+    def run(comm, fake):
+        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+        comm.barrier()
+        if comm.rank:
+            fake.fail(1, 6)
+            with pytest.raises(NcclError, match=r"remote error.*last error of rank 1"):
+                comm.all_reduce(x)
+        else:
+            comm.all_reduce(x)
+        comm_ended(comm, x)
+
+    broken_group(run)
+
+
+def test_a_closed_peer_is_lost_and_a_closed_communicator_closed():
+    def run(comm, fake):
+        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+        comm.all_reduce(x)
+        comm.synchronize()
+        comm.barrier()
+        if comm.rank:
+            comm.close()
+            comm.close()
+            with pytest.raises(ClosedError):
+                comm.all_reduce(x)
+            assert "closed" in repr(comm)
+        else:
+            with pytest.raises(PeerLost, match="closed"):
+                comm.all_reduce(x)
+
+    fake = broken_group(run)
+    assert fake.destroyed == [1]
+
+
+def test_abort_ends_a_wait_for_a_peer():
+    def run(comm, fake):
+        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+        if comm.rank:
+            time.sleep(0.1)
+            comm.abort("enough is enough")
+        else:
+            with pytest.raises(AbortedError, match="enough is enough"):
+                comm.all_reduce(x)
+        with pytest.raises(AbortedError, match="enough is enough"):
+            comm.all_reduce(x)
+
+    broken_group(run)
+
+
+def test_two_threads_at_once(pair):
+    arrays = [pair.put(comm, np.ones(2)) for comm in pair.comms]
+    first = threading.Thread(target=pair.comms[0].all_reduce, args=[arrays[0]], daemon=True)
+    first.start()
+    time.sleep(0.1)
+    with pytest.raises(RuntimeError, match="another thread"):
+        pair.comms[0].all_reduce(arrays[0])
+    pair.comms[1].all_reduce(arrays[1])
+    first.join(10)
+    assert not first.is_alive()
+
+
+# -- the start ----------------------------------------------------------------------------
+
+
+def start(size, make, devices=None):
+    """Return what each rank's start raised, and leave nothing open."""
+    fake = FakeNccl(devices or size)
+    hosts = local_group(size, timeout_s=20)
+
+    def run(host):
+        try:
+            comm = nccl(host, **make(host.rank, fake))
+        except Exception as exc:
+            with pytest.raises(ClosedError):
+                host.barrier()
+            return exc
+        comm.close()
+        return None
+
+    return in_threads(hosts, run)
+
+
+def test_devices_are_dealt_in_turn_or_asked_for():
+    fake, comms = open_group(3)
+    assert [comm.device for comm in comms] == [0, 1, 2]
+    assert "nccl on device 1 beside local, open" in repr(comms[1])
+    assert comms[0].backend == "nccl"
+    assert comms[0].why.startswith("nccl over ")
+    in_threads(comms, lambda comm: comm.close())
+    fake = FakeNccl(2)
+
+    def run(host):
+        with fake.gpus.entered(1 - host.rank):  # as a library does that has a context
+            return nccl(host, binding=fake, driver=fake.gpus)
+
+    comms = in_threads(local_group(2, timeout_s=20), run)
+    assert [comm.device for comm in comms] == [1, 0]
+    in_threads(comms, lambda comm: comm.close())
+
+
+def test_two_ranks_on_one_device_are_refused_everywhere():
+    for devices, chosen in ((1, None), (2, 1)):
+
+        def make(rank, fake, chosen=chosen):
+            return {"binding": fake, "driver": fake.gpus, "device": chosen}
+
+        errors = start(2, make, devices)
+        for error in errors:
+            assert isinstance(error, JoinError)
+            assert "ranks 0 and 1 would both use" in str(error)
+
+
+def test_a_rank_without_libraries_says_so_to_all():
+    def make(rank, fake):
+        return {"binding": fake, "driver": fake.gpus} if rank else {}
+
+    first, second = start(2, make)
+    assert isinstance(first, ImportError)
+    assert "pip install" in str(first)
+    assert isinstance(second, JoinError)
+    assert "rank 0: MissingLibrary" in str(second)
+
+
+def test_a_wrong_device_is_told_to_all():
+    def make(rank, fake):
+        return {"binding": fake, "driver": fake.gpus, "device": 9 if rank else 0}
+
+    first, second = start(2, make)
+    assert isinstance(first, JoinError)
+    assert isinstance(second, ValueError)
+    assert "device must be 0 to 1, got 9" in str(second)
+
+
+def test_a_start_that_never_ends_is_given_up_in_time():
+    def make(rank, fake):
+        fake.deaf.update((0, 1))
+        return {"binding": fake, "driver": fake.gpus, "timeout_s": 0.5}
+
+    began = time.monotonic()
+    errors = start(2, make)
+    assert time.monotonic() - began < 10
+    assert all(isinstance(error, (CommTimeout, AbortedError)) for error in errors), errors
+    assert any(isinstance(error, CommTimeout) for error in errors)
+    assert "starting NCCL" in str(errors)
+
+
+def test_only_this_packages_communicators_can_be_wrapped():
+    with pytest.raises(TypeError, match="shm or zmq"):
+        nccl(object())
+
+
+def test_a_missing_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nccl.bindings.nccl", None)
+    with pytest.raises(MissingLibrary, match="pip install"):
+        load_binding()
+    with pytest.raises(CudaError, match="no NVIDIA driver"):
+        Driver("libcuda-that-is-not-there.so")
