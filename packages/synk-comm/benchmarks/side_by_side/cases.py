@@ -1,0 +1,109 @@
+"""The arrays of a collective on one rank, and what NumPy says the result has to be.
+
+Numbers are small integers in float32, so that every order of summing gives the same. What a rank
+gives repeats with a period that is prime: no chunk of a transfer looks like another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+PERIOD = 4099
+ROOT = 0
+FUSED = 200  # arrays of 1 KB in one call
+FUSED_BYTES = 1 << 10
+
+# Which ranks give one array, or one for each rank; and which receive.
+_REDUCED = {"all_reduce", "all_reduce_in_place", "all_reduce_shared", "all_reduce_zmq", "reduce"}
+_STACKED = {"all_gather", "gather", "all_to_all"}
+_BLOCKS = {"scatter", "reduce_scatter", "all_to_all"}
+_ROOT_ONLY = {"reduce", "gather"}
+
+
+class Case:
+    """One collective at one size.
+
+    Attributes:
+        op: the metric's name.
+        nbytes: of the array that a rank gives, or of one block where it gives one to each.
+        x: what this rank gives.
+        out: what receives the result; of no use on ranks that get none.
+    """
+
+    def __init__(self, op: str, nbytes: int, rank: int, size: int) -> None:
+        self.op = op
+        self.nbytes = nbytes
+        self.rank = rank
+        self.size = size
+        self.count = (FUSED_BYTES if op == "fused" else nbytes) // 4
+        self._given = FUSED if op == "fused" else size if op in _BLOCKS else 1
+        self._received = FUSED if op == "fused" else size if op in _STACKED else 1
+        if op == "scatter" and rank != ROOT:
+            self._given = 0
+        if (op in _ROOT_ONLY and rank != ROOT) or op in ("barrier", "mismatch"):
+            self._received = 0
+        if op == "ping_pong" and rank > 1:
+            self._received = 0
+        self.x = self._empty(self._given)
+        self.out = self._empty(self._received)
+
+    def scratch(self) -> Any:
+        """Another array like x, for those who can only work in place."""
+        return self._empty(self._given)
+
+    def fill(self, x: Any, out: Any) -> None:
+        """Write this rank's values, and into the rest what is no result."""
+        if out is not x:
+            out.fill(-1)
+        for block, row in enumerate(self._rows(x)):
+            row[:] = self._values(_base(self.rank, block))
+
+    def wrong(self, out: Any) -> str:
+        """What is wrong with a result; empty if nothing is."""
+        for block, row in enumerate(self._rows(out)[: self._received]):
+            right = self._values(self._expected(block))
+            if not np.array_equal(row, right):
+                at = int(np.flatnonzero(row != right)[0])
+                return (
+                    f"wrong result on rank {self.rank}: got {row[at]} at {at} of block {block}, "
+                    f"expected {right[at]}"
+                )
+        return ""
+
+    def rest(self, x: Any, out: Any) -> None:
+        """Prepare for many calls: sums in place would grow beyond all bounds."""
+        if x is out:
+            x.fill(0)
+
+    def _empty(self, blocks: int) -> Any:
+        shape = (self.count,) if blocks == 1 else (blocks, self.count)
+        return np.empty(shape, np.float32)
+
+    def _rows(self, x: Any) -> Any:
+        return x.reshape(-1, self.count) if x.size else x
+
+    def _values(self, base: Any) -> Any:
+        return np.resize(base, self.count)
+
+    def _expected(self, block: int) -> Any:
+        ranks = range(self.size)
+        if self.op == "fused":
+            return sum(_base(rank, block) for rank in ranks)
+        if self.op in _REDUCED:
+            return sum(_base(rank, 0) for rank in ranks)
+        if self.op == "reduce_scatter":
+            return sum(_base(rank, self.rank) for rank in ranks)
+        if self.op == "all_to_all":
+            return _base(block, self.rank)
+        if self.op in ("all_gather", "gather"):
+            return _base(block, 0)
+        if self.op == "scatter":
+            return _base(ROOT, self.rank)
+        return _base(ROOT, 0)  # broadcast, ping_pong
+
+
+def _base(rank: int, block: int) -> Any:
+    numbers = np.arange(PERIOD) * (3 + rank) + 13 * block + 5 * rank
+    return (numbers % 97 + 1).astype(np.float32)

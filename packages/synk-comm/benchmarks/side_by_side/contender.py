@@ -1,0 +1,120 @@
+"""What every contender is: a way for ranks to talk to each other, with one method a collective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable
+
+from .cases import Case
+from .line import Line
+
+FAILED = "failed: "  # how the remark begins of what raised
+TIMEOUT_S = 60.0  # of a single call, for those who know time-outs
+
+
+class NotThereError(Exception):
+    """This contender does not offer this; no failure."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this rank is.
+
+    Attributes:
+        rank, size: of how many.
+        folder: private to this job; the same on all ranks.
+        token: a secret of this job.
+        line: how this rank talks to the others besides.
+    """
+
+    rank: int
+    size: int
+    folder: Path
+    token: str
+    line: Line
+
+
+@dataclass
+class Act:
+    """One collective, ready to be called again and again.
+
+    Attributes:
+        call: does it once.
+        x, out: the arrays that it reads and writes; the same one where it works in place.
+        trips: how often the thing to be timed happens in one call.
+        checked: whether `out` holds a result that can be compared.
+    """
+
+    call: Callable[[], object]
+    x: Any
+    out: Any
+    trips: int = 1
+    checked: bool = True
+
+
+class Contender:
+    """One way to do collectives. What a subclass does not offer, it leaves out.
+
+    For each collective it offers it has a method of the metric's name, from a `Case` to an `Act`.
+
+    Attributes:
+        name: of its column.
+        broken: what went wrong, if it can do nothing any more.
+    """
+
+    name = ""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.broken = ""
+
+    @classmethod
+    def missing(cls) -> str:
+        """Why it cannot take part here, and what would help; empty if it can."""
+        return ""
+
+    def barrier(self) -> None:
+        """Return when all ranks have entered."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Free what it took."""
+
+    def prepare(self, case: Case) -> Act:
+        """Make ready; all ranks do so at once.
+
+        Raises:
+            NotThereError: on all ranks, if it does not offer that.
+        """
+        if self.broken:
+            raise NotThereError(self.broken)
+        method = getattr(self, case.op, None)
+        if method is None:
+            raise NotThereError("not offered")
+        act: Act = method(case)
+        return act
+
+
+def failure(error: BaseException) -> str:
+    """The remark on what raised this."""
+    return f"{FAILED}{type(error).__name__}: {error}"[:300]
+
+
+def ping_pong(
+    case: Case, send: Callable[[Any, int], object], recv: Callable[[Any, int], object]
+) -> Act:
+    """Ranks 0 and 1 send an array to and fro, others look on: one call is two trips."""
+
+    def serve() -> None:
+        send(case.x, 1)
+        recv(case.out, 1)
+
+    def answer() -> None:
+        recv(case.out, 0)
+        send(case.out, 0)
+
+    def look_on() -> None:
+        pass
+
+    return Act((serve, answer)[case.rank] if case.rank < 2 else look_on, case.x, case.out, trips=2)

@@ -1,0 +1,185 @@
+"""synk-comm as a contender: by shared memory, by ZeroMQ, and one array after the other."""
+
+# ruff: noqa: D102 - what a method does, the metric of its name and the base class say
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import socket
+from typing import Any
+
+import numpy as np
+
+from .cases import ROOT, Case
+from .contender import TIMEOUT_S, Act, Contender, NotThereError, World, ping_pong
+from .metrics import OURS, REFERENCE
+
+
+class Synk(Contender):
+    """synk-comm by shared memory, through its public calls."""
+
+    name = OURS
+    backend = "shm"
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        import synk_comm
+
+        self._mismatch = synk_comm.MismatchError
+        self.comm: Any = synk_comm.connect(
+            world.rank,
+            world.size,
+            self._address(),
+            token=world.token,
+            backend=self.backend,
+            timeout_s=TIMEOUT_S,
+        )
+        self.comm.barrier()
+
+    def _address(self) -> str:
+        return f"ipc://{self.world.folder}/synk"
+
+    @classmethod
+    def missing(cls) -> str:
+        return "" if importlib.util.find_spec("synk_comm") else "pip install synk-comm"
+
+    def close(self) -> None:
+        self.comm.close()
+
+    def _needs(self, name: str, *parameters: str) -> None:
+        method = getattr(self.comm, name, None)
+        if method is None:
+            raise NotThereError(f"not there: no {name}()")
+        known = inspect.signature(method).parameters
+        lacking = [one for one in parameters if one not in known]
+        if lacking:
+            raise NotThereError(f"not there: {name}() takes no {' and no '.join(lacking)}")
+
+    def _act(self, name: str, case: Case, out: Any) -> Act:
+        self._needs(name, "out")
+        method = getattr(self.comm, name)
+        return Act(lambda: method(case.x, out=out), case.x, out)
+
+    def barrier(self, case: Case | None = None) -> Any:
+        if case is None:
+            return self.comm.barrier()
+        return Act(self.comm.barrier, case.x, case.out, checked=False)
+
+    def all_reduce(self, case: Case) -> Act:
+        return self._act("all_reduce", case, case.out)
+
+    def all_reduce_in_place(self, case: Case) -> Act:
+        return self._act("all_reduce", case, case.x)
+
+    def all_reduce_shared(self, case: Case) -> Act:
+        self._needs("empty")
+        x = self.comm.empty(case.x.shape, case.x.dtype)
+        all_reduce = self.comm.all_reduce
+        return Act(lambda: all_reduce(x, out=x), x, x)
+
+    def fused(self, case: Case) -> Act:
+        xs, outs = list(case.x), list(case.out)
+        all_reduce = self.comm.all_reduce
+        case.x.fill(0)
+        try:
+            all_reduce(xs, out=outs)
+        except (TypeError, ValueError, AttributeError):
+            # Refused on every rank before peers heard of it.
+            raise NotThereError("not there: all_reduce() takes no lists") from None
+        return Act(lambda: all_reduce(xs, out=outs), case.x, case.out)
+
+    def reduce(self, case: Case) -> Act:
+        reduce = self.comm.reduce
+        out = case.out if case.rank == ROOT else None
+        return Act(lambda: reduce(case.x, "sum", ROOT, out=out), case.x, case.out)
+
+    def broadcast(self, case: Case) -> Act:
+        broadcast = self.comm.broadcast
+        return Act(lambda: broadcast(case.x, ROOT), case.x, case.x)
+
+    def scatter(self, case: Case) -> Act:
+        self._needs("scatter", "out")
+        scatter = self.comm.scatter
+        x = list(case.x) if case.rank == ROOT else None
+        return Act(lambda: scatter(x, ROOT, out=case.out), case.x, case.out)
+
+    def gather(self, case: Case) -> Act:
+        self._needs("gather", "out")
+        gather = self.comm.gather
+        out = case.out if case.rank == ROOT else None
+        return Act(lambda: gather(case.x, ROOT, out=out), case.x, case.out)
+
+    def all_gather(self, case: Case) -> Act:
+        return self._act("all_gather", case, case.out)
+
+    def reduce_scatter(self, case: Case) -> Act:
+        self._needs("reduce_scatter", "out")
+        reduce_scatter = self.comm.reduce_scatter
+        x = case.x.reshape(-1)
+        return Act(lambda: reduce_scatter(x, out=case.out), case.x, case.out)
+
+    def all_to_all(self, case: Case) -> Act:
+        return self._act("all_to_all", case, case.out)
+
+    def ping_pong(self, case: Case) -> Act:
+        self._needs("send")
+        self._needs("recv", "out")
+        send, recv = self.comm.send, self.comm.recv
+        return ping_pong(
+            case,
+            send,
+            lambda out, rank: recv(rank, out=out),
+        )
+
+    def mismatch(self, case: Case) -> Act:
+        """The time until every rank has its error; then the group has to work all the same."""
+        all_reduce, error = self.comm.all_reduce, self._mismatch
+        x = np.zeros(1000 + case.rank, np.float32)
+
+        def call() -> None:
+            try:
+                all_reduce(x, out=x)
+            except error:
+                return
+            raise AssertionError("arrays of different lengths were summed")
+
+        return Act(call, case.x, case.out, checked=False)
+
+
+class SynkTcp(Synk):
+    """synk-comm by ZeroMQ over loopback TCP."""
+
+    backend = "zmq"
+
+    def _address(self) -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        return f"tcp://127.0.0.1:{self.world.line.share(port)[0]}"
+
+    def all_reduce_zmq(self, case: Case) -> Act:
+        return self.all_reduce(case)
+
+
+class Loop(Contender):
+    """synk-comm's answer to a list, without lists: a call for each array."""
+
+    name = REFERENCE
+
+    def __init__(self, world: World, synk: Synk) -> None:
+        super().__init__(world)
+        self._synk = synk
+
+    def barrier(self, case: Case | None = None) -> Any:
+        return None if case else self._synk.barrier()
+
+    def fused(self, case: Case) -> Act:
+        pairs = list(zip(case.x, case.out))
+        all_reduce = self._synk.comm.all_reduce
+
+        def call() -> None:
+            for x, out in pairs:
+                all_reduce(x, out=out)
+
+        return Act(call, case.x, case.out)

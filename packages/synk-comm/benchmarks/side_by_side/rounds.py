@@ -1,0 +1,128 @@
+"""Taking turns on one rank: every round asks every contender, so that all meet the same weather."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Callable
+
+from .cases import Case
+from .contender import FAILED, Act, Contender, NotThereError, World, failure
+from .results import Cell
+
+BUDGET_S = 10e-3  # of back-to-back calls in one turn, as far as one call is shorter
+QUICK_BUDGET_S = 3e-3
+MOST_CALLS = 2000
+
+
+class Rounds:
+    """Measures cases on this rank, in step with the others.
+
+    Attributes:
+        rounds: how many.
+        budget_s: how long a turn's back-to-back calls may take together.
+    """
+
+    def __init__(self, world: World, rounds: int, budget_s: float) -> None:
+        self._share = world.line.share
+        self.rounds = rounds
+        self.budget_s = budget_s
+
+    def measure(self, case: Case, contenders: list[Contender]) -> dict[str, Cell]:
+        """Check everybody's result once, then time everybody in every round.
+
+        Returns:
+            By contender: seconds of one call, the longest of all ranks, for each round.
+        """
+        notes: dict[str, str] = {}
+        ready: list[tuple[Contender, Act, int]] = []
+        for contender in contenders:
+            act = self._prepared(contender, case, notes)
+            if act is not None:
+                ready.append((contender, act, self._calls(contender, act)))
+        samples: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+        with _no_collection():
+            for number in range(self.rounds):
+                gc.collect()
+                first = number % max(1, len(ready))
+                for contender, act, calls in ready[first:] + ready[:first]:
+                    seconds = self._turn(contender, act, calls)
+                    samples[contender.name].append(seconds / act.trips)
+        return {name: Cell(tuple(taken), notes.get(name, "")) for name, taken in samples.items()}
+
+    def _prepared(self, contender: Contender, case: Case, notes: dict[str, str]) -> Act | None:
+        """Ready to be timed; or None with a note, on all ranks alike."""
+        act, refused = None, ""
+        try:
+            act = contender.prepare(case)
+        except NotThereError as reason:
+            refused = str(reason) or "not offered"
+        except Exception as error:  # noqa: BLE001 (one that fails must not end the run)
+            refused = failure(error)
+        refused = self._first(refused)
+        if act is None or refused:
+            self._drop(contender, refused, notes)
+            return None
+        wrong = ""
+        case.fill(act.x, act.out)
+        self._share(None)
+        try:
+            act.call()
+            wrong = case.wrong(act.out) if act.checked else ""
+        except Exception as error:  # noqa: BLE001 (the same)
+            wrong = failure(error)
+        wrong = self._first(wrong)
+        if wrong:
+            self._drop(contender, wrong, notes)
+            return None
+        case.rest(act.x, act.out)
+        return act
+
+    def _drop(self, contender: Contender, why: str, notes: dict[str, str]) -> None:
+        """Leave it out of this case; of all others too if it raised, since its group is gone."""
+        notes[contender.name] = why
+        if why.startswith(FAILED):
+            contender.broken = why
+
+    def _first(self, text: str) -> str:
+        """The first text of any rank that is not empty."""
+        return next(filter(None, self._share(text)), "")
+
+    def _calls(self, contender: Contender, act: Act) -> int:
+        """How many calls fill a turn, by two trials: the first of all is never a fair one."""
+        calls = 1
+        for _ in range(2):
+            seconds = self._turn(contender, act, calls)
+            if seconds > 2 * self.budget_s:
+                return 1
+            calls = max(1, min(MOST_CALLS, int(self.budget_s / max(seconds, 1e-9))))
+        return calls
+
+    def _turn(self, contender: Contender, act: Act, calls: int) -> float:
+        """Seconds of one call out of many in a row; of the slowest rank, on every rank."""
+        self._share(None)
+        contender.barrier()
+        contender.barrier()
+        slowest: float = max(self._share(_timed(act.call, calls)))
+        return slowest
+
+
+def _timed(call: Callable[[], object], calls: int) -> float:
+    turns = range(calls)
+    begin = time.perf_counter()
+    for _ in turns:
+        call()
+    return (time.perf_counter() - begin) / calls
+
+
+@contextmanager
+def _no_collection() -> Iterator[Any]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
