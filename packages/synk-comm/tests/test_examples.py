@@ -1,0 +1,64 @@
+"""The examples succeed, alone and on ranks, and print what is said of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOME = Path(__file__).parents[1] / "examples"
+EXAMPLES = sorted(path.name for path in HOME.glob("*.py"))
+_, *PARTS = re.split(r"^## ", (HOME / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+PRINTED = {
+    part.partition("\n")[0]: re.search(r"```text\n(.*?)```", part, re.DOTALL).group(1)
+    for part in PARTS
+}
+
+
+def run(*command, **environment):
+    clean = {key: text for key, text in os.environ.items() if not key.startswith("SYNK_COMM_")}
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        [sys.executable, *command],
+        env=dict(clean, PYTHONPATH=path, PYTHONWARNINGS="error", **environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_examples_are_described():
+    assert sorted(PRINTED) == EXAMPLES
+    assert len(EXAMPLES) == 3
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name, size):
+    start = [] if size == 1 else ["-m", "synk_comm.run", "-n", str(size), "--no-tag-output"]
+    done = run(*start, str(HOME / name))
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", PRINTED[name])
+
+
+@pytest.mark.parametrize(
+    "name, right, wrong",
+    [
+        ("average_gradients.py", "weight=float(len(mine))", "weight=float(len(mine) > 0)"),
+        ("pi.py", "comm.size) + 0.5", "comm.size) + 0.6"),
+        ("halo.py", "tag=LEFTWARDS, out=rod[-1:]", "tag=LEFTWARDS"),
+    ],
+)
+def test_examples_would_notice(tmp_path, name, right, wrong):
+    """Each fails on three ranks if something in it is wrong."""
+    code = (HOME / name).read_text(encoding="utf-8")
+    assert code.count(right) == 1
+    (tmp_path / name).write_text(code.replace(right, wrong), encoding="utf-8")
+    done = run("-m", "synk_comm.run", "-n", "3", str(tmp_path / name))
+    assert done.returncode == 1
+    assert "AssertionError" in done.stderr
