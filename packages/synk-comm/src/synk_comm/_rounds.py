@@ -26,8 +26,9 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from . import _call
 from ._call import Call
-from ._fabric import Again, Fabric, Recipe, Share, Shortcut
+from ._fabric import Fabric, Share
 from ._gathering import Gathering
+from ._learned import Learned, is_alike, key_of
 from ._letters import Letters
 from ._lists import shape_of
 from ._objects import ObjectMoves
@@ -42,7 +43,6 @@ T = TypeVar("T")
 
 _BARRIER = Call("barrier")
 _BARRIER_HEAD = _call.encode(_BARRIER)
-_QUICK_ENTRIES = 512
 
 
 class RoundCommunicator(ObjectMoves, Communicator):
@@ -58,30 +58,11 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self._letters = Letters(self._steps)
         self._reducing = Reducing(self._steps)
         self._gathering = Gathering(self._steps)
-        # By everything that this rank would say, and whether there is an ``out``.
-        self._quick: dict[Any, Shortcut] = {}
+        self._quick = Learned(self._steps)
 
     def __repr__(self) -> str:
-        return (
-            f"<Communicator rank {self.rank} of {self.size}, {self.backend}, {self._guard.state}>"
-        )
-
-    def _learn(self, key: Any, again: Again) -> None:
-        """Keep a shortcut for the call that all ranks have just made, if there is one."""
-        fabric = self._steps.fabric
-        if key is None or not fabric.is_first_round:
-            return
-        if len(self._quick) >= _QUICK_ENTRIES:
-            self._quick.clear()
-        heads = fabric.heads()
-        calls = [_call.decode(head) for head in heads]
-        if any(call.many for call in calls):
-            return
-        shortcut = fabric.shortcut(Recipe(self._guard, calls, heads, self._steps.timeout_s, again))
-        if shortcut is not None:
-            self._quick[key] = shortcut
-
-    # -- for communicators that are built on this one ---------------------------------------
+        who = f"rank {self.rank} of {self.size}"
+        return f"<Communicator {who}, {self.backend}, {self._guard.state}>"
 
     @property
     def timeout_s(self) -> float:
@@ -107,10 +88,8 @@ class RoundCommunicator(ObjectMoves, Communicator):
         def again(x: Any, out: Any, timeout_s: float | None) -> Any:  # noqa: ARG001
             return self._steps.verdict(call, head), None
 
-        self._learn(key, again)
+        self._quick.learn(key, again)
         return calls
-
-    # -- synchronisation ------------------------------------------------------------------
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         quick = self._quick.get("barrier")
@@ -125,7 +104,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
             return None, None
 
         again(None, None, timeout_s, resuming=False)
-        self._learn("barrier", again)
+        self._quick.learn("barrier", again)
 
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
         head = _call.encode_decline(str(reason))
@@ -145,8 +124,6 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self._quick.clear()  # they keep the memory of the slots
         self._letters.forget()
 
-    # -- reductions -----------------------------------------------------------------------
-
     def all_reduce(
         self,
         x: ArrayLike | Sequence[Array] | None,
@@ -156,8 +133,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         out: Any = None,
         timeout_s: float | None = None,
     ) -> Any:
-        # Written out, as is broadcast: a helper would cost a tenth of the call.
-        key = None
+        key = None  # written out, as in broadcast: a helper would cost a tenth of the call
         if type(x) is ndarray and timeout_s is None:
             dtype, shape = x.dtype, x.shape
             key = (dtype, shape, op, weight)
@@ -186,9 +162,9 @@ class RoundCommunicator(ObjectMoves, Communicator):
         root = self._steps.check_rank(root)
         if self.rank != root:
             out = None
-        key = _key("reduce", x, out, timeout_s, op, weight, root)
+        key = key_of("reduce", x, out, timeout_s, op, weight, root)
         quick = self._quick.get(key)
-        if quick is not None and (out is None or _alike(x, out)):
+        if quick is not None and (out is None or is_alike(x, out)):
             return quick(x, out)
         return self._reduce("reduce", x, op, root, weight, out, timeout_s, key)
 
@@ -208,7 +184,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
             return self._reducing.run(job, timeout_s, resuming=resuming)
 
         result, accident = again(x, out, timeout_s, resuming=False)
-        self._learn(key, again)
+        self._quick.learn(key, again)
         if accident is not None:
             raise accident
         return result
@@ -222,7 +198,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         out: Array | None = None,
         timeout_s: float | None = None,
     ) -> Array:
-        key = _key("reduce_scatter", x, out, timeout_s, op, weight)
+        key = key_of("reduce_scatter", x, out, timeout_s, op, weight)
         quick = self._quick.get(key)
         if quick is not None and type(x) is ndarray and x.size:
             block: Array = quick(x.reshape(self.size, -1, *x.shape[1:]), out)
@@ -234,12 +210,10 @@ class RoundCommunicator(ObjectMoves, Communicator):
             return self._reducing.scatter(x, op, weight, out, timeout_s, resuming=resuming)
 
         block, accident = again(x, out, timeout_s, resuming=False)
-        self._learn(key, again)
+        self._quick.learn(key, again)
         if accident is not None:
             raise accident
         return block
-
-    # -- movement of arrays ---------------------------------------------------------------
 
     def broadcast(
         self, x: Array | Sequence[Array], root: int = 0, *, timeout_s: float | None = None
@@ -257,7 +231,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
             return x, None
 
         again(x, None, timeout_s, resuming=False)
-        self._learn(key, again)
+        self._quick.learn(key, again)
         return x
 
     def scatter(
@@ -271,7 +245,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         root = self._steps.check_rank(root)
         self._steps.check_only_root("scatter", xs, root)
         got: Array = self._move(
-            _key("scatter", xs, out, timeout_s, root),
+            key_of("scatter", xs, out, timeout_s, root),
             lambda xs, *rest, **how: self._gathering.scatter("scatter", xs, root, *rest, **how),
             xs,
             out,
@@ -291,7 +265,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         if self.rank != root:
             out = None
         return self._move(
-            _key("gather", x, out, timeout_s, root),
+            key_of("gather", x, out, timeout_s, root),
             lambda x, *rest, **how: self._gathering.gather("gather", x, root, *rest, **how),
             x,
             out,
@@ -306,7 +280,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         timeout_s: float | None = None,
     ) -> Any:
         return self._move(
-            _key("all_gather", x, out, timeout_s),
+            key_of("all_gather", x, out, timeout_s),
             lambda x, *rest, **how: self._gathering.gather("all_gather", x, None, *rest, **how),
             x,
             out,
@@ -317,7 +291,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self, xs: Sequence[ArrayLike] | Array, *, out: Any = None, timeout_s: float | None = None
     ) -> Any:
         return self._move(
-            _key("all_to_all", xs, out, timeout_s),
+            key_of("all_to_all", xs, out, timeout_s),
             lambda xs, *rest, **how: self._gathering.all_to_all("all_to_all", xs, *rest, **how),
             xs,
             out,
@@ -335,7 +309,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         def again(x: Any, out: Any, timeout_s: float | None) -> Any:
             return move(x, out, timeout_s, resuming=True), None
 
-        self._learn(key, again)
+        self._quick.learn(key, again)
         return moved
 
     def send(
@@ -355,8 +329,6 @@ class RoundCommunicator(ObjectMoves, Communicator):
         if out is not None:
             check_out(out, None)
         return self._letters.receive(source, tag, out, timeout_s)
-
-    # -- memory and groups ----------------------------------------------------------------
 
     def empty(
         self,
@@ -426,18 +398,3 @@ def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> Ro
         comm.close()
         raise
     return comm
-
-
-def _key(kind: str, x: Any, out: Any, timeout_s: float | None, *more: Any) -> Any:
-    """Return what this rank would say, if a shortcut may say it; else None."""
-    if timeout_s is not None or not (x is None or type(x) is ndarray):
-        return None
-    if out is None:
-        return (kind, None if x is None else (x.dtype, x.shape), *more)
-    if type(out) is not ndarray or not out.flags.writeable:
-        return None
-    return (kind, None if x is None else (x.dtype, x.shape), *more, out.dtype, out.shape)
-
-
-def _alike(x: Any, out: Any) -> bool:
-    return bool(out.dtype == x.dtype and out.shape == x.shape)

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from numpy.typing import ArrayLike, DTypeLike
@@ -51,7 +50,7 @@ class Communicator(ABC):
     """One rank's voice in a group of ranks.
 
     To be used by one thread at a time, and never in a child after ``os.fork()``: both raise
-    RuntimeError. Only ``abort()`` and ``close()`` may be called from another thread.
+    RuntimeError. Only ``abort()`` and ``close()`` may come from another thread.
 
     Attributes:
         rank: this member's number, 0 <= rank < size.
@@ -69,8 +68,6 @@ class Communicator(ABC):
     @abstractmethod
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return when all ranks have entered."""
-
-    # -- reductions -----------------------------------------------------------------------
 
     @abstractmethod
     def all_reduce(
@@ -141,17 +138,14 @@ class Communicator(ABC):
         """Reduce, and give each rank its own block of the result.
 
         Args:
-            x: an array whose first axis is a multiple of ``size``: rank r gets the r-th of
-                ``size`` equal blocks. Or a list of ``size`` arrays of one dtype and any shapes:
-                rank r gets the reduced r-th. The same shapes and dtype on all ranks.
+            x: an array whose first axis is a multiple of ``size``, to be cut into equal blocks, or
+                a list of ``size`` arrays of one dtype and any shapes; alike on all ranks.
             op, weight: as for ``all_reduce``; every rank contributes, so weights are positive.
             out: writeable array like this rank's block.
 
         Returns:
             This rank's block: a new array, or ``out``.
         """
-
-    # -- movement of arrays ---------------------------------------------------------------
 
     @abstractmethod
     def broadcast(
@@ -251,9 +245,9 @@ class Communicator(ABC):
     ) -> None:
         """Send an array to one rank, which must ``recv`` it. No collective: only two take part.
 
-        Returns when ``x`` may be changed again: at once for what fits the channel (some 10 KB at
-        least), else when the receiver has begun to read. Two ranks that send each other large
-        arrays before they receive wait for each other until the timeout: use ``all_to_all``.
+        Returns when ``x`` may be changed again: at once for what fits the channel (10 KB do), else
+        when the receiver has begun to read. Two ranks that send each other large arrays before
+        they receive wait for each other until the timeout: use ``all_to_all``.
 
         Args:
             x: array of any shape and dtype without objects.
@@ -289,17 +283,14 @@ class Communicator(ABC):
             CommTimeout: if nothing had come yet, the communicator stays usable.
         """
 
-    # -- movement of objects --------------------------------------------------------------
-
     @abstractmethod
     def broadcast_object(
         self, obj: Any = None, root: int = 0, *, timeout_s: float | None = None
     ) -> Any:
         """Return the root's object on every rank (on the root ``obj`` itself).
 
-        This and the other ``*_object`` methods pickle. Unpickling can run any code: the members
-        of a group trust each other, and only authenticated members can be in it.
-        For small objects; arrays travel better by the methods made for them.
+        This and the other ``*_object`` methods pickle, and unpickling can run any code: only
+        authenticated members can be in a group, and they trust each other.
         """
 
     @abstractmethod
@@ -338,8 +329,6 @@ class Communicator(ABC):
     def recv_object(self, source: int, *, tag: int = 0, timeout_s: float | None = None) -> Any:
         """Receive the next object that ``source`` sent with this tag; else as ``recv``."""
 
-    # -- memory and groups ----------------------------------------------------------------
-
     @abstractmethod
     def empty(
         self,
@@ -350,13 +339,11 @@ class Communicator(ABC):
     ) -> Array:
         """Make an array that collectives can work on without copying: a *symmetric* array.
 
-        A collective: every rank calls it with the same shape and dtype, and gets its own array.
-        With back-end ``shm`` all ranks can read it, and ``all_reduce(x, out=x)`` of such an
-        array, or of the same contiguous part of it on all ranks, moves only what must move.
-        Elsewhere it is an ordinary array. Its values are undefined at first.
-
-        The array is an ordinary ndarray and may be kept after ``close()``. Its memory is used
-        again by a later ``empty`` once all ranks have dropped it.
+        A collective: every rank calls it with the same shape and dtype, and gets its own array,
+        with undefined values. With back-end ``shm`` all ranks can reach it, and
+        ``all_reduce(x, out=x)`` of it, or of the same contiguous part of it on all ranks, moves
+        only what must move. It may be kept after ``close()``; its memory is used again by a later
+        ``empty`` once all ranks have dropped it.
 
         Raises:
             MemoryError: on one rank; the others raise PeerDeclined.
@@ -373,20 +360,16 @@ class Communicator(ABC):
             key: ranks of the new group are numbered by key, then by their rank here.
 
         Returns:
-            The communicator of the new group, with the same back-end, timeout and watch, to be
-            closed by itself; None for color None. The two groups are independent: an error in
-            one does not end the other, a dead process shows in both.
+            The communicator of the new group, to be closed by itself; None for color None. An
+            error in one group does not end the other, a dead process shows in both.
         """
-
-    # -- leaving --------------------------------------------------------------------------
 
     @abstractmethod
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
         """Take this rank's turn in the next collective without doing it, whatever it is.
 
-        For a rank that cannot go on as planned (its own code failed) and wants to let its peers
-        go. They raise ``PeerDeclined`` from their collective before any output is written. The
-        communicator stays in step and usable.
+        For a rank whose own code failed and that lets its peers go: they raise ``PeerDeclined``
+        from their collective before any output is written. The communicator stays usable.
 
         Args:
             reason: text for the peers; its middle is cut out beyond some 10,000 characters.
@@ -412,10 +395,5 @@ class Communicator(ABC):
     def __enter__(self: Self) -> Self:  # noqa: PYI019 - typing.Self is newer than 3.9
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()

@@ -99,6 +99,28 @@ class Peer:
             with contextlib.suppress(zmq.Again):
                 self.socket.send_multipart(frames, zmq.NOBLOCK)
 
+    def post(
+        self,
+        lender: Lender,
+        slot: Array,
+        kind: bytes,
+        number: int,
+        head: bytes,
+        stretches: tuple[slice, slice],
+    ) -> None:
+        """Send a round to it, with one or two stretches of the slot, without copying them."""
+        own, common = stretches
+        sent = [own, common] if common.stop > common.start else [own][: own.stop - own.start]
+        flags = zmq.NOBLOCK | zmq.SNDMORE
+        envelope = self.envelope(kind, number, head, (own.start, common.start))
+        if self.gone:
+            return
+        with contextlib.suppress(zmq.Again):
+            self.socket.send(envelope, flags if sent else zmq.NOBLOCK)
+            for stretch in sent:
+                last = stretch is sent[-1]
+                lender.send(self.socket, slot[stretch], zmq.NOBLOCK if last else flags)
+
     def envelope(
         self, kind: bytes, number: int, text: bytes, offsets: tuple[int, int] = (0, 0)
     ) -> bytes:

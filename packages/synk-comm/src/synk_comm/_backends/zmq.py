@@ -86,8 +86,6 @@ class ZmqFabric(Fabric):
         self._poller.register(peer.socket, zmq.POLLIN)
         self._poller.register(peer.monitor, zmq.POLLIN)
 
-    # -- wiring ---------------------------------------------------------------------------
-
     @classmethod
     def open(cls, meeting: Meeting) -> ZmqFabric:
         """Wire a group whose ranks have found each other; to be followed by ``meet``."""
@@ -149,8 +147,6 @@ class ZmqFabric(Fabric):
             raise
         return fabric
 
-    # -- meeting --------------------------------------------------------------------------
-
     def meet(self, deadline: float) -> None:
         with self._io:
             for peer in self._peers.values():
@@ -175,8 +171,6 @@ class ZmqFabric(Fabric):
             f"who answered as rank {peer.rank} does not know the token of this group; "
             "give all ranks the same token, and an address of their own"
         )
-
-    # -- a round --------------------------------------------------------------------------
 
     def slot(self) -> Array:
         return self._slots[(self._seq + 1) & 1]
@@ -205,27 +199,13 @@ class ZmqFabric(Fabric):
                     common = slice(min(self.size * part, nbytes), nbytes)
                 if not part:
                     own, common = common, own
-                self._post(peer, own, common)
+                slot = self._slots[self._seq & 1]
+                peer.post(self._lender, slot, _ROUND, self._seq, self._head, (own, common))
             self._wait(lambda peer: not peer.inbox, self._peers.values(), deadline, "")
             for peer in self._peers.values():
                 peer.current = peer.inbox.popleft()
                 if peer.current.number != self._seq:
                     raise lost(peer.rank, "its messages are out of step")
-
-    def _post(self, peer: Peer, own: slice, common: slice) -> None:
-        """Send a round to a peer, with one or two stretches of the slot."""
-        stretches = [own, common] if common.stop > common.start else [own][: own.stop - own.start]
-        slot = self._slots[self._seq & 1]
-        flags = zmq.NOBLOCK | zmq.SNDMORE
-        offsets = (own.start, common.start)
-        envelope = peer.envelope(_ROUND, self._seq, self._head, offsets)
-        if peer.gone:
-            return
-        with contextlib.suppress(zmq.Again):
-            peer.socket.send(envelope, flags if stretches else zmq.NOBLOCK)
-            for stretch in stretches:
-                last = stretch is stretches[-1]
-                self._lender.send(peer.socket, slot[stretch], zmq.NOBLOCK if last else flags)
 
     def all_said(self, head: bytes) -> bool:
         return all(peer.current.text == head for peer in self._peers.values())
@@ -244,8 +224,6 @@ class ZmqFabric(Fabric):
         if start == stop:
             return NOTHING
         raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
-
-    # -- pieces from rank to rank ---------------------------------------------------------
 
     def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
         """Send one piece to another rank, as soon as not too many are on the way to it."""
@@ -273,8 +251,6 @@ class ZmqFabric(Fabric):
             peer.pieces.popleft()
             peer.released += 1
             peer.send(peer.envelope(_TAKEN, peer.released, b""))
-
-    # -- messages -------------------------------------------------------------------------
 
     def _enter(self) -> None:
         """Take in what has come; raise if the group has ended."""
@@ -352,8 +328,6 @@ class ZmqFabric(Fabric):
         elif kind == _CLOSE:
             peer.gone = "it has closed its communicator"
 
-    # -- failures -------------------------------------------------------------------------
-
     def abort(self, reason: str) -> None:
         if self._abort_reason is None:
             self._abort_reason = reason
@@ -400,8 +374,6 @@ class ZmqFabric(Fabric):
         if not peer.met:
             return "has not joined yet"
         return describe(peer.latest, peer.turn)
-
-    # -- the end --------------------------------------------------------------------------
 
     def close(self) -> None:
         with self._io:
