@@ -2,7 +2,7 @@
 
 A shortcut is a closure over everything that then stays the same: where the slots are, what the
 posted words must be, which ufunc. It does in a few microseconds what the general way does in
-twenty, and goes over to the general way (``recipe.otherwise``) as soon as some rank says
+fifty, and goes over to the general way (``recipe.otherwise``) as soon as some rank says
 something else.
 
 What is checked is the same: the posted word carries a signature of the head, so that one
