@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import glob
 import os
@@ -25,8 +26,8 @@ def _left_over():
             descriptors[name] = target
     children = []
     for path in glob.glob(f"/proc/{os.getpid()}/task/*/children"):
-        with open(path) as file:
-            children += file.read().split()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(path) as file:
+            children += file.read().split()  # unless the thread has ended meanwhile
     files = glob.glob(os.path.join(tempfile.gettempdir(), "synk-comm-*"))
     return {"descriptors": descriptors, "children": sorted(children), "files": sorted(files)}
 

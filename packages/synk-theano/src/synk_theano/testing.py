@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -19,7 +20,8 @@ def child_processes() -> Set[int]:
     """Process ids of this process's children, zombies included (Linux)."""
     children: Set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        children.update(int(pid) for pid in (task / "children").read_text().split())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            children.update(int(pid) for pid in (task / "children").read_text().split())
     return children
 
 
