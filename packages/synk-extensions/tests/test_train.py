@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
 
 import synkhronos as synk
+from synk_theano.testing import child_processes
 from synkhronos.extensions import updates
 from synkhronos.extensions.batches import index_batches
 from synkhronos.extensions.train import (
@@ -66,20 +65,15 @@ def twins(rule, **settings):
     return serial, parallel, f, g
 
 
-def children():
-    lists = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for text in lists for pid in text.read_text().split()}
-
-
 @pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda n: f"{n}-processes")
 def processes(request):
     """Fork; a parameter is the number of processes, or (that number, the master's rank)."""
-    before = children()
+    before = child_processes()
     n, master = request.param if isinstance(request.param, tuple) else (request.param, 0)
     assert synk.fork(n, use_gpu=False, master_rank=master, verbose=False) == n
     yield n
     synk.close()
-    assert children() <= before
+    assert child_processes() <= before
 
 
 # What does not depend on the number of processes is tested with two.
