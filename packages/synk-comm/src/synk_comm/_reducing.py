@@ -85,8 +85,6 @@ class Reducing:
         many = is_list(x if x is not None else out)
         given = _listed(x, many)
         outs = None if root not in (None, self._steps.rank) else _out_list(out, many, given)
-        if many and given is not None and outs is not None and overlap(given, outs):
-            given = [array.copy() for array in given]
         known = given if given is not None else outs
         kinds = () if known is None else tuple(kind_of(array) for array in known)
         for array in known or ():
@@ -100,6 +98,9 @@ class Reducing:
         call = Call(kind, op.value, -1 if root is None else root, kinds, (), weight, many, place)
         source = [contiguous(array) for array in given] if given is not None and weight else None
         parts = bundles(kinds, together=many)
+        # What is written for one bundle must not be what the next has still to read.
+        if len(parts) > 1 and source is not None and outs is not None and overlap(source, outs):
+            source = [array.copy() for array in source]
         first = None if source is None or place else pack(source, parts[0])
         return Job(op, root, call, _call.encode(call), source, outs, parts, first)
 

@@ -28,8 +28,9 @@ results like others; what NumPy says to overflow (a warning, or what ``np.errsta
 says here too, on the rank that computed.
 
 Several arrays in one call: where it says *array or list*, a list or tuple of ndarrays counts as
-one collective on each, in order, and is quicker than one call for each. Dtypes and shapes may
-differ within the list, not between ranks. The result is a list then, and so is ``out``.
+one collective on each, in order, with one comparison for all: quicker than one call for each where
+a call is dear, as between hosts or with more ranks than cores. Dtypes and shapes may differ
+within the list, not between ranks. The result is a list then, and so is ``out``.
 """
 
 from __future__ import annotations

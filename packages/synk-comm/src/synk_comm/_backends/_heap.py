@@ -42,12 +42,14 @@ class Heap:
 
     def __init__(self, fd: int) -> None:
         self.fd = os.dup(fd)
+        # Also if it is never closed, because another thread would not leave a collective.
+        self._closer = weakref.finalize(self, os.close, self.fd)
         self._stretches: list[_Stretch] = []
         self._dropped: set[int] = set()  # starts of those whose array is gone here
 
     def close(self) -> None:
         """Forget the file; what is mapped stays mapped."""
-        os.close(self.fd)
+        self._closer()
 
     def write(self, start: int, data: bytes) -> None:
         """Write into the file."""
