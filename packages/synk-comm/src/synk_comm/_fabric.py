@@ -23,6 +23,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Any, Callable, NamedTuple, Protocol
 
+import numpy as np
+
 from ._call import Call, Kind, decode
 from ._ops import Array
 from .exceptions import (
@@ -162,6 +164,14 @@ class Fabric(ABC):
     @abstractmethod
     def all_said(self, head: bytes) -> bool:
         """Tell whether all heads of the round just synchronised are equal to this, the own."""
+
+    def fill(self, source: Array | None, start: int) -> int:
+        """Copy the next bytes of a flat array into the own slot; return how many."""
+        if source is None or start >= source.nbytes:
+            return 0
+        stop = min(start + self.slot_bytes, source.nbytes)
+        np.copyto(self.slot()[: stop - start], source[start:stop])
+        return stop - start
 
     @property
     def is_first_round(self) -> bool:

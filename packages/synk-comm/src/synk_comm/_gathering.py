@@ -11,7 +11,7 @@ from . import _call, _moves
 from ._call import Call, Kind, kind_of, text_dtype
 from ._lists import bundles, contiguous, flat_bytes, is_list, pack, unpack
 from ._ops import Array
-from ._steps import Steps, check_out
+from ._steps import Steps, check_out, pickled, unpickled
 
 
 class Gathering:
@@ -45,7 +45,7 @@ class Gathering:
         source = pack(arrays, parts[0]) if steps.rank == root else None
         deadline = steps.deadline(timeout_s)
         with steps.passing(resuming):
-            fill = lambda: steps.fill(source, 0)  # noqa: E731
+            fill = lambda: steps.fabric.fill(source, 0)  # noqa: E731
             steps.open(call, head, fill, deadline, resuming=resuming)
             self._spread(arrays, parts, root, source, deadline)
 
@@ -73,7 +73,7 @@ class Gathering:
         head = _call.encode(call)
         deadline = steps.deadline(timeout_s)
         with steps.guard:
-            calls = steps.open(call, head, lambda: steps.fill(source, 0), deadline)
+            calls = steps.open(call, head, lambda: steps.fabric.fill(source, 0), deadline)
             if source is not None:
                 _moves.spread(steps, root, source, None, deadline, posted=True)
                 return source
@@ -130,7 +130,7 @@ class Gathering:
         source = None if given is None else _joined(given)
         deadline = steps.deadline(timeout_s)
         with steps.passing(resuming):
-            fill = lambda: steps.fill(source, 0)  # noqa: E731
+            fill = lambda: steps.fabric.fill(source, 0)  # noqa: E731
             calls = steps.open(call, head, fill, deadline, root, resuming=resuming)
             return self._collect(calls, source, outs, root, deadline)
 
@@ -163,6 +163,15 @@ class Gathering:
             return []
         gathered = inbox.taken()
         return _by_array(gathered, calls) if many else gathered
+
+    def share(self, obj: Any, deadline: float) -> list[Any]:
+        """Tell all ranks a small object within a collective that has passed the guard."""
+        steps = self._steps
+        source = pickled(obj)
+        call = Call("share", arrays=(kind_of(source),))
+        head = _call.encode(call)
+        calls = steps.open(call, head, lambda: steps.fabric.fill(source, 0), deadline)
+        return [unpickled(data) for data in self._collect(calls, source, None, None, deadline)]
 
     def gather_bytes(
         self, kind: str, source: Array, root: int | None, timeout_s: float | None

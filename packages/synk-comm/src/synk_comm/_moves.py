@@ -28,7 +28,7 @@ def spread(
     start = 0
     while True:
         if not posted:
-            fabric.sync(None, steps.fill(source, start), deadline)
+            fabric.sync(None, steps.fabric.fill(source, start), deadline)
         posted = False
         stop = min(start + fabric.slot_bytes, nbytes)
         if source is None and target is not None and stop > start:
@@ -58,7 +58,7 @@ def collect(
         start += fabric.slot_bytes
         if start >= longest:
             return
-        fabric.sync(None, steps.fill(source, start), deadline, to=root)
+        fabric.sync(None, steps.fabric.fill(source, start), deadline, to=root)
 
 
 def deal(

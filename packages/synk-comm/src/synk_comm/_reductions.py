@@ -74,11 +74,11 @@ def first_part(fabric: Fabric, nbytes: int) -> int:
 def first_post(fabric: Fabric, nbytes: int, source: Array | None) -> int:
     """Fill the own slot for the first round; return how much."""
     part = first_part(fabric, nbytes)
-    length = min(nbytes, part * fabric.size if part else fabric.slot_bytes)
-    if source is None:
-        return 0
+    if source is None or not part:
+        return fabric.fill(source, 0)
+    length = min(nbytes, part * fabric.size)
     np.copyto(fabric.slot()[:length], source[:length])
-    return part * fabric.size or length
+    return part * fabric.size
 
 
 def reduce_stretch(
@@ -107,11 +107,7 @@ def _direct(
     start = 0
     while True:
         if not posted:
-            length = 0
-            if source is not None:
-                length = min(fabric.slot_bytes, nbytes - start)
-                np.copyto(fabric.slot()[:length], source[start : start + length])
-            fabric.sync(None, length, deadline, to=plan.root)
+            fabric.sync(None, fabric.fill(source, start), deadline, to=plan.root)
         posted = False
         stop = min(start + fabric.slot_bytes, nbytes)
         if target is not None and stop > start:

@@ -377,7 +377,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
             with self._guard:
                 steps.open(call, _call.encode(call), lambda: 0, deadline)
                 try:
-                    return make(*arguments, lambda obj: steps.share(obj, deadline))
+                    return make(*arguments, lambda obj: self._gathering.share(obj, deadline))
                 except MemoryError as exc:  # the others have been told
                     raise _NoMemory(str(exc)) from exc
         except _NoMemory as exc:

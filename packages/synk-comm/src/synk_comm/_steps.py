@@ -70,35 +70,6 @@ class Steps:
         _call.check_agreement(calls)
         return calls
 
-    def fill(self, source: Array | None, start: int) -> int:
-        """Copy the next bytes of a flat array into the own slot; return how many."""
-        if source is None or start >= source.nbytes:
-            return 0
-        stop = min(start + self.fabric.slot_bytes, source.nbytes)
-        np.copyto(self.fabric.slot()[: stop - start], source[start:stop])
-        return stop - start
-
-    def share(self, obj: Any, deadline: float) -> list[Any]:
-        """Tell all ranks a small object within a collective that has passed the guard."""
-        data = pickled(obj)
-        call = Call("share", arrays=(_call.kind_of(data),))
-        head = _call.encode(call)
-        calls = self.open(call, head, lambda: self.fill(data, 0), deadline)
-        longest = max(theirs.nbytes() for theirs in calls)
-        parts: list[list[bytes]] = [[] for _ in calls]
-        start = 0
-        while True:
-            for rank, theirs in enumerate(calls):
-                stop = min(start + self.fabric.slot_bytes, theirs.nbytes())
-                if stop > start:
-                    parts[rank].append(self.fabric.read(rank, 0, stop - start).tobytes())
-            start += self.fabric.slot_bytes
-            if start >= longest:
-                break
-            self.fabric.sync(None, self.fill(data, start), deadline)
-        # Members of a group trust each other: see ``Communicator.broadcast_object``.
-        return [pickle.loads(b"".join(theirs)) for theirs in parts]  # noqa: S301
-
     def check_rank(self, number: int, what: str = "root") -> int:
         """Return a rank as int; ValueError if the group has no such rank."""
         rank = operator.index(number)

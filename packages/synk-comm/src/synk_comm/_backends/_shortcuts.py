@@ -27,9 +27,6 @@ from ._block import ROUND, signature
 if TYPE_CHECKING:
     from .shm import ShmFabric
 
-MANY_BYTES = 1 << 18
-"""Longest reduction among three ranks or more, in bytes of all slots that each rank reads."""
-
 Views = Tuple[Array, Array]
 """One for each parity."""
 
