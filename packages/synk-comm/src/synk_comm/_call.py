@@ -192,11 +192,15 @@ def declined(calls: Sequence[Call]) -> dict[int, str]:
 def check_agreement(calls: Sequence[Call]) -> None:
     """Raise MismatchError, the same on every rank, unless the calls fit together."""
     problem = _disagreement(calls)
-    if problem is None:
-        return
+    if problem is not None:
+        raise mismatch(problem, calls)
+
+
+def mismatch(problem: str, calls: Sequence[object]) -> MismatchError:
+    """Return the error that lists what each rank called."""
     said = {rank: str(call) for rank, call in enumerate(calls)}
     lines = "".join(f"\n  rank {rank}: {text}" for rank, text in said.items())
-    raise MismatchError(f"{problem}:{lines}", calls=said)
+    return MismatchError(f"{problem}:{lines}", calls=said)
 
 
 _OPTIONAL = ("reduce", "all_reduce", "gather", "all_gather")

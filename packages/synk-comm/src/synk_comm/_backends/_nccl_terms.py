@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from synk_comm._call import text_dtype
+from synk_comm._call import mismatch, text_dtype
 from synk_comm._device import BFLOAT16, DeviceArray
 from synk_comm._ops import ReduceOp, check_reducible, scaled
-from synk_comm.exceptions import MismatchError
 
 Kind = Tuple[str, Tuple[int, ...]]
 
@@ -123,9 +122,7 @@ def check_agreement(calls: Sequence[Said]) -> None:
         return
     problem = _disagreement(calls)
     if problem is not None:
-        said = {rank: str(call) for rank, call in enumerate(calls)}
-        lines = "".join(f"\n  rank {rank}: {text}" for rank, text in said.items())
-        raise MismatchError(f"{problem}:{lines}", calls=said)
+        raise mismatch(problem, calls)
 
 
 def _disagreement(calls: Sequence[Said]) -> str | None:
