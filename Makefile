@@ -9,7 +9,7 @@ PACKAGE_TESTS := $(PACKAGES:%=test-%)
 # More arguments for pytest: make test-synk-shm ARGS="-k resize -x"
 ARGS :=
 
-.PHONY: help setup demo test $(PACKAGE_TESTS) test-integration lint format bench bench-shm bench-comm docs build clean
+.PHONY: help setup demo test $(PACKAGE_TESTS) test-integration lint format bench bench-shm bench-comm bench-theano docs build clean
 
 ## help: this list
 help:
@@ -47,9 +47,9 @@ format: setup
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-## bench: measure what a call and a collective cost, beside the plain ways
-bench: setup
-	$(PY) integration/benchmarks/run.py $(ARGS)
+## bench: what calls, inputs, distribution and whole steps cost, beside the plain ways
+bench: bench-theano
+	$(PY) integration/benchmarks/run.py
 
 ## bench-shm: shared arrays beside their peers (those in packages/synk-shm/benchmarks/requirements.txt)
 bench-shm: setup
@@ -58,6 +58,10 @@ bench-shm: setup
 ## bench-comm: collectives beside MPICH and gloo (see packages/synk-comm/benchmarks/requirements.txt)
 bench-comm: setup
 	$(PY) packages/synk-comm/benchmarks/run.py $(ARGS)
+
+## bench-theano: calls, inputs, scaling, distribution beside plain Theano (see packages/synk-theano/benchmarks/README.md)
+bench-theano: setup
+	$(PY) packages/synk-theano/benchmarks/run.py $(ARGS)
 
 ## docs: the documentation as HTML in docs/_build/html, warnings are errors
 docs: setup

@@ -1,19 +1,19 @@
-"""What a call costs, and what it gains, beside the plain ways, measured in one run.
+"""Shared variables and whole training steps through `import synkhronos`, beside the plain ways.
 
     python integration/benchmarks/run.py [--processes 2] [--seconds 1.0]
 
-Every number is the best of several rounds that alternate with what it is compared to, so that a
-busy machine slows both. The last column is the ratio that matters.
+What a call, its inputs and the distribution of functions cost is measured in
+packages/synk-theano/benchmarks, bare collectives in packages/synk-comm/benchmarks; here is what
+takes all packages. Every time is the median of several rounds that alternate with what it is
+compared to, so that a busy machine slows both, and the ratio is the median of the rounds' own.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import multiprocessing
-import threading
+import statistics
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import numpy as np
 import theano
@@ -24,6 +24,7 @@ from rich.table import Table
 import synkhronos as synk
 
 ROUNDS = 7
+ROWS = 2000
 
 
 def seconds_per_call(function: Callable[[], object], seconds: float) -> float:
@@ -36,19 +37,16 @@ def seconds_per_call(function: Callable[[], object], seconds: float) -> float:
     return (time.perf_counter() - begin) / count
 
 
-def side_by_side(seconds: float, *functions: Callable[[], object]) -> list[float]:
-    """The best time of each function, measured in turns."""
-    for function in functions:
-        function()  # what is built at a first call is not what is measured
-    rounds = [[seconds_per_call(f, seconds / ROUNDS) for f in functions] for _ in range(ROUNDS)]
-    return [min(times) for times in zip(*rounds)]
-
-
-def wait_for_ever(barrier: Any) -> None:
-    """The other side of the barrier: one round for each of the measuring process."""
-    with contextlib.suppress(threading.BrokenBarrierError):
-        while True:
-            barrier.wait()
+def side_by_side(
+    seconds: float, ours: Callable[[], object], theirs: Callable[[], object]
+) -> tuple[float, float, float]:
+    """The median times of two functions that take turns, and that of theirs / ours."""
+    ways = (ours, theirs)
+    for way in ways:
+        way()  # what is built at a first call is not what is measured
+    rounds = [[seconds_per_call(way, seconds / ROUNDS) for way in ways] for _ in range(ROUNDS)]
+    times = [statistics.median(samples) for samples in zip(*rounds)]
+    return times[0], times[1], statistics.median(b / a for a, b in rounds)
 
 
 def show(seconds: float) -> str:
@@ -56,98 +54,74 @@ def show(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
-def trivial_call(table: Table, seconds: float) -> None:
-    """A function that computes next to nothing: what is left is the cost of a call."""
-    x = T.vector("x")
-    f = synk.function([x], outputs=x.sum())
-    f_theano = theano.function([x], x.sum())
-    values = np.zeros(8, dtype=x.dtype)
-    shared = synk.data(values)
-    plain, parallel, staged = side_by_side(
-        seconds, lambda: f_theano(values), lambda: f(shared), lambda: f(values)
-    )
-    table.add_row("trivial call, Data", show(parallel), f"plain Theano {show(plain)}", "")
-    table.add_row("  added by the call", show(parallel - plain), "", "")
-    table.add_row("trivial call, ndarray", show(staged), f"plain Theano {show(plain)}", "")
-
-
-def two_barriers(table: Table, seconds: float, processes: int) -> None:
-    """Two waits at a multiprocessing.Barrier: what guarding a call costs in the usual way."""
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(processes)
-    others = [
-        context.Process(target=wait_for_ever, args=(barrier,), daemon=True)
-        for _ in range(processes - 1)
-    ]
-    for other in others:
-        other.start()
-
-    def twice() -> None:
-        barrier.wait(60)
-        barrier.wait(60)
-
-    (both,) = side_by_side(seconds, twice)
-    barrier.abort()
-    for other in others:
-        other.join(10)
-    table.add_row("two multiprocessing barriers", show(both), "", "")
-
-
-def compute_bound(table: Table, seconds: float, processes: int) -> None:
-    """A function with work to share."""
-    x = T.matrix("x")
-    w = theano.shared(np.random.RandomState(0).randn(400, 400).astype(x.dtype), name="w")
-    y = x
-    for _ in range(6):
-        y = T.tanh(T.dot(y, w) * 0.05)
-    f = synk.function([x], outputs=y.mean())
-    f_theano = theano.function([x], y.mean())
-    values = np.random.RandomState(1).randn(2000, 400).astype(x.dtype)
-    shared = synk.data(values)
-    plain, parallel = side_by_side(seconds, lambda: f_theano(values), lambda: f(shared))
-    np.testing.assert_allclose(f(shared), f_theano(values), rtol=1e-9)
-    table.add_row(
-        "six matrix products",
-        show(parallel),
-        f"plain Theano, one thread {show(plain)}",
-        f"{plain / parallel:.2f} x of {processes}",
-    )
-
-
-def collectives(table: Table, seconds: float) -> None:
+def collectives(seconds: float, _processes: int) -> Iterator[tuple[str, ...]]:
     """all_reduce of shared variables."""
     for length in (10, 10_000, 1_000_000):
         s = theano.shared(np.zeros(length, dtype="float32"), name=f"s{length}")
-
-        def reduce(s: Any = s) -> None:
-            synk.all_reduce(s)
-
         x, y = np.zeros(length, "float32"), np.zeros(length, "float32")
-
-        def add(x: Any = x, y: Any = y) -> None:
-            np.add(x, y, out=x)
-
-        time_of, plain = side_by_side(seconds, reduce, add)
-        table.add_row(
-            f"all_reduce of {length * 4:,} bytes", show(time_of), f"numpy.add {show(plain)}", ""
+        ours, theirs, speed = side_by_side(
+            seconds, lambda s=s: synk.all_reduce(s), lambda x=x, y=y: np.add(x, y, out=x)
         )
+        what = f"all_reduce of {length * 4:,} bytes"
+        yield what, show(ours), f"numpy.add {show(theirs)}", f"{speed:.3g} x"
+
+
+def training(seconds: float, processes: int) -> Iterator[tuple[str, ...]]:
+    """A step of an MLP: gradients by all ranks, averaged, and applied by all ranks.
+
+    Beside this process alone, which has only its share of the threads while there are workers.
+    """
+    images = np.random.RandomState(1).standard_normal((ROWS, 784)).astype("float32")
+    targets = np.random.RandomState(2).randint(10, size=ROWS).astype("int32")
+    x, labels, parameters, loss = mlp()
+    rate = np.float32(1e-3)
+    steps = [(p, p - rate * g) for p, g in zip(parameters, T.grad(loss, parameters))]
+    plain = theano.function([x, labels], loss, updates=steps)
+
+    x, labels, parameters, loss = mlp()
+    gradients = [theano.shared(np.zeros_like(p.get_value()), f"{p.name}.g") for p in parameters]
+    take = list(zip(gradients, T.grad(loss, parameters)))
+    compute = synk.function([x, labels], loss, updates=take)
+    apply = synk.function([], updates=[(p, p - rate * g) for p, g in zip(parameters, gradients)])
+    shared = synk.data(images), synk.data(targets)
+
+    def step() -> Any:
+        result = compute(*shared)
+        synk.all_reduce(gradients)
+        apply()
+        return result
+
+    for _ in range(3):  # both begin with the same weights and have to stay together
+        np.testing.assert_allclose(step(), plain(images, targets), rtol=1e-3)
+    ours, theirs, speed = side_by_side(seconds, step, lambda: plain(images, targets))
+    beside = f"plain Theano, one thread {show(theirs)}"
+    yield "a step of an MLP, three commands", show(ours), beside, f"{speed:.2f} x of {processes}"
+
+
+def mlp() -> tuple[Any, Any, list[Any], Any]:
+    """A network with one hidden layer, always with the same weights."""
+    draw = np.random.RandomState(0).standard_normal
+    x, labels = T.fmatrix("x"), T.ivector("labels")
+    v = theano.shared(draw((784, 800)).astype("float32") / 28, "v")
+    w = theano.shared(draw((800, 10)).astype("float32") / 28, "w")
+    rows = T.nnet.softmax(T.dot(T.nnet.relu(T.dot(x, v)), w))
+    return x, labels, [v, w], T.nnet.categorical_crossentropy(rows, labels).mean()
 
 
 def main() -> None:
     """Measure everything and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each thing measured")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each thing measured")
     options = parser.parse_args()
     table = Table("what", "time", "beside", "speed", title=f"{options.processes} processes")
     synk.fork(n_parallel=options.processes, verbose=False)
     try:
-        trivial_call(table, options.seconds)
-        collectives(table, options.seconds)
-        compute_bound(table, options.seconds, options.processes)
+        for part in (collectives, training):
+            for row in part(options.seconds, options.processes):
+                table.add_row(*row)
     finally:
         synk.close()
-    two_barriers(table, options.seconds, options.processes)
     Console().print(table)
 
 

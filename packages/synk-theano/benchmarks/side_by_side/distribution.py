@@ -1,0 +1,186 @@
+"""Bytes and seconds until the workers have a training function: flat form beside plain pickle."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable
+from unittest import mock
+
+from theano.gof import compilelock
+
+from synk_theano import Runtime, _pickling, _runtime
+from synk_theano._shared_vars import VariableRegistry
+
+from . import networks
+from .results import AMOUNT, RATIO, Row, Target
+from .rounds import Rounds
+
+WORKERS = (1, 4)
+AT_MOST_S = 5.0
+LIMIT_S = 600
+MOST_ROUNDS = 3  # each starts processes anew
+
+Network = Callable[[], "tuple[list[Any], Any, networks.Parameters]"]
+NETWORKS: dict[str, Network] = {"MLP": networks.mlp, "ResNet-50": networks.resnet}
+QUICK_NETWORKS: dict[str, Network] = {
+    "MLP": networks.mlp,
+    "ResNet-14": lambda: networks.resnet((1, 1, 1, 1), width=16),
+}
+
+
+def distribution(rounds: Rounds) -> list[Row]:
+    """Each network's training function to one worker and to four, which have started already."""
+    rows = []
+    for name, network in (QUICK_NETWORKS if rounds.quick else NETWORKS).items():
+        with _pickling.deep_recursion():
+            begin = time.monotonic()
+            training = _Training(name, network)
+            rounds.report(f"{name}: built in {time.monotonic() - begin:.0f} s")
+            rows += training.sizes()
+            for workers in WORKERS:
+                rows += training.times(workers, min(rounds.count, MOST_ROUNDS))
+    return rows
+
+
+class _Training:
+    """A training function, compiled once: it is the way to the workers that is measured."""
+
+    def __init__(self, name: str, network: Network) -> None:
+        self._name = name
+        self._inputs, self._loss, self._parameters = network()
+        self._updates = networks.training(self._loss, self._parameters)
+        with Runtime(1) as runtime, self._compiled_once() as kept:
+            self._build(runtime)
+            (self._function,) = kept.values()
+
+    def sizes(self) -> list[Row]:
+        """Bytes of the function without its values, and of the values."""
+        registry = VariableRegistry()
+        for variable in self._function.get_shared():
+            registry.number_of(variable)
+        values = float(_length(registry.records(0), registry))
+        flat = float(_length([self._function], registry))
+        plain = float(len(pickle.dumps(self._function, -1)))
+        nodes = len(self._function.maker.fgraph.apply_nodes)
+        what = f"{self._name}, {nodes} nodes: the function"
+        return [
+            Row("bytes", what, (flat,), "plain pickle less values", (plain - values,), unit="B"),
+            Row(
+                "bytes",
+                f"{self._name}: with its values",
+                (flat + values,),
+                "plain pickle",
+                (plain,),
+                unit="B",
+            ),
+        ]
+
+    def times(self, workers: int, count: int) -> list[Row]:
+        """Seconds until all workers have it; the C modules are compiled already."""
+        taken = [(self._ours(workers), self._plain(workers)) for _ in range(count)]
+        ours = tuple(seconds for seconds, _ in taken)
+        theirs = tuple(seconds for _, (seconds, _) in taken)
+        with compilelock.lock_ctx():
+            held = self._ours(workers)
+        locks = sum(locks for _, (_, locks) in taken) / count
+        title = f"{self._name} to {workers} worker{'s' if workers > 1 else ''}"
+        target = Target(AMOUNT, AT_MOST_S) if (self._name, workers) == ("ResNet-50", 4) else None
+        note = f"plain pickle: the workers took the compile lock {locks:.0f} times" if locks else ""
+        lock = f"{title}, compile lock held"
+        return [
+            Row("distribution", title, ours, "plain pickle", theirs, RATIO, target, note=note),
+            Row("distribution", lock, (held,), "not held", (statistics.median(ours),)),
+        ]
+
+    def _ours(self, workers: int) -> float:
+        with Runtime(workers + 1) as runtime, self._compiled_once():
+            runtime.distribute()  # waits until the workers have started
+            self._build(runtime)
+            begin = time.perf_counter()
+            runtime.distribute()
+            return time.perf_counter() - begin
+
+    def _build(self, runtime: Runtime) -> Any:
+        return runtime.function(self._inputs, self._loss, updates=self._updates)
+
+    @contextmanager
+    def _compiled_once(self) -> Iterator[dict[Any, Any]]:
+        """Compile at the first time, and take the same function later."""
+        kept: dict[Any, Any] = self.__dict__.setdefault("_kept", {})
+        compile_form = _runtime.compile_form
+
+        def once(spec: Any, form: Any) -> Any:
+            if form not in kept:
+                kept[form] = compile_form(spec, form)
+            return kept[form]
+
+        with mock.patch.object(_runtime, "compile_form", once):
+            yield kept
+
+    def _plain(self, workers: int) -> tuple[float, int]:
+        """By plain pickle, to processes that have imported Theano: (seconds, locks taken)."""
+        with (
+            tempfile.TemporaryDirectory(prefix="synk-bench-") as folder,
+            contextlib.ExitStack() as stack,
+        ):
+            path = Path(folder) / "function"
+            loaders = [_Loader(path, stack) for _ in range(workers)]
+            for loader in loaders:
+                loader.hear("ready")
+            begin = time.perf_counter()
+            path.write_bytes(pickle.dumps(self._function, -1))
+            for loader in loaders:
+                loader.go()
+            taken = [int(loader.hear("loaded")) for loader in loaders]
+            return time.perf_counter() - begin, max(taken)
+
+
+class _Loader:
+    """A process that loads a pickled function when it is told to."""
+
+    def __init__(self, path: Path, stack: contextlib.ExitStack) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "side_by_side.loader", str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+        )
+        stack.callback(self._end)
+        limit = threading.Timer(LIMIT_S, self._process.kill)
+        limit.start()
+        stack.callback(limit.cancel)
+
+    def go(self) -> None:
+        """Have it load."""
+        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def hear(self, word: str) -> str:
+        """Wait until it says this word; what follows it on the line."""
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        for line in self._process.stdout:
+            said, _, rest = line.strip().partition(" ")
+            if said == word:
+                return rest
+        raise RuntimeError(f"a process that should have said {word!r} ended")
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def _length(content: Any, registry: VariableRegistry) -> int:
+    data, buffers = _pickling.dumps(content, registry)
+    return len(data) + sum(map(len, buffers))
