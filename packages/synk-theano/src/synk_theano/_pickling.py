@@ -8,6 +8,7 @@ memory and are copied once. Pickles only ever go from the master to its own chil
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 import sys
@@ -22,6 +23,7 @@ from theano.compile.ops import FromFunctionOp
 from theano.tensor.raw_random import RandomStateType, random_state_type
 
 from ._flat import flatten, is_flat_able, rebuild
+from ._linking import linked_by_kind
 from ._shared_vars import VariableRegistry
 
 RECURSION_LIMIT = 10_000
@@ -37,6 +39,18 @@ def deep_recursion() -> Iterator[None]:
         yield
     finally:
         sys.setrecursionlimit(before)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Have no garbage looked for: a graph is a hundred thousand objects, and none is garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _random_state_type() -> Any:
@@ -98,12 +112,12 @@ def dumps(obj: Any, registry: VariableRegistry) -> Tuple[bytes, List[memoryview]
     """
     file = io.BytesIO()
     buffers: List[Any] = []
-    with deep_recursion():
+    with deep_recursion(), no_collection():
         _Pickler(file, registry, buffers).dump(obj)
     return file.getvalue(), [buffer.raw() for buffer in buffers]
 
 
 def loads(data: Any, registry: VariableRegistry, buffers: Iterable[Any] = ()) -> Any:
     """The reverse. Arrays of the result lie in `buffers`: copy what has to outlive them."""
-    with deep_recursion():
+    with deep_recursion(), no_collection(), linked_by_kind():
         return _Unpickler(io.BytesIO(data), registry, buffers).load()

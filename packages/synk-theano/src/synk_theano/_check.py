@@ -1,0 +1,268 @@
+"""Is each output of a function, with its op, exact on any split of the rows?
+
+Reads the graph; runs nothing. "wrong" means that the structure says so: results of parts of the
+rows cannot be combined to the result of all. Terms that happen to cancel are not seen. Whatever
+this check cannot follow is "unknown", never "wrong".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any, FrozenSet, List, Optional, Sequence, Tuple
+
+# The rules register themselves when they are imported.
+from . import (  # noqa: F401
+    _rowwise_index,
+    _rowwise_nnet,
+    _rowwise_products,
+    _rowwise_scan,
+    _rowwise_shape,
+    _rowwise_tensor,
+)
+from ._rowwise import Note, Value, Walk, find_reshapes, layout_kind, plain, rows, unknown
+from ._rowwise_reduced import describe_value
+from ._spec import FunctionSpec
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found about one output, or one update.
+
+    Attributes:
+        position: among the outputs, or among the updates.
+        output: the output's name, or a short form; of an update, the shared variable's.
+        op: how it is collected.
+        verdict: "exact", "wrong", or "unknown" (this check cannot tell).
+        reason: what it is, the node that matters, and the cure.
+    """
+
+    position: int
+    output: str
+    op: Optional[str]
+    verdict: str
+    reason: str
+
+
+def check_spec(spec: FunctionSpec) -> List[Verdict]:
+    """One verdict for each output, in their order.
+
+    Rows are axis 0 of the scattered inputs and of the sliceable shared variables. With neither,
+    there are no rows to split, and every output is the ranks' own: exact.
+    """
+    walk = _walk(spec)
+    return [
+        _verdict(walk, place, variable, variable, op)
+        for place, (variable, op) in enumerate(zip(spec.outputs, spec.output_ops))
+    ]
+
+
+def check_updates(spec: FunctionSpec) -> List[Verdict]:
+    """One verdict for each update: do slices of a call accumulate to the value of one slice?
+
+    Updates of random states are left out: slices draw one after the other. Without slices, each
+    rank updates from its own rows, and there is nothing to be exact about.
+    """
+    walk = _walk(spec)
+    accumulated = [target for target, _, _ in spec.accumulated]
+    return [
+        _verdict(walk, place, target, value, op)
+        for place, (target, value, op) in enumerate(spec.updates)
+        if any(target is other for other in accumulated)
+    ]
+
+
+def describe(verdicts: Sequence[Verdict]) -> str:
+    """A report to read: a line for each verdict, and its reason below."""
+    if not verdicts:
+        return "no outputs: nothing to check"
+    lines = []
+    for verdict in verdicts:
+        mark = {"exact": "exact  ", "wrong": "WRONG  ", "unknown": "unknown"}[verdict.verdict]
+        lines.append(f"{mark}  [{verdict.position}] {verdict.output}, op {verdict.op!r}")
+        lines.append(f"         {verdict.reason}")
+    return "\n".join(lines)
+
+
+def _walk(spec: FunctionSpec) -> Optional[Walk]:
+    """A walk that knows where rows are; None if there are none."""
+    sources = [*spec.variables[: spec.n_scattered], *spec.sliceable]
+    if not sources:
+        return None
+    ends = [*spec.outputs, *(value for _, value, _ in spec.updates)]
+    ends += [replacement for _, replacement in spec.givens]
+    known = {variable: _source(variable) for variable in sources}
+    walk = Walk(known, find_reshapes(ends))
+    # As Theano does: each replacement is built with those before it in place.
+    for key, replacement in spec.givens:
+        walk.values[key] = walk.value(replacement)
+        if replacement in walk.random:
+            walk.random.add(key)
+    return walk
+
+
+def _source(variable: Any) -> Value:
+    broadcastable = getattr(variable.type, "broadcastable", None)
+    if broadcastable is None or not broadcastable or broadcastable[0]:
+        return unknown(None, f"rows of {variable} ({variable.type}) are not those of an array")
+    return rows()
+
+
+def _verdict(
+    walk: Optional[Walk], place: int, named: Any, variable: Any, op: Optional[str]
+) -> Verdict:
+    name = _shorten(str(named))
+    if op is None:
+        return Verdict(place, name, op, "exact", "It is the master's own, from its own rows.")
+    if walk is None:
+        return Verdict(place, name, op, "exact", "No input is scattered: there are no rows.")
+    value = plain(walk.value(variable))
+    verdict, reason = _judge(value, op)
+    if variable in walk.random and verdict == "exact":
+        reason += " Random draws are part of it: equal in distribution, not in numbers."
+    return Verdict(place, name, op, verdict, reason)
+
+
+def _fitting(value: Value) -> FrozenSet[str]:
+    """The ops that are exact for a value."""
+    if value.kind == "fixed" and value.steady:
+        always = {"avg", "max", "min", "last"}
+        if value.zero:
+            return frozenset(always | {"sum", "prod"})
+        return frozenset(always | {"prod"} if value.literal == 1 else always)
+    if value.kind in ("sum", "fixed"):
+        return frozenset({0.0: ["avg"], 1.0: ["sum"]}.get(value.degree, []))
+    if value.kind in ("max", "min", "prod"):
+        return frozenset([value.kind])
+    in_order = layout_kind(value.layout) in ("", "block", "any")
+    if value.kind == "rows" and value.axis == 0 and in_order and (not value.degree or value.zero):
+        return frozenset(["gather"])
+    return frozenset()
+
+
+def _judge(value: Value, op: str) -> Tuple[str, str]:
+    """The verdict, and its reason."""
+    if value.kind == "noise":
+        return "unknown", "Cannot tell: it is random draws of a shape that is not known."
+    if value.kind == "unknown":
+        return "unknown", f"Cannot tell: {_of_note(value.note)}."
+    if value.kind in ("mixed", "shuffled"):
+        cure = value.note.cure if value.note is not None else ""
+        return "wrong", f"{_of_note(value.note)}." + (f" To be exact, {cure}." if cure else "")
+    what = describe_value(value)
+    fitting = _fitting(value)
+    if op in fitting:
+        return "exact", f"It is {what}."
+    if op == "last":
+        return "unknown", f"It is {what}; the value of the last slice is kept."
+    return "wrong", f"It is {what}, declared {op!r}: {_cure(value, op, fitting)}."
+
+
+def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
+    if value.kind == "fixed" and value.steady:
+        times = {"sum": "it would count once for each rank", "prod": "it would count once for "
+                 "each rank", "gather": "each rank would add a copy"}  # fmt: skip
+        return f"{times[op]}. To be exact, declare it 'avg'"
+    if value.kind == "rows":
+        if value.degree:
+            return (
+                "each row was divided (or multiplied) by the number of rows of its rank, as in the "
+                "gradient of a mean. To be exact, use a sum over rows in place of the mean, "
+                "'gather', and divide after the call"
+            )
+        if value.axis != 0:
+            return (
+                f"its rows lie along axis {value.axis}. To be exact, transpose it so that they "
+                f"lie along axis 0, and declare it 'gather'"
+            )
+        if not fitting:
+            return (
+                "its rows are not in the order of the inputs. To be exact, gather them in that "
+                "order, and put them in another after the call"
+            )
+        return "to be exact, declare it 'gather', or return its mean or sum over axis 0"
+    if fitting:
+        return "to be exact, declare it " + " or ".join(repr(name) for name in sorted(fitting))
+    if value.kind == "position":
+        return "to be exact, count the rows after the call"
+    return (
+        "no op fits. To be exact, return the sum over rows with 'sum', the number of rows too, "
+        "and scale after the call"
+    )
+
+
+# ---- naming nodes ----------------------------------------------------------------------------
+
+
+def _of_note(note: Optional[Note]) -> str:
+    if note is None:
+        return "the graph holds something that is not known"
+    return note.text if note.node is None else f"{_node(note.node)} {note.text}"
+
+
+def _node(node: Any) -> str:
+    """An operation's name, that of its result if it has one, and where it was written."""
+    name = next((output.name for output in node.outputs if output.name), None)
+    text = _shorten(str(node.op))
+    text += f" (named {name!r})" if name else ""
+    place = _written_at(node.outputs[0])
+    return text + (f" at {place}" if place else "")
+
+
+def _written_at(variable: Any) -> str:
+    """The line of the user's that made a variable: the innermost one outside Theano."""
+    traces: Sequence[Any] = getattr(variable.tag, "trace", None) or ()
+    for trace in traces[:1]:
+        for frame in reversed(trace):
+            filename, line = str(frame[0]), frame[1]
+            if f"{os.sep}theano{os.sep}" not in filename:
+                return f"{os.path.basename(filename)}:{line}"
+    return ""
+
+
+def _shorten(text: str, length: int = 60) -> str:
+    text = text.replace(",no_inplace", "")
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def wrong(verdicts: Sequence[Verdict]) -> List[Verdict]:
+    """Those that are certain to be wrong: what to warn of when a function is built."""
+    return [verdict for verdict in verdicts if verdict.verdict == "wrong"]
+
+
+class Verdicts(List[Verdict]):
+    """One verdict for each output; as text, a report."""
+
+    def __str__(self) -> str:
+        return describe(self)
+
+
+class DecompositionWarning(UserWarning):
+    """An output of a function is not what its ranks' shares of rows can give."""
+
+
+def warn_of_wrong(spec: FunctionSpec) -> None:
+    """Warn of outputs that are certain to be wrong, at the line outside of this library."""
+    what = f"function {spec.name!r}" if spec.name else "this function"
+    try:
+        bad = wrong(check_spec(spec))
+    except Exception as error:  # noqa: BLE001 - no function shall fail for a check's own mistake
+        text = f"could not be checked ({type(error).__name__}: {error}); please report it"
+        _warn(f"{what} {text}")
+        return
+    if bad:
+        _warn(f"{what} cannot be split over rows as it is:\n{describe(bad)}")
+
+
+def _warn(text: str) -> None:
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _is_ours(frame):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, DecompositionWarning, stacklevel=level)
+
+
+def _is_ours(frame: Any) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in ("synk_theano", "synkhronos")

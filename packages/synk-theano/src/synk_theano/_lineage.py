@@ -1,0 +1,146 @@
+"""What the values of a function are computed from: its inputs and shared variables.
+
+The graph as the user wrote it is walked, with givens in place, and default updates of the shared
+variables that it reaches. The walk keeps its own stack, so depth does not matter, and a set of
+leaves is the bits of one int, so size hardly does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Sequence, Tuple
+
+from theano.compile import SharedVariable
+from theano.gof import Constant
+from theano.tensor.raw_random import RandomStateType
+
+from ._spec import FunctionSpec, is_random
+
+Leaves = Tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """The leaves of a function's graph, by what is computed from them.
+
+    Attributes:
+        outputs: for each output the inputs and shared variables that it is computed from.
+        updates: the same for each update, those of random states and default updates included:
+            (shared variable, leaves of its new value).
+    """
+
+    outputs: Tuple[Leaves, ...]
+    updates: Tuple[Tuple[Any, Leaves], ...]
+
+
+def lineage_of(spec: FunctionSpec) -> Lineage:
+    """Walk the graph of a function.
+
+    What a given's replacement is itself computed from counts with all givens in place, whatever
+    their order: at worst a leaf too many is named.
+    """
+    walk = _Walk(spec)
+    outputs = tuple(walk.leaves(variable) for variable in spec.outputs)
+    updates = [(target, walk.leaves(value)) for target, value, _ in spec.updates]
+    no_defaults = spec.kwargs.get("no_default_updates") or ()
+    if no_defaults is not True:
+        seen = {id(target) for target, _ in updates} | {id(variable) for variable in no_defaults}
+        reached = _shared([*outputs, *(leaves for _, leaves in updates)])
+        # A default update may reach further variables that have one.
+        while reached:
+            variable = reached.pop()
+            if id(variable) in seen or getattr(variable, "default_update", None) is None:
+                continue
+            seen.add(id(variable))
+            leaves = walk.leaves(variable.default_update)
+            updates.append((variable, leaves))
+            reached.extend(_shared([leaves]))
+    return Lineage(outputs, tuple(updates))
+
+
+def draws(leaves: Leaves) -> bool:
+    """Whether random numbers are drawn for a value with these leaves."""
+    return any(is_random_state(leaf) for leaf in leaves)
+
+
+def differs_by_rank(leaves: Leaves, spec: FunctionSpec) -> bool:
+    """Whether a value differs between ranks although all shared variables are equal.
+
+    It does if it is computed from scattered inputs, sliceable shared variables, random numbers,
+    or `row_share()`.
+    """
+    own = {id(variable) for variable in spec.variables[: spec.n_scattered]}
+    own.update(id(variable) for variable in spec.sliceable)
+    return any(id(leaf) in own or is_random_state(leaf) or is_row_share(leaf) for leaf in leaves)
+
+
+def is_random_state(variable: Any) -> bool:
+    """Whether a variable holds the state of a random stream, tagged or not."""
+    return is_random(variable) or isinstance(variable.type, RandomStateType)
+
+
+def is_row_share(variable: Any) -> bool:
+    """Whether a variable is a runtime's `row_share()`, which the runtime sets itself."""
+    return bool(getattr(variable.tag, "synk_row_share", False))
+
+
+def _shared(several: Sequence[Leaves]) -> List[Any]:
+    return [leaf for leaves in several for leaf in leaves if isinstance(leaf, SharedVariable)]
+
+
+class _Walk:
+    """Sets of leaves, as bits, for every variable seen so far."""
+
+    def __init__(self, spec: FunctionSpec) -> None:
+        self._givens = {id(key): value for key, value in spec.givens}
+        # Keeps everything alive whose id is a key here; but for default updates, which their
+        # variables keep.
+        self._spec = spec
+        self._sets: Dict[int, int] = {}
+        self._leaves: List[Any] = []
+        self._bits: Dict[int, int] = {}
+
+    def leaves(self, variable: Any) -> Leaves:
+        found = self._set_of(variable)
+        return tuple(leaf for place, leaf in enumerate(self._leaves) if found >> place & 1)
+
+    def _set_of(self, root: Any) -> int:
+        sets = self._sets
+        entered = set()
+        stack = [root]
+        while stack:
+            variable = stack[-1]
+            key = id(variable)
+            if key in sets:
+                stack.pop()
+                continue
+            parents = self._parents(variable)
+            if key not in entered:
+                entered.add(key)
+                waiting = [p for p in parents if id(p) not in sets and id(p) not in entered]
+                if waiting:
+                    stack.extend(waiting)
+                    continue
+            found = 0 if parents else self._bit(variable)
+            for parent in parents:
+                # A replacement that is computed from what it replaces, such as {s: 2 * s},
+                # means the variable itself there.
+                known = sets.get(id(parent))
+                found |= self._bit(parent) if known is None else known
+            sets[key] = found
+            stack.pop()
+        return sets[id(root)]
+
+    def _parents(self, variable: Any) -> Sequence[Any]:
+        if id(variable) in self._givens:
+            return [self._givens[id(variable)]]
+        return [] if variable.owner is None else list(variable.owner.inputs)
+
+    def _bit(self, leaf: Any) -> int:
+        if isinstance(leaf, Constant):
+            return 0
+        place = self._bits.get(id(leaf))
+        if place is None:
+            place = self._bits[id(leaf)] = len(self._leaves)
+            self._leaves.append(leaf)
+        return 1 << place

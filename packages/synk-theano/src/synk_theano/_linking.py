@@ -1,0 +1,188 @@
+"""Linking the nodes of a graph kind by kind: where a built function spends most of its time.
+
+For each node Theano makes a graph of that node alone, writes down a key of everything that its C
+code depends on, and looks the key up among all compiled modules: a millisecond. A network of
+2600 nodes has 150 kinds, though, and all nodes of a kind end up with the same module, around
+other storage. Here the first node of a kind is linked by Theano, the others like it.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, NoReturn, Optional, Tuple, Type, Union
+
+from theano.gof.cc import _CThunk
+from theano.gof.cmodule import GCC_compiler
+from theano.gof.graph import Constant
+from theano.gof.op import Op
+from theano.gof.utils import MethodNotDefined
+
+
+@contextmanager
+def linked_by_kind() -> Iterator[None]:
+    """For the duration of the block, link nodes of the same kind together.
+
+    Only for a process in which no other thread builds functions meanwhile.
+    """
+    link_alone = Op.make_c_thunk
+    kinds: Dict[Any, Union[_Kind, _NoCode]] = {}
+
+    def make_c_thunk(
+        self: Any, node: Any, storage_map: Any, compute_map: Any, no_recycling: Any
+    ) -> Any:
+        key = None if no_recycling else _key(self, node)
+        kind = None if key is None else kinds.get(key)
+        if kind is not None:
+            return kind.link(node, storage_map, compute_map)
+        try:
+            thunk = link_alone(self, node, storage_map, compute_map, no_recycling)
+        except (NotImplementedError, MethodNotDefined) as error:
+            if key is not None:
+                kinds[key] = _NoCode(type(error), error.args)
+            raise
+        if key is not None:
+            kinds[key] = _Kind.of(node, thunk.thunk)
+        return thunk
+
+    Op.make_c_thunk = make_c_thunk
+    try:
+        yield
+    finally:
+        Op.make_c_thunk = link_alone
+
+
+@contextmanager
+def quick_outputs(graph: Any) -> Iterator[None]:
+    """For the duration of the block, `variable in graph.outputs` takes no search.
+
+    The linker asks for each input of each node, and a training function has hundreds of outputs.
+    """
+    plain = graph.outputs
+    graph.outputs = _Outputs(plain)
+    try:
+        yield
+    finally:
+        graph.outputs = plain
+
+
+class _Outputs(List[Any]):
+    def __init__(self, variables: List[Any]) -> None:
+        super().__init__(variables)
+        self._members = frozenset(variables)
+
+    def __contains__(self, variable: object) -> bool:
+        return variable in self._members
+
+
+def processor_flags() -> Optional[Tuple[str, ...]]:
+    """The compiler's flags for this processor, if they are known already.
+
+    They are part of every module's key. To find them out the compiler is run four times.
+    """
+    flags = GCC_compiler.march_flags
+    return None if flags is None else tuple(flags)
+
+
+def take_processor_flags(flags: Optional[Tuple[str, ...]]) -> None:
+    """Use what another process on this machine has found out, if this one has not yet."""
+    if flags is not None and GCC_compiler.march_flags is None:
+        GCC_compiler.march_flags = list(flags)
+
+
+def _key(op: Any, node: Any) -> Any:
+    """What two nodes of one kind have in common; None if that cannot be told.
+
+    It has all that the key of a C module is made of, of one node: the op, types, constants, and
+    which inputs are the same; and what the module is handed beside its inputs.
+    """
+    first: Dict[Any, int] = {}
+    inputs: List[Any] = []
+    for place, variable in enumerate(node.inputs):
+        before = first.setdefault(variable, place)
+        if before != place:
+            inputs.append(before)
+        elif isinstance(variable, Constant):
+            inputs.append((variable.type, variable.signature()))
+        else:
+            inputs.append(variable.type)
+    # An op's own parameters are told by the op; some ops have others for each node.
+    params = None if type(op).get_params is Op.get_params else node.run_params()
+    key = (type(op), op, tuple(inputs), tuple(v.type for v in node.outputs), params)
+    try:
+        hash(key)
+    except Exception:  # noqa: BLE001 - constants of any type may have no hash
+        return None
+    return key
+
+
+@dataclass(frozen=True)
+class _NoCode:
+    """A kind that has no C code: its nodes are computed in Python."""
+
+    error: Type[Exception]
+    arguments: Tuple[Any, ...]
+
+    def link(self, *_: Any) -> NoReturn:
+        """Tell so, as `Op.make_c_thunk` does."""
+        raise self.error(*self.arguments)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What the C thunks of a kind of nodes share.
+
+    Attributes:
+        example: the first of them.
+        passed: which inputs the module is handed: those that come twice only once.
+        constants: what it is handed after inputs and outputs: parameters.
+    """
+
+    example: Any
+    passed: Tuple[int, ...]
+    constants: Tuple[Any, ...]
+
+    @classmethod
+    def of(cls, node: Any, example: Any) -> _Kind:
+        """Read it off the thunk of a node."""
+        (copy,) = example.nodes
+        passed = tuple(
+            place
+            for place, variable in enumerate(node.inputs)
+            if all(variable is not before for before in node.inputs[:place])
+        )
+        known = {*copy.inputs, *copy.outputs}
+        constants = tuple(
+            variable.data
+            for variable, task, _ in example.init_tasks
+            if isinstance(variable, Constant) and task == "init" and variable not in known
+        )
+        return cls(example, passed, constants)
+
+    def link(self, node: Any, storage_map: Any, compute_map: Any) -> Any:
+        """A thunk for another node, as `Op.make_c_thunk` returns it."""
+        inputs = [storage_map[variable] for variable in node.inputs]
+        outputs = [storage_map[variable] for variable in node.outputs]
+        error_storage = [None, None, None]
+        first = self.example
+        cthunk = first.module.instantiate(
+            error_storage,
+            *[inputs[place] for place in self.passed],
+            *outputs,
+            *[[data] for data in self.constants],
+        )
+        thunk = _CThunk(cthunk, first.init_tasks, first.tasks, error_storage, first.module)
+        thunk.nodes = first.nodes
+        computed = [compute_map[variable] for variable in node.outputs]
+
+        def run() -> None:
+            thunk()
+            for flag in computed:
+                flag[0] = True
+
+        run.thunk = thunk  # type: ignore[attr-defined]
+        run.cthunk = cthunk  # type: ignore[attr-defined]
+        run.inputs = inputs  # type: ignore[attr-defined]
+        run.outputs = outputs  # type: ignore[attr-defined]
+        run.lazy = False  # type: ignore[attr-defined]
+        return run

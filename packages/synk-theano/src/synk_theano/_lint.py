@@ -1,0 +1,407 @@
+"""Mistakes of a data-parallel program that no single call can show. Pure, but for `facts_of`.
+
+The master knows all functions and the order of calls and collectives. So each shared variable can
+be followed: equal on all ranks, or not, and since when. Reported is what reads one as if it were
+equal while it is not. What is legal but unusual (parameters averaged only now and then, ranks
+that keep something of their own) gives a warning at most; what cannot be known gives nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import dropwhile
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+from theano.compile import SharedVariable
+
+from ._lineage import differs_by_rank, is_random_state, is_row_share, lineage_of
+from ._spec import FunctionSpec
+
+ERROR, WARNING = "error", "warning"
+
+
+@dataclass(frozen=True)
+class FunctionFacts:
+    """What the lint rules need to know of a function; variables are named by their numbers.
+
+    States of random streams and `row_share()` are left out: they ought to differ.
+
+    Attributes:
+        reads: what outputs and updates are computed from.
+        updates: what a call gives a new value.
+        rank_dependent_updates: those whose new value is computed from the rank's own rows,
+            random numbers, or `row_share()`.
+        sliceable: as declared.
+        sources: for each update, what its new value is computed from; without an entry it is
+            all that the function reads.
+        has_rows: whether it has scattered inputs or sliceable variables.
+    """
+
+    function_id: int
+    name: str
+    reads: FrozenSet[int]
+    updates: FrozenSet[int]
+    rank_dependent_updates: FrozenSet[int]
+    sliceable: FrozenSet[int]
+    sources: Mapping[int, FrozenSet[int]] = field(default_factory=dict)
+    has_rows: bool = True
+
+    def consumers(self, variable: int) -> List[int]:
+        """The variables whose new value is computed from `variable`."""
+        return sorted(u for u in self.updates if variable in self.sources.get(u, self.reads))
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that all ranks did.
+
+    Attributes:
+        kind: "call", or the name of a collective. A reduce that is not in place is a "gather":
+            it changes nothing. Unknown kinds are ignored.
+        function_id: of a call.
+        variables: of a collective.
+        rank: of "set_value", where known.
+    """
+
+    kind: str
+    function_id: Optional[int] = None
+    variables: Tuple[int, ...] = ()
+    rank: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake ("error"), or something that may be one ("warning").
+
+    Attributes:
+        rule: "unreduced-read", "reduced-on-master-only", "set-on-one-rank", "replicas-drift",
+            "scattered-read", "sliceable-updated" or "sliceable-read-whole".
+        variables: numbers of the shared variables concerned.
+        functions: numbers of the functions concerned: who wrote, then who read.
+    """
+
+    rule: str
+    severity: str
+    message: str
+    variables: Tuple[int, ...]
+    functions: Tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.severity} [{self.rule}]: {self.message}"
+
+
+def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int) -> FunctionFacts:
+    """Walk a function's graph.
+
+    Args:
+        spec: the function as written.
+        numbers: gives a shared variable's number.
+        function_id: the function's own number.
+    """
+    lineage = lineage_of(spec)
+
+    def numbered(variables: Iterable[Any]) -> FrozenSet[int]:
+        return frozenset(
+            numbers(variable)
+            for variable in variables
+            if isinstance(variable, SharedVariable)
+            and not is_random_state(variable)
+            and not is_row_share(variable)
+        )
+
+    updates = [(t, leaves) for t, leaves in lineage.updates if not is_random_state(t)]
+    everything = [*lineage.outputs, *(leaves for _, leaves in lineage.updates)]
+    return FunctionFacts(
+        function_id=function_id,
+        name=spec.name or f"function {function_id}",
+        reads=numbered(leaf for leaves in everything for leaf in leaves),
+        updates=numbered(target for target, _ in updates),
+        rank_dependent_updates=numbered(
+            t for t, leaves in updates if differs_by_rank(leaves, spec)
+        ),
+        sliceable=numbered(spec.sliceable),
+        sources={numbers(target): numbered(leaves) for target, leaves in updates},
+        has_rows=bool(spec.n_scattered or spec.sliceable),
+    )
+
+
+def lint(
+    functions: Sequence[FunctionFacts],
+    events: Sequence[Event] = (),
+    names: Optional[Mapping[int, str]] = None,
+    size: Optional[int] = None,
+    truncated: bool = False,
+) -> List[Finding]:
+    """Look for mistakes in a program.
+
+    Args:
+        functions: all functions.
+        events: what was done, oldest first. Without it only what functions alone give away is
+            reported.
+        names: of shared variables, by number.
+        size: the number of ranks, where known. A single rank makes no such mistakes.
+        truncated: whether `events` may begin in the middle of a program.
+
+    Returns:
+        Errors first, each finding once.
+    """
+    if size == 1:
+        return []
+    if truncated:
+        # Before these, other ranks may have been given values, too.
+        events = list(dropwhile(lambda event: event.kind == "set_value", events))
+    label = _labels(functions, names or {})
+    found = _static_findings(functions, label)
+    rehearsal = _Replay(functions, label, size, frozenset())
+    rehearsal.run(events)
+    # What is averaged now and then may be read in between: only now it is known which that is.
+    replay = _Replay(functions, label, size, frozenset(rehearsal.averaged))
+    replay.run(events)
+    found += replay.all_findings({(f.variables[0], f.functions[-1]) for f in found})
+    return sorted(found, key=lambda finding: finding.severity != ERROR)
+
+
+def _labels(functions: Sequence[FunctionFacts], names: Mapping[int, str]) -> Callable[[int], str]:
+    """How variables are called in messages: by name, with their number where names repeat."""
+    known = {n for f in functions for n in f.reads | f.updates | f.sliceable} | set(names)
+    given = [names[n] for n in known if names.get(n)]
+
+    def label(number: int) -> str:
+        name = names.get(number)
+        if not name:
+            return f"shared variable {number}"
+        return repr(name) if given.count(name) == 1 else f"{name!r} (shared variable {number})"
+
+    return label
+
+
+def _static_findings(
+    functions: Sequence[FunctionFacts], label: Callable[[int], str]
+) -> List[Finding]:
+    found = []
+    for f in functions:
+        for variable in sorted(f.sliceable):
+            name = label(variable)
+            for g in functions:
+                pair = (f.function_id, g.function_id)
+                if g is f or (variable in g.sliceable and variable not in g.updates):
+                    continue
+                if variable in g.updates:
+                    message = (
+                        f"{name} is sliceable in {f.name}, where it is rows of data, and {g.name} "
+                        f"updates it. On each rank that changes the rank's own rows; keep what is "
+                        f"learned in another shared variable, or drop it from sliceable_shareds"
+                    )
+                    found.append(Finding("sliceable-updated", WARNING, message, (variable,), pair))
+                elif variable in g.reads:
+                    message = (
+                        f"{name} is sliceable in {f.name}, but {g.name} reads it as a whole: each "
+                        f"rank computes with its own rows, and ranks count equally whatever their "
+                        f"number. List it in sliceable_shareds of {g.name} too"
+                    )
+                    rule = "sliceable-read-whole"
+                    found.append(Finding(rule, WARNING, message, (variable,), pair))
+    return found
+
+
+@dataclass
+class _Difference:
+    """Why a variable is not equal on all ranks.
+
+    `kind` is "update" (by `writer`, from the rank's own rows), "reduce", "set_value", "scatter",
+    or "derived" from another difference, which was reported already.
+    """
+
+    kind: str
+    writer: Optional[FunctionFacts] = None
+    ranks: Set[Optional[int]] = field(default_factory=set)
+    count: int = 0
+
+
+class _Replay:
+    """The program once more, variable by variable."""
+
+    def __init__(
+        self,
+        functions: Sequence[FunctionFacts],
+        label: Callable[[int], str],
+        size: Optional[int],
+        averaged: FrozenSet[int],
+    ) -> None:
+        self._functions: Dict[Optional[int], FunctionFacts] = {f.function_id: f for f in functions}
+        self._label = label
+        self._size = size
+        self._known_averaged = averaged
+        self._differs: Dict[int, _Difference] = {}
+        self._found: Dict[Tuple[str, int, Tuple[int, ...]], Finding] = {}
+        self._drifting: Dict[int, FunctionFacts] = {}
+        self._collected: Set[int] = set()
+        self.averaged: Set[int] = set()
+
+    def run(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.kind == "call":
+                function = self._functions.get(event.function_id)
+                if function is not None:
+                    self._call(function)
+                continue
+            for variable in event.variables:
+                self._collective(event, variable)
+
+    def all_findings(self, known: Set[Tuple[int, int]]) -> List[Finding]:
+        """What was found, but for scattered variables in `known` (variable, reader)."""
+        errors = {f.variables[0] for f in self._found.values() if f.severity == ERROR}
+        explained = self._collected | self._known_averaged | errors
+        drifts = {v: writer for v, writer in self._drifting.items() if v not in explained}
+        found = [
+            finding
+            for finding in self._found.values()
+            if (
+                finding.rule != "scattered-read"
+                or (finding.variables[0], finding.functions[-1]) not in known
+            )
+            # The drift is the cause of what others read.
+            and (finding.severity == ERROR or finding.variables[0] not in drifts)
+        ]
+        for variable, writer in drifts.items():
+            message = (
+                f"{writer.name} updates {self._label(variable)} on each rank from the rank's own "
+                f"rows, again and again, and nothing ever combines it: the replicas drift apart. "
+                f"all_reduce() it, or update it from an all-reduced gradient in a second function"
+            )
+            found.append(
+                Finding("replicas-drift", WARNING, message, (variable,), (writer.function_id,))
+            )
+        return found
+
+    def _collective(self, event: Event, variable: int) -> None:
+        kind, before = event.kind, self._differs.get(variable)
+        if kind in ("broadcast", "all_reduce", "all_gather"):
+            if before is not None and before.kind in ("update", "derived", "reduce"):
+                self._collected.add(variable)
+                if kind == "all_reduce" or (kind == "broadcast" and before.kind == "reduce"):
+                    self.averaged.add(variable)
+            self._differs.pop(variable, None)
+        elif kind == "scatter":
+            self._differs[variable] = _Difference(kind)
+        elif kind == "reduce":
+            self._collected.add(variable)
+            if before is None or before.kind in ("update", "derived", "reduce"):
+                writer = None if before is None else before.writer
+                self._differs[variable] = _Difference(kind, writer)
+        elif kind in ("gather", "get_value"):
+            self._collected.add(variable)
+        elif kind == "set_value":
+            self._set_value(event, variable, before)
+
+    def _set_value(self, event: Event, variable: int, before: Optional[_Difference]) -> None:
+        if before is None or before.kind != "set_value":
+            before = self._differs[variable] = _Difference("set_value")
+        before.ranks.add(event.rank)
+        before.count += 1
+        done = before.count if None in before.ranks else len(before.ranks)
+        if self._size is not None and done >= self._size:
+            # Every rank was given a value: whatever it is, it is meant.
+            del self._differs[variable]
+
+    def _call(self, function: FunctionFacts) -> None:
+        for variable in sorted(function.reads - function.sliceable):
+            difference = self._differs.get(variable)
+            if difference is None or difference.kind == "derived":
+                continue
+            if difference.kind == "update" and difference.writer is function:
+                self._drifting.setdefault(variable, function)
+            else:
+                self._read(function, variable, difference)
+        differing = {v for v in function.reads - function.sliceable if v in self._differs}
+        for variable in function.updates:
+            if variable in function.rank_dependent_updates:
+                self._differs[variable] = _Difference("update", function)
+            elif differing & function.sources.get(variable, function.reads):
+                self._differs[variable] = _Difference("derived")
+            else:
+                self._differs.pop(variable, None)
+
+    def _read(self, reader: FunctionFacts, variable: int, difference: _Difference) -> None:
+        """`reader` reads a variable that is not equal on all ranks, which it did not write."""
+        consumers = reader.consumers(variable)
+        if not consumers and not reader.has_rows:
+            # It only returns what the ranks have, reduced over them.
+            self._collected.add(variable)
+            return
+        averaged_later = self._known_averaged & reader.rank_dependent_updates
+        if consumers and difference.kind == "update" and averaged_later.issuperset(consumers):
+            # One stage of a computation on the rank's own rows, averaged at its end.
+            return
+        name, writer = self._label(variable), difference.writer
+        excused = not consumers or self._is_averaged(variable, consumers, writer)
+        severity = WARNING if excused else ERROR
+        if difference.kind == "update" and writer is not None:
+            rule = "unreduced-read"
+            message = (
+                f"{reader.name} reads {name}, which {writer.name} computed on each rank from the "
+                f"rank's own rows, and no all_reduce() came between; call all_reduce({name}) "
+                f"after {writer.name}"
+            )
+        elif difference.kind == "reduce":
+            rule = "reduced-on-master-only"
+            by = "" if writer in (None, reader) else f", computed by {writer.name},"
+            if writer is reader:
+                severity = WARNING
+            message = (
+                f"{reader.name} reads {name}{by} after reduce(), which gave the result to the "
+                f"master only; use all_reduce(), or broadcast() it afterwards"
+            )
+        elif difference.kind == "set_value":
+            rule = "set-on-one-rank"
+            severity = ERROR if difference.count == 1 else WARNING
+            where = "one rank only" if difference.count == 1 else "some ranks"
+            message = (
+                f"{reader.name} reads {name}, which set_value() has changed on {where}; use "
+                f"broadcast() to give all ranks the same value"
+            )
+        else:
+            rule, severity = "scattered-read", WARNING
+            message = (
+                f"{reader.name} reads {name} as if it were the same on all ranks, but each rank "
+                f"has its own rows of it since scatter(); list it in sliceable_shareds of "
+                f"{reader.name}"
+            )
+        if severity == ERROR and rule != "set-on-one-rank":
+            targets = ", ".join(self._label(u) for u in consumers)
+            message += f". Until then {targets} will differ between ranks"
+        pair = (reader.function_id,) if writer is None else (writer.function_id, reader.function_id)
+        self._found.setdefault(
+            (rule, variable, pair), Finding(rule, severity, message, (variable,), pair)
+        )
+
+    def _is_averaged(
+        self, variable: int, consumers: Sequence[int], writer: Optional[FunctionFacts]
+    ) -> bool:
+        """Whether what becomes of the read is averaged at some time: then it may be meant.
+
+        That the variable itself is averaged at times excuses nothing if it is written anew by
+        each call, as a gradient is: then this time was forgotten.
+        """
+        known = self._known_averaged
+        carried = writer is not None and variable in writer.consumers(variable)
+        return bool(known.intersection(consumers)) or (carried and variable in known)
+
+
+class Findings(List[Finding]):
+    """What was found, errors first; as text, a report."""
+
+    def __str__(self) -> str:
+        return "\n".join(str(finding) for finding in self) or "nothing found"

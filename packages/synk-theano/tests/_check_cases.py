@@ -1,0 +1,383 @@
+"""Graphs with their verdicts, and what computes a graph on all rows and on parts of them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import theano
+import theano.ifelse
+import theano.tensor as T
+from theano.tensor.nnet.bn import batch_normalization_test, batch_normalization_train
+from theano.tensor.signal.pool import pool_2d
+
+FLOAT = "float64"
+ROWS = 11
+PARTS = [(0, 5), (5, 6), (6, 11)]
+OPS = ("avg", "sum", "max", "min", "prod", "gather")
+
+rng = np.random.RandomState(8)
+
+
+def _shared(*shape: int, name: str) -> Any:
+    return theano.shared(rng.standard_normal(shape), name=name)
+
+
+x, v = T.dmatrix("x"), T.dvector("v")
+y, z = T.ivector("y"), T.dmatrix("z")
+t, im = T.dtensor3("t"), T.dtensor4("im")
+mask = T.dvector("mask")
+c = T.dvector("c")
+scattered = [x, v, y, z, t, im, mask]
+data = {
+    x: rng.standard_normal((ROWS, 3)),
+    v: rng.uniform(0.5, 1.5, ROWS),
+    y: rng.randint(0, 3, ROWS).astype("int32"),
+    z: rng.standard_normal((ROWS, 3)),
+    t: rng.standard_normal((ROWS, 4, 3)),
+    im: rng.standard_normal((ROWS, 2, 6, 6)),
+    mask: (rng.uniform(size=ROWS) > 0.4).astype(FLOAT),
+}
+c_value = rng.standard_normal(3)
+
+w, b = _shared(3, 3, name="w"), _shared(3, name="b")
+u, e = _shared(3, 3, name="u"), _shared(5, 4, name="e")
+k, kb = _shared(4, 2, 3, 3, name="k"), _shared(4, name="kb")
+d = _shared(16, 3, name="d")
+q = theano.shared(rng.standard_normal((ROWS, 3)), name="q")
+share = theano.shared(np.float64(1.0), name="row_share")
+share.tag.synk_row_share = True
+
+hidden = T.tanh(x.dot(w) + b)
+probability = T.nnet.softmax(hidden.dot(u))
+crossentropy = T.nnet.categorical_crossentropy(probability, y)
+l2 = 1e-2 * ((w**2).sum() + (u**2).sum())
+loss = crossentropy.mean() + l2
+picked = -T.log(probability)[T.arange(y.shape[0]), y]
+
+maps = T.nnet.relu(T.nnet.conv2d(im, k) + kb.dimshuffle("x", 0, "x", "x"))
+pooled = pool_2d(maps, (2, 2), ignore_border=True)
+image_probability = T.nnet.softmax(pooled.flatten(2).dot(d))
+image_loss = T.nnet.categorical_crossentropy(image_probability, y).mean()
+averaged = pool_2d(maps, (2, 2), ignore_border=True, mode="average_exc_pad")
+
+stretched = T.nnet.softmax(t.reshape((-1, 3)).dot(w)).reshape((t.shape[0], t.shape[1], 3))
+normalized = (x - x.mean(axis=0)) / T.sqrt(x.var(axis=0) + 1e-5)
+normal, normal_mean, normal_inverse = batch_normalization_train(x, b, b, axes="per-activation")[:3]
+stored = batch_normalization_test(x, b, b, b, T.sqr(b) + 1, axes="per-activation")
+
+
+def _recurrent() -> Any:
+    """A recurrent net over the middle axis of t: rows are along the second axis inside."""
+    states, _ = theano.scan(
+        lambda now, before: T.tanh(now.dot(w) + before.dot(u)),
+        sequences=t.dimshuffle(1, 0, 2),
+        outputs_info=T.zeros((t.shape[0], 3)),
+    )
+    return states
+
+
+states = _recurrent()
+running, _ = theano.scan(lambda row, total: total + row, x, outputs_info=T.zeros((3,)))
+each, _ = theano.scan(lambda row: T.tanh(row).sum(), x)
+
+
+class Case(NamedTuple):
+    name: str
+    output: Any
+    op: str
+    verdict: str
+    says: str = ""
+
+
+CASES = [
+    # Means.
+    Case("mean of all", T.sqr(x).mean(), "avg", "exact"),
+    Case("mean over rows", T.exp(x).mean(axis=0), "avg", "exact"),
+    Case("mean of float32 sums", x.mean(axis=0, acc_dtype="float64"), "avg", "exact"),
+    Case("mean of a mean over columns", x.mean(axis=1).mean(), "avg", "exact"),
+    Case("mean by the op", T.mean(x, op=True), "avg", "exact"),
+    Case("sum divided by the rows", x.sum(axis=0) / x.shape[0], "avg", "exact"),
+    Case("regularized mean", T.sqr(x.dot(w)).mean() + 0.1 * abs(w).sum(), "avg", "exact"),
+    Case("combination of means", 2 * x.mean() - v.mean() / 3 + 1, "avg", "exact"),
+    Case("crossentropy of an MLP", loss, "avg", "exact"),
+    Case("its gradient by weights", T.grad(loss, w), "avg", "exact"),
+    Case("its gradient by biases", T.grad(loss, b), "avg", "exact"),
+    Case("crossentropy by indexing", picked.mean(), "avg", "exact"),
+    Case("its gradient", T.grad(picked.mean() + l2, u), "avg", "exact"),
+    Case("accuracy", T.mean(T.eq(T.argmax(probability, axis=1), y)), "avg", "exact"),
+    Case("binary crossentropy",
+         T.nnet.binary_crossentropy(T.nnet.sigmoid(x.dot(w)), T.gt(z, 0)).mean(), "avg", "exact"),
+    Case("loss of a convolutional net", image_loss, "avg", "exact"),
+    Case("its gradient by filters", T.grad(image_loss, k), "avg", "exact"),
+    Case("its gradient by filter biases", T.grad(image_loss, kb), "avg", "exact"),
+    Case("its gradient by dense weights", T.grad(image_loss, d), "avg", "exact"),
+    Case("gradient through average pools", T.grad(averaged.mean(), k), "avg", "exact"),
+    Case("loss over time steps folded into rows", T.sqr(stretched).mean(), "avg", "exact"),
+    Case("its gradient", T.grad(T.sqr(stretched).mean(), w), "avg", "exact"),
+    Case("gradient by an embedding", T.grad(T.tanh(e[y]).mean(), e), "avg", "exact"),
+    Case("gradient by a slice of weights", T.grad(T.tanh(x.dot(w[:, :2])).mean(), w),
+         "avg", "exact"),
+    Case("mean with stored statistics", T.tanh(stored).mean(), "avg", "exact"),
+    Case("statistic that is a mean", normal_mean, "avg", "exact"),
+    Case("mean over two joined batches", T.tanh(T.concatenate([x, z])).mean(), "avg", "exact"),
+    Case("mean over reversed rows", x[::-1].mean(axis=0), "avg", "exact"),
+    Case("chosen by a constant", T.switch(T.gt(b.sum(), 0), x.mean(), v.mean()), "avg", "exact"),
+    Case("chosen lazily", theano.ifelse.ifelse(T.gt(b.sum(), 0), x.mean(), v.mean()),
+         "avg", "exact"),
+    Case("means as one vector", T.stack([x.mean(), v.mean()]), "avg", "exact"),
+    Case("mean in the diagonal", T.set_subtensor(T.zeros((2, 2))[0, 1], x.mean()), "avg", "exact"),
+    Case("of parameters alone", (w**2).sum(), "avg", "exact"),
+    Case("of a broadcast input", T.exp(c).sum(), "avg", "exact"),
+    Case("weights that are means", T.dot(x.mean(axis=0), w), "avg", "exact"),
+    Case("second moments", x.T.dot(x) / x.shape[0], "avg", "exact"),
+    Case("mean over a recurrent net", T.tanh(states[-1]).mean(), "avg", "exact"),
+    Case("gradient through time", T.grad(T.sqr(states[-1]).mean(), w), "avg", "exact"),
+    Case("maximum over columns, averaged", x.max(axis=1).mean(), "avg", "exact"),
+    Case("gradient through a maximum over columns", T.grad(x.dot(w).max(axis=1).mean(), w),
+         "avg", "exact"),
+    Case("hinge loss", T.maximum(0, 1 - x.dot(w)).mean(), "avg", "exact"),
+    Case("loss by labels one of n",
+         -(T.extra_ops.to_one_hot(y, 3) * T.log(probability)).sum(axis=1).mean(), "avg", "exact"),
+    Case("log of softmax", T.nnet.logsoftmax(x)[T.arange(x.shape[0]), y].mean(), "avg", "exact"),
+    Case("local response normalization",
+         (im / T.sqr(im).sum(axis=1, keepdims=True) ** 0.75).mean(), "avg", "exact"),
+    Case("a tensor product", T.tensordot(t, w, axes=[[2], [0]]).mean(axis=0), "avg", "exact"),
+    Case("a batched product", T.batched_dot(t, t.dimshuffle(0, 2, 1)).mean(axis=0),
+         "avg", "exact"),
+    Case("rows of a normalized batch, counted", x.sum(axis=0) / normalized.shape[0],
+         "avg", "exact"),
+    Case("zeros like a row", x.mean(axis=0) + T.zeros_like(x[0]), "avg", "exact"),
+    Case("gradient that does not depend on a mixed value",
+         T.grad(x.dot(w).mean() + 0 * x.std(), w), "avg", "exact"),
+    # Sums.
+    Case("sum of all", T.sqr(x).sum(), "sum", "exact"),
+    Case("sum over rows", x.sum(axis=0), "sum", "exact"),
+    Case("number of rows", x.shape[0], "sum", "exact"),
+    Case("number of hits", T.eq(y, 1).sum(), "sum", "exact"),
+    Case("Gram matrix of columns", x.T.dot(x), "sum", "exact"),
+    Case("gradient of a sum", T.grad(crossentropy.sum(), w), "sum", "exact"),
+    Case("product of vectors of rows", T.dot(v, x), "sum", "exact"),
+    Case("mean times the rows", x.mean() * x.shape[0], "sum", "exact"),
+    Case("mean weighted by the row share", share * x.mean(), "sum", "exact"),
+    Case("penalty weighted by the row share", T.sqr(x).sum() + share * l2, "sum", "exact"),
+    Case("log of a product", T.log(v.prod()), "sum", "exact"),
+    Case("counts of labels", T.inc_subtensor(T.zeros((3,))[y], 1), "sum", "exact"),
+    Case("sum over joined batches", T.concatenate([x, z]).sum(axis=0), "sum", "exact"),
+    Case("sum of sliceable rows", T.sqr(q).sum(), "sum", "exact"),
+    # Largest, smallest, products.
+    Case("maximum", x.max(), "max", "exact"),
+    Case("maximum of a row-wise function", T.tanh(x.dot(w)).max(axis=0), "max", "exact"),
+    Case("increasing function of a maximum", 2 * T.exp(x.max(axis=0)) + 1, "max", "exact"),
+    Case("minus the minimum", -x.min(axis=0), "max", "exact"),
+    Case("any", T.any(T.gt(x, 1.5), axis=0), "max", "exact"),
+    Case("clipped maximum", T.clip(x.max(axis=0), 0.2, 0.9), "max", "exact"),
+    Case("maximum of maxima", T.maximum(x.max(), z.max()), "max", "exact"),
+    Case("minimum", x.min(axis=0), "min", "exact"),
+    Case("all", T.all(T.gt(x, -1.5), axis=0), "min", "exact"),
+    Case("whether the maximum is small", T.lt(x.max(axis=0), 1.0), "min", "exact"),
+    Case("product", x.prod(axis=0), "prod", "exact"),
+    Case("likelihood", T.exp(T.log(v).sum()), "prod", "exact"),
+    # Rows to gather.
+    Case("norms of rows", T.sqrt(T.sqr(x).sum(axis=1)), "gather", "exact"),
+    Case("predictions", T.argmax(probability, axis=1), "gather", "exact"),
+    Case("flattened images", im.flatten(2), "gather", "exact"),
+    Case("all entries flattened", t.flatten(), "gather", "exact"),
+    Case("features of a convolutional net", pooled, "gather", "exact"),
+    Case("reshaped with the row count", t.reshape((t.shape[0], -1)), "gather", "exact"),
+    Case("columns of rows", x[:, ::-1][:, 1:], "gather", "exact"),
+    Case("chosen columns", x[:, [2, 0]], "gather", "exact"),
+    Case("accumulated over columns", T.cumsum(x, axis=1), "gather", "exact"),
+    Case("sorted columns", T.sort(x, axis=1), "gather", "exact"),
+    Case("rows beside rows", T.concatenate([x, T.tanh(z)], axis=1), "gather", "exact"),
+    Case("embedding", e[y], "gather", "exact"),
+    Case("states of a recurrent net", states.dimshuffle(1, 0, 2), "gather", "exact"),
+    Case("twice transposed", w.dot(x.T).T, "gather", "exact"),
+    Case("gradient of a sum by rows", T.grad(crossentropy.sum(), x), "gather", "exact"),
+    Case("ones for each row", T.ones((x.shape[0], 2)), "gather", "exact"),
+    # A right result under a wrong op.
+    Case("mean declared sum", x.mean(), "sum", "wrong", "declare it 'avg'"),
+    Case("sum declared avg", x.sum(), "avg", "wrong", "declare it 'sum'"),
+    Case("rows declared avg", x.sum(axis=1), "avg", "wrong", "declare it 'gather'"),
+    Case("maximum declared avg", x.max(axis=0), "avg", "wrong", "declare it 'max'"),
+    Case("maximum declared min", x.max(axis=0), "min", "wrong", "declare it 'max'"),
+    Case("parameters declared sum", w, "sum", "wrong", "once for each rank"),
+    Case("parameters gathered", w, "gather", "wrong", "copy"),
+    Case("number of rows averaged", x.shape[0] * 1.0, "avg", "wrong", "declare it 'sum'"),
+    Case("transposed rows gathered", x.T, "gather", "wrong", "axis 1"),
+    Case("reversed rows gathered", x[::-1], "gather", "wrong", "not in the order"),
+    Case("joined rows gathered", T.concatenate([x, z]), "gather", "wrong", "not in the order"),
+    Case("gradient of a mean by rows", T.grad(loss, x), "gather", "wrong", "gradient of a mean"),
+    Case("sum with a penalty", T.sqr(x).sum() + l2, "sum", "wrong", "row_share"),
+    # Nothing that parts of the rows could be combined to.
+    Case("standard deviation", x.std(axis=0), "avg", "wrong", "combines each row with"),
+    Case("variance", x.var(), "avg", "wrong", "Elemwise{sub}"),
+    Case("unbiased variance", T.sqr(x).sum() / (x.shape[0] - 1), "avg", "unknown"),
+    Case("root of a mean of squares", T.sqrt(T.sqr(x).mean()), "avg", "wrong", "not linear"),
+    Case("norm of all", x.norm(2), "sum", "wrong"),
+    Case("softmax over rows", T.nnet.softmax(x.T).T, "gather", "wrong", "softmax over rows"),
+    Case("softmax over rows by hand", T.exp(x) / T.exp(x).sum(axis=0), "gather", "wrong"),
+    Case("log of a sum of exponentials", T.log(T.exp(x).sum(axis=0)), "sum", "wrong"),
+    Case("accumulated over rows", T.cumsum(x, axis=0), "gather", "wrong", "starts anew"),
+    Case("sorted rows", T.sort(x, axis=0), "gather", "wrong", "sorts"),
+    Case("position of the maximum", T.argmax(x, axis=0), "max", "wrong", "position of a row"),
+    Case("covariance", (x - x.mean(0)).T.dot(x - x.mean(0)) / x.shape[0], "avg", "wrong"),
+    Case("ratio of sums", x.sum() / v.sum(), "avg", "wrong", "several reductions"),
+    Case("weighted mean", (mask * v).sum() / mask.sum(), "avg", "wrong", "several reductions"),
+    Case("product of means", x.mean() * z.mean(), "avg", "wrong"),
+    Case("exponential of a mean", T.exp(x.mean()), "avg", "wrong", "a mean over rows"),
+    Case("range", x.max(axis=0) - x.min(axis=0), "max", "wrong", "different kinds"),
+    Case("sum and mean added", x.sum() + x.mean(), "sum", "wrong", "grow differently"),
+    Case("largest column sum", x.sum(axis=0).max(), "max", "wrong", "in another way"),
+    Case("first row", x[0], "avg", "wrong", "by its position"),
+    Case("last row", x[-1], "avg", "wrong", "by its position"),
+    Case("differences of rows", (x[1:] - x[:-1]).sum(axis=0), "sum", "wrong", "positions"),
+    Case("every other row", x[::2], "gather", "wrong", "positions"),
+    Case("numbered rows", T.arange(x.shape[0]) * v, "gather", "wrong", "counts from 0"),
+    Case("Gram matrix of rows", x.dot(x.T), "gather", "wrong", "each other row"),
+    Case("distances of all pairs", T.sqr(x.dimshuffle(0, "x", 1) - x.dimshuffle("x", 0, 1)).sum(2),
+         "gather", "wrong", "each other row"),
+    Case("batch normalization by hand", T.tanh(normalized).mean(), "avg", "wrong"),
+    Case("its gradient", T.grad(T.sqr(T.tanh(normalized.dot(w))).mean(), w), "avg", "wrong"),
+    Case("batch normalization", T.tanh(normal).mean(), "avg", "wrong", "of one rank"),
+    Case("its deviation", normal_inverse, "avg", "wrong", "of one rank"),
+    Case("its gradient by what it normalizes", T.grad(
+        T.tanh(batch_normalization_train(x.dot(w), b, b)[0]).mean(), w), "avg", "wrong"),
+    Case("gradient through a maximum over rows", T.grad(x.dot(w).max(axis=0).mean(), w),
+         "avg", "wrong"),
+    Case("gradient of an exponential of a mean", T.grad(T.exp(x.dot(w).mean()), w),
+         "avg", "wrong"),
+    Case("rows less their maximum", x - x.max(axis=0), "gather", "wrong"),
+    Case("divided by the rows but one", x.sum() / x[1:].shape[0], "avg", "unknown"),
+    # Where the graph cannot tell.
+    Case("absolute value of a mean", abs(x.mean(axis=0)), "avg", "unknown", "may or may not"),
+    Case("clipped mean", T.clip(x.mean(axis=0), -9, 9), "avg", "unknown", "may or may not"),
+    Case("maximum times a parameter", x.max(axis=0) * b, "max", "unknown", "unknown sign"),
+    Case("running sum by scan", running[-1], "sum", "unknown", "loops over rows"),
+    Case("each row by scan", each, "gather", "unknown", "loops over rows"),
+    Case("rows chosen by a mask", v[T.gt(mask, 0.5).nonzero()].sum(), "sum", "unknown"),
+    Case("fixed number of rows", x * theano.shared(np.ones((ROWS, 3))), "gather", "unknown",
+         "fixed number"),
+    Case("reshaped to a fixed number", t.reshape((ROWS, 12)), "gather", "unknown", "x.shape[0]"),
+    Case("sum of sorted rows", T.sort(x, axis=0).sum(axis=0), "sum", "unknown", "order"),
+    Case("rows no larger than their mean", T.minimum(x, x.mean(axis=0)), "gather", "unknown"),
+    Case("diagonal of a Gram matrix", T.diag(x.dot(x.T)), "gather", "unknown"),
+    Case("zero times distances", 0 * x.dot(x.T), "gather", "unknown"),
+    Case("determinant", T.nlinalg.det(x.T.dot(x)), "avg", "unknown", "Det"),
+]  # fmt: skip
+
+
+def depends_on_images(output: Any) -> bool:
+    return im in theano.gof.graph.inputs([output])
+
+
+def values_of(output: Any) -> tuple[Any, list[Any]]:
+    """The output on all rows, and on parts of them; None for a part that cannot be computed."""
+    whole_q = q.get_value()
+    # Convolutions exist in C only.
+    mode = theano.Mode("cvm", "fast_compile") if depends_on_images(output) else "FAST_COMPILE"
+    f = theano.function([*scattered, c], output, mode=mode, on_unused_input="ignore")
+    values = []
+    try:
+        for start, stop in [(0, ROWS), *PARTS]:
+            q.set_value(whole_q[start:stop])
+            share.set_value((stop - start) / ROWS)
+            try:
+                values.append(np.asarray(f(*(data[s][start:stop] for s in scattered), c_value)))
+            except (ValueError, IndexError, AssertionError):
+                assert values  # the whole is always computed
+                values.append(None)
+    finally:
+        q.set_value(whole_q)
+        share.set_value(1.0)
+    return values[0], values[1:]
+
+
+def combined(parts: list[Any], op: str) -> Any:
+    """The parts put together by NumPy, or None if they do not fit."""
+    if any(part is None for part in parts):
+        return None
+    if op == "gather":
+        parts = [np.atleast_1d(part) for part in parts]
+        if len({part.shape[1:] for part in parts}) > 1:
+            return None
+        return np.concatenate(parts)
+    if len({part.shape for part in parts}) > 1:
+        return None
+    stacked = np.stack(parts)
+    if op == "avg":
+        weights = [(stop - start) / ROWS for start, stop in PARTS]
+        return np.tensordot(weights, stacked.astype(FLOAT), axes=1)
+    reduce = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}[op]
+    return reduce(stacked, axis=0)
+
+
+def is_equal(whole: Any, parts: list[Any], op: str) -> bool:
+    got = combined(parts, op)
+    if got is None or got.shape != (np.atleast_1d(whole) if op == "gather" else whole).shape:
+        return False
+    return np.allclose(got, whole, rtol=1e-9, atol=1e-12)
+
+
+FUNCTIONS = [
+    T.tanh, T.exp, T.sqr, abs, T.neg, T.nnet.sigmoid, T.nnet.softplus, T.floor,
+    lambda a: T.sqrt(T.sqr(a) + 0.1), lambda a: T.clip(a, -0.5, 0.5), lambda a: 2 * a - 1,
+    lambda a: 1 / (1.5 + T.sqr(a)), lambda a: T.switch(T.gt(a, 0.2), a, 0.0),
+    theano.gradient.disconnected_grad,
+]  # fmt: skip
+PAIRS = [
+    lambda a, o: a + o, lambda a, o: a - o, lambda a, o: a * o, T.maximum, T.minimum,
+    lambda a, o: a / (1.5 + T.sqr(o)), lambda a, o: T.switch(T.gt(a, o), a, o),
+]  # fmt: skip
+REDUCTIONS = [
+    T.sum, T.mean, T.max, T.min, T.prod, T.std,
+    lambda a, axis: T.exp(T.log(1 + T.sqr(a)).sum(axis=axis)),
+    lambda a, axis: T.sum(a, axis=axis) / a.shape[0],
+]  # fmt: skip
+OF_ROWS = [
+    T.nnet.softmax, lambda a: T.nnet.softmax(a.T).T, lambda a: a[::-1], lambda a: a[:, [2, 0, 1]],
+    lambda a: T.concatenate([a[:, 1:], a[:, :1]], axis=1), lambda a: a.flatten().reshape((-1, 3)),
+    lambda a: a.reshape((a.shape[0], 3, 1)).flatten(2), lambda a: T.set_subtensor(a[:, 0], 0.0),
+    lambda a: T.cumsum(a, axis=0), lambda a: T.cumsum(a, axis=1), lambda a: T.sort(a, axis=0),
+    lambda a: a.T.flatten().reshape((3, a.shape[0])).T, lambda a: T.inc_subtensor(a[:, 1], v),
+]  # fmt: skip
+
+
+def random_graph(generator: Any) -> Any:
+    """A few steps, each from what is there to something of one of five kinds."""
+
+    def pick(pool: Any) -> Any:
+        return pool[generator.randint(len(pool))]
+
+    matrices, columns, vectors, squares = [x, z, q], [v, mask], [c, b], [w, u]
+    numbers = [b.sum(), x.shape[0] * 1.0, 1.0 / x.shape[0], share * 1.0]
+    pools = [matrices, columns, vectors, squares, numbers]
+
+    def add_gradient(pool: Any, of: Any) -> None:
+        cost = pick([T.sum, T.mean])(pick(matrices + columns))
+        pool.append(T.grad(cost, of, disconnected_inputs="ignore"))
+
+    steps = [
+        lambda: matrices.append(pick(FUNCTIONS)(pick(matrices))),
+        lambda: matrices.append(pick(PAIRS)(pick(matrices), pick(matrices))),
+        lambda: matrices.append(pick(matrices).dot(pick(squares)) * 0.5),
+        lambda: matrices.append(pick(PAIRS)(pick(matrices), pick(vectors))),
+        lambda: matrices.append(pick(PAIRS)(pick(matrices), pick(columns).dimshuffle(0, "x"))),
+        lambda: matrices.append(pick(OF_ROWS)(pick(matrices))),
+        lambda: columns.append(pick(REDUCTIONS)(pick(matrices), axis=1)),
+        lambda: columns.append(pick(PAIRS)(pick(columns), pick(numbers))),
+        lambda: columns.append(pick(matrices)[T.arange(y.shape[0]), y]),
+        lambda: vectors.append(pick(REDUCTIONS)(pick(matrices), axis=0)),
+        lambda: vectors.append(pick(PAIRS)(pick(vectors), pick(vectors))),
+        lambda: vectors.append(pick(FUNCTIONS)(pick(vectors))),
+        lambda: numbers.append(pick(REDUCTIONS)(pick(columns), axis=0)),
+        lambda: numbers.append(pick(PAIRS)(pick(numbers), pick(numbers))),
+        lambda: numbers.append(pick(FUNCTIONS)(pick(numbers))),
+        lambda: numbers.append(pick([T.sum, T.mean, T.max])(pick(vectors))),
+        lambda: squares.append(pick(matrices).T.dot(pick(matrices)) * 0.1),
+        lambda: add_gradient(squares, w),
+        lambda: add_gradient(matrices, x),
+    ]
+    for _ in range(generator.randint(2, 9)):
+        pick(steps)()
+    return pick(pools)[-1]

@@ -1,0 +1,428 @@
+"""`lint`: what is wrong with a program as a whole; and, as important, what is not."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+from synk_theano._lineage import draws, lineage_of
+from synk_theano._lint import Event, Finding, FunctionFacts, facts_of, lint
+from synk_theano._spec import make_spec
+
+NAMES = {0: "w", 1: "grad", 2: "data", 3: "velocity", 4: "total", 5: "features", 6: "v"}
+NUMBERS = {name: number for number, name in NAMES.items()}
+
+
+def function(name, reads="", updates=None, own="", sliceable="", has_rows=True):
+    """Facts. `updates`: what each update is computed from; `own`: those that rows reach."""
+    updates = updates or {}
+    read = set(reads.split()) | {r for sources in updates.values() for r in sources.split()}
+
+    def numbers(names):
+        return frozenset(NUMBERS[n] for n in names)
+
+    return FunctionFacts(
+        function_id=100 + sum(map(ord, name)),
+        name=name,
+        reads=numbers(read),
+        updates=numbers(updates),
+        rank_dependent_updates=numbers(own.split()),
+        sliceable=numbers(sliceable.split()),
+        sources={NUMBERS[u]: numbers(sources.split()) for u, sources in updates.items()},
+        has_rows=has_rows,
+    )
+
+
+GRADIENT = function("gradient", updates={"grad": "w"}, own="grad")
+UPDATE = function("update", updates={"w": "w grad"}, has_rows=False)
+MOMENTUM = function(
+    "update", updates={"velocity": "velocity grad", "w": "w velocity grad"}, has_rows=False
+)
+VALIDATE = function("validate", reads="w")
+LOCAL = function("local step", updates={"w": "w"}, own="w")
+ACCUMULATE = function("accumulate", updates={"grad": "grad w"}, own="grad")
+CLEAR = function("clear", updates={"grad": ""}, has_rows=False)
+COUNT = function("count", updates={"total": "total"}, own="total")
+READ_TOTAL = function("read total", reads="total", has_rows=False)
+SLICED = function("sliced", reads="w data", sliceable="data")
+WHOLE = function("whole", reads="data", updates={"w": "data"})
+NORMALIZE = function("normalize", updates={"data": "data"})
+ENCODE = function("encode", updates={"features": "v"}, own="features")
+DECODE = function("decode", updates={"grad": "features w"}, own="grad")
+PLAYER_1 = function("player 1", updates={"w": "w v"}, own="w")
+PLAYER_2 = function("player 2", updates={"v": "w v"}, own="v")
+LEARN = function("learn", updates={"grad": "data w"}, own="grad")
+STATISTICS = function("statistics", updates={"grad": "w", "total": "total"}, own="grad total")
+VALIDATE_TOO = function("validate too", reads="w total")
+
+
+class Program(NamedTuple):
+    what: str
+    functions: tuple
+    text: str
+    findings: tuple = ()  # (severity, rule, variable)
+    size: object = None
+
+
+PROGRAMS = [
+    Program("nothing at all", (), ""),
+    Program("SGD done right", (GRADIENT, UPDATE), 3 * "gradient; all_reduce grad; update;"),
+    Program(
+        "momentum, with validation and a broadcast before",
+        (GRADIENT, MOMENTUM, VALIDATE),
+        "broadcast w; validate;" + 3 * "gradient; all_reduce grad; update; validate;",
+    ),
+    Program(
+        "a gradient summed over several calls",
+        (GRADIENT, ACCUMULATE, UPDATE, CLEAR),
+        2 * "gradient; accumulate; accumulate; all_reduce grad; update; clear;",
+    ),
+    Program(
+        "reduce and broadcast",
+        (GRADIENT, UPDATE),
+        3 * "gradient; reduce grad; broadcast grad; update;",
+    ),
+    Program(
+        "a gradient that nobody reduces",
+        (GRADIENT, UPDATE, VALIDATE),
+        "broadcast w;" + 3 * "gradient; update;" + "validate;",
+        (("error", "unreduced-read", "grad"),),
+    ),
+    Program(
+        "which a broadcast now and then does not excuse",  # it throws away what others learned
+        (GRADIENT, UPDATE),
+        3 * "gradient; update; gradient; update; broadcast w;",
+        (("error", "unreduced-read", "grad"),),
+    ),
+    Program(
+        "a gradient that was forgotten once",
+        (GRADIENT, UPDATE),
+        "gradient; update;" + 3 * "gradient; all_reduce grad; update;",
+        (("error", "unreduced-read", "grad"),),
+    ),
+    Program(
+        "a summed gradient that nobody reduces",
+        (ACCUMULATE, MOMENTUM, CLEAR),
+        2 * "accumulate; accumulate; update; clear;",
+        (("error", "unreduced-read", "grad"),),
+    ),
+    Program(
+        "the gradient of the whole batch, in the master only",
+        (GRADIENT, UPDATE),
+        2 * "gradient; reduce grad; update;",
+        (("error", "reduced-on-master-only", "grad"),),
+    ),
+    Program(
+        "parameters averaged every third step",
+        (LOCAL, VALIDATE),
+        2 * ("local step; local step; local step; all_reduce w;" + "validate;"),
+    ),
+    Program(
+        "the same, cut out of the middle",
+        (LOCAL,),
+        "local step; local step; all_reduce w; local step; local step;",
+    ),
+    Program(
+        "the same in two functions",
+        (GRADIENT, UPDATE),
+        2 * "gradient; update; gradient; update; all_reduce w;",
+        (("warning", "unreduced-read", "grad"),),
+    ),
+    Program(
+        "validation of a replica before the average",
+        (LOCAL, VALIDATE),
+        2 * "local step; local step; validate; all_reduce w;",
+        (("warning", "unreduced-read", "w"),),
+    ),
+    Program(
+        "parameters that are never averaged",
+        (LOCAL, VALIDATE),
+        "broadcast w;" + 3 * "local step; validate;",
+        (("warning", "replicas-drift", "w"),),
+    ),
+    Program(
+        "two players with averages now and then",
+        (PLAYER_1, PLAYER_2),
+        2 * (3 * "player 1; player 2;" + "all_reduce w; all_reduce v;"),
+    ),
+    Program(
+        "two players without",
+        (PLAYER_1, PLAYER_2),
+        3 * "player 1; player 2;",
+        (("error", "unreduced-read", "w"), ("error", "unreduced-read", "v")),
+    ),
+    Program(
+        "features of own rows on the way to a gradient",
+        (ENCODE, DECODE, UPDATE),
+        3 * "encode; decode; all_reduce grad; update;",
+    ),
+    Program(
+        "a total that each rank keeps, and that is collected",
+        (COUNT, READ_TOTAL),
+        3 * "count;" + "read total;" + 2 * "count;",
+    ),
+    Program("collected by reduce", (COUNT,), 3 * "count;" + "reduce total; get_value total;"),
+    Program(
+        "counted on after reduce",  # the master has all ranks' counts by now, the others their own
+        (COUNT,),
+        3 * "count;" + "reduce total; count;",
+        (("warning", "reduced-on-master-only", "total"),),
+    ),
+    Program("collected by gather", (COUNT,), 3 * "count;" + "gather total;"),
+    Program(
+        "a total that nobody collects",
+        (COUNT,),
+        3 * "count;",
+        (("warning", "replicas-drift", "total"),),
+    ),
+    Program("once is no drift", (COUNT,), "count;"),
+    Program(
+        "parameters set on one rank",
+        (VALIDATE, GRADIENT),
+        "set_value w 1; validate;",
+        (("error", "set-on-one-rank", "w"),),
+    ),
+    Program("and broadcast then", (VALIDATE,), "set_value w 1; broadcast w; validate;"),
+    Program(
+        "set on all ranks by hand", (VALIDATE,), "set_value w 0; set_value w 1; validate;", size=2
+    ),
+    Program(
+        "set on some ranks by hand",
+        (VALIDATE,),
+        "set_value w 0; set_value w 1; validate;",
+        (("warning", "set-on-one-rank", "w"),),
+        size=3,
+    ),
+    Program("data scattered and sliced", (SLICED,), "scatter data; sliced; sliced;"),
+    Program(
+        "data scattered and read as if whole",
+        (WHOLE,),
+        "scatter data; whole; whole;",
+        (("warning", "scattered-read", "data"),),
+    ),
+    Program(
+        "the same, with the average of what it makes of them",
+        (LEARN,),
+        2 * "scatter data; learn; all_reduce grad;",
+        (("warning", "scattered-read", "data"),),
+    ),
+    Program(
+        "statistics of own batches, used in validation",
+        (STATISTICS, UPDATE, VALIDATE_TOO),
+        3 * "statistics; all_reduce grad; update; validate too;",
+        (("warning", "replicas-drift", "total"),),
+    ),
+    Program(
+        "data sliced here and whole there",
+        (SLICED, WHOLE),
+        "scatter data; sliced; whole;",
+        (("warning", "sliceable-read-whole", "data"),),
+    ),
+    Program("collected again", (WHOLE,), "scatter data; all_gather data; whole;"),
+    Program(
+        "data that is also updated, without a call",
+        (SLICED, NORMALIZE),
+        "",
+        (("warning", "sliceable-updated", "data"),),
+    ),
+    Program("one rank makes no mistakes", (GRADIENT, UPDATE), 3 * "gradient; update;", size=1),
+    Program(
+        # f; gather; reduce; gather; broadcast; f; all_reduce; gather
+        "the documented example of shared variables",
+        (LOCAL,),
+        "local step; gather w; reduce w; gather w;broadcast w; local step; all_reduce w; gather w;",
+    ),
+    Program(
+        "the documented training program",
+        (GRADIENT, MOMENTUM, VALIDATE),
+        "broadcast w;"
+        + 2 * (2 * "gradient; all_reduce grad; update;" + "validate;")
+        + "get_value w; some_new_kind w;",
+    ),
+]
+
+
+def events_of(program):
+    ids = {f.name: f.function_id for f in program.functions}
+    events = []
+    for statement in filter(None, (s.strip() for s in program.text.split(";"))):
+        if statement in ids:
+            events.append(Event("call", ids[statement]))
+            continue
+        kind, variable, *rank = statement.split()
+        number = (NUMBERS[variable],)
+        events.append(Event(kind, None, number, int(rank[0]) if rank else None))
+    return events
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.what)
+def test_programs(program):
+    findings = lint(program.functions, events_of(program), NAMES, program.size)
+    found = [(f.severity, f.rule, NAMES[f.variables[0]]) for f in findings]
+    assert sorted(found) == sorted(program.findings), "\n".join(map(str, findings))
+    ids = {f.function_id: f.name for f in program.functions}
+    for finding in findings:
+        # Each message names the variable, and every function concerned.
+        assert repr(NAMES[finding.variables[0]]) in finding.message
+        assert finding.functions
+        assert all(ids[number] in finding.message for number in finding.functions)
+
+
+@pytest.mark.parametrize(
+    "program", [p for p in PROGRAMS if p.text], ids=lambda program: program.what
+)
+def test_a_record_that_begins_late_gives_no_other_errors(program):
+    """The record of events is a ring: its beginning may be lost at any place."""
+    events = events_of(program)
+    errors = {(f.rule, f.variables) for f in lint(program.functions, events, NAMES, program.size)}
+    for start in range(1, len(events) + 1):
+        later = lint(program.functions, events[start:], NAMES, program.size, True)
+        kinds = {f.severity for f in later if (f.rule, f.variables) not in errors}
+        assert "error" not in kinds, f"from event {start}: {later}"
+
+
+def test_messages_say_what_to_do():
+    program = next(p for p in PROGRAMS if p.what == "a gradient that nobody reduces")
+    (finding,) = lint(program.functions, events_of(program), NAMES)
+    assert isinstance(finding, Finding)
+    assert str(finding) == (
+        "error [unreduced-read]: update reads 'grad', which gradient computed on each rank from "
+        "the rank's own rows, and no all_reduce() came between; call all_reduce('grad') after "
+        "gradient. Until then 'w' will differ between ranks"
+    )
+    (finding,) = lint(program.functions, events_of(program), {})
+    assert "reads shared variable 1, which" in finding.message
+    same = {0: "w", 1: "w"}
+    (finding,) = lint(program.functions, events_of(program), same)
+    assert "'w' (shared variable 1)" in finding.message
+
+
+def test_errors_come_first():
+    functions = (SLICED, NORMALIZE, GRADIENT, UPDATE)
+    text = "gradient; update;"
+    findings = lint(functions, events_of(Program("", functions, text)), NAMES)
+    assert [f.severity for f in findings] == ["error", "warning"]
+
+
+# facts_of
+
+
+def facts(numbers, *args, **kwargs):
+    """Facts by name: a variable's number is its place in `numbers`."""
+    spec = make_spec(*args, **kwargs)
+    found = facts_of(spec, lambda variable: numbers.index(variable.name), 7)
+
+    def named(chosen):
+        return {numbers[n] for n in chosen}
+
+    sources = {numbers[u]: named(read) for u, read in found.sources.items()}
+    return found, named(found.reads), named(found.rank_dependent_updates), sources
+
+
+def shared(*names):
+    return [theano.shared(np.ones(3), name=name) for name in names]
+
+
+def test_facts_of_a_training_step():
+    x, y = T.matrix("x"), T.scalar("y")
+    w, g, lr, n, _unused = shared("w", "g", "lr", "n", "unused")
+    loss = T.tanh(x.dot(w)).mean() * y
+    found, reads, own, sources = facts(
+        ["w", "g", "lr", "n"],
+        [x],
+        loss,
+        bcast_inputs=[y],
+        updates=[(g, T.grad(loss, w)), (n, n + 1), (lr, lr * y)],
+        name="step",
+    )
+    assert (found.function_id, found.name, found.has_rows) == (7, "step", True)
+    assert reads == {"w", "n", "lr"}
+    assert own == {"g"}
+    assert sources == {"g": {"w"}, "n": {"n"}, "lr": {"lr"}}
+    assert found.sliceable == frozenset()
+    found, reads, own, sources = facts(["w", "g"], [], updates=[(w, w - g)])
+    assert (found.name, found.has_rows) == ("function 7", False)
+    assert (reads, own, sources) == ({"w", "g"}, set(), {"w": {"w", "g"}})
+
+
+def test_facts_with_givens_and_sliceable_variables():
+    x, z = T.matrix("x"), T.vector("z")
+    data, w, scale, out, copy = shared("data", "w", "scale", "out", "copy")
+    names = ["data", "w", "scale", "out", "copy"]
+    found, reads, own, sources = facts(
+        names,
+        [x],
+        (z * w).sum(),
+        updates=[(out, z), (copy, w)],
+        givens=[(z, data * 2), (w, scale + 1)],
+        sliceable_shareds=[data],
+    )
+    assert reads == {"data", "scale"}
+    assert own == {"out"}
+    assert sources == {"out": {"data"}, "copy": {"scale"}}
+    assert {names[n] for n in found.sliceable} == {"data"}
+    # What is replaced by an expression of itself is read.
+    _, reads, _, _ = facts(names, [], w.sum(), givens={w: w * 2})
+    assert reads == {"w"}
+
+
+@pytest.mark.parametrize("streams", [RandomStreams, MRG_RandomStreams])
+def test_random_numbers_differ_by_rank_and_their_states_are_no_variables(streams):
+    x = T.matrix("x")
+    noise, w = shared("noise", "w")
+    draw = streams(seed=3).uniform((3,))
+    _, reads, own, sources = facts(["noise", "w"], [], updates=[(noise, draw), (w, w + 1)])
+    assert (reads, own, sources) == ({"w"}, {"noise"}, {"noise": set(), "w": {"w"}})
+    spec = make_spec([x], [draw.sum() * x, x])
+    lineage = lineage_of(spec)
+    assert [draws(leaves) for leaves in lineage.outputs] == [True, False]
+    ((state, leaves),) = lineage.updates
+    assert draws(leaves)
+    assert draws([state])
+
+
+def test_default_updates_count_unless_they_are_ruled_out():
+    a, b, c = shared("a", "b", "c")
+    a.default_update = a + b
+    b.default_update = b * c
+    names = ["a", "b", "c"]
+    _, reads, own, sources = facts(names, [], a.sum())
+    assert (reads, own) == ({"a", "b", "c"}, set())
+    assert sources == {"a": {"a", "b"}, "b": {"b", "c"}}
+    for ruled_out in (True, [a]):
+        _, reads, _, sources = facts(names, [], a.sum(), no_default_updates=ruled_out)
+        assert (reads, sources) == ({"a"}, {})
+    _, reads, _, sources = facts(names, [], a.sum(), updates=[(a, a * 3)])
+    assert (reads, sources) == ({"a"}, {"a": {"a"}})
+
+
+def test_row_shares_differ_by_rank():
+    share, w = theano.shared(np.float64(1), name="share"), theano.shared(np.ones(3), name="w")
+    share.tag.synk_row_share = True
+    _, reads, own, sources = facts(["w"], [], updates=[(w, w * share)])
+    assert (reads, own, sources) == ({"w"}, {"w"}, {"w": {"w"}})
+
+
+def test_loops_are_seen_through():
+    x = T.matrix("x")
+    w, g = shared("w", "g")
+    total, _ = theano.scan(lambda row, acc: acc + row * w, sequences=x, outputs_info=T.zeros(3))
+    _, reads, own, _ = facts(["w", "g"], [x], updates=[(g, total[-1])])
+    assert (reads, own) == ({"w"}, {"g"})
+
+
+def test_deep_and_wide_graphs_are_walked_without_recursion():
+    x = T.vector("x")
+    parameters = shared(*(f"w{i}" for i in range(300)))
+    value = x
+    for i in range(5000):
+        value = T.tanh(value + parameters[i % 300]) + value
+    names = [p.name for p in parameters]
+    _, reads, own, _ = facts(names, [x], value, updates=[(parameters[0], value)])
+    assert (reads, own) == (set(names), {"w0"})
