@@ -321,13 +321,16 @@ def test_an_interrupt_between_sending_and_doing_ends_the_runtime(monkeypatch):
     f = runtime.function([x], (x, "gather"))
     f(np.zeros(2))
 
-    def interrupt(envelope):
+    give = runtime._rank.line.give
+
+    def interrupt(order):
+        give(order)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runtime._rank, "perform", interrupt)
+    monkeypatch.setattr(runtime._rank.line, "give", interrupt)
     with nothing_left(), pytest.raises(KeyboardInterrupt):
         f(np.ones(2))
-    with pytest.raises(Closed, match="KeyboardInterrupt in function"):
+    with pytest.raises(Closed, match="KeyboardInterrupt in"):
         f(np.ones(2))
 
 

@@ -14,8 +14,8 @@ import theano.tensor as T
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
-from synk_theano import Runtime, SynkError, WorkerDied, WorkerFailed
-from synk_theano._verify import VerifyError, verify
+from synk_theano import Runtime, SynkError, VerifyError, WorkerDied, WorkerFailed
+from synk_theano._verify import verify
 from synk_theano._verify_judge import combine
 from synk_theano._verify_report import measure
 

@@ -5,9 +5,9 @@ Arguments of 1.0 that have nothing to set any more (`nccl`, `max_n_var`, `max_di
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
-from synk_theano import Data, Function
+from synk_theano import Data, DelayedCollectives, Findings, Function, Stats, Verdicts
 
 from . import _default
 
@@ -23,6 +23,7 @@ def fork(
     verbose: bool = True,
     backend: str = "shm",
     timeout_s: float = 3600.0,
+    random_streams: str = "per_rank",
 ) -> int:
     """Start the worker processes. Call it before anything else of this package.
 
@@ -42,6 +43,8 @@ def fork(
         verbose: print the lines that say what is going on.
         backend: "shm" or "zmq": what collectives go through.
         timeout_s: seconds that a rank waits for the others inside one collective.
+        random_streams: "per_rank" (each rank draws numbers of its own, this process the same as
+            in serial Theano), or "identical" (all ranks draw the same).
 
     Returns:
         The number of ranks.
@@ -60,6 +63,7 @@ def fork(
         profile_workers=profile_workers,
         backend=backend,
         timeout_s=timeout_s,
+        random_streams=random_streams,
         report=_default.reporter(verbose),
     )
     return runtime.size
@@ -167,6 +171,85 @@ def data(
     )
 
 
+def step(*acts: Any) -> List[Any]:
+    """Perform several calls and collectives as one: one order to the ranks and one barrier.
+
+    ::
+
+        loss, _, _ = synk.step(
+            grad.delayed(x, y, batch=rows), synk.delayed.all_reduce(g, weights=grad), update
+        )
+
+    Args:
+        *acts: what is to be done, in this order: ``f.delayed(...)`` for calls,
+            ``synk.delayed.all_reduce(...)`` and the like for collectives; a function without
+            inputs may stand for its call.
+
+    Returns:
+        What each act returns. Inputs are read when the step begins.
+
+    Raises:
+        As calls and collectives do. What is wrong with any act's arguments is found before
+        anything is sent; if one fails while it is performed, those before it have been done.
+    """
+    return _default.default().step(*acts)
+
+
+class _Delayed:
+    """The collectives for `step()`: ``delayed.all_reduce(...)`` and all others, with the arguments
+    of the functions of those names. What they return is performed by the step."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(_default.default().delayed, name)
+
+    def __dir__(self) -> List[str]:
+        return [name for name in dir(DelayedCollectives) if not name.startswith("_")]
+
+
+delayed = _Delayed()
+
+
+def check(function: Function) -> Verdicts:
+    """Is each output of a function really what its ranks' shares of the rows give together?
+
+    Looks at the graph: a sum, mean, maximum, minimum or product over rows, or a row-wise result to
+    gather, combines exactly by the op of that name. A standard deviation over the batch, or a
+    softmax over axis 0, does not. `function()` warns of what is certain to be wrong.
+
+    Returns:
+        A list with a verdict for each output: "exact", "wrong" or "unknown" (cannot tell), the
+        reason, and a cure. Print it.
+    """
+    return _default.default().check(function)
+
+
+def lint() -> Findings:
+    """Look for mistakes over all functions, and the calls and collectives since `fork()`.
+
+    For example: a gradient is read with no all_reduce since it was written; parameters were set
+    on one rank, but never broadcast.
+
+    Returns:
+        A list of findings, errors first; empty if all is well. Print it.
+    """
+    return _default.default().lint()
+
+
+def stats(reset: bool = False) -> Stats:
+    """Where the time went, by function and collective; always on.
+
+    Args:
+        reset: begin anew after this.
+
+    Returns:
+        A dict from names to `FunctionStats`: calls, seconds of scatter, compute, wait and reduce,
+        bytes of inputs, and how often which rank was the slowest. Print it.
+    """
+    return _default.default().stats(reset)
+
+
 def row_share() -> Any:
     """A symbolic scalar: the fraction of the call's rows that an execution computes.
 
@@ -237,7 +320,7 @@ def all_reduce(
     shared_vars: Any,
     op: str = "avg",
     nccl: bool = True,
-    weights: Optional[Sequence[float]] = None,
+    weights: Any = None,
 ) -> None:
     """Every rank's value of shared variables becomes the reduction of all ranks' values.
 
@@ -245,8 +328,8 @@ def all_reduce(
         shared_vars: a Theano shared variable, or a list of them.
         op: avg, sum, max, min or prod.
         nccl: accepted as in 1.0.
-        weights: one number per rank; ``avg`` is then ``sum(w * x) / sum(w)``. With
-            ``weights=f.rows`` the average is exact for any split of the last call of ``f``.
+        weights: one number per rank, or a function. ``avg`` is then ``sum(w * x) / sum(w)``: with
+            ``weights=f`` the average is exact for any split of the last call of ``f``.
     """
     _default.default().collectives.all_reduce(shared_vars, op, weights)
 

@@ -13,22 +13,29 @@ from synk_theano_compat import _hook as _compat_hook
 _compat_hook.install()
 
 # The objects users meet.
+from ._check import DecompositionWarning, Verdict, Verdicts  # noqa: E402
 from ._data import Data  # noqa: E402
+from ._delayed import Delayed  # noqa: E402
 from ._function import Function  # noqa: E402
+from ._lint import Finding, Findings  # noqa: E402
 from ._runtime import Runtime  # noqa: E402
-from ._shared_api import Collectives  # noqa: E402
+from ._shared_api import Collectives, DelayedCollectives  # noqa: E402
+from ._stats import FunctionStats, Stats  # noqa: E402
+from ._verify import Report  # noqa: E402
 from .exceptions import (  # noqa: E402
     AlreadyForked,
     BatchError,
     Closed,
     InputTypeError,
     InputValueError,
+    NestedCall,
     NotForked,
     NotSharedVariable,
     OpError,
     SpecError,
     StartError,
     SynkError,
+    VerifyError,
     WorkerDied,
     WorkerFailed,
 )
@@ -41,16 +48,28 @@ __all__ = [
     "Closed",
     "Collectives",
     "Data",
+    "DecompositionWarning",
+    "Delayed",
+    "DelayedCollectives",
+    "Finding",
+    "Findings",
     "Function",
+    "FunctionStats",
     "InputTypeError",
     "InputValueError",
+    "NestedCall",
     "NotForked",
     "NotSharedVariable",
     "OpError",
+    "Report",
     "Runtime",
     "SpecError",
     "StartError",
+    "Stats",
     "SynkError",
+    "Verdict",
+    "Verdicts",
+    "VerifyError",
     "WorkerDied",
     "WorkerFailed",
 ]

@@ -8,6 +8,8 @@ this check cannot follow is "unknown", never "wrong".
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from dataclasses import dataclass
 from typing import Any, FrozenSet, List, Optional, Sequence, Tuple
 
@@ -228,3 +230,39 @@ def _shorten(text: str, length: int = 60) -> str:
 def wrong(verdicts: Sequence[Verdict]) -> List[Verdict]:
     """Those that are certain to be wrong: what to warn of when a function is built."""
     return [verdict for verdict in verdicts if verdict.verdict == "wrong"]
+
+
+class Verdicts(List[Verdict]):
+    """One verdict for each output; as text, a report."""
+
+    def __str__(self) -> str:
+        return describe(self)
+
+
+class DecompositionWarning(UserWarning):
+    """An output of a function is not what its ranks' shares of rows can give."""
+
+
+def warn_of_wrong(spec: FunctionSpec) -> None:
+    """Warn of outputs that are certain to be wrong, at the line outside of this library."""
+    what = f"function {spec.name!r}" if spec.name else "this function"
+    try:
+        bad = wrong(check_spec(spec))
+    except Exception as error:  # noqa: BLE001 - no function shall fail for a check's own mistake
+        text = f"could not be checked ({type(error).__name__}: {error}); please report it"
+        _warn(f"{what} {text}")
+        return
+    if bad:
+        _warn(f"{what} cannot be split over rows as it is:\n{describe(bad)}")
+
+
+def _warn(text: str) -> None:
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _is_ours(frame):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, DecompositionWarning, stacklevel=level)
+
+
+def _is_ours(frame: Any) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in ("synk_theano", "synkhronos")

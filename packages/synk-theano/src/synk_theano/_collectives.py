@@ -1,8 +1,8 @@
 """Collectives over shared variables: every rank does its part with the same function.
 
-Each function here performs one kind of `Collective` command on one rank. Arguments are checked
-by the master before anything is sent; shapes of different ranks are compared by the communicator
-before data moves.
+Each function here performs one kind of `Collective` on one rank. Arguments are checked by the
+master before anything is sent; shapes of different ranks are compared by the communicator before
+data moves, those of several variables in one comparison: so all change, or none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ._messages import ArrayRef, Rows
+from ._arrays import ArrayCache
+from ._messages import ArrayRef, Collective, Rows
+from ._share import LoadedFunction
 from ._shared_vars import VariableRegistry, store, value_of
 from .exceptions import InputValueError
 
@@ -19,15 +21,47 @@ from .exceptions import InputValueError
 class Group:
     """What a collective works with on one rank."""
 
-    def __init__(self, comm: Any, master: int, registry: VariableRegistry, arrays: Any) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        master: int,
+        registry: VariableRegistry,
+        arrays: ArrayCache,
+        functions: Dict[int, LoadedFunction],
+    ) -> None:
         self.comm = comm
         self.master = master
         self.registry = registry
         self.arrays = arrays
+        self.functions = functions
 
     @property
     def is_master(self) -> bool:
         return bool(self.comm.rank == self.master)
+
+    def values(self, variables: Sequence[int]) -> List[np.ndarray]:
+        """The values of variables on this rank: the arrays themselves."""
+        return [value_of(self.registry[number]) for number in variables]
+
+
+class PreparedCollective:
+    """A collective that this rank has read and can perform again and again."""
+
+    seconds = 0.0
+
+    def __init__(self, group: Group, act: Collective) -> None:
+        self._group = group
+        self._act = act
+        self._perform = KINDS[act.kind]
+        self._has_rows = act.arguments.get("rows") is not None
+        self.doing = f"{act.kind}()"
+
+    def __call__(self, origin: int) -> Any:
+        """Do this rank's part; `origin` is the lowest of the rows that are taken."""
+        act = self._act
+        if self._has_rows:
+            return self._perform(self._group, act.variables, origin=origin, **act.arguments)
+        return self._perform(self._group, act.variables, **act.arguments)
 
 
 def broadcast(
@@ -37,25 +71,28 @@ def broadcast(
     forms: Sequence[Tuple[Tuple[int, ...], str]],
 ) -> None:
     """All ranks take the master's values, whose (shape, dtype) are `forms`."""
-    for i, number in enumerate(variables):
-        variable = group.registry[number]
-        if values is not None:
-            store(variable, np.array(group.arrays.get(values[i])))
-            continue
-        shape, dtype = forms[i]
-        value = value_of(variable)
-        if not group.is_master and (value.shape != shape or not value.flags.writeable):
-            value = np.empty(shape, dtype)
-        group.comm.broadcast(value, root=group.master)
-        if not group.is_master:
-            store(variable, value)
+    if values is not None:
+        for number, ref in zip(variables, values):
+            store(group.registry[number], np.array(group.arrays.get(ref)))
+        return
+    arrays = group.values(variables)
+    if not group.is_master:
+        arrays = [
+            value if value.shape == shape and _is_usable(value) else np.empty(shape, dtype)
+            for value, (shape, dtype) in zip(arrays, forms)
+        ]
+    group.comm.broadcast(_bare(arrays), group.master)
+    if not group.is_master:
+        _store_all(group, variables, arrays)
 
 
-def scatter(group: Group, variables: Sequence[int], values: Sequence[ArrayRef], rows: Rows) -> None:
+def scatter(
+    group: Group, variables: Sequence[int], values: Sequence[ArrayRef], rows: Rows, origin: int
+) -> None:
     """Each rank takes its share of the rows."""
     start, stop = rows.bounds[group.comm.rank]
     for number, ref in zip(variables, values):
-        store(group.registry[number], _take(group, ref, rows, start, stop))
+        store(group.registry[number], _take(group, ref, rows, origin, start, stop))
 
 
 def set_value(
@@ -64,6 +101,7 @@ def set_value(
     values: Sequence[ArrayRef],
     rank: int,
     rows: Optional[Rows],
+    origin: int = 0,
 ) -> None:
     """One rank takes the values."""
     if group.comm.rank != rank:
@@ -72,16 +110,19 @@ def set_value(
         if rows is None:
             value = np.array(group.arrays.get(ref))
         else:
-            value = _take(group, ref, rows, *rows.bounds[0])
+            value = _take(group, ref, rows, origin, *rows.bounds[0])
         store(group.registry[number], value)
 
 
-def _take(group: Group, ref: ArrayRef, rows: Rows, start: int, stop: int) -> np.ndarray:
+def _take(
+    group: Group, ref: ArrayRef, rows: Rows, origin: int, start: int, stop: int
+) -> np.ndarray:
     """A private copy of rows ``start:stop`` of the selection."""
     array = group.arrays.get(ref)
     if rows.index is not None:
         return np.take(array, group.arrays.get(rows.index)[start:stop], axis=0)
-    positions = np.arange(rows.start + start * rows.step, rows.start + stop * rows.step, rows.step)
+    first = rows.first(origin)
+    positions = np.arange(first + start * rows.step, first + stop * rows.step, rows.step)
     return np.take(array, positions, axis=0)
 
 
@@ -90,7 +131,7 @@ def get_value(group: Group, variables: Sequence[int], rank: int) -> Optional[Lis
     results = []
     for number in variables:
         mine = value_of(group.registry[number]) if group.comm.rank == rank else None
-        parts = group.comm.gather(mine, root=group.master)
+        parts = group.comm.gather(mine, group.master)
         if parts is not None:
             results.append(np.array(parts[rank]))
     return results if group.is_master else None
@@ -98,19 +139,17 @@ def get_value(group: Group, variables: Sequence[int], rank: int) -> Optional[Lis
 
 def gather(group: Group, variables: Sequence[int], nd_up: int) -> Optional[List[np.ndarray]]:
     """All ranks' values in the master: stacked (nd_up=1) or concatenated (nd_up=0)."""
-    results = []
-    for number in variables:
-        parts = group.comm.gather(value_of(group.registry[number]), root=group.master)
-        if parts is not None:
-            results.append(join(parts, nd_up, _name(group, number)))
-    return results if group.is_master else None
+    gathered = _listed(group.comm.gather(_bare(group.values(variables)), group.master), variables)
+    if not group.is_master:
+        return None
+    return [join(parts, nd_up, _name(group, number)) for number, parts in zip(variables, gathered)]
 
 
 def all_gather(group: Group, variables: Sequence[int]) -> None:
     """Every rank's variable becomes the concatenation of all ranks' values along axis 0."""
-    for number in variables:
-        parts = group.comm.all_gather(value_of(group.registry[number]))
-        store(group.registry[number], join(parts, 0, _name(group, number)))
+    gathered = _listed(group.comm.all_gather(_bare(group.values(variables))), variables)
+    joined = [join(parts, 0, _name(group, number)) for number, parts in zip(variables, gathered)]
+    _store_all(group, variables, joined)
 
 
 def join(parts: Sequence[np.ndarray], nd_up: int, name: str) -> np.ndarray:
@@ -137,37 +176,76 @@ def reduce(
     group: Group, variables: Sequence[int], op: str, in_place: bool
 ) -> Optional[List[np.ndarray]]:
     """All ranks' values reduced in the master; other ranks' values stay."""
-    results = []
-    for number in variables:
-        value = group.comm.reduce(value_of(group.registry[number]), op, root=group.master)
-        if value is None:
-            continue
-        if in_place:
-            store(group.registry[number], value)
-        results.append(value)
-    return results if group.is_master and not in_place else None
+    values = group.values(variables)
+    reduced = _listed(group.comm.reduce(_bare(values), op, group.master), variables)
+    if not group.is_master:
+        return None
+    if in_place:
+        _store_all(group, variables, reduced)
+        return None
+    return reduced
 
 
 def all_reduce(
-    group: Group, variables: Sequence[int], op: str, weights: Optional[Sequence[float]]
+    group: Group,
+    variables: Sequence[int],
+    op: str,
+    weights: Optional[Sequence[float]],
+    weights_of: Optional[int] = None,
 ) -> None:
-    """Every rank's variable becomes the reduction of all ranks' values."""
-    weight = None if weights is None else weights[group.comm.rank]
-    for number in variables:
-        variable = group.registry[number]
-        value = value_of(variable)
-        if op == "avg":
-            result = group.comm.all_reduce(value, "avg", weight=weight)
-        else:
-            result = group.comm.all_reduce(None if weight == 0 else value, op)
-        store(variable, result)
+    """Every rank's variable becomes the reduction of all ranks' values.
+
+    Args:
+        weights: by rank; None stands for equal ones.
+        weights_of: a function's number: its rows in its last call are the weights.
+    """
+    if weights_of is not None:
+        loaded = group.functions[weights_of]
+        weights = loaded.counts
+        if weights is None or not any(weights):
+            raise InputValueError(
+                f"all_reduce(weights=f): function {loaded.recipe.name!r} "
+                + ("was not called yet" if weights is None else "had no rows in its last call")
+                + ", so there is nothing to average; call it with rows first"
+            )
+    weight = None if weights is None else float(weights[group.comm.rank])
+    values = group.values(variables)
+    # In place: what was there is replaced in any case, and this is the quickest way.
+    outs = [value if _is_usable(value) else np.empty_like(value) for value in values]
+    if op == "avg":
+        group.comm.all_reduce(_bare(values), "avg", weight=weight, out=_bare(outs))
+    else:
+        group.comm.all_reduce(None if weight == 0 else _bare(values), op, out=_bare(outs))
+    _store_all(group, variables, outs)
 
 
 def get_shapes(group: Group, variables: Sequence[int]) -> Optional[List[Tuple[Any, ...]]]:
     """Per variable the tuple of all ranks' shapes, in the master."""
-    mine = [tuple(value_of(group.registry[number]).shape) for number in variables]
+    mine = [tuple(value.shape) for value in group.values(variables)]
     by_rank = group.comm.gather_object(mine, root=group.master)
     return None if by_rank is None else list(zip(*by_rank))
+
+
+def _bare(arrays: List[np.ndarray]) -> Any:
+    """One array by itself: a communicator has quicker ways for it than for a list."""
+    return arrays[0] if len(arrays) == 1 else arrays
+
+
+def _listed(result: Any, variables: Sequence[int]) -> List[Any]:
+    """The reverse of `_bare`, for results."""
+    return [result] if len(variables) == 1 else result
+
+
+def _is_usable(value: np.ndarray) -> bool:
+    """Whether results can be received in it."""
+    return bool(value.flags.writeable and value.flags.c_contiguous)
+
+
+def _store_all(group: Group, variables: Sequence[int], values: Sequence[np.ndarray]) -> None:
+    for number, value in zip(variables, values):
+        variable = group.registry[number]
+        if value_of(variable) is not value:
+            store(variable, value)
 
 
 def _name(group: Group, number: int) -> str:

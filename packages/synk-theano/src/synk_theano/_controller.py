@@ -1,4 +1,4 @@
-"""The master's hold on its workers: start them, have all ranks perform commands, end them.
+"""The master's hold on its workers: start them, give orders to all ranks, end them.
 
 While it waits inside a collective the master looks after the processes: one that is gone ends
 the call, and with it the whole group, because its replica of the variables is lost.
@@ -7,19 +7,24 @@ the call, and with it the whole group, because its replica of the variables is l
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import os
 import pickle
-import threading
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+import numpy as np
 
 import synk_comm
 
 from . import _environ
-from ._messages import Call, Collective, Command, Envelope, Failure, Hello, Join, Stop
-from ._pool import WorkerPool
+from ._book import Book
+from ._messages import Call, Failure, Hello, Join, Order, Step, Stop
+from ._orders import STEPS_IN_LINE
+from ._pool import STOP_TIMEOUT_S, WorkerPool
 from ._rank import Rank
 from ._store import DataStore
+from ._turn import Turn
 from .exceptions import Closed, InputValueError, WorkerDied, WorkerFailed
 
 
@@ -33,7 +38,15 @@ class Controller:
         timeout_s: seconds that a rank waits for the others inside a collective.
         profile: have each worker write a profile.
         report: takes lines of progress.
-        store: the arrays in shared memory that commands refer to.
+        store: the arrays in shared memory that orders refer to.
+        reseed: give each worker's random streams a seed of their own.
+        on_end: called when all has ended.
+
+    Attributes:
+        rank: the master's.
+        book: the acts that orders are made of.
+        turn: held while something is staged and performed.
+        times: seconds that each rank computed in the last order, by act and rank.
 
     Returns at once; workers start in the background.
     """
@@ -48,18 +61,26 @@ class Controller:
         profile: bool,
         report: Callable[[str], None],
         store: DataStore,
+        reseed: bool,
+        on_end: Callable[[], None],
     ) -> None:
         self.rank = Rank(master, size, master)
+        self.book = Book()
+        self.turn = Turn()
         self._timeout_s = timeout_s
+        self._reseed = reseed
+        self._on_end = on_end
         self._report = report
         self._store = store
-        self.lock = threading.RLock()
+        times, self._times_ref = store.room(("times",), np.dtype(float), (STEPS_IN_LINE * size,))
+        times[...] = 0.0
+        self.times = self.rank.times = memoryview(times)  # type: ignore[arg-type] # NumPy 1 does not say so
         self._serials = itertools.count(1)
         self._threads = _environ.ThreadLimit(size)
         self._joined = False
         self._closed: Optional[str] = None
         self._released = False
-        self._doing = "start"
+        self._doing: Sequence[Step] = ()
         self._owner = os.getpid()
         self._group = synk_comm.create_group(size, backend) if size > 1 else None
         try:
@@ -82,13 +103,14 @@ class Controller:
                 size=self.rank.size,
                 master=self.rank.master,
                 ticket=self._group.ticket(rank),
-                timeout_s=self._timeout_s,
                 sys_path=_environ.import_path(),
                 directory=folder,
                 theano_config=options,
                 profile_path=(
                     os.path.join(folder, f"synkhronos_profile_rank{rank}.prof") if profile else None
                 ),
+                times=self._times_ref,
+                reseed=self._reseed,
             )
             for rank in range(self.rank.size)
             if rank != self.rank.master
@@ -138,7 +160,7 @@ class Controller:
             return
         try:
             self._pool.wait_ready()
-            self._pool.send(pickle.dumps(Envelope(next(self._serials), Join())), "start")
+            self._pool.send(pickle.dumps(Join()), "start")
             ticket = None if self._group is None else self._group.ticket(self.rank.rank)
             self.rank.join(ticket, self._timeout_s, self._watch)
         except BaseException as error:
@@ -152,66 +174,87 @@ class Controller:
             f"Synkhronos: {self.rank.size} CPU {noun} initialized, master rank: {self.rank.master}"
         )
 
-    def run(self, command: Command) -> Any:
-        """Have all ranks perform `command`; blocks until they have.
+    def run(self, steps: Sequence[Step]) -> List[Any]:
+        """Have all ranks perform these acts; blocks until they have.
+
+        Returns:
+            What each act gives.
 
         Raises:
+            NestedCall: an order is under way in this thread.
             WorkerFailed: user code raised on a worker; all goes on.
             WorkerDied: a worker process is gone; everything is closed.
             Exception: what user code raised in the master.
         """
-        with self.lock:
+        with self.turn:
             self.require_open()
             self.await_workers()
-            self._doing = self._describe(command)
+            self._doing = steps
             self._threads.apply()
-            envelope = Envelope(next(self._serials), command, self._store.take_released())
+            self.forget_released()
+            extras = self.book.extras()
+            order = Order(next(self._serials), list(steps), extras)
+            self.turn.running = True
             try:
-                self._send(envelope)
-                return self.rank.perform(envelope)
-            except synk_comm.PeerDeclined as declined:
-                failures = self._pool.failures(declined.reasons, envelope.serial)
-                error, cause = self._worker_failed(command, declined, failures)
-                raise error from cause
-            except synk_comm.MismatchError as mismatch:
-                raise InputValueError(self._explain(command, mismatch)) from mismatch
+                results = self.rank.perform(order)
             except BaseException as error:
-                if not self.rank.in_step:
-                    self._end_out_of_step(error)
-                else:
-                    self._pool.failures(self.rank.also_declined, envelope.serial)
+                try:
+                    self._fail(error, order)
+                finally:
+                    self.book.failed(extras)
                 raise
+            finally:
+                self.turn.running = False
+                self.book.end([step.number for step in steps])
+            return results or []
 
-    def _send(self, envelope: Envelope) -> None:
-        if self.rank.size == 1:
-            return
-        payload = pickle.dumps(envelope, protocol=5)
-        # From here on some workers may have it and others not.
-        self.rank.in_step = False
-        self._pool.send(payload, self._doing)
+    def forget_released(self) -> None:
+        """Have everybody forget the arrays that are gone, or lie elsewhere."""
+        released = self._store.take_released()
+        if released:
+            self.book.release(released)
 
-    def _describe(self, command: Command) -> str:
-        if isinstance(command, Call):
-            return f"function {self.rank.functions[command.function_id].recipe.name!r}"
-        return f"{command.kind}()" if isinstance(command, Collective) else "distribute()"
+    def _fail(self, error: BaseException, order: Order) -> None:
+        """Raise what an order's failure means, if that is not `error` itself."""
+        doing = self._describe()
+        if self._closed is not None:
+            raise Closed(f"the runtime was closed while {doing} was under way") from error
+        if isinstance(error, synk_comm.PeerDeclined):
+            failures = self._pool.failures(error.reasons, order.serial)
+            failed, cause = self._worker_failed(error, failures)
+            raise failed from cause
+        if isinstance(error, synk_comm.MismatchError):
+            raise InputValueError(self._explain(doing, error)) from error
+        if not self.rank.in_step:
+            self._end_out_of_step(error, doing)
+        else:
+            self._pool.failures(self.rank.also_declined, order.serial)
+
+    def _describe(self) -> str:
+        """What is being done: the act under way, as far as this rank has come."""
+        return self.rank.doing or "an order"
 
     def _worker_failed(
-        self, command: Command, declined: synk_comm.PeerDeclined, failures: Sequence[Failure]
+        self, declined: synk_comm.PeerDeclined, failures: Sequence[Failure]
     ) -> Tuple[WorkerFailed, Optional[BaseException]]:
         """The error to raise for a worker's failure, and the worker's own exception."""
-        doing = self._doing
-        if isinstance(command, Call) and self.rank.functions[command.function_id].recipe.updated:
+        first = failures[0] if failures else None
+        doing = self._describe() if first is None else first.doing
+        if any(self._updates(step) for step in self._doing):
             doing += " (ranks that had finished have applied their updates: use broadcast())"
-        if not failures:
+        if first is None:
             rank = min(declined.reasons)
             return WorkerFailed(rank, doing, declined.reasons[rank], ""), None
-        first = failures[0]
         error = WorkerFailed(first.rank, doing, declined.reasons[first.rank], first.traceback)
         return error, _unpickled(first.error)
 
-    def _explain(self, command: Command, mismatch: synk_comm.MismatchError) -> str:
-        text = f"in {self._doing} the ranks' values do not fit together: {mismatch}"
-        if isinstance(command, Call):
+    def _updates(self, step: Step) -> bool:
+        act = self.book.get(step.number)
+        return isinstance(act, Call) and bool(self.rank.functions[act.function_id].recipe.updated)
+
+    def _explain(self, doing: str, mismatch: synk_comm.MismatchError) -> str:
+        text = f"in {doing} the ranks' values do not fit together: {mismatch}"
+        if doing.startswith("function"):
             text += (
                 "; an output with an entry for each row needs op 'gather', as in (variable, "
                 "'gather')"
@@ -224,28 +267,38 @@ class Controller:
         Raises:
             WorkerDied: one will never come.
         """
-        self._pool.check(self._doing)
+        self._pool.check(self._describe())
 
-    def _end_out_of_step(self, error: BaseException) -> None:
+    def _end_out_of_step(self, error: BaseException, doing: str) -> None:
         """The ranks have lost each other; name the worker that died, if that was the cause."""
         try:
-            self._pool.check(self._doing)
+            self._pool.check(doing)
         except WorkerDied as died:
             self._end(str(died))
             if isinstance(error, WorkerDied):
                 return
             raise died from error
-        self._end(f"{type(error).__name__} in {self._doing}" + (f": {error}" if str(error) else ""))
+        self._end(f"{type(error).__name__} in {doing}" + (f": {error}" if str(error) else ""))
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
         if self._released or os.getpid() != self._owner:
             return
-        self._closed = self._closed or "by close()"
+        was_open, self._closed = self._closed is None, self._closed or "by close()"
         try:
-            self._pool.stop(pickle.dumps(Envelope(next(self._serials), Stop())))
+            if was_open:
+                self._tell_to_stop()
+            self._pool.stop()
         finally:
             self._release()
+
+    def _tell_to_stop(self) -> None:
+        """Tell the workers to stop, if they listen; they also stop when their channel ends."""
+        if self._joined and self.rank.in_step and not self.turn.running:
+            number = self.book.enter(Stop())
+            order = Order(next(self._serials), [Step(number)], self.book.extras())
+            with contextlib.suppress(synk_comm.CommError, WorkerDied):
+                self.rank.tell(order, STOP_TIMEOUT_S)
 
     def _end(self, reason: str) -> None:
         """Close after a failure, without asking the workers."""
@@ -257,10 +310,12 @@ class Controller:
 
     def _release(self) -> None:
         self._pool.kill()
+        self.times.release()
         self.rank.close()
         if self._group is not None:
             self._group.close()
         self._store.clear()
+        self._on_end()
         self._threads.restore()
         self._released = True
         atexit.unregister(self.close)

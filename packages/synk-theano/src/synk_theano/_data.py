@@ -6,6 +6,7 @@ when it first needs it, so writing to a `Data` is all it takes to hand values to
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
@@ -26,18 +27,25 @@ class Data:
     Its shape may change: within the allocation nothing is copied, and growing beyond it moves the
     contents to a larger one. Writing while a call runs in another thread is a race, as with any
     array.
+
+    Attributes:
+        token: changes whenever the array has another shape, or lies elsewhere.
     """
+
+    # Of all runtimes of this process: a `Data` may be input to another one's function.
+    _keys = itertools.count(1)
 
     def __init__(
         self,
-        key: int,
         dtype: Any,
         ndim: int,
         minibatch: bool = False,
         name: Optional[str] = None,
         released: Optional[Callable[[int], None]] = None,
     ) -> None:
-        self._key = key
+        self._key = next(self._keys)
+        self._version = 0
+        self.token = (self._key, 0)
         self._dtype = np.dtype(dtype)
         self._ndim = int(ndim)
         self._minibatch = bool(minibatch)
@@ -50,7 +58,7 @@ class Data:
             raise InputTypeError(f"got dtype {self._dtype}, expected one of fixed size: no objects")
         self._released = released
         if released is not None:
-            weakref.finalize(self, released, key).atexit = False
+            weakref.finalize(self, released, self._key).atexit = False
 
     @property
     def data(self) -> np.ndarray:
@@ -78,6 +86,11 @@ class Data:
     def size(self) -> int:
         """Number of items of the array."""
         return self.data.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return self.data.nbytes
 
     @property
     def alloc_size(self) -> int:
@@ -143,27 +156,39 @@ class Data:
         The value is gone.
         """
         self._replace(np.empty(0, self._dtype))
-        self._data = self._memory.reshape((0,) * self._ndim) if self._ndim else None
+        self._set(self._memory.reshape((0,) * self._ndim) if self._ndim else None)
 
     def _allocate(self, shape: Tuple[int, ...], oversize: Oversize, keep: bool) -> None:
         if not oversize >= 1:
             raise InputValueError(f"oversize: got {oversize}, expected a factor of at least 1")
         size = int(np.prod(shape, dtype=np.int64))
         used = 0 if self._data is None else self._data.size
-        if size > self._memory.size or not synk_shm.is_shared(self._memory):
+        moved = size > self._memory.size or not synk_shm.is_shared(self._memory)
+        if moved:
             memory = synk_shm.empty((max(int(size * oversize), 1),), self._dtype)
             if keep:
                 memory[:used] = self._memory[:used]
             self._replace(memory)
         if keep and size > used:
             self._memory[used:size] = np.zeros((), self._dtype)
-        self._data = self._memory[:size].reshape(shape)
+        if moved or self._data is None or self._data.shape != shape:
+            self._set(self._memory[:size].reshape(shape))
+
+    def _set(self, array: Optional[np.ndarray]) -> None:
+        self._data = array
+        self._version += 1
+        self.token = (self._key, self._version)
 
     def _replace(self, memory: np.ndarray) -> None:
         self._memory = memory
         if self._released is not None:
             # Nobody needs to map what was there any longer.
             self._released(self._key)
+
+    def room(self, shape: Tuple[int, ...]) -> np.ndarray:
+        """Take this shape; return the array, whose contents are anything."""
+        self._allocate(shape, 1, keep=False)
+        return self.data
 
     def ref(self) -> ArrayRef:
         """Where the workers find the array as it is now."""
@@ -203,7 +228,7 @@ def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) ->
         InputTypeError: wrong dtype or number of dimensions.
     """
     dtype = np.dtype(dtype)
-    array = np.asarray(value)
+    array = unmasked(value, what)
     if array.ndim != ndim:
         raise InputTypeError(
             f"{what}: got {array.ndim} dimensions (shape {array.shape}), expected {ndim}"
@@ -226,3 +251,17 @@ def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) ->
         f"{what}: got dtype {array.dtype}, expected {dtype} (or a dtype that converts to it "
         f"without loss); convert with .astype({dtype.name!r}), or use force_cast=True"
     )
+
+
+def unmasked(value: Any, what: str) -> np.ndarray:
+    """`value` as a plain array.
+
+    Raises:
+        InputTypeError: it is a masked array, and something in it is masked.
+    """
+    if isinstance(value, np.ma.MaskedArray) and np.any(value.mask):
+        raise InputTypeError(
+            f"{what}: got a masked array with {np.sum(value.mask)} masked entries, expected "
+            f"values everywhere; fill them with .filled(), or hand over the mask as an input"
+        )
+    return np.asarray(value)

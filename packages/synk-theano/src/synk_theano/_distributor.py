@@ -7,8 +7,9 @@ from typing import Any, Callable, List, Sequence, Set, Tuple
 import numpy as np
 
 from ._messages import Distribute, Form
+from ._payload import pack
 from ._pickling import dumps
-from ._rank import Rank, pack
+from ._rank import Rank
 from ._store import DataStore
 from .exceptions import SpecError
 

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ContextManager, Dict, List, Optional, Protocol, Sequence, Tuple
-
-import numpy as np
-import theano
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from ._data import Data
-from ._messages import PLAIN, ArrayRef, Call, Command, Form, Rows, ScatteredInput
-from ._plan import Bounds, Selection, selection_for, selector, split_rows
+from ._delayed import Delayed, Prepared
+from ._inputs import Signature
+from ._launcher import Launcher
+from ._lint import Event
+from ._planner import Options, Planner
 from ._spec import FunctionSpec
-from .exceptions import InputTypeError, InputValueError, OpError
-
-
-class Launcher(Protocol):
-    """What a function or a collective needs of the runtime."""
-
-    size: int
-    master: int
-
-    @property
-    def exclusive(self) -> ContextManager[Any]:
-        """Held while something is staged and run: other threads wait."""
-
-    def run(self, command: Command) -> Any:
-        """Have all ranks perform a command; blocks until they have."""
-
-    def stage(self, slot: Tuple[Any, ...], array: np.ndarray) -> ArrayRef:
-        """Copy `array` into shared memory that is reused for `slot`."""
-
-    def data(self, value: Any, var: Any, **settings: Any) -> Data:
-        """`synk.data()`."""
-
-    def require_form(self, function_id: int, form: Form) -> None:
-        """Have `form` of the function on every rank; compiles and distributes if needed."""
+from ._verify import Report, verify
+from .exceptions import InputTypeError
 
 
 class Function:
@@ -43,19 +21,20 @@ class Function:
     Attributes:
         name: as in Theano functions.
         rows: how many rows each rank computed in the last call, or None before the first: the
-            weights with which ``all_reduce(..., weights=f.rows)`` averages exactly.
+            weights with which ``all_reduce(..., weights=f)`` averages exactly.
     """
 
     def __init__(
         self, spec: FunctionSpec, function_id: int, plain: Any, launcher: Launcher
     ) -> None:
         self._spec = spec
-        self._id = function_id
+        self.number = function_id
         self._plain = plain
         self._launcher = launcher
-        self._variables = spec.variables
-        self._dtypes = [np.dtype(v.dtype) for v in self._variables]
-        self._labels = [v.name or f"{i}" for i, v in enumerate(self._variables)]
+        self._signature = Signature(spec)
+        self._planner = Planner(spec, function_id, self._signature, launcher, repr(self))
+        self._event = Event("call", function_id)
+        self._tally = launcher.tally(spec.name or f"function {function_id}")
         self.rows: Optional[Tuple[int, ...]] = None
 
     @property
@@ -78,9 +57,15 @@ class Function:
         shared: List[Any] = self._plain.get_shared()
         return shared
 
+    def belongs_to(self, launcher: Launcher) -> bool:
+        """Whether it was built by this runtime."""
+        return self._launcher is launcher
+
     def __repr__(self) -> str:
-        names = ", ".join(self._labels)
-        return f"<synkhronos function {self.name or ''}({names}) on {self._launcher.size} ranks>"
+        return (
+            f"<synkhronos function {self.name or ''}({self._signature}) on "
+            f"{self._launcher.size} ranks>"
+        )
 
     def __call__(
         self,
@@ -100,7 +85,8 @@ class Function:
         ``gather`` (concatenated in input order) or None (the master's own result).
 
         Args:
-            *args: a `Data`, or anything that `numpy.asarray` takes, for each input in order.
+            *args: a `Data`, or anything that `numpy.asarray` takes, for each input in order; or
+                one mapping from the inputs' variables (or names) to these.
             output_subset: positions of the outputs to return, as in Theano.
             batch: rows of the scattered inputs to use, before they are split: an int (the first
                 so many), slice, list or array of ints, or boolean mask.
@@ -113,38 +99,31 @@ class Function:
 
         Raises:
             InputTypeError, InputValueError, BatchError, OpError: bad arguments; nothing was sent.
+            NestedCall: the runtime is at work already, in this thread.
             WorkerFailed: the computation raised on a worker.
             WorkerDied: a worker process is gone, and the runtime is closed.
         """
-        values = self._order(args, kwargs)
-        inputs = [self._accept(i, value) for i, value in enumerate(values)]
-        wanted = self._wanted(output_subset)
-        self._check_slices(num_slices, wanted)
-        selectors = self._selectors(batch_s)
-        rows_selection = self._selection(inputs, batch)
-        self._check_own_result(rows_selection, wanted)
-        form = self._form(selectors, num_slices)
+        options = Options(output_subset, batch, batch_s, num_slices)
         with self._launcher.exclusive:
-            self._launcher.require_form(self._id, form)
-            scattered, broadcast = self._stage(inputs, rows_selection)
-            rows = None
-            if rows_selection is not None:
-                bounds = split_rows(rows_selection.count, self._launcher.size)
-                rows = staged_rows(self._launcher, rows_selection, bounds)
-            result = self._launcher.run(
-                Call(
-                    function_id=self._id,
-                    form=form,
-                    rows=rows,
-                    scattered=scattered,
-                    broadcast=broadcast,
-                    outputs=wanted,
-                    num_slices=num_slices,
-                    selectors=selectors,
-                )
-            )
-        self.rows = result.counts
-        return self._returned(result.values, output_subset)
+            prepared = self._prepare(self._signature.ordered(args, kwargs), options, 0)
+            return self._launcher.perform((prepared,))[0]
+
+    def delayed(
+        self,
+        *args: Any,
+        output_subset: Optional[Sequence[int]] = None,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: int = 1,
+        **kwargs: Any,
+    ) -> Delayed:
+        """A call for `step()`, which performs it: arguments and result as in `__call__`.
+
+        Inputs are read when the step begins.
+        """
+        values = self._signature.ordered(args, kwargs)
+        options = Options(output_subset, batch, batch_s, num_slices)
+        return Delayed(self._launcher, lambda place: self._prepare(values, options, place))
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
         """Compute in the master only, as a plain Theano function would.
@@ -152,9 +131,54 @@ class Function:
         Args:
             *args, **kwargs: arrays or `Data`, as in `__call__`, without the options of it.
         """
-        values = self._order(args, kwargs)
+        values = self._signature.ordered(args, kwargs)
         plain = self._plain(*(v.data if isinstance(v, Data) else v for v in values))
         return self._returned(plain, None)
+
+    def verify(
+        self,
+        *args: Any,
+        output_subset: Optional[Sequence[int]] = None,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: Union[int, Sequence[int]] = (2, 3),
+        limit: Optional[float] = None,
+        sync: bool = True,
+        **kwargs: Any,
+    ) -> Report:
+        """Compute serially, in parallel and sliced, and compare; blocks until all is done.
+
+        Outputs are compared, and what the function updates. Afterwards every shared variable has
+        its old value on every rank, states of random streams included. The selected rows and
+        several copies of the shared variables are held in the master meanwhile.
+
+        Args:
+            *args, output_subset, batch, batch_s, **kwargs: as in `__call__`.
+            num_slices: with how many slices to compute, besides without.
+            limit: machine epsilons that are taken for rounding. By default 16 for the same
+                computation elsewhere, and 16 * sqrt(rows) for sums in another order.
+            sync: start all ranks from the master's values. False leaves them as they are, which
+                may then be the cause of a difference. Either way it is reported where they differ.
+
+        Returns:
+            A `Report`: print it; `Report.ok`; `Report.raise_if_wrong()`.
+
+        Raises:
+            What a call raises.
+        """
+        with self._launcher.unrecorded():
+            return verify(
+                self,
+                self._launcher,
+                args,
+                kwargs,
+                batch=batch,
+                batch_s=batch_s,
+                num_slices=num_slices,
+                output_subset=output_subset,
+                limit=limit,
+                sync=sync,
+            )
 
     def build_inputs(
         self,
@@ -173,7 +197,7 @@ class Function:
         Returns:
             A `Data` for a function of one input, else a tuple of them.
         """
-        values = self._order(args, kwargs)
+        values = self._signature.ordered(args, kwargs)
         flags = list(minibatch) if isinstance(minibatch, (list, tuple)) else None
         if flags is not None and len(flags) != len(values):
             raise InputTypeError(
@@ -189,180 +213,28 @@ class Function:
                 minibatch=bool(minibatch if flags is None else flags[i]),
                 name=variable.name,
             )
-            for i, (value, variable) in enumerate(zip(values, self._variables))
+            for i, (value, variable) in enumerate(zip(values, self._signature.variables))
         )
         return datas[0] if len(datas) == 1 else datas
 
-    def _order(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
-        """Positional and keyword inputs in the order of the variables."""
-        expected = len(self._variables)
-        names = [v.name for v in self._variables]
-        for key in kwargs:
-            if key not in names:
-                raise InputTypeError(
-                    f"{self!r} got an unknown keyword {key!r}, expected one of its inputs "
-                    f"{[n for n in names if n]} (and, in a parallel call only, output_subset, "
-                    f"batch, batch_s, num_slices)"
-                )
-            if names.index(key) < len(args):
-                raise InputTypeError(f"{self!r} got input {key!r} by position and by keyword")
-        if len(args) + len(kwargs) != expected:
-            raise InputTypeError(
-                f"{self!r} got {len(args) + len(kwargs)} inputs, expected {expected}: "
-                f"{', '.join(self._labels) or 'none'}"
-            )
-        return list(args) + [kwargs[name] for name in names[len(args) :]]
+    def release(self) -> None:
+        """Let go of shared memory; the runtime has ended."""
+        self._planner.clear()
 
-    def _accept(self, place: int, value: Any) -> Any:
-        """The input as `Data`, or as an array that the variable takes.
-
-        A dtype that Theano would convert without loss is let through as it is: each rank
-        converts its own rows.
-        """
-        variable, label = self._variables[place], self._labels[place]
-        what = f"input {label} of {self!r}"
-        declared = self._spec.inputs[place]
-        downcast = getattr(declared, "allow_downcast", None)
-        if downcast is None:
-            downcast = self._spec.kwargs.get("allow_input_downcast")
-        if not isinstance(value, Data) and not isinstance(value, np.ndarray):
-            try:
-                value = np.asarray(variable.type.filter(value, allow_downcast=downcast))
-            except (TypeError, ValueError) as error:
-                raise InputTypeError(f"{what}: {error}") from None
-        shape, dtype = value.shape, value.dtype
-        if dtype.kind not in "biufc":
-            raise InputTypeError(f"{what}: got dtype {dtype}, expected {variable.dtype}: numbers")
-        if len(shape) != variable.ndim:
-            raise InputTypeError(
-                f"{what}: got {len(shape)} dimensions (shape {shape}), expected {variable.ndim}"
-            )
-        converts = downcast or dtype == self._dtypes[place]
-        if not converts and theano.scalar.upcast(variable.dtype, dtype.name) != variable.dtype:
-            raise InputTypeError(
-                f"{what}: got dtype {dtype}, expected {variable.dtype} or a dtype that converts to "
-                f"it without loss; convert an array with .astype({variable.dtype!r}), make a Data "
-                f"with data(..., var={label}, force_cast=True), or build the function with "
-                f"allow_input_downcast=True"
-            )
-        for axis, broadcastable in enumerate(variable.broadcastable):
-            if broadcastable and shape[axis] != 1:
-                raise InputValueError(
-                    f"{what}: got shape {shape}, expected length 1 along axis {axis}, which is "
-                    f"broadcastable"
-                )
-        return value
-
-    def _wanted(self, output_subset: Optional[Sequence[int]]) -> Optional[Tuple[int, ...]]:
-        if output_subset is None:
-            return None
-        count = len(self._spec.outputs)
-        for position in output_subset:
-            if not isinstance(position, (int, np.integer)) or not 0 <= position < count:
-                raise InputValueError(
-                    f"output_subset: got {position!r}, expected positions from 0 to {count - 1}"
-                )
-        return tuple(int(position) for position in output_subset)
-
-    def _check_slices(self, num_slices: int, wanted: Optional[Tuple[int, ...]]) -> None:
-        if not isinstance(num_slices, (int, np.integer)) or num_slices < 1:
-            raise InputValueError(f"num_slices: got {num_slices!r}, expected an int of at least 1")
-        if num_slices == 1:
-            return
-        if not self._spec.n_scattered and not self._spec.sliceable:
-            raise InputValueError(
-                f"num_slices: {self!r} has nothing to slice: no scattered inputs and no "
-                f"sliceable_shareds"
-            )
-        ops = self._spec.output_ops
-        for position in range(len(ops)) if wanted is None else wanted:
-            if ops[position] is None:
-                raise OpError(
-                    f"output {position} of {self!r} has op None, which does not accumulate over "
-                    f"slices; give it an op, or leave it out with output_subset"
-                )
-
-    def _selectors(self, batch_s: Any) -> Tuple[Any, ...]:
-        """One selector per rank, or () for all rows everywhere."""
-        if batch_s is None:
-            return ()
-        if not self._spec.sliceable:
-            raise InputTypeError(
-                f"{self!r} got batch_s, but has no sliceable_shareds; list them in function()"
-            )
-        size = self._launcher.size
-        per_rank = isinstance(batch_s, (list, tuple)) and any(
-            isinstance(item, (slice, list, tuple, range, np.ndarray)) for item in batch_s
-        )
-        if not per_rank:
-            return (selector(batch_s, "batch_s"),) * size
-        if len(batch_s) != size:
-            raise InputValueError(
-                f"batch_s: got a list of {len(batch_s)} selections, expected one for each of "
-                f"{size} ranks"
-            )
-        return tuple(selector(item, "batch_s") for item in batch_s)
-
-    def _selection(self, inputs: Sequence[Any], batch: Any) -> Optional[Selection]:
-        n = self._spec.n_scattered
-        if n == 0:
-            if batch is not None:
-                raise InputTypeError(
-                    f"{self!r} got batch, but has no scattered inputs to select from"
-                )
-            return None
-        return selection_for(
-            batch,
-            [len(item) for item in inputs[:n]],
-            [isinstance(item, Data) and item.minibatch for item in inputs[:n]],
-            self._labels[:n],
+    def _prepare(self, values: Sequence[Any], options: Options, place: int) -> Prepared:
+        step, nbytes = self._planner.prepare(values, options, place)
+        subset = options.output_subset
+        return Prepared(
+            step,
+            lambda result: self._finish(result, subset),
+            self._tally,
+            self._event,
+            nbytes,
         )
 
-    def _check_own_result(
-        self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]
-    ) -> None:
-        """An output with op None is the master's own: it needs a row there."""
-        ops = self._spec.output_ops
-        positions = range(len(ops)) if wanted is None else wanted
-        if selection is None or not selection.count or all(ops[i] is not None for i in positions):
-            return
-        start, stop = split_rows(selection.count, self._launcher.size)[self._launcher.master]
-        if start == stop:
-            raise InputValueError(
-                f"{self!r} has an output with op None, which is the master's own result, but rank "
-                f"{self._launcher.master}, the master, gets none of {selection.count} rows; use "
-                f"more rows, or another op"
-            )
-
-    def _form(self, selectors: Tuple[Any, ...], num_slices: int) -> Form:
-        if num_slices == 1 and not selectors:
-            return PLAIN
-        select = None
-        if self._spec.sliceable:
-            ranges = all(_is_range(chosen) for chosen in selectors)
-            select = "range" if ranges else "index"
-        return Form(accumulate=num_slices > 1 and bool(self._spec.accumulated), select=select)
-
-    def _stage(
-        self, inputs: Sequence[Any], selection: Optional[Selection]
-    ) -> Tuple[Tuple[ScatteredInput, ...], Tuple[ArrayRef, ...]]:
-        n = self._spec.n_scattered
-        scattered = []
-        for i, item in enumerate(inputs[:n]):
-            if isinstance(item, Data):
-                offset = selection.lowest if item.minibatch and selection is not None else 0
-                scattered.append(ScatteredInput(item.ref(), offset))
-            elif selection is None or selection.covers(len(item)):
-                scattered.append(ScatteredInput(self._launcher.stage((self._id, i), item), 0))
-            else:
-                # What is copied anyway is copied selected.
-                ref = self._launcher.stage((self._id, i), _rows_of(item, selection))
-                scattered.append(ScatteredInput(ref, selected=True))
-        broadcast = tuple(
-            item.ref() if isinstance(item, Data) else self._launcher.stage((self._id, i), item)
-            for i, item in enumerate(inputs[n:], n)
-        )
-        return tuple(scattered), broadcast
+    def _finish(self, result: Any, output_subset: Optional[Sequence[int]]) -> Any:
+        values, self.rows = result
+        return self._returned(values, output_subset)
 
     def _returned(self, values: List[Any], output_subset: Optional[Sequence[int]]) -> Any:
         if output_subset is not None:
@@ -370,23 +242,3 @@ class Function:
         if self._spec.returns == "none":
             return None
         return values[0] if self._spec.returns == "single" else values
-
-
-def _is_range(chosen: Any) -> bool:
-    return isinstance(chosen, slice) and chosen.step in (None, 1)
-
-
-def staged_rows(launcher: Launcher, selection: Selection, bounds: Sequence[Bounds]) -> Rows:
-    """The rows of a command: the selection, its index in shared memory, and each rank's part."""
-    index = None
-    if selection.index is not None:
-        index = launcher.stage(("index",), selection.index)
-    return Rows(tuple(bounds), selection.start, selection.step, index)
-
-
-def _rows_of(array: np.ndarray, selection: Selection) -> np.ndarray:
-    """The selected rows of `array`, in the order of the selection."""
-    if selection.index is not None:
-        return array[selection.index]
-    positions = selection.start + selection.step * np.arange(selection.count)
-    return array[positions]

@@ -398,3 +398,10 @@ class _Replay:
         known = self._known_averaged
         carried = writer is not None and variable in writer.consumers(variable)
         return bool(known.intersection(consumers)) or (carried and variable in known)
+
+
+class Findings(List[Finding]):
+    """What was found, errors first; as text, a report."""
+
+    def __str__(self) -> str:
+        return "\n".join(str(finding) for finding in self) or "nothing found"

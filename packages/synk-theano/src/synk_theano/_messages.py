@@ -1,18 +1,20 @@
 """All that crosses a process: the whole protocol on one screen.
 
-The master sends one Command to every worker and performs it itself; every rank performs it with
-the same function. Workers answer only at their start (`Ready`) and when they fail (`Failure`):
-on success, the collectives of the command and the barrier at its end are the answer.
+The master gives orders, which every rank performs with the same functions, the master included.
+An order is a list of *acts* by number: what a number stands for travels once, ahead of its first
+use (`Extras`); an order that repeats is a line of a few integers (see `_orders`). Workers answer
+only at their start (`Ready`) and when they fail (`Failure`): on success, the collectives of the
+order and the barrier at its end are the answer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from synk_shm import Handle
 
-from ._plan import Bounds, Selector
+from ._plan import Bounds
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,8 @@ class Recipe:
     row_shares: Tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ArrayRef:
-    """Where an array lies: `key` names the slot in which a rank keeps it mapped."""
+class ArrayRef(NamedTuple):
+    """Where an array lies: `key` names the `Data` that it belongs to."""
 
     key: int
     handle: Handle
@@ -60,12 +61,12 @@ class ArrayRef:
 class Rows:
     """Which rows of the scattered arrays each rank takes.
 
-    ``bounds[rank]`` is a range of the selection; row i of the selection is row
-    ``index[i]`` or ``start + i * step`` of the data.
+    ``bounds[rank]`` is a range of the selection. Row i of the selection is row ``index[i]`` of
+    the data, or ``first + i * step``, where `first` follows from the order's origin, which is
+    the lowest row of the selection: so that it can change from call to call.
     """
 
     bounds: Tuple[Bounds, ...]
-    start: int = 0
     step: int = 1
     index: Optional[ArrayRef] = None
 
@@ -73,24 +74,36 @@ class Rows:
     def counts(self) -> Tuple[int, ...]:
         return tuple(stop - start for start, stop in self.bounds)
 
+    def first(self, origin: int) -> int:
+        """The row of the data that is row 0 of the selection, if there is no index."""
+        if self.step > 0:
+            return origin
+        return origin - self.step * (max(stop for _, stop in self.bounds) - 1)
+
 
 @dataclass(frozen=True)
 class ScatteredInput:
     """A scattered array.
 
     Attributes:
-        offset: the number of its row 0: more than 0 for a minibatch.
+        minibatch: its row 0 is the order's origin.
         selected: it holds just the selected rows, in the order of the selection.
     """
 
     array: ArrayRef
-    offset: int = 0
+    minibatch: bool = False
     selected: bool = False
 
 
 @dataclass(frozen=True)
-class Join:
-    """Meet the other ranks: from here on the communicator works."""
+class StagedSelector:
+    """`batch_s` for one rank: in shared memory, because only the rank can tell what it selects.
+
+    An int64 vector (of row numbers, or start, stop and step of a slice) or a vector of booleans.
+    """
+
+    array: ArrayRef
+    is_slice: bool
 
 
 @dataclass(frozen=True)
@@ -110,7 +123,12 @@ class Distribute:
 
 @dataclass(frozen=True)
 class Call:
-    """Compute a function; see `_share.compute`."""
+    """Compute a function; see `_share.PreparedCall`.
+
+    Attributes:
+        outputs: positions of the outputs that are wanted; None for all of them.
+        selectors: `batch_s` by rank, or () for all rows everywhere.
+    """
 
     function_id: int
     form: Form
@@ -119,8 +137,16 @@ class Call:
     broadcast: Tuple[ArrayRef, ...]
     outputs: Optional[Tuple[int, ...]]
     num_slices: int
-    # `batch_s` by rank: only that rank knows how many rows its variables have.
-    selectors: Tuple[Selector, ...]
+    selectors: Tuple[StagedSelector, ...]
+
+    def array_keys(self) -> Tuple[int, ...]:
+        """The keys of all arrays that it refers to."""
+        refs = [item.array for item in self.scattered]
+        refs += [item.array for item in self.selectors]
+        refs += self.broadcast
+        if self.rows is not None and self.rows.index is not None:
+            refs.append(self.rows.index)
+        return tuple(ref.key for ref in refs)
 
 
 @dataclass(frozen=True)
@@ -137,31 +163,65 @@ class Stop:
     """Leave."""
 
 
-Command = Union[Join, Distribute, Call, Collective, Stop]
+Act = Union[Distribute, Call, Collective, Stop]
+
+
+class Step(NamedTuple):
+    """One act of an order, and where its rows begin (0 if it has none)."""
+
+    number: int
+    origin: int = 0
 
 
 @dataclass(frozen=True)
-class Envelope:
-    """A numbered command, and the slots of arrays whose mappings are no longer needed."""
+class Extras:
+    """What travels with an order only when there is something new.
+
+    Attributes:
+        acts: those that the workers do not know yet.
+        forget_acts: numbers that will not be used any more.
+        forget_arrays: keys of arrays whose mappings are no longer needed.
+        steps: the order's steps, if they are too many for its line.
+    """
+
+    acts: Dict[int, Act]
+    forget_acts: Tuple[int, ...] = ()
+    forget_arrays: Tuple[int, ...] = ()
+    steps: Optional[List[Step]] = None
+
+
+class Order(NamedTuple):
+    """What all ranks do next. It ends with a barrier."""
 
     serial: int
-    command: Command
-    forget: Tuple[int, ...] = ()
+    steps: List[Step]
+    extras: Optional[Extras] = None
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message to a worker: what it has to know before it can obey."""
+    """The first message to a worker: what it has to know before it can obey.
+
+    Attributes:
+        times: where each rank writes how long it computed; see `_stats`.
+        reseed: give the states of random streams a seed of this rank's own.
+    """
 
     rank: int
     size: int
     master: int
     ticket: str
-    timeout_s: float
     sys_path: Tuple[str, ...]
     directory: str
     theano_config: Dict[str, Any]
     profile_path: Optional[str]
+    times: ArrayRef
+    reseed: bool
+
+
+@dataclass(frozen=True)
+class Join:
+    """The second: meet the other ranks. From here on orders come through the communicator."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +236,8 @@ class Failure:
     """A worker could not do its part.
 
     Attributes:
-        serial: of the command's envelope; 0 for a failure at the start.
+        serial: of the order; 0 for a failure at the start.
+        doing: the act, in words.
         error: the pickled exception, or None if it cannot be pickled.
     """
 

@@ -7,7 +7,6 @@ by at most one, larger shares first. A share is split into slices by the same ru
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -28,19 +27,22 @@ def split_rows(count: int, parts: int) -> List[Bounds]:
     return list(zip([0, *stops[:-1]], stops))
 
 
-@dataclass(frozen=True, eq=False)
 class Selection:
     """The rows of every scattered input that a call uses, in the order of use.
 
     Either a progression (``start``, ``step``, ``count``) or an ``index`` (int64, shape
-    ``(count,)``). ``lowest`` is the smallest row used: inputs that hold only a minibatch are
-    counted from it.
+    ``(count,)``).
     """
 
-    count: int
-    start: int = 0
-    step: int = 1
-    index: Optional[np.ndarray] = None
+    __slots__ = ("count", "index", "start", "step")
+
+    def __init__(
+        self, count: int, start: int = 0, step: int = 1, index: Optional[np.ndarray] = None
+    ) -> None:
+        self.count = count
+        self.start = start
+        self.step = step
+        self.index = index
 
     def covers(self, length: int) -> bool:
         """Whether it is all of ``range(length)``, in order."""
@@ -48,6 +50,7 @@ class Selection:
 
     @property
     def lowest(self) -> int:
+        """The smallest row used: inputs that hold only a minibatch are counted from it."""
         if self.count == 0:
             return 0
         if self.index is not None:
@@ -56,6 +59,7 @@ class Selection:
 
     @property
     def highest(self) -> int:
+        """The largest row used; -1 if there is none."""
         if self.count == 0:
             return -1
         if self.index is not None:
@@ -100,7 +104,7 @@ def selector(batch: Any, what: str = "batch") -> Selector:
             f"{what}: got {type(batch).__name__} with dtype {index.dtype} and {index.ndim} "
             f"dimensions, expected an int, a slice, a 1-d list or array of ints, or a boolean mask"
         )
-    return index if index.dtype.kind == "b" else index.astype(np.int64)
+    return index if index.dtype.kind == "b" else index.astype(np.int64, copy=False)
 
 
 def _bounds(batch: slice) -> Tuple[Any, Any, Any]:
@@ -168,14 +172,16 @@ def selection_for(
         InputValueError: lengths differ and `batch` does not say which rows to use.
         BatchError: an input is too short.
     """
-    full = [n for n, mini in zip(lengths, minibatch) if not mini]
-    if batch is None and len(set(lengths)) > 1:
+    if batch is None:
+        if lengths.count(lengths[0]) == len(lengths):
+            return Selection(lengths[0])
         listed = ", ".join(f"{name}: {n}" for name, n in zip(names, lengths))
         raise InputValueError(
             f"scattered inputs must have the same length along axis 0, got {listed}; "
             f"cut them, or select rows with batch="
         )
     chosen = selector(batch)
+    full = [n for n, mini in zip(lengths, minibatch) if not mini]
     if full:
         selection = select(chosen, _common_length(chosen, full))
     else:

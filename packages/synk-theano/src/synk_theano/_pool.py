@@ -28,7 +28,7 @@ START_TIMEOUT_S = 180.0
 """For importing Theano, on a machine that is busy compiling for other ranks."""
 
 STOP_TIMEOUT_S = 1.0
-"""From the word to stop until SIGKILL."""
+"""From the end of the channel until SIGKILL."""
 
 KILL_TIMEOUT_S = 5.0
 """From SIGKILL until a process is given up: it may be stuck in the kernel."""
@@ -186,13 +186,10 @@ class WorkerPool:
         except (ChannelClosed, TimeoutError):
             return None
 
-    def stop(self, payload: bytes) -> None:
-        """Tell all workers to stop; kill those that do not within STOP_TIMEOUT_S."""
+    def stop(self) -> None:
+        """Let all workers go: kill those that do not end within STOP_TIMEOUT_S."""
         for worker in self._workers:
-            try:
-                worker.channel.send(payload, timeout_s=STOP_TIMEOUT_S)
-            except (ChannelClosed, TimeoutError):
-                _logger.debug("rank %d does not listen any more", worker.rank)
+            worker.channel.close()
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for worker in self._workers:
             worker.exitcode(max(deadline - time.monotonic(), 0.0))

@@ -2,39 +2,65 @@
 
 ::
 
-    user ─ Function, Collectives ─> Controller.run(command) ─┬─> worker 1: Rank.perform ─┐
-           (checks, plan)           (numbers and sends it)   ├─> worker 2: Rank.perform ─┤ they
-                                                             └─> master:   Rank.perform ─┘ collect
+    user ─ Function, Collectives ─> Controller.run(steps) ─┬─> worker 1: Rank.perform ─┐
+           (checks, plans: acts)    (gives an order)       ├─> worker 2: Rank.perform ─┤ they
+                                                           └─> master:   Rank.perform ─┘ collect
 
-1. `Function.__call__` checks its arguments and plans (`_plan`): which rank takes which rows.
+1. `Function.__call__` checks its arguments and plans (`_planner`): which rank takes which rows.
    What the workers lack is sent first (`Distributor`); arrays lie in shared memory (`DataStore`).
-2. `Controller.run` numbers the command, sends it to every worker, and performs it in the master.
-3. `Rank.perform` does one rank's part, the same code everywhere (`_share`, `_collectives`):
-   arrays are read from shared memory, results go through the communicator.
-4. A barrier ends the command. A rank that failed has declined; its peers have left the command;
-   its traceback comes over its channel and is raised by `Controller.run`.
+2. What is to be done becomes a numbered *act* in the `Book`; a call like an earlier one has the
+   earlier number. `Controller.run` makes an order of such numbers.
+3. `Rank.perform` does one rank's part, the same code everywhere: it reads the order (`_orders`),
+   performs its acts (`_share`, `_collectives`): arrays are read from shared memory, results go
+   through the communicator.
+4. A barrier ends the order. A rank that failed has declined; its peers have left the order; its
+   traceback comes over its channel and is raised by `Controller.run`.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, ContextManager, Dict, Optional, Sequence, Tuple
+import weakref
+from collections import deque
+from contextlib import contextmanager
+from time import perf_counter
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Hashable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import numpy as np
 import theano
 
 from . import _environ
+from ._check import Verdicts, check_spec, warn_of_wrong
 from ._compile import compile_form, with_default_updates
 from ._controller import Controller
 from ._data import Data
+from ._delayed import Delayed, Prepared
 from ._distributor import Distributor
 from ._function import Function
-from ._messages import PLAIN, ArrayRef, Command, Form, Recipe
+from ._lint import Event, Findings, facts_of, lint
+from ._messages import PLAIN, Act, ArrayRef, Form, Recipe, Step
 from ._share import LoadedFunction
-from ._shared_api import Collectives
+from ._shared_api import Collectives, DelayedCollectives
 from ._spec import FunctionSpec, make_spec
+from ._stats import Ledger, Stats, Tally
 from ._store import DataStore
-from .exceptions import InputValueError, StartError
+from ._turn import Turn
+from .exceptions import InputTypeError, InputValueError, StartError
+
+EVENTS = 10_000
+"""Calls and collectives that `lint()` looks back on."""
 
 
 class Runtime:
@@ -48,6 +74,8 @@ class Runtime:
             in the current folder, for `pstats`.
         backend: "shm" or "zmq", what collectives go through.
         timeout_s: seconds that a rank waits for the others in a collective before all give up.
+        random_streams: "per_rank" (different numbers on every rank, the master's as in serial
+            Theano) or "identical" (the same on all).
         report: takes lines of progress; None keeps quiet.
 
     Returns at once: workers start in the background, and are awaited when first needed.
@@ -66,6 +94,7 @@ class Runtime:
         *,
         backend: str = "shm",
         timeout_s: float = 3600.0,
+        random_streams: str = "per_rank",
         report: Optional[Callable[[str], None]] = None,
     ) -> None:
         if use_gpu:
@@ -74,12 +103,20 @@ class Runtime:
             )
         if backend not in ("shm", "zmq"):
             raise InputValueError(f"backend: got {backend!r}, expected 'shm' or 'zmq'")
+        if random_streams not in ("per_rank", "identical"):
+            raise InputValueError(
+                f"random_streams: got {random_streams!r}, expected 'per_rank' or 'identical'"
+            )
         cores = _environ.available_cores()
         self.size = cores if n_parallel is None else _whole(n_parallel, 1, None, "n_parallel")
         self.master = _whole(master_rank, 0, self.size - 1, "master_rank")
         self._report = report = report or _keep_quiet
         self._specs: Dict[int, FunctionSpec] = {}
         self._row_share: Any = None
+        self._recording = True
+        self._hidden: Set[int] = set()
+        self._events: Deque[Event] = deque(maxlen=EVENTS)
+        self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
         some = f"{self.size} of {cores} detected CPU cores"
         many = f"{self.size} processes on {cores} detected CPU cores"
         report(f"Synkhronos attempting to use {some if self.size <= cores else many}...")
@@ -92,10 +129,14 @@ class Runtime:
             profile=profile_workers,
             report=report,
             store=self._store,
+            reseed=random_streams == "per_rank",
+            on_end=self._forget_functions,
         )
         self._rank = self._controller.rank
-        self._distributor = Distributor(self._rank, self._controller.run, self._store)
+        self._ledger = Ledger(self.size, self.master)
+        self._distributor = Distributor(self._rank, self._run_once, self._store)
         self.collectives = Collectives(self)
+        self.delayed = DelayedCollectives(self)
 
     @property
     def closed(self) -> bool:
@@ -119,6 +160,11 @@ class Runtime:
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
         self._controller.close()
+
+    def _forget_functions(self) -> None:
+        # Users may keep functions; these must not keep shared memory.
+        for function in self._functions:
+            function.release()
         self._specs.clear()
 
     def function(self, inputs: Any, outputs: Any = None, **kwargs: Any) -> Function:
@@ -135,7 +181,13 @@ class Runtime:
             loaded.forms[PLAIN] = plain
             self._rank.functions[function_id] = loaded
             self._specs[function_id] = spec
-        return Function(spec, function_id, plain, self)
+            if not self._recording:
+                self._hidden.add(function_id)
+            function = Function(spec, function_id, plain, self)
+            self._functions.add(function)
+        if self.size > 1:
+            warn_of_wrong(spec)
+        return function
 
     def _register_variables(self, compiled: Any) -> None:
         for variable in compiled.get_shared():
@@ -182,20 +234,110 @@ class Runtime:
             self._distributor.send_all()
         self._report(f"...distribution complete ({time.monotonic() - start:.0f} s).")
 
-    # What functions and collectives need: the `VariableLauncher`.
+    def step(self, *acts: Any) -> List[Any]:
+        """Perform several calls and collectives as one; see `synkhronos.step`."""
+        with self.exclusive:
+            delayed = [self._delayed(act, place) for place, act in enumerate(acts)]
+            prepared = [act.prepare(place) for place, act in enumerate(delayed)]
+            return self.perform(prepared) if prepared else []
+
+    def _delayed(self, act: Any, place: int) -> Delayed:
+        if isinstance(act, Function):
+            act = act.delayed()
+        if not isinstance(act, Delayed):
+            raise InputTypeError(
+                f"step(): got {act!r} of type {type(act).__name__} as act {place}, expected "
+                f"f.delayed(...), delayed.all_reduce(...) and the like, or a function without "
+                f"inputs"
+            )
+        if act.launcher is not self:
+            raise InputTypeError(f"step(): act {place} belongs to another runtime")
+        return act
+
+    def check(self, function: Function) -> Verdicts:
+        """Is each output decomposable over rows? See `synkhronos.check`."""
+        return Verdicts(check_spec(self._spec_of(function)))
+
+    def _spec_of(self, function: Function) -> FunctionSpec:
+        if not isinstance(function, Function) or not function.belongs_to(self):
+            raise InputTypeError(f"got {function!r}, expected a function of this runtime")
+        return self._specs[function.number]
+
+    def lint(self) -> Findings:
+        """Look for mistakes over all functions and recorded calls; see `synkhronos.lint`."""
+        self._controller.require_open()
+        registry = self._rank.registry
+        facts = [
+            facts_of(spec, registry.number_of, number)
+            for number, spec in self._specs.items()
+            if number not in self._hidden
+        ]
+        names = {number: registry[number].name or "" for number in range(len(registry))}
+        return Findings(
+            lint(
+                facts,
+                tuple(self._events),
+                {number: name for number, name in names.items() if name},
+                self.size,
+                truncated=len(self._events) == EVENTS,
+            )
+        )
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """For the duration of a block, what is built and done is none of `lint()`'s business."""
+        with self.exclusive:
+            self._recording = False
+            try:
+                yield
+            finally:
+                self._recording = True
+
+    def stats(self, reset: bool = False) -> Stats:
+        """Where the time went; see `synkhronos.stats`."""
+        return self._ledger.stats(reset)
+
+    # What functions and collectives need: the `Launcher`.
 
     @property
-    def exclusive(self) -> ContextManager[Any]:
-        """Held while something is staged and run: other threads wait."""
-        return self._controller.lock
+    def exclusive(self) -> Turn:
+        """Held while something is staged and performed: other threads wait."""
+        return self._controller.turn
 
-    def run(self, command: Command) -> Any:
-        """Have all ranks perform a command; see `Controller.run`."""
-        return self._controller.run(command)
+    def perform(self, prepared: Sequence[Prepared]) -> List[Any]:
+        """Have all ranks perform acts, in order; blocks until they have."""
+        controller = self._controller
+        began = perf_counter()
+        results = controller.run([act.step for act in prepared])
+        run_s = perf_counter() - began
+        if self._recording:
+            self._events.extend(act.event for act in prepared)
+        self._ledger.record(prepared, controller.times, began - controller.turn.began, run_s)
+        return [act.finish(result) for act, result in zip(prepared, results)]
 
-    def stage(self, slot: Tuple[Any, ...], array: np.ndarray) -> ArrayRef:
-        """Copy `array` into shared memory that is reused for `slot`."""
-        return self._store.stage(slot, array)
+    def enter(self, act: Act, name: Optional[Hashable] = None) -> int:
+        """Give an act a number; the same again for a `name` that is known."""
+        # First: room for its arrays may have been made where older acts had theirs.
+        self._controller.forget_released()
+        return self._controller.book.enter(act, name)
+
+    def knows(self, number: int) -> bool:
+        """Whether an act still has this number."""
+        return number in self._controller.book
+
+    def room(
+        self, slot: Tuple[Any, ...], dtype: Any, shape: Tuple[int, ...]
+    ) -> Tuple[np.ndarray, ArrayRef]:
+        """An array in shared memory that is reused for `slot`."""
+        self._controller.require_open()
+        return self._store.room(slot, dtype, shape)
+
+    def tally(self, name: str) -> Tally:
+        """Where the figures of a function or collective are kept."""
+        return self._ledger.tally(name)
+
+    def _run_once(self, act: Act) -> None:
+        self._controller.run([Step(self.enter(act))])
 
     def require_form(self, function_id: int, form: Form) -> None:
         """Have `form` of the function on every rank; compiles and distributes if needed."""

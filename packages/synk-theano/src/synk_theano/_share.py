@@ -1,4 +1,4 @@
-"""Run one rank's share of a call: its rows, slice by slice; then collect with the other ranks.
+"""One rank's share of a call: its rows, slice by slice; then what it has goes to the master.
 
 The same functions in the master and in the workers. A call that is not sliced runs the plain
 form once, and its updates are Theano's own. A sliced call runs every slice from the original
@@ -9,23 +9,33 @@ every execution.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ._accumulate import Accumulator
+from ._arrays import ArrayCache
 from ._messages import Call, Form, Recipe, Rows
-from ._plan import Bounds, Selection, select, split_rows
+from ._plan import Selection, select, split_rows
+from ._selectors import read_selector
 from ._shared_vars import VariableRegistry, store, value_of
 from .exceptions import InputValueError
 
 
 class LoadedFunction:
-    """A function as a rank holds it: its recipe, compiled forms, and excerpt buffers."""
+    """A function as a rank holds it.
+
+    Attributes:
+        recipe: what a rank has to know of it.
+        forms: its compiled forms.
+        counts: the rows that each rank stood for in its last call; None before the first.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.forms: Dict[Form, Any] = {}
+        self.counts: Optional[Tuple[int, ...]] = None
         self._buffers: Dict[int, np.ndarray] = {}
 
     def buffer(self, position: int, like: np.ndarray, length: int) -> np.ndarray:
@@ -37,47 +47,281 @@ class LoadedFunction:
         return held[:length]
 
 
-class Outcome(NamedTuple):
-    """What a rank computed: `values` is None where it took no part.
-
-    ``counts`` are the rows that each rank stands for (1 each if there is nothing to count).
-    """
-
-    values: Optional[List[Any]]
-    counts: Tuple[int, ...]
-
-
 class CallResult(NamedTuple):
-    """What a call gives the master."""
+    """What a call gives the master: outputs, and the rows that each rank stood for."""
 
     values: List[Any]
     counts: Tuple[int, ...]
 
 
-def compute(
-    loaded: LoadedFunction,
-    call: Call,
-    arrays: Any,
-    registry: VariableRegistry,
-    comm: Any,
-    master: int,
-) -> Optional[CallResult]:
-    """Do this rank's part of `call`, updates included, and collect the outputs in the master.
+class PreparedCall:
+    """A call that this rank has read and can perform again and again.
 
-    Blocks until all ranks have computed, if there is anything to collect.
-
-    Returns:
-        The outputs on the master, None elsewhere.
+    Args:
+        loaded: the function.
+        call: what to compute.
+        arrays: where inputs lie.
+        registry: the rank's shared variables.
+        comm: the communicator.
+        master: the rank that gets the outputs.
     """
-    outcome = _run(loaded, call, arrays, registry, comm, master)
-    wanted = range(len(loaded.recipe.output_ops)) if call.outputs is None else call.outputs
-    # A call without rows is the master's alone, whose result counts whole.
-    weight = float(outcome.counts[comm.rank]) or 1.0
-    results = []
-    for i, position in enumerate(wanted):
-        value = None if outcome.values is None else outcome.values[i]
-        results.append(collect(comm, master, loaded.recipe.output_ops[position], value, weight))
-    return CallResult(results, outcome.counts) if comm.rank == master else None
+
+    def __init__(
+        self,
+        loaded: LoadedFunction,
+        call: Call,
+        arrays: ArrayCache,
+        registry: VariableRegistry,
+        comm: Any,
+        master: int,
+    ) -> None:
+        self._loaded = loaded
+        self._call = call
+        self._registry = registry
+        self._comm = comm
+        self._master = master
+        self._function = loaded.forms[call.form]
+        self._scattered = [(arrays.get(item.array), item) for item in call.scattered]
+        self._broadcast = [arrays.get(ref) for ref in call.broadcast]
+        self._selectors = [(arrays.get(s.array), s.is_slice) for s in call.selectors]
+        self._rows = call.rows or Rows(bounds=())
+        self._index = None if self._rows.index is None else arrays.get(self._rows.index)
+        self._counts = (1,) * comm.size if call.rows is None else call.rows.counts
+        recipe = loaded.recipe
+        wanted = range(len(recipe.output_ops)) if call.outputs is None else call.outputs
+        self._ops = [recipe.output_ops[position] for position in wanted]
+        self._selects = bool(recipe.sliceable) and (
+            call.rows is None or call.form.select is not None
+        )
+        # Whether there is one execution, of rows that lie together.
+        self._whole = (
+            call.num_slices == 1
+            and not call.form.accumulate
+            and call.form.select is None
+            and not recipe.row_shares
+            and not (self._selects and call.rows is None)
+            and self._counts[comm.rank] > 0
+        )
+        self._origin: Optional[int] = None
+        self._arguments: List[np.ndarray] = []
+        self._trusted = False
+        self.seconds = 0.0
+
+    @property
+    def doing(self) -> str:
+        return f"function {self._loaded.recipe.name!r}"
+
+    def __call__(self, origin: int) -> Optional[CallResult]:
+        """Do this rank's part, updates included. Blocks until all ranks have done theirs, if
+        there is anything to collect.
+
+        Args:
+            origin: the lowest row of the selection.
+
+        Returns:
+            On the master the outputs, None elsewhere. ``seconds`` has the time of computing.
+        """
+        counts, rank = self._counts, self._comm.rank
+        begin = perf_counter()
+        values: Optional[List[Any]]
+        if self._whole:
+            values = self._compute_whole(origin)
+        else:
+            selection = None
+            if self._selects:
+                selection = self._select()
+                counts = self._agree_on_rows(selection)
+                self._check_own_result(counts)
+                begin = perf_counter()
+            values = self._compute(origin, counts, selection)
+        self.seconds = perf_counter() - begin
+        self._loaded.counts = counts
+        # A call without rows is the master's alone, whose result counts whole.
+        weight = float(counts[rank]) or 1.0
+        results = [
+            collect(self._comm, self._master, op, None if values is None else values[i], weight)
+            for i, op in enumerate(self._ops)
+        ]
+        return CallResult(results, counts) if rank == self._master else None
+
+    def _compute_whole(self, origin: int) -> List[Any]:
+        """One execution on views of the inputs, or on excerpts by index."""
+        if origin != self._origin or self._index is not None:
+            start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
+            self._arguments = self._inputs(origin, start, stop)
+            self._trusted = self._may_trust()
+            self._origin = origin
+        # Spares Theano a look at each argument.
+        self._function.trust_input = self._trusted
+        try:
+            results = self._run(self._arguments)
+        finally:
+            self._function.trust_input = False
+        wanted = self._call.outputs
+        return results if wanted is None else [results[i] for i in wanted]
+
+    def _run(self, arguments: Sequence[np.ndarray]) -> List[Any]:
+        try:
+            results: List[Any] = self._function(*arguments)
+        except BaseException:
+            # Theano does so only after a success; here it would keep shared memory alive.
+            for container in self._function.input_storage[: len(arguments)]:
+                container.storage[0] = None
+            raise
+        return results
+
+    def release(self) -> None:
+        """Let go of shared memory: others may still hold this object."""
+        self._scattered = []
+        self._broadcast = []
+        self._selectors = []
+        self._arguments = []
+        self._index = None
+
+    def _may_trust(self) -> bool:
+        """Whether all arguments are what their variables take, without conversion."""
+        specs = self._function.maker.inputs
+        return all(
+            type(value) is np.ndarray
+            and value.dtype == getattr(spec.variable.type, "numpy_dtype", None)
+            and value.flags.aligned
+            and not spec.strict
+            for value, spec in zip(self._arguments, specs)
+        )
+
+    def _agree_on_rows(self, selection: Selection) -> Tuple[int, ...]:
+        """The rows that each rank stands for."""
+        if self._call.rows is not None:
+            # Every rank has the rows it needs before any rank computes.
+            self._comm.barrier()
+            return self._counts
+        parts = self._comm.all_gather(np.asarray(selection.count, np.int64))
+        return tuple(int(part) for part in parts)
+
+    def _check_own_result(self, counts: Tuple[int, ...]) -> None:
+        """
+        Raises:
+            InputValueError: on every rank, if an output with op None, which is the master's own
+                result, needs a row there.
+        """
+        total = sum(counts)
+        if None in self._ops and total and not counts[self._master]:
+            raise InputValueError(
+                f"{self.doing} has an output with op None, which is the master's own result, but "
+                f"rank {self._master}, the master, has none of {total} rows (by rank: "
+                f"{list(counts)}); use batch_s= to give it some, or another op"
+            )
+
+    def _select(self) -> Selection:
+        """The rows of its sliceable shared variables that this rank uses.
+
+        Raises:
+            InputValueError: their lengths differ, or do not fit the scattered inputs' share.
+            BatchError: `batch_s` asks for rows that are not there.
+        """
+        rank = self._comm.rank
+        named = {
+            self._registry[n].name or f"shared variable {n}": len(value_of(self._registry[n]))
+            for n in self._loaded.recipe.sliceable
+        }
+        selector = read_selector(*self._selectors[rank]) if self._selectors else None
+        if selector is None and len(set(named.values())) > 1:
+            raise InputValueError(
+                f"sliceable shared variables must have one length on each rank, got {named} on "
+                f"rank {rank}; select rows with batch_s="
+            )
+        selection = select(selector, min(named.values()), f"batch_s on rank {rank}")
+        if self._call.rows is not None and selection.count != self._counts[rank]:
+            raise InputValueError(
+                f"rank {rank} got {self._counts[rank]} rows of the scattered inputs, but uses "
+                f"{selection.count} of its sliceable shared variables; the two must be equal"
+            )
+        return selection
+
+    def _compute(
+        self, origin: int, counts: Sequence[int], selection: Optional[Selection]
+    ) -> Optional[List[Any]]:
+        """Execute slice by slice; None if this rank has no rows and takes no part."""
+        rank, total = self._comm.rank, sum(counts)
+        rows = counts[rank]
+        if not rows and not (total == 0 and rank == self._master):
+            return None
+        pieces = [piece for piece in split_rows(rows, self._call.num_slices) if piece[1] > piece[0]]
+        pieces = pieces or [(0, 0)]
+        accumulates = self._call.form.accumulate
+        sliced = accumulates or len(pieces) > 1
+        first = self._rows.bounds[rank][0] if self._rows.bounds else 0
+        recipe = self._loaded.recipe
+        ops = [*self._ops, *(recipe.update_ops if accumulates else ())] if sliced else []
+        accumulators = [Accumulator(op, self.doing) for op in ops]
+        values: List[Any] = []
+        try:
+            for start, stop in pieces:
+                self._set_row_share((stop - start) / total if total else 1.0)
+                values = self._execute(origin, first, start, stop, selection)
+                for accumulator, value in zip(accumulators, values):
+                    # The one piece of a call without rows counts whole.
+                    accumulator.add(value, stop - start or 1)
+        finally:
+            self._set_row_share(1.0)
+        if not sliced:
+            return values
+        results = [accumulator.result() for accumulator in accumulators]
+        n_outputs = len(self._ops)
+        for number, value in zip(recipe.updated, results[n_outputs:]):
+            store(self._registry[number], value)
+        return results[:n_outputs]
+
+    def _set_row_share(self, share: float) -> None:
+        for number in self._loaded.recipe.row_shares:
+            variable = self._registry[number]
+            store(variable, np.asarray(share, dtype=variable.dtype))
+
+    def _execute(
+        self, origin: int, first: int, start: int, stop: int, selection: Optional[Selection]
+    ) -> List[Any]:
+        arguments = self._inputs(origin, first + start, first + stop)
+        arguments += self._selected(selection, start, stop)
+        results = self._run(arguments)
+        if self._call.outputs is None:
+            return results
+        # Not every linker takes output_subset, and updates have to run whatever is wanted.
+        n_outputs = len(self._loaded.recipe.output_ops)
+        return [results[i] for i in self._call.outputs] + results[n_outputs:]
+
+    def _selected(self, selection: Optional[Selection], start: int, stop: int) -> List[np.ndarray]:
+        """The arguments that select rows ``start:stop`` of the sliceable selection."""
+        form = self._call.form.select
+        if form is None or selection is None:
+            return []
+        if form == "range":
+            return [np.asarray(selection.start + start), np.asarray(selection.start + stop)]
+        if selection.index is not None:
+            return [selection.index[start:stop]]
+        return [np.arange(start, stop) * selection.step + selection.start]
+
+    def _inputs(self, origin: int, start: int, stop: int) -> List[np.ndarray]:
+        """The arguments for rows ``start:stop`` of the selection."""
+        excerpts = [self._excerpt(i, origin, start, stop) for i in range(len(self._scattered))]
+        return excerpts + self._broadcast
+
+    def _excerpt(self, position: int, origin: int, start: int, stop: int) -> np.ndarray:
+        """Rows ``start:stop`` of the selection: a view, or a copy in a reused buffer."""
+        array, item = self._scattered[position]
+        if item.selected:
+            return array[start:stop]
+        offset = origin if item.minibatch else 0
+        if self._index is not None:
+            wanted = self._index[start:stop]
+            if offset:
+                wanted = wanted - offset
+            buffer = self._loaded.buffer(position, array, stop - start)
+            # The master has checked the range; "clip" spares numpy a second buffer.
+            return np.take(array, wanted, axis=0, out=buffer, mode="clip")
+        step = self._rows.step
+        begin = self._rows.first(origin) - offset + start * step
+        end = begin + (stop - start) * step
+        return array[begin : (None if end < 0 else end) : step]
 
 
 def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float) -> Any:
@@ -86,12 +330,14 @@ def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float
         return value
     if value is not None:
         value = np.asarray(value) if op != "gather" else np.atleast_1d(value)
+    if comm.size == 1:
+        return value
     if op == "gather":
         parts = comm.gather(value, root=master)
         return None if parts is None else _joined(parts)
     if op == "avg":
-        return comm.reduce(value, "avg", root=master, weight=weight)
-    return comm.reduce(value, op, root=master)
+        return comm.reduce(value, "avg", master, weight=weight)
+    return comm.reduce(value, op, master)
 
 
 def _joined(parts: Sequence[Any]) -> np.ndarray:
@@ -103,161 +349,3 @@ def _joined(parts: Sequence[Any]) -> np.ndarray:
             f"an output with op 'gather' has shapes that differ in more than their length: by "
             f"rank {shapes}"
         ) from None
-
-
-def _run(
-    loaded: LoadedFunction,
-    call: Call,
-    arrays: Any,
-    registry: VariableRegistry,
-    comm: Any,
-    master: int,
-) -> Outcome:
-    recipe = loaded.recipe
-    selection = None
-    counts = (1,) * comm.size
-    if call.rows is not None:
-        counts = call.rows.counts
-    if recipe.sliceable and (call.rows is None or call.form.select is not None):
-        selection = _select(recipe, call, registry, comm)
-        if call.rows is None:
-            parts = comm.all_gather(np.asarray(selection.count, np.int64))
-            counts = tuple(int(part) for part in parts)
-        else:
-            # Every rank has the rows it needs before any rank computes.
-            comm.barrier()
-    total = sum(counts)
-    if not counts[comm.rank] and not (total == 0 and comm.rank == master):
-        return Outcome(None, counts)
-    rows = counts[comm.rank]
-    pieces = [piece for piece in split_rows(rows, call.num_slices) if piece[1] > piece[0]]
-    execution = _Execution(loaded, call, arrays, registry, selection)
-    return Outcome(execution.run(comm.rank, pieces or [(0, 0)], total), counts)
-
-
-def _select(recipe: Recipe, call: Call, registry: VariableRegistry, comm: Any) -> Selection:
-    """The rows of its sliceable shared variables that this rank uses.
-
-    Raises:
-        InputValueError: their lengths differ, or do not fit the scattered inputs' share.
-        BatchError: `batch_s` asks for rows that are not there.
-    """
-    named = {
-        registry[n].name or f"shared variable {n}": len(value_of(registry[n]))
-        for n in recipe.sliceable
-    }
-    selector = call.selectors[comm.rank] if call.selectors else None
-    if selector is None and len(set(named.values())) > 1:
-        raise InputValueError(
-            f"sliceable shared variables must have one length on each rank, got {named} on "
-            f"rank {comm.rank}; select rows with batch_s="
-        )
-    selection = select(selector, min(named.values()), f"batch_s on rank {comm.rank}")
-    if call.rows is not None and selection.count != call.rows.counts[comm.rank]:
-        raise InputValueError(
-            f"rank {comm.rank} got {call.rows.counts[comm.rank]} rows of the scattered inputs, but "
-            f"uses {selection.count} of its sliceable shared variables; the two must be equal"
-        )
-    return selection
-
-
-class _Execution:
-    """The executions of one function on one rank for one call."""
-
-    def __init__(
-        self,
-        loaded: LoadedFunction,
-        call: Call,
-        arrays: Any,
-        registry: VariableRegistry,
-        selection: Optional[Selection],
-    ) -> None:
-        self._loaded = loaded
-        self._call = call
-        self._registry = registry
-        self._selection = selection
-        self._function = loaded.forms[call.form]
-        self._scattered = [(arrays.get(item.array), item) for item in call.scattered]
-        self._broadcast = [arrays.get(ref) for ref in call.broadcast]
-        self._rows = call.rows or Rows(bounds=())
-        self._index = None if self._rows.index is None else arrays.get(self._rows.index)
-
-    def run(self, rank: int, pieces: Sequence[Bounds], total: int) -> List[Any]:
-        """Execute piece by piece; `total` is the rows of the whole call."""
-        recipe = self._loaded.recipe
-        sliced = self._call.form.accumulate or len(pieces) > 1
-        first = self._rows.bounds[rank][0] if self._rows.bounds else 0
-        ops = self._accumulated_ops() if sliced else []
-        accumulators = [Accumulator(op, f"function {recipe.name!r}") for op in ops]
-        values: List[Any] = []
-        try:
-            for start, stop in pieces:
-                self._set_row_share((stop - start) / total if total else 1.0)
-                values = self._execute(first, start, stop)
-                for accumulator, value in zip(accumulators, values):
-                    # The one piece of a call without rows counts whole.
-                    accumulator.add(value, stop - start or 1)
-        finally:
-            self._set_row_share(1.0)
-        if not sliced:
-            return values
-        results = [accumulator.result() for accumulator in accumulators]
-        n_updates = len(recipe.updated) if self._call.form.accumulate else 0
-        n_outputs = len(results) - n_updates
-        for number, value in zip(recipe.updated, results[n_outputs:]):
-            store(self._registry[number], value)
-        return results[:n_outputs]
-
-    def _accumulated_ops(self) -> List[Optional[str]]:
-        recipe = self._loaded.recipe
-        wanted = self._call.outputs
-        ops = list(recipe.output_ops)
-        if wanted is not None:
-            ops = [ops[i] for i in wanted]
-        if self._call.form.accumulate:
-            ops += recipe.update_ops
-        return ops
-
-    def _set_row_share(self, share: float) -> None:
-        for number in self._loaded.recipe.row_shares:
-            variable = self._registry[number]
-            store(variable, np.asarray(share, dtype=variable.dtype))
-
-    def _execute(self, first: int, start: int, stop: int) -> List[Any]:
-        arguments = [
-            self._excerpt(i, first + start, first + stop) for i in range(len(self._scattered))
-        ]
-        arguments += self._broadcast
-        arguments += self._selected(start, stop)
-        results: List[Any] = self._function(*arguments)
-        if self._call.outputs is None:
-            return results
-        # Not every linker takes output_subset, and updates have to run whatever is wanted.
-        n_outputs = len(self._loaded.recipe.output_ops)
-        return [results[i] for i in self._call.outputs] + results[n_outputs:]
-
-    def _selected(self, start: int, stop: int) -> List[np.ndarray]:
-        """The arguments that select rows ``start:stop`` of the sliceable selection."""
-        form, chosen = self._call.form.select, self._selection
-        if form is None or chosen is None:
-            return []
-        if form == "range":
-            return [np.asarray(chosen.start + start), np.asarray(chosen.start + stop)]
-        if chosen.index is not None:
-            return [chosen.index[start:stop]]
-        return [np.arange(start, stop) * chosen.step + chosen.start]
-
-    def _excerpt(self, position: int, start: int, stop: int) -> np.ndarray:
-        """Rows ``start:stop`` of the selection: a view, or a copy in a reused buffer."""
-        array, item = self._scattered[position]
-        if item.selected:
-            return array[start:stop]
-        if self._index is not None:
-            wanted = self._index[start:stop] - item.offset
-            buffer = self._loaded.buffer(position, array, stop - start)
-            # The master has checked the range; "clip" spares numpy a second buffer.
-            return np.take(array, wanted, axis=0, out=buffer, mode="clip")
-        rows = self._rows
-        begin = rows.start - item.offset + start * rows.step
-        end = begin + (stop - start) * rows.step
-        return array[begin : (None if end < 0 else end) : rows.step]

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ._data import Data
-from ._function import Launcher, staged_rows
-from ._messages import ArrayRef, Collective
+from ._data import Data, unmasked
+from ._delayed import Delayed, Prepared
+from ._function import Function
+from ._launcher import Launcher
+from ._lint import Event
+from ._messages import ArrayRef, Collective, Step
 from ._ops import REDUCE_OPS, check_dtype, normalize
 from ._plan import Selection, selection_for, split_rows
+from ._planner import staged_rows
 from ._shared_vars import require_shared, value_of
 from .exceptions import InputTypeError, InputValueError
 
 SCATTER = "scatter() or batch"
 
 
-class VariableLauncher(Launcher, Protocol):
-    def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
-        """The variables' numbers; those that the workers do not have yet are sent first."""
+Arguments = Tuple[Dict[str, Any], int]
+"""Of an act, and the lowest row that it takes."""
+
+Finish = Callable[[Any], Any]
+"""Makes the caller's result of what comes back."""
+
+
+def _nothing(_result: Any) -> None:
+    """There is no result."""
 
 
 class Collectives:
     """Collectives over one Theano shared variable or a list of them.
 
-    All block until every rank has done its part.
+    All block until every rank has done its part. All variables of a list change, or none.
     """
 
-    def __init__(self, launcher: VariableLauncher) -> None:
+    def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
 
-    def broadcast(self, shared_vars: Any, values: Any = None) -> None:
+    def broadcast(self, shared_vars: Any, values: Any = None) -> Any:
         """Give every rank the master's values, or `values`.
 
         Args:
@@ -42,12 +52,15 @@ class Collectives:
         """
         variables, _ = _listed(shared_vars)
         arrays = None if values is None else _matched(shared_vars, variables, values)
-        forms = [(value_of(v).shape, str(value_of(v).dtype)) for v in variables]
-        with self._launcher.exclusive:
-            refs = None if arrays is None else self._refs(arrays)
-            self._run("broadcast", variables, values=refs, forms=forms)
 
-    def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> None:
+        def arguments(place: int) -> Arguments:
+            forms = tuple((value_of(v).shape, str(value_of(v).dtype)) for v in variables)
+            refs = None if arrays is None else self._refs(arrays, place)
+            return {"values": refs, "forms": forms}, 0
+
+        return self._perform("broadcast", variables, arguments, again=values is None)
+
+    def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> Any:
         """Split `values` along axis 0 over the ranks: contiguous shares, larger ones first.
 
         Args:
@@ -61,9 +74,12 @@ class Collectives:
         arrays = _matched(shared_vars, variables, values)
         selection = _select_rows(variables, arrays, batch)
         bounds = split_rows(selection.count, self._launcher.size)
-        with self._launcher.exclusive:
-            rows = staged_rows(self._launcher, selection, bounds)
-            self._run("scatter", variables, values=self._refs(arrays), rows=rows)
+
+        def arguments(place: int) -> Arguments:
+            _, rows = staged_rows(self._launcher, selection, bounds, place)
+            return {"values": self._refs(arrays, place), "rows": rows}, selection.lowest
+
+        return self._perform("scatter", variables, arguments, again=False)
 
     def gather(self, shared_vars: Any, nd_up: int = 1) -> Any:
         """All ranks' values, in rank order, in the master.
@@ -80,13 +96,13 @@ class Collectives:
         variables, single = _listed(shared_vars)
         if nd_up == 0:
             _require_rows(variables, "gather(nd_up=0)")
-        return _unlisted(self._run("gather", variables, nd_up=nd_up), single)
+        return self._perform("gather", variables, {"nd_up": nd_up}, _unlisted(single))
 
-    def all_gather(self, shared_vars: Any) -> None:
+    def all_gather(self, shared_vars: Any) -> Any:
         """Every rank's value becomes all ranks' values, concatenated along axis 0."""
         variables, _ = _listed(shared_vars)
         _require_rows(variables, "all_gather()")
-        self._run("all_gather", variables)
+        return self._perform("all_gather", variables, {})
 
     def reduce(self, shared_vars: Any, op: str = "avg", in_place: bool = True) -> Any:
         """Reduce all ranks' values into the master; workers' values stay.
@@ -99,35 +115,28 @@ class Collectives:
             None if `in_place`; else an array, or a tuple of arrays for a list of variables.
         """
         variables, single = _listed(shared_vars)
-        op = _checked_op(op, variables)
-        return _unlisted(self._run("reduce", variables, op=op, in_place=in_place), single)
+        arguments = {"op": _checked_op(op, variables), "in_place": bool(in_place)}
+        return self._perform("reduce", variables, arguments, _unlisted(single))
 
-    def all_reduce(
-        self,
-        shared_vars: Any,
-        op: str = "avg",
-        weights: Optional[Sequence[float]] = None,
-    ) -> None:
+    def all_reduce(self, shared_vars: Any, op: str = "avg", weights: Any = None) -> Any:
         """Every rank's value becomes the reduction of all ranks' values.
 
         Args:
             op: avg, sum, max, min or prod.
-            weights: one number per rank. ``avg`` is then ``sum(w * x) / sum(w)``: with
-                ``weights=f.rows`` the average is exact for any split of the last call of ``f``.
-                A rank of weight 0 contributes nothing, but gets the result, for every op.
+            weights: one number per rank, or a function. ``avg`` is then ``sum(w * x) / sum(w)``:
+                with ``weights=f`` the average is exact for any split of the last call of ``f``
+                (its ``f.rows`` are the numbers). A rank of weight 0 contributes nothing, but
+                gets the result, for every op.
         """
         variables, _ = _listed(shared_vars)
-        op = _checked_op(op, variables)
-        if weights is not None:
-            weights = tuple(float(weight) for weight in weights)
-            if len(weights) != self._launcher.size or min(weights) < 0 or sum(weights) <= 0:
-                raise InputValueError(
-                    f"weights: got {weights}, expected one non-negative number for each of "
-                    f"{self._launcher.size} ranks, not all of them 0"
-                )
-        self._run("all_reduce", variables, op=op, weights=weights)
+        arguments: Dict[str, Any] = {"op": _checked_op(op, variables)}
+        if isinstance(weights, Function):
+            arguments.update(weights=None, weights_of=self._number_of(weights))
+        else:
+            arguments["weights"] = self._checked_weights(weights)
+        return self._perform("all_reduce", variables, arguments)
 
-    def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:
+    def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> Any:
         """Set the values of one rank.
 
         Args:
@@ -138,33 +147,89 @@ class Collectives:
         variables, _ = _listed(shared_vars)
         arrays = _matched(shared_vars, variables, values)
         selection = None if batch is None else _select_rows(variables, arrays, batch)
-        with self._launcher.exclusive:
-            rows = None
+
+        def arguments(place: int) -> Arguments:
+            rows, origin = None, 0
             if selection is not None:
-                rows = staged_rows(self._launcher, selection, ((0, selection.count),))
-            self._run("set_value", variables, values=self._refs(arrays), rank=rank, rows=rows)
+                bounds = ((0, selection.count),)
+                _, rows = staged_rows(self._launcher, selection, bounds, place)
+                origin = selection.lowest
+            return {"values": self._refs(arrays, place), "rank": int(rank), "rows": rows}, origin
+
+        return self._perform("set_value", variables, arguments, again=False)
 
     def get_value(self, rank: int, shared_vars: Any) -> Any:
         """The values of one rank: an array, or a tuple of arrays for a list of variables."""
         self._check_rank(rank)
         variables, single = _listed(shared_vars)
-        return _unlisted(self._run("get_value", variables, rank=rank), single)
+        return self._perform("get_value", variables, {"rank": int(rank)}, _unlisted(single))
 
     def get_shapes(self, shared_vars: Any) -> Any:
         """The shapes on all ranks, a tuple in rank order; a tuple of those for a list."""
         variables, single = _listed(shared_vars)
-        return _unlisted(self._run("get_shapes", variables), single)
+        return self._perform("get_shapes", variables, {}, _unlisted(single))
 
     def get_lengths(self, shared_vars: Any) -> Any:
         """The lengths along axis 0 on all ranks, in rank order; a tuple of those for a list."""
         variables, single = _listed(shared_vars)
         _require_rows(variables, "get_lengths()")
-        shapes = self._run("get_shapes", variables)
-        return _unlisted([tuple(shape[0] for shape in ranks) for ranks in shapes], single)
+        unlisted = _unlisted(single)
 
-    def _run(self, kind: str, variables: Sequence[Any], **arguments: Any) -> Any:
-        numbers = self._launcher.numbers(variables)
-        return self._launcher.run(Collective(kind, numbers, arguments))
+        def finish(shapes: Any) -> Any:
+            return unlisted([tuple(shape[0] for shape in ranks) for ranks in shapes])
+
+        return self._perform("get_shapes", variables, {}, finish)
+
+    def _perform(
+        self,
+        kind: str,
+        variables: Sequence[Any],
+        arguments: Any,
+        finish: Finish = _nothing,
+        again: bool = True,
+    ) -> Any:
+        """Have the collective performed; returns what it gives.
+
+        Args:
+            arguments: of the act, or what stages and makes them, given the place in a step.
+            again: whether the act may come again as it is.
+        """
+
+        def prepare(place: int) -> Prepared:
+            numbers = self._launcher.numbers(variables)
+            given, origin = arguments(place) if callable(arguments) else (arguments, 0)
+            name = (kind, numbers, *given.values()) if again else None
+            number = self._launcher.enter(Collective(kind, numbers, given), name)
+            event = Event(
+                # What does not change the variables is all one to `lint()`.
+                "gather" if given.get("in_place") is False else kind,
+                variables=numbers,
+                rank=given.get("rank"),
+            )
+            tally = self._launcher.tally(f"{kind}()")
+            return Prepared(Step(number, origin), finish, tally, event)
+
+        return self._do(prepare)
+
+    def _do(self, prepare: Callable[[int], Prepared]) -> Any:
+        with self._launcher.exclusive:
+            return self._launcher.perform((prepare(0),))[0]
+
+    def _number_of(self, function: Function) -> int:
+        if not function.belongs_to(self._launcher):
+            raise InputValueError(f"weights: {function!r} belongs to another runtime")
+        return function.number
+
+    def _checked_weights(self, weights: Any) -> Optional[Tuple[float, ...]]:
+        if weights is None:
+            return None
+        numbers = tuple(float(weight) for weight in weights)
+        if len(numbers) != self._launcher.size or not min(numbers) >= 0 or not sum(numbers) > 0:
+            raise InputValueError(
+                f"weights: got {numbers}, expected one non-negative number for each of "
+                f"{self._launcher.size} ranks, not all of them 0"
+            )
+        return numbers
 
     def _check_rank(self, rank: int) -> None:
         if not isinstance(rank, (int, np.integer)) or not 0 <= rank < self._launcher.size:
@@ -172,11 +237,23 @@ class Collectives:
                 f"rank: got {rank!r}, expected an int from 0 to {self._launcher.size - 1}"
             )
 
-    def _refs(self, values: Sequence[Any]) -> List[ArrayRef]:
-        return [
-            value.ref() if isinstance(value, Data) else self._launcher.stage(("value", i), value)
-            for i, value in enumerate(values)
-        ]
+    def _refs(self, values: Sequence[Any], place: int) -> List[ArrayRef]:
+        refs = []
+        for i, value in enumerate(values):
+            if isinstance(value, Data):
+                refs.append(value.ref())
+                continue
+            target, ref = self._launcher.room(("value", i, place), value.dtype, value.shape)
+            target[...] = value
+            refs.append(ref)
+        return refs
+
+
+class DelayedCollectives(Collectives):
+    """The same for `step()`: what it returns is performed by the step."""
+
+    def _do(self, prepare: Callable[[int], Prepared]) -> Any:
+        return Delayed(self._launcher, prepare)
 
 
 def _listed(shared_vars: Any) -> Tuple[List[Any], bool]:
@@ -196,10 +273,13 @@ def _listed(shared_vars: Any) -> Tuple[List[Any], bool]:
     return variables, single
 
 
-def _unlisted(results: Any, single: bool) -> Any:
-    if results is None:
-        return None
-    return results[0] if single else tuple(results)
+def _unlisted(single: bool) -> Finish:
+    def finish(results: Any) -> Any:
+        if results is None:
+            return None
+        return results[0] if single else tuple(results)
+
+    return finish
 
 
 def _matched(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[Any]:
@@ -224,8 +304,10 @@ def _matched(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[An
             continue
         try:
             downcast = variable.container.allow_downcast
+            if isinstance(value, np.ma.MaskedArray):
+                value = unmasked(value, f"value for {variable}")
             array = variable.type.filter(value, strict=False, allow_downcast=downcast)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputTypeError(f"value for {variable}: {error}") from None
         matched.append(np.asarray(array))
     return matched

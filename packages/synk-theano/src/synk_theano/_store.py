@@ -1,14 +1,13 @@
-"""The runtime's `Data`: made and numbered here, and reused for arrays that calls bring."""
+"""The runtime's `Data`: made here, and reused for arrays that calls bring."""
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from typing import Any, Deque, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ._data import Data
+from ._data import Data, unmasked
 from ._messages import ArrayRef
 from .exceptions import InputTypeError
 
@@ -17,7 +16,6 @@ class DataStore:
     """Makes `Data`, and remembers which of them are gone, so that workers drop their mappings."""
 
     def __init__(self) -> None:
-        self._keys = itertools.count(1)
         # Filled by finalizers, which may run at any time in any thread: appending is atomic.
         self._released: Deque[int] = deque()
         self._staged: Dict[Tuple[Any, ...], Data] = {}
@@ -39,7 +37,7 @@ class DataStore:
             dtype = var.dtype if dtype is None else dtype
             ndim = var.ndim if ndim is None else ndim
         if value is not None:
-            array = np.asarray(value)
+            array = unmasked(value, "data()")
             dtype = array.dtype if dtype is None else dtype
             ndim = array.ndim if ndim is None else ndim
         if shape is not None and ndim is None:
@@ -49,23 +47,32 @@ class DataStore:
                 f"data(): got dtype={dtype}, ndim={ndim}, expected both to be known; give a value, "
                 f"a Theano variable (var=), or dtype= and ndim= (or shape=)"
             )
-        data = Data(next(self._keys), dtype, ndim, minibatch, name, self._released.append)
+        data = Data(dtype, ndim, minibatch, name, self._released.append)
         if value is not None:
             data.set_value(value, force_cast=force_cast, oversize=oversize)
         if shape is not None:
             data.set_shape(shape, oversize=oversize)
         return data
 
+    def room(
+        self, slot: Tuple[Any, ...], dtype: np.dtype, shape: Tuple[int, ...]
+    ) -> Tuple[np.ndarray, ArrayRef]:
+        """An array in shared memory that is reused for `slot`, and where the workers find it."""
+        data = self._staged.get(slot)
+        if data is None or data.dtype != dtype or data.ndim != len(shape):
+            data = self._staged[slot] = self.make(dtype=dtype, ndim=len(shape))
+        return data.room(shape), data.ref()
+
     def stage(self, slot: Tuple[Any, ...], array: np.ndarray) -> ArrayRef:
         """Copy `array` into shared memory that is reused for `slot`."""
-        data = self._staged.get(slot)
-        if data is None or data.dtype != array.dtype or data.ndim != array.ndim:
-            data = self._staged[slot] = self.make(dtype=array.dtype, ndim=array.ndim)
-        data.set_value(array)
-        return data.ref()
+        target, ref = self.room(slot, array.dtype, array.shape)
+        target[...] = array
+        return ref
 
     def take_released(self) -> Tuple[int, ...]:
-        """The keys of `Data` that are gone since the last time."""
+        """The keys of `Data` that are gone, or lie elsewhere, since the last time."""
+        if not self._released:
+            return ()
         return tuple(self._released.popleft() for _ in range(len(self._released)))
 
     def clear(self) -> None:

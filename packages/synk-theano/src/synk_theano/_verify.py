@@ -29,10 +29,10 @@ import numpy as np
 from ._lineage import differs_by_rank, draws, is_random_state, is_row_share, lineage_of
 from ._rank_values import RankValues, Values, equal_bits
 from ._verify_judge import Judge, combine
-from ._verify_report import Comparison, Difference, Drift, Report, VerifyError, measure
+from ._verify_report import Comparison, Difference, Drift, Report, measure
 from ._verify_rows import Piece, all_rows, pieces_of, sliced_rows, whole_inputs
 
-__all__ = ["Comparison", "Difference", "Drift", "Report", "VerifyError", "verify"]
+__all__ = ["Comparison", "Difference", "Drift", "Report", "verify"]
 
 
 class Run(NamedTuple):

@@ -7,19 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .exceptions import SynkError
-
-
-class VerifyError(SynkError, AssertionError):
-    """A function does not compute in parallel what it computes serially.
-
-    Attributes:
-        report: the `Report`.
-    """
-
-    def __init__(self, report: Report) -> None:
-        super().__init__(str(report))
-        self.report = report
+from .exceptions import VerifyError
 
 
 @dataclass(frozen=True)

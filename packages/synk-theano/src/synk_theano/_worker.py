@@ -1,4 +1,4 @@
-"""A worker process: say READY, then perform one command after the other until told to stop.
+"""A worker process: say READY, then perform one order after the other until told to stop.
 
 Started by `_pool.Worker` as ``python -m synk_theano._worker <channel fd> <lifeline fd>``.
 """
@@ -16,7 +16,11 @@ import traceback
 from typing import Any, Iterator, NoReturn, Optional
 
 from ._channel import Channel, ChannelClosed
-from ._messages import Envelope, Failure, Hello, Join, Ready, Stop
+from ._messages import Failure, Hello, Ready
+
+UNBOUNDED_S = 1e9
+"""For a worker's waiting: the master's next order may take days. The master's own waits are bounded
+by `timeout_s`, and when it gives up, or is gone, its workers learn that at once."""
 
 LETTING_GO_S = 1.0
 """For a worker whose master is gone, to let go of shared memory."""
@@ -103,14 +107,10 @@ def serve(channel: Channel, hello: Hello) -> None:
             raise ChannelClosed("the master is gone")
 
     try:
-        while True:
-            envelope: Envelope = pickle.loads(channel.recv())
-            if isinstance(envelope.command, Stop):
-                return
-            if isinstance(envelope.command, Join):
-                rank.join(hello.ticket, hello.timeout_s, watch)
-                continue
-            _obey(rank, envelope, channel)
+        channel.recv()  # Join
+        rank.join(hello.ticket, UNBOUNDED_S, watch)
+        while _obey(rank, channel):
+            pass
     except ChannelClosed:
         return
     finally:
@@ -120,6 +120,7 @@ def serve(channel: Channel, hello: Hello) -> None:
 def _prepare(hello: Hello) -> Any:
     os.chdir(hello.directory)
     sys.path[:] = hello.sys_path
+    import synk_shm
     from synk_theano_compat import locks
 
     from ._environ import apply_theano_options
@@ -127,24 +128,28 @@ def _prepare(hello: Hello) -> Any:
 
     apply_theano_options(hello.theano_config)
     locks.worker_cache()
-    return Rank(hello.rank, hello.size, hello.master)
+    rank = Rank(hello.rank, hello.size, hello.master, reseed=hello.reseed)
+    times: Any = synk_shm.attach(hello.times.handle)
+    rank.times = memoryview(times)
+    return rank
 
 
-def _obey(rank: Any, envelope: Envelope, channel: Channel) -> None:
+def _obey(rank: Any, channel: Channel) -> bool:
+    """Perform the next order; False if it was to stop."""
     import synk_comm
 
     try:
-        rank.perform(envelope)
+        return rank.perform() is not None
     except (synk_comm.PeerDeclined, synk_comm.MismatchError):
         # Another rank's failure, or one that the master sees itself.
         pass
     except (synk_comm.CommError, ChannelClosed):
         raise ChannelClosed("the ranks have lost each other") from None
     except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
-        doing = type(envelope.command).__name__
-        channel.send(pickle.dumps(_failure(envelope.serial, rank.rank, doing, error)))
+        channel.send(pickle.dumps(_failure(rank.serial, rank.rank, rank.doing, error)))
         if not rank.in_step:
             raise ChannelClosed("the ranks have lost each other") from None
+    return True
 
 
 def _failure(serial: int, rank: int, doing: str, error: BaseException) -> Failure:

@@ -7,7 +7,7 @@ Messages say what was got, what was expected, and the cure.
 from __future__ import annotations
 
 import signal
-from typing import Optional
+from typing import Any, Optional
 
 __all__ = [
     "AlreadyForked",
@@ -15,12 +15,14 @@ __all__ = [
     "Closed",
     "InputTypeError",
     "InputValueError",
+    "NestedCall",
     "NotForked",
     "NotSharedVariable",
     "OpError",
     "SpecError",
     "StartError",
     "SynkError",
+    "VerifyError",
     "WorkerDied",
     "WorkerFailed",
 ]
@@ -46,6 +48,10 @@ class SpecError(SynkError, TypeError):
     """`function()` was given inputs, outputs, updates or givens of a wrong form."""
 
 
+class NestedCall(SynkError, RuntimeError):
+    """A function or collective was called while another one of the same runtime was at work."""
+
+
 class OpError(SynkError, ValueError):
     """A reduce operation that does not exist (or not here) was asked for."""
 
@@ -68,6 +74,18 @@ class NotSharedVariable(SynkError, TypeError):
 
 class StartError(SynkError, RuntimeError):
     """A worker process could not be started; the message names the rank and the cause."""
+
+
+class VerifyError(SynkError, AssertionError):
+    """A function does not compute in parallel what it computes serially.
+
+    Attributes:
+        report: the `Report`.
+    """
+
+    def __init__(self, report: Any) -> None:
+        super().__init__(str(report))
+        self.report = report
 
 
 class WorkerFailed(SynkError, RuntimeError):

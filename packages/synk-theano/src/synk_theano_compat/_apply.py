@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
-from synk_theano_compat import _flags, _lasagne, _patches, _setuptools, locks
+from synk_theano_compat import _flags, _lasagne, _patches, _reshape, _setuptools, locks
 from synk_theano_compat._hook import DOWNSAMPLE
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ AFTER: dict[str, tuple[Step, ...]] = {
     "theano.gof.compilelock": (Step("lock", "fast compile lock", locks.fast_lock),),
     "theano.gof.cc": (Step("P2", "disk cache for ops without props", _patches.cache_no_props),),
     "theano.gof.op": (Step("P3", "same C code version everywhere", _patches.stable_version),),
+    "theano.tensor.basic": (Step("P12", "reshape of no rows", _reshape.empty_reshape),),
+    "theano.tensor.opt": (Step("P11", "products with a scalar", _patches.prod_by_scalar),),
     "theano.tensor.blas": (
         Step("P5", "Gemm of empty matrices", _patches.empty_gemm),
         Step("P8", "BatchedDot without BLAS", _patches.batched_dot),

@@ -210,3 +210,27 @@ def fresh_gemv() -> str:
 
     check_force_gemv_init._force_init_beta = True
     return "check_force_gemv_init"
+
+
+def prod_by_scalar() -> str:
+    """P11: take a scalar out of a product only where Theano does it right.
+
+    ``prod(c * x, axis)`` is replaced by ``c ** x.size * prod(x, axis)``, whatever the axes: wrong
+    numbers unless the product is over all of them, which then is written as ``axis=None``. With
+    float32 the power is a float64, which does not fit: an error message for each such product.
+    """
+    from theano.tensor.elemwise import Prod
+    from theano.tensor.opt import local_sum_prod_mul_by_scalar as optimizer
+
+    transform: Callable[[Any], Any] = optimizer.transform
+
+    def guarded(node: Any) -> Any:
+        if not isinstance(node.op, Prod):
+            return transform(node)
+        replacement = transform(node) if node.op.axis is None else None
+        if replacement and replacement[0].type != node.outputs[0].type:
+            return None
+        return replacement
+
+    optimizer.transform = guarded
+    return "local_sum_prod_mul_by_scalar"

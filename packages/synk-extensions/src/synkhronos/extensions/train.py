@@ -74,13 +74,14 @@ class TrainFunction:
             What :class:`synkhronos.Function` raises. If the gradient fails in a rank, no
             parameter has been moved in any.
         """
-        loss = self.grad_function(
-            *data, batch=batch, batch_s=batch_s, num_slices=num_slices, **named_data
+        gradient = self.grad_function
+        loss, _, _ = synk.step(
+            gradient.delayed(
+                *data, batch=batch, batch_s=batch_s, num_slices=num_slices, **named_data
+            ),
+            synk.delayed.all_reduce(self.flat_grad, op="avg", weights=gradient),
+            self.update_function,
         )
-        if not any(self.grad_function.rows):
-            raise ValueError("the batch has no rows to train on; no parameter was changed")
-        synk.all_reduce(self.flat_grad, op="avg", weights=self.grad_function.rows)
-        self.update_function()
         return loss
 
     def build_inputs(self, *data: Any, **options: Any) -> Any:

@@ -1,0 +1,103 @@
+"""The master's book of acts: which numbers the workers know, and what they have to forget."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Dict, Hashable, List, Optional, Sequence, Set
+
+from ._messages import Act, Call, Extras
+
+LIMIT = 1000
+"""Acts that are kept; the oldest give way."""
+
+
+class Book:
+    """Numbers acts. What was entered travels with the next order that is given."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._acts: Dict[int, Act] = {}
+        self._names: Dict[int, Hashable] = {}
+        self._named: Dict[Hashable, int] = {}
+        self._users: Dict[int, Set[int]] = {}
+        self._unsent: List[int] = []
+        self._once: Set[int] = set()
+        self._forgotten: List[int] = []
+        self._forgotten_arrays: List[int] = []
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._acts
+
+    def get(self, number: int) -> Optional[Act]:
+        """The act of this number, if it is still there."""
+        return self._acts.get(number)
+
+    def enter(self, act: Act, name: Optional[Hashable] = None) -> int:
+        """Give `act` a number, that of before if the `name` is known.
+
+        What is no call and has no name is kept for one order only.
+        """
+        if name is not None and name in self._named:
+            return self._named[name]
+        if len(self._acts) >= LIMIT:
+            self.forget([next(iter(self._acts))])
+        number = next(self._numbers)
+        self._acts[number] = act
+        self._unsent.append(number)
+        if isinstance(act, Call):
+            for key in act.array_keys():
+                self._users.setdefault(key, set()).add(number)
+        elif name is None:
+            self._once.add(number)
+        if name is not None:
+            self._named[name] = number
+            self._names[number] = name
+        return number
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Drop acts, here and with the next order in the workers."""
+        for number in numbers:
+            act = self._acts.pop(number, None)
+            if act is None:
+                continue
+            self._once.discard(number)
+            self._named.pop(self._names.pop(number, None), None)
+            if isinstance(act, Call):
+                for key in act.array_keys():
+                    users = self._users.get(key)
+                    if users is not None:
+                        users.discard(number)
+                        if not users:
+                            del self._users[key]
+            if number in self._unsent:
+                self._unsent.remove(number)
+            else:
+                self._forgotten.append(number)
+
+    def release(self, keys: Sequence[int]) -> None:
+        """Arrays are gone, or lie elsewhere now: drop what refers to them."""
+        for key in keys:
+            self.forget(tuple(self._users.get(key, ())))
+        self._forgotten_arrays += keys
+
+    def extras(self) -> Optional[Extras]:
+        """What the workers have to know before the next order, or None. It counts as sent."""
+        if not (self._unsent or self._forgotten or self._forgotten_arrays):
+            return None
+        extras = Extras(
+            {number: self._acts[number] for number in self._unsent},
+            tuple(self._forgotten),
+            tuple(self._forgotten_arrays),
+        )
+        self._unsent, self._forgotten, self._forgotten_arrays = [], [], []
+        return extras
+
+    def end(self, numbers: Sequence[int]) -> None:
+        """An order of these acts is over: drop what was only for this one."""
+        if self._once:
+            self.forget([number for number in numbers if number in self._once])
+
+    def failed(self, extras: Optional[Extras]) -> None:
+        """An order with these extras failed: nobody knows which ranks have taken them in."""
+        if extras is not None:
+            self.forget(tuple(extras.acts))

@@ -1,0 +1,39 @@
+"""What `step()` is made of: calls and collectives that are described now and performed later."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
+
+from ._lint import Event
+from ._messages import Step
+from ._stats import Tally
+
+
+class Prepared(NamedTuple):
+    """An act that is ready to be performed.
+
+    Attributes:
+        finish: makes the caller's result of what comes back.
+        tally: where its figures go.
+        event: what `lint()` is told of it.
+        nbytes: of inputs that the ranks read.
+    """
+
+    step: Step
+    finish: Callable[[Any], Any]
+    tally: Tally
+    event: Event
+    nbytes: int = 0
+
+
+class Delayed:
+    """A call or a collective for `step()`; made by ``f.delayed(...)`` and ``delayed.all_reduce``.
+
+    Args:
+        launcher: the runtime that is to perform it.
+        prepare: checks and stages it, given its place among the acts of the step.
+    """
+
+    def __init__(self, launcher: Any, prepare: Callable[[int], Prepared]) -> None:
+        self.launcher = launcher
+        self.prepare = prepare

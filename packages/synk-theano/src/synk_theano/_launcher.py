@@ -1,0 +1,52 @@
+"""What functions and collectives need of the runtime: it is handed to them as one of these."""
+
+from __future__ import annotations
+
+from typing import Any, ContextManager, Hashable, List, Optional, Protocol, Sequence, Tuple
+
+import numpy as np
+
+from ._data import Data
+from ._delayed import Prepared
+from ._messages import Act, ArrayRef, Form
+from ._stats import Tally
+
+
+class Launcher(Protocol):
+    """What a function or a collective needs of the runtime."""
+
+    size: int
+    master: int
+
+    @property
+    def exclusive(self) -> ContextManager[Any]:
+        """Held while something is staged and run: other threads wait."""
+
+    def perform(self, prepared: Sequence[Prepared]) -> List[Any]:
+        """Have all ranks perform acts, in order; blocks until they have."""
+
+    def enter(self, act: Act, name: Optional[Hashable] = None) -> int:
+        """Give an act a number; the same again for a `name` that is known."""
+
+    def knows(self, number: int) -> bool:
+        """Whether an act still has this number."""
+
+    def room(
+        self, slot: Tuple[Any, ...], dtype: Any, shape: Tuple[int, ...]
+    ) -> Tuple[np.ndarray, ArrayRef]:
+        """An array in shared memory that is reused for `slot`."""
+
+    def data(self, value: Any, var: Any, **settings: Any) -> Data:
+        """`synk.data()`."""
+
+    def tally(self, name: str) -> Tally:
+        """Where the figures of a function are kept."""
+
+    def require_form(self, function_id: int, form: Form) -> None:
+        """Have `form` of the function on every rank; compiles and distributes if needed."""
+
+    def unrecorded(self) -> ContextManager[None]:
+        """For the duration of a block, what is built and done is none of `lint()`'s business."""
+
+    def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
+        """The shared variables' numbers; those that the workers lack are sent first."""

@@ -1,0 +1,295 @@
+"""From a function's arguments to an act: checks, selection of rows, and plans for later calls.
+
+Planning anew costs some hundred microseconds; a call whose inputs have the shapes and places of an
+earlier one, with a batch of the same length, finds its plan again and only copies what changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ._data import Data
+from ._inputs import Copy, Signature, lengths, tokens
+from ._launcher import Launcher
+from ._messages import PLAIN, ArrayRef, Call, Form, Rows, ScatteredInput, StagedSelector, Step
+from ._plan import Bounds, Selection, Selector, selection_for, split_rows
+from ._selectors import all_ranges, selectors_for, written
+from ._spec import FunctionSpec
+from .exceptions import InputTypeError, InputValueError, OpError
+
+PLANS = 256
+"""Plans that a function keeps; the oldest give way."""
+
+
+class Options(NamedTuple):
+    """What a call says besides its inputs; see `Function.__call__`."""
+
+    output_subset: Optional[Sequence[int]] = None
+    batch: Any = None
+    batch_s: Any = None
+    num_slices: int = 1
+
+
+class Plan(NamedTuple):
+    """A call that was made before, as far as it is the same again.
+
+    Attributes:
+        number: of its act.
+        copies: of inputs that are arrays.
+        index_room: where the selection's index goes, or None.
+        selectors: where `batch_s` goes, by rank.
+        nbytes: of inputs that the ranks read.
+    """
+
+    number: int
+    copies: List[Copy]
+    index_room: Optional[np.ndarray]
+    selectors: List[np.ndarray]
+    nbytes: int
+
+
+class Planner:
+    """Plans the calls of one function.
+
+    Args:
+        spec: the function as written.
+        number: of the function.
+        signature: its inputs.
+        launcher: the runtime.
+        label: the function in messages.
+    """
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        number: int,
+        signature: Signature,
+        launcher: Launcher,
+        label: str,
+    ) -> None:
+        self._spec = spec
+        self._number = number
+        self._signature = signature
+        self._launcher = launcher
+        self._label = label
+        self._plans: Dict[Hashable, Plan] = {}
+
+    def prepare(self, values: Sequence[Any], options: Options, place: int) -> Tuple[Step, int]:
+        """Check and plan a call, and copy its arrays.
+
+        Args:
+            place: among the acts of a step: what two of them stage must not meet.
+
+        Returns:
+            The step to perform, and the bytes of inputs that the ranks will read.
+
+        Raises:
+            InputTypeError, InputValueError, BatchError, OpError: bad arguments.
+        """
+        signature = self._signature
+        inputs = [signature.accepted(i, value) for i, value in enumerate(values)]
+        selection = self._selection(inputs, options.batch)
+        selectors = self._selectors(options.batch_s)
+        wanted = self._wanted(options.output_subset)
+        self._check_slices(options.num_slices, wanted)
+        key = (
+            place,
+            tokens(inputs),
+            None if selection is None else (selection.count, selection.step),
+            None if selection is None else selection.index is None,
+            options.num_slices,
+            wanted,
+            tuple(isinstance(s, slice) or (len(s), s.dtype) for s in selectors),
+            all_ranges(selectors),
+        )
+        plan = self._plans.get(key)
+        if plan is None or not self._launcher.knows(plan.number):
+            self._check_own_result(selection, wanted)
+            plan = self._plan(inputs, selection, selectors, wanted, options.num_slices, place)
+            if len(self._plans) >= PLANS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[key] = plan
+        for copy in plan.copies:
+            copy(inputs[copy.place], selection)
+        if plan.index_room is not None and selection is not None:
+            plan.index_room[...] = selection.index
+        for target, chosen in zip(plan.selectors, selectors):
+            target[...] = written(chosen)
+        origin = 0 if selection is None else self._origin(selection, inputs)
+        return Step(plan.number, origin), plan.nbytes
+
+    def clear(self) -> None:
+        """Forget all plans, and with them where arrays lie in shared memory."""
+        self._plans.clear()
+
+    def _origin(self, selection: Selection, inputs: Sequence[Any]) -> int:
+        """The lowest row of the selection, where somebody wants to know."""
+        if selection.index is None:
+            return selection.lowest
+        is_minibatch = [isinstance(item, Data) and item.minibatch for item in inputs]
+        return selection.lowest if any(is_minibatch[: self._spec.n_scattered]) else 0
+
+    def _plan(
+        self,
+        inputs: Sequence[Any],
+        selection: Optional[Selection],
+        selectors: Sequence[Selector],
+        wanted: Optional[Tuple[int, ...]],
+        num_slices: int,
+        place: int,
+    ) -> Plan:
+        form = self._form(selectors, num_slices)
+        self._launcher.require_form(self._number, form)
+        n = self._spec.n_scattered
+        copies: List[Copy] = []
+        scattered: List[ScatteredInput] = []
+        broadcast: List[ArrayRef] = []
+        for i, item in enumerate(inputs):
+            if isinstance(item, Data):
+                ref = item.ref()
+                scattered.append(ScatteredInput(ref, minibatch=item.minibatch))
+            else:
+                # What is copied anyway is copied selected.
+                selects = i < n and selection is not None and not selection.covers(len(item))
+                shape = item.shape
+                if selects and selection is not None:
+                    shape = (selection.count, *shape[1:])
+                target, ref = self._launcher.room((self._number, i, place), item.dtype, shape)
+                copies.append(Copy(i, target, selects))
+                scattered.append(ScatteredInput(ref, selected=selects))
+            if i >= n:
+                broadcast.append(scattered.pop().array)
+        index, rows = None, None
+        if selection is not None:
+            bounds = split_rows(selection.count, self._launcher.size)
+            needs_index = any(not item.selected for item in scattered)
+            index, rows = staged_rows(self._launcher, selection, bounds, place, needs_index)
+        staged = [
+            self._launcher.room((self._number, "batch_s", rank, place), text.dtype, text.shape)
+            for rank, text in enumerate(written(chosen) for chosen in selectors)
+        ]
+        call = Call(
+            function_id=self._number,
+            form=form,
+            rows=rows,
+            scattered=tuple(scattered),
+            broadcast=tuple(broadcast),
+            outputs=wanted,
+            num_slices=int(num_slices),
+            selectors=tuple(
+                StagedSelector(ref, isinstance(chosen, slice))
+                for (_, ref), chosen in zip(staged, selectors)
+            ),
+        )
+        number = self._launcher.enter(call)
+        nbytes = sum(
+            item.nbytes if selection is None or i >= n else _row_bytes(item) * selection.count
+            for i, item in enumerate(inputs)
+        )
+        return Plan(number, copies, index, [target for target, _ in staged], nbytes)
+
+    def _wanted(self, output_subset: Optional[Sequence[int]]) -> Optional[Tuple[int, ...]]:
+        if output_subset is None:
+            return None
+        count = len(self._spec.outputs)
+        if not isinstance(output_subset, (list, tuple, range, np.ndarray)):
+            raise InputValueError(
+                f"output_subset: got {output_subset!r}, expected a list of positions from 0 to "
+                f"{count - 1}"
+            )
+        for position in output_subset:
+            if not _is_int(position) or not 0 <= position < count:
+                raise InputValueError(
+                    f"output_subset: got {position!r}, expected positions from 0 to {count - 1}"
+                )
+        return tuple(int(position) for position in output_subset)
+
+    def _check_slices(self, num_slices: int, wanted: Optional[Tuple[int, ...]]) -> None:
+        if not _is_int(num_slices) or num_slices < 1:
+            raise InputValueError(f"num_slices: got {num_slices!r}, expected an int of at least 1")
+        if num_slices == 1:
+            return
+        if not self._spec.n_scattered and not self._spec.sliceable:
+            raise InputValueError(
+                f"num_slices: {self._label} has nothing to slice: no scattered inputs and no "
+                f"sliceable_shareds"
+            )
+        ops = self._spec.output_ops
+        for position in range(len(ops)) if wanted is None else wanted:
+            if ops[position] is None:
+                raise OpError(
+                    f"output {position} of {self._label} has op None, which does not accumulate "
+                    f"over slices; give it an op, or leave it out with output_subset"
+                )
+
+    def _selectors(self, batch_s: Any) -> Tuple[Selector, ...]:
+        """One selector per rank, or () for all rows everywhere."""
+        if batch_s is not None and not self._spec.sliceable:
+            raise InputTypeError(
+                f"{self._label} got batch_s, but has no sliceable_shareds; list them in function()"
+            )
+        return selectors_for(batch_s, self._launcher.size)
+
+    def _selection(self, inputs: Sequence[Any], batch: Any) -> Optional[Selection]:
+        n = self._spec.n_scattered
+        if n == 0:
+            if batch is not None:
+                raise InputTypeError(
+                    f"{self._label} got batch, but has no scattered inputs to select from"
+                )
+            return None
+        return selection_for(
+            batch,
+            lengths(inputs[:n]),
+            [type(item) is Data and item.minibatch for item in inputs[:n]],
+            self._signature.labels[:n],
+        )
+
+    def _check_own_result(
+        self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]
+    ) -> None:
+        """An output with op None is the master's own: it needs a row there."""
+        ops = self._spec.output_ops
+        positions = range(len(ops)) if wanted is None else wanted
+        if selection is None or not selection.count or all(ops[i] is not None for i in positions):
+            return
+        start, stop = split_rows(selection.count, self._launcher.size)[self._launcher.master]
+        if start == stop:
+            raise InputValueError(
+                f"{self._label} has an output with op None, which is the master's own result, but "
+                f"rank {self._launcher.master}, the master, gets none of {selection.count} rows; "
+                f"use more rows, or another op"
+            )
+
+    def _form(self, selectors: Sequence[Selector], num_slices: int) -> Form:
+        if num_slices == 1 and not selectors:
+            return PLAIN
+        select = None
+        if self._spec.sliceable:
+            select = "range" if all_ranges(selectors) else "index"
+        return Form(accumulate=num_slices > 1 and bool(self._spec.accumulated), select=select)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _row_bytes(item: Any) -> int:
+    return int(item.dtype.itemsize * np.prod(item.shape[1:], dtype=np.int64))
+
+
+def staged_rows(
+    launcher: Launcher,
+    selection: Selection,
+    bounds: Sequence[Bounds],
+    place: int = 0,
+    needs_index: bool = True,
+) -> Tuple[Optional[np.ndarray], Rows]:
+    """The rows of an act: where its index goes (None if there is none), and each rank's part."""
+    if selection.index is None or not needs_index:
+        return None, Rows(tuple(bounds), selection.step)
+    target, ref = launcher.room(("index", place), selection.index.dtype, selection.index.shape)
+    target[...] = selection.index
+    return target, Rows(tuple(bounds), 1, ref)

@@ -1,0 +1,43 @@
+"""Whose turn it is: one order at a time, and none within another."""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter
+
+from .exceptions import NestedCall
+
+
+class Turn:
+    """A lock around staging and performing. Other threads wait for it.
+
+    The thread that holds it may take it again while it prepares, but not while an order is being
+    performed: that would be a call from inside a computation, or from a signal handler.
+
+    Attributes:
+        running: whether an order is being performed.
+        began: when the turn was taken, in seconds of `time.perf_counter`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0
+        self.running = False
+        self.began = 0.0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self.running:
+            self._lock.release()
+            raise NestedCall(
+                "got a call inside a call: in this thread, another one of the same runtime is "
+                "being computed (the inner one comes from an Op's perform, a callback or a signal "
+                "handler), expected one at a time; synk.step() has several things done in one go"
+            )
+        if not self._depth:
+            self.began = perf_counter()
+        self._depth += 1
+
+    def __exit__(self, *exc: object) -> None:
+        self._depth -= 1
+        self._lock.release()

@@ -1,0 +1,165 @@
+"""Figures of calls, and orders that repeat."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import cloudpickle
+import numpy as np
+import theano
+import theano.tensor as T
+from theano.compile.ops import as_op
+
+from synk_theano import Runtime
+from synk_theano._book import LIMIT, Book
+from synk_theano._messages import ArrayRef, Call, Collective, Form, Stop
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+FAST = {"mode": "FAST_COMPILE"}
+
+
+def test_the_slowest_rank_and_the_time_for_it_are_told(runtime):
+    last = runtime.size - 1
+
+    @as_op([T.dvector], [T.dvector])
+    def slow(values):
+        time.sleep(float(values.sum()))
+        return values
+
+    x = T.dvector("x")
+    f = runtime.function([x], (slow(x), "gather"), name="slow", **FAST)
+    values = np.zeros(runtime.size)
+    f(values)
+    runtime.stats(reset=True)
+    assert not runtime.stats()
+    values[last] = 0.1
+    for _ in range(3):
+        f(values)
+    runtime.collectives.get_shapes(theano.shared(1.0))
+    stats = runtime.stats()
+    assert list(stats) == ["slow", "get_shapes()"]
+    figures = stats["slow"]
+    assert figures.calls == 3
+    assert figures.slowest[last] == 3
+    assert figures.input_bytes == 3 * values.nbytes
+    assert 0.3 <= figures.compute_s + figures.wait_s <= figures.total_s
+    assert (figures.wait_s > 0.2) == (runtime.size > 1)
+    assert figures.total_s == sum(figures[1:5])
+    assert stats["get_shapes()"].calls == 1
+    text = str(stats)
+    assert "slowest rank" in text
+    assert "slow" in text.splitlines()[1]
+
+
+def test_a_call_that_repeats_sends_nothing_new(pair, monkeypatch):
+    x, y = T.matrix("x"), T.vector("y")
+    f = pair.function([x], (x.sum(axis=1), "gather"), bcast_inputs=[y], on_unused_input="ignore")
+    data, small = pair.data(np.arange(24.0).reshape(8, 3)), np.ones(2)
+    sent = []
+    pair.distribute()
+    give = pair._rank.line.give
+
+    def spy(order, *rest):
+        sent.append(order.extras)
+        give(order, *rest)
+
+    monkeypatch.setattr(pair._rank.line, "give", spy)
+    random = np.random.RandomState(0)
+
+    def calls():
+        for start in range(3):
+            f(data, small, batch=slice(start, start + 4))
+            f(data, small, batch=random.permutation(8)[:5])
+            f(data.data.copy(), small, batch=random.permutation(8)[:5])
+            f(data, small)
+            pair.collectives.all_reduce(s)
+
+    s = theano.shared(np.ones(3))
+    calls()
+    del sent[:]
+    calls()
+    assert sent == [None] * 15
+    # Other contents and other places are no reason to be wrong.
+    data[:] = random.randn(8, 3)
+    rows = random.permutation(8)[:5]
+    np.testing.assert_array_equal(f(data, small, batch=rows), data[rows].sum(axis=1))
+    assert sent[-1] is None
+    data.set_length(9)
+    data[:] = random.randn(9, 3)
+    np.testing.assert_array_equal(f(data, small), data.data.sum(axis=1))
+    assert sent[-1] is not None
+
+
+def test_plans_follow_arrays_that_move(pair):
+    x = T.vector("x")
+    f = pair.function([x], (x, "gather"), **FAST)
+    data = pair.data(np.zeros(4))
+    for length in (4, 4, 4000, 4, 100_000, 3):
+        for values in (np.arange(float(length)), -np.arange(float(length))):
+            np.testing.assert_array_equal(f(values), values)
+            data.set_value(values)
+            np.testing.assert_array_equal(f(data), values)
+            np.testing.assert_array_equal(f(values, batch=[length - 1, 0]), values[[-1, 0]])
+
+
+def test_data_of_two_runtimes_are_not_mixed_up(pair):
+    x = T.vector("x")
+    f = pair.function([x], (x, "gather"), **FAST)
+    with Runtime(1) as other:
+        ours, theirs = pair.data(np.zeros(3)), other.data(np.ones(3))
+        assert ours.token != theirs.token
+        for data in (ours, theirs, ours):
+            np.testing.assert_array_equal(f(data), data.data)
+
+
+def call_of(*keys):
+    refs = tuple(ArrayRef(key, f"handle {key}") for key in keys)
+    return Call(0, Form(), None, (), refs, None, 1, ())
+
+
+def test_the_book_forgets_what_lies_elsewhere_now():
+    book = Book()
+    first, second = book.enter(call_of(1, 2)), book.enter(call_of(2, 3))
+    assert list(book.extras().acts) == [first, second]
+    assert book.extras() is None
+    book.release([1])
+    extras = book.extras()
+    assert (extras.acts, extras.forget_acts, extras.forget_arrays) == ({}, (first,), (1,))
+    assert first not in book
+    assert second in book
+    book.release([3])
+    assert second not in book
+
+
+def test_the_book_keeps_what_has_a_name_and_drops_what_is_for_once():
+    book = Book()
+    named = book.enter(Collective("gather", (1,)), name=("gather", 1))
+    once = book.enter(Collective("scatter", (1,)))
+    stop = book.enter(Stop())
+    assert book.enter(Collective("gather", (1,)), name=("gather", 1)) == named
+    assert set(book.extras().acts) == {named, once, stop}
+    book.end([named, once, stop])
+    assert once not in book
+    assert set(book.extras().forget_acts) == {once, stop}
+    book.forget([named])
+    assert book.enter(Collective("gather", (1,)), name=("gather", 1)) != named
+
+
+def test_the_book_does_not_grow_without_end():
+    book = Book()
+    numbers = [book.enter(call_of(i), name=i) for i in range(LIMIT + 50)]
+    assert sum(number in book for number in numbers) == LIMIT
+    assert numbers[0] not in book
+    assert numbers[-1] in book
+
+
+def test_what_travelled_with_an_order_that_failed_travels_again():
+    book = Book()
+    number = book.enter(call_of(1), name="call")
+    extras = book.extras()
+    book.failed(extras)
+    assert number not in book
+    again = book.enter(call_of(1), name="call")
+    assert list(book.extras().acts) == [again]
