@@ -36,7 +36,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_theano._check import check_spec, check_updates, describe, wrong
-from synk_theano._rowwise import FAILED
+from synk_theano._rowwise._walk import FAILED
 from synk_theano._spec import make_spec
 
 

@@ -11,8 +11,9 @@ import theano.tensor as T
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
+from synk_theano._facts import Event, FunctionFacts, facts_of
 from synk_theano._lineage import draws, lineage_of
-from synk_theano._lint import Event, Finding, FunctionFacts, facts_of, lint
+from synk_theano._lint import Finding, lint
 from synk_theano._spec import make_spec
 
 NAMES = {0: "w", 1: "grad", 2: "data", 3: "velocity", 4: "total", 5: "features", 6: "v"}

@@ -16,8 +16,8 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_theano import Runtime, SynkError, VerifyError, WorkerDied, WorkerFailed
 from synk_theano._verify import verify
-from synk_theano._verify_judge import combine
-from synk_theano._verify_report import measure
+from synk_theano._verify._judge import combine
+from synk_theano._verify._report import measure
 
 FAST = {"mode": "FAST_COMPILE"}
 

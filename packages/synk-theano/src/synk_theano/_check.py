@@ -13,17 +13,17 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, FrozenSet, List, Optional, Sequence, Tuple
 
-# The rules register themselves when they are imported.
-from . import (  # noqa: F401
-    _rowwise_index,
-    _rowwise_nnet,
-    _rowwise_products,
-    _rowwise_scan,
-    _rowwise_shape,
-    _rowwise_tensor,
+from ._rowwise import (
+    Note,
+    Value,
+    Walk,
+    describe_value,
+    find_reshapes,
+    layout_kind,
+    plain,
+    rows,
+    unknown,
 )
-from ._rowwise import Note, Value, Walk, find_reshapes, layout_kind, plain, rows, unknown
-from ._rowwise_reduced import describe_value
 from ._spec import FunctionSpec
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple
 
-from ._lint import Event
+from ._facts import Event
 from ._messages import Step
 from ._stats import Tally
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ._data import Data
 from ._delayed import Delayed, Prepared
+from ._facts import Event
 from ._inputs import Signature
 from ._launcher import Launcher
-from ._lint import Event
 from ._planner import Options, Planner
 from ._spec import FunctionSpec
 from ._verify import Report, verify
@@ -22,12 +22,15 @@ class Function:
         name: as in Theano functions.
         rows: how many rows each rank computed in the last call, or None before the first: the
             weights with which ``all_reduce(..., weights=f)`` averages exactly.
+        number: of the function in its runtime.
+        spec: what was given to ``function()``.
+        keepers: functions that `verify` has made for this one.
     """
 
     def __init__(
         self, spec: FunctionSpec, function_id: int, plain: Any, launcher: Launcher
     ) -> None:
-        self._spec = spec
+        self.spec = spec
         self.number = function_id
         self._plain = plain
         self._launcher = launcher
@@ -35,22 +38,23 @@ class Function:
         self._planner = Planner(spec, function_id, self._signature, launcher, repr(self))
         self._event = Event("call", function_id)
         self._tally = launcher.tally(spec.name or f"function {function_id}")
+        self.keepers: Dict[str, Any] = {}
         self.rows: Optional[Tuple[int, ...]] = None
 
     @property
     def name(self) -> Optional[str]:
         """As in Theano functions."""
-        return self._spec.name
+        return self.spec.name
 
     @property
     def output_modes(self) -> Tuple[Optional[str], ...]:
         """The reduce operation of each output."""
-        return self._spec.output_ops
+        return self.spec.output_ops
 
     @property
     def update_modes(self) -> Tuple[str, ...]:
         """The operation with which each update accumulates over slices."""
-        return tuple(op for _, _, op in self._spec.updates)
+        return tuple(op for _, _, op in self.spec.updates)
 
     def get_shared(self) -> List[Any]:
         """The shared variables that the function reads or updates."""
@@ -239,6 +243,6 @@ class Function:
     def _returned(self, values: List[Any], output_subset: Optional[Sequence[int]]) -> Any:
         if output_subset is not None:
             return values
-        if self._spec.returns == "none":
+        if self.spec.returns == "none":
             return None
-        return values[0] if self._spec.returns == "single" else values
+        return values[0] if self.spec.returns == "single" else values

@@ -48,8 +48,9 @@ from ._controller import Controller
 from ._data import Data
 from ._delayed import Delayed, Prepared
 from ._distributor import Distributor
+from ._facts import Event, facts_of
 from ._function import Function
-from ._lint import Event, Findings, facts_of, lint
+from ._lint import Findings, lint
 from ._messages import PLAIN, Act, ArrayRef, Form, Recipe, Step
 from ._share import LoadedFunction
 from ._shared_api import Collectives, DelayedCollectives

@@ -8,9 +8,9 @@ import numpy as np
 
 from ._data import Data, unmasked
 from ._delayed import Delayed, Prepared
+from ._facts import Event
 from ._function import Function
 from ._launcher import Launcher
-from ._lint import Event
 from ._messages import ArrayRef, Collective, Step
 from ._ops import REDUCE_OPS, check_dtype, normalize
 from ._plan import Selection, selection_for, split_rows

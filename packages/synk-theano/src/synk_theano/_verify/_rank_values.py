@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import numpy as np
 from theano.gof import Apply, Op
 
-from ._shared_vars import value_of
+from synk_theano._shared_vars import value_of
 
 Values = Dict[int, np.ndarray]
 """Arrays by the position of their variable in `RankValues.variables`."""

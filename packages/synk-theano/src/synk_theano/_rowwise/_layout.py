@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Sequence
 
-from ._rowwise import ROW, Value, layout_kind, mixed, unknown
+from ._walk import ROW, Value, layout_kind, mixed, unknown
 
 
 def merge_layouts(node: Any, layouts: Sequence[Any]) -> Any:

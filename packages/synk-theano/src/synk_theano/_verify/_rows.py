@@ -6,10 +6,11 @@ from typing import Any, Dict, List, NamedTuple, Sequence
 
 import numpy as np
 
-from ._data import Data
-from ._plan import Selection, select, selection_for, split_rows
+from synk_theano._data import Data
+from synk_theano._plan import Selection, select, selection_for, split_rows
+from synk_theano._spec import FunctionSpec
+
 from ._rank_values import Values
-from ._spec import FunctionSpec
 
 
 class Piece(NamedTuple):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Union
 
-from ._rowwise import (
+from ._layout import multiplied
+from ._reduced import union
+from ._walk import (
     FIXED,
     NOISE,
     Value,
@@ -17,8 +19,6 @@ from ._rowwise import (
     unknown,
     unruled,
 )
-from ._rowwise_layout import multiplied
-from ._rowwise_reduced import union
 
 
 @rule("DimShuffle", tolerant=True)

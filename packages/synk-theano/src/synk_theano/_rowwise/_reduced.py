@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence
 
-from ._rowwise import (
+from ._layout import merge_layouts, multiplied
+from ._walk import (
     FIXED,
     Value,
     first_mixed,
@@ -18,7 +19,6 @@ from ._rowwise import (
     rule,
     unknown,
 )
-from ._rowwise_layout import merge_layouts, multiplied
 
 _LINEAR = frozenset(["Identity", "Cast", "Neg", "Real", "Imag", "Conj", "Deg2Rad", "Rad2Deg"])
 # fmt: off

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple
 
-from ._rowwise import (
+from ._layout import length_layout, multiplied
+from ._reduced import union
+from ._walk import (
     FIXED,
     NOISE,
     ROW,
@@ -18,8 +20,6 @@ from ._rowwise import (
     rule,
     unknown,
 )
-from ._rowwise_layout import length_layout, multiplied
-from ._rowwise_reduced import union
 
 
 def shape_items(node: Any, variable: Any, value: Value) -> Optional[List[Value]]:

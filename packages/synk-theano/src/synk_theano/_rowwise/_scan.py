@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
 
-from ._rowwise import FIXED, Value, Walk, plain, rule, unknown
-from ._rowwise_reduced import union
+from ._reduced import union
+from ._walk import FIXED, Value, Walk, plain, rule, unknown
 
 _ROUNDS = 6
 

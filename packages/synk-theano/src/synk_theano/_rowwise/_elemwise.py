@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple
 
-from ._rowwise import (
+from ._layout import merge_layouts
+from ._reduced import CURE, SMOOTH, degree_of, of_reduced
+from ._walk import (
     FIXED,
     NOISE,
     Value,
@@ -24,8 +26,6 @@ from ._rowwise import (
     several,
     unknown,
 )
-from ._rowwise_layout import merge_layouts
-from ._rowwise_reduced import CURE, SMOOTH, degree_of, of_reduced
 
 
 def _product(numbers: Sequence[float]) -> float:

@@ -21,8 +21,8 @@ unknown    not known: `note` says which node was not understood
 
 The degree makes gradients of means come out right: they spread 1/n over the rows, so each row has
 degree -1, and summing them up gives degree 0, a mean. The rules are in
-`_rowwise_elemwise` and `_rowwise_reduced` (scalar functions), `_rowwise_shape`, `_rowwise_index`,
-`_rowwise_tensor`, `_rowwise_products`, `_rowwise_nnet` and `_rowwise_scan`; verdicts in `_check`.
+`_elemwise` and `_reduced` (scalar functions), `_shape`, `_index`,
+`_tensor`, `_products`, `_nnet` and `_scan`; verdicts in `_check`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 
-from ._verify_report import Comparison, Difference, largest_magnitude, measure
+from ._report import Comparison, Difference, largest_magnitude, measure
 
 PIECES_LIMIT = 16.0
 """Epsilons that the same computation may differ by on another rank."""

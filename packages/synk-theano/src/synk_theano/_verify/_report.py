@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from .exceptions import VerifyError
+from synk_theano.exceptions import VerifyError
 
 
 @dataclass(frozen=True)

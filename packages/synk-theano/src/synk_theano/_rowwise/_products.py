@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, List
 
-from ._rowwise import (
+from ._elemwise import coupled
+from ._layout import merge_layouts
+from ._walk import (
     FIXED,
     ROW,
     Value,
@@ -17,8 +19,6 @@ from ._rowwise import (
     several,
     unknown,
 )
-from ._rowwise_elemwise import coupled
-from ._rowwise_layout import merge_layouts
 
 
 @rule("Dot", "Dot22", tolerant=True)

@@ -26,11 +26,12 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from ._lineage import differs_by_rank, draws, is_random_state, is_row_share, lineage_of
+from synk_theano._lineage import differs_by_rank, draws, is_random_state, is_row_share, lineage_of
+
+from ._judge import Judge, combine
 from ._rank_values import RankValues, Values, equal_bits
-from ._verify_judge import Judge, combine
-from ._verify_report import Comparison, Difference, Drift, Report, measure
-from ._verify_rows import Piece, all_rows, pieces_of, sliced_rows, whole_inputs
+from ._report import Comparison, Difference, Drift, Report, measure
+from ._rows import Piece, all_rows, pieces_of, sliced_rows, whole_inputs
 
 __all__ = ["Comparison", "Difference", "Drift", "Report", "verify"]
 
@@ -87,7 +88,7 @@ def verify(
         What the function raises when it is called.
     """
     with runtime.exclusive:
-        keepers = function.__dict__.setdefault("_verify_keepers", {})
+        keepers = function.keepers
         values = RankValues(runtime, function.get_shared(), keepers)
         rows_before = function.rows
         try:
@@ -117,7 +118,7 @@ class _Verification:
         self._function, self._runtime, self._values = function, runtime, values
         self._args, self._kwargs, self._options = args, kwargs, options
         self._limit, self._sync = limit, sync
-        self._spec = spec = function._spec
+        self._spec = spec = function.spec
         self._lineage = lineage = lineage_of(spec)
         self._found: List[Comparison] = []
         self._notes: List[str] = []

@@ -7,7 +7,9 @@ from typing import Any, List, Optional, Sequence, Tuple
 from theano.tensor.subtensor import get_idx_list
 from theano.tensor.type_other import NoneTypeT, SliceType
 
-from ._rowwise import (
+from ._layout import length_layout
+from ._reduced import union
+from ._walk import (
     FIXED,
     NOISE,
     Value,
@@ -22,8 +24,6 @@ from ._rowwise import (
     unknown,
     unruled,
 )
-from ._rowwise_layout import length_layout
-from ._rowwise_reduced import union
 
 _CURE = "return the rows with 'gather' and select after the call"
 

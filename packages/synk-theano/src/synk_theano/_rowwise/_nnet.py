@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ._rowwise import (
+from ._elemwise import coupled
+from ._layout import merge_layouts
+from ._reduced import union
+from ._shape import drawn
+from ._walk import (
     FIXED,
     Value,
     first_mixed,
@@ -18,10 +22,6 @@ from ._rowwise import (
     unknown,
     unruled,
 )
-from ._rowwise_elemwise import coupled
-from ._rowwise_layout import merge_layouts
-from ._rowwise_reduced import union
-from ._rowwise_shape import drawn
 
 
 class _Batched(NamedTuple):

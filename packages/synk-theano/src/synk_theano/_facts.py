@@ -1,0 +1,95 @@
+"""What `lint()` has to know: of each function, and of what was done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, FrozenSet, Iterable, List, Mapping, Optional, Tuple
+
+from theano.compile import SharedVariable
+
+from ._lineage import differs_by_rank, is_random_state, is_row_share, lineage_of
+from ._spec import FunctionSpec
+
+
+@dataclass(frozen=True)
+class FunctionFacts:
+    """What the lint rules need to know of a function; variables are named by their numbers.
+
+    States of random streams and `row_share()` are left out: they ought to differ.
+
+    Attributes:
+        reads: what outputs and updates are computed from.
+        updates: what a call gives a new value.
+        rank_dependent_updates: those whose new value is computed from the rank's own rows,
+            random numbers, or `row_share()`.
+        sliceable: as declared.
+        sources: for each update, what its new value is computed from; without an entry it is
+            all that the function reads.
+        has_rows: whether it has scattered inputs or sliceable variables.
+    """
+
+    function_id: int
+    name: str
+    reads: FrozenSet[int]
+    updates: FrozenSet[int]
+    rank_dependent_updates: FrozenSet[int]
+    sliceable: FrozenSet[int]
+    sources: Mapping[int, FrozenSet[int]] = field(default_factory=dict)
+    has_rows: bool = True
+
+    def consumers(self, variable: int) -> List[int]:
+        """The variables whose new value is computed from `variable`."""
+        return sorted(u for u in self.updates if variable in self.sources.get(u, self.reads))
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that all ranks did.
+
+    Attributes:
+        kind: "call", or the name of a collective. A reduce that is not in place is a "gather":
+            it changes nothing. Unknown kinds are ignored.
+        function_id: of a call.
+        variables: of a collective.
+        rank: of "set_value", where known.
+    """
+
+    kind: str
+    function_id: Optional[int] = None
+    variables: Tuple[int, ...] = ()
+    rank: Optional[int] = None
+
+
+def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int) -> FunctionFacts:
+    """Walk a function's graph.
+
+    Args:
+        spec: the function as written.
+        numbers: gives a shared variable's number.
+        function_id: the function's own number.
+    """
+    lineage = lineage_of(spec)
+
+    def numbered(variables: Iterable[Any]) -> FrozenSet[int]:
+        return frozenset(
+            numbers(variable)
+            for variable in variables
+            if isinstance(variable, SharedVariable)
+            and not is_random_state(variable)
+            and not is_row_share(variable)
+        )
+
+    updates = [(t, leaves) for t, leaves in lineage.updates if not is_random_state(t)]
+    everything = [*lineage.outputs, *(leaves for _, leaves in lineage.updates)]
+    return FunctionFacts(
+        function_id=function_id,
+        name=spec.name or f"function {function_id}",
+        reads=numbered(leaf for leaves in everything for leaf in leaves),
+        updates=numbered(target for target, _ in updates),
+        rank_dependent_updates=numbered(
+            t for t, leaves in updates if differs_by_rank(leaves, spec)
+        ),
+        sliceable=numbered(spec.sliceable),
+        sources={numbers(target): numbered(leaves) for target, leaves in updates},
+        has_rows=bool(spec.n_scattered or spec.sliceable),
+    )
