@@ -1,0 +1,163 @@
+"""Patches of graphs that Theano computes wrongly, or not at all: products, batches without rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synk_theano_compat._reshape import complete
+
+IMPORT = "import theano, theano.tensor as T, numpy as np, itertools\n"
+
+# Linker and optimiser of each row: C code, Python, and graphs as they were written.
+MODES = ["None", "theano.Mode('py', 'fast_run')", "theano.Mode('cvm', None)"]
+
+PRODUCTS = """
+rng = np.random.RandomState(0)
+def close(got, wanted, what):
+    assert got.shape == wanted.shape and np.allclose(got, wanted, rtol=1e-4), (what, got, wanted)
+for dtype, shape in itertools.product(
+    ("float64", "float32", "int32"), ((2, 3), (2, 3, 2), (1, 3), (1, 1), (0, 3))
+):
+    x = T.TensorType(dtype, [n == 1 for n in shape])()
+    c = T.scalar(dtype=dtype)
+    values = rng.randint(-3, 4, shape).astype(dtype)
+    every = range(len(shape))
+    some = [a for r in (1, 2, 3) for a in itertools.combinations(every, r)]
+    axes = [None, -1, *every, *some]
+    graphs = [
+        T.prod(e, axis=axis, keepdims=keepdims)
+        for axis in axes for e in (c * x, x * c * x, -x) for keepdims in (False, True)
+    ]
+    f = theano.function([x, c], graphs, mode=MODE)
+    for number in (-2, 0, 3):
+        number = np.asarray(number, dtype)
+        got = iter(f(values, number))
+        for axis in axes:
+            for wanted in (number * values, values * number * values, -values):
+                for keepdims in (False, True):
+                    wanted_now = np.prod(wanted, axis=axis, keepdims=keepdims)
+                    close(next(got), wanted_now, (dtype, shape, axis, number))
+"""
+
+
+def test_product_along_axes_has_the_scalar_as_often_as_there_are_items(run):
+    code = IMPORT + "MODE = theano.Mode('py', 'fast_run')\n" + PRODUCTS
+    done = run(code)
+    assert "ERROR" not in done.stderr  # an optimisation that fails is only logged
+    failed = run(code, skip="P11", fails=True)
+    assert "AssertionError" in failed.stderr
+
+
+def test_product_in_c(run):
+    run(
+        IMPORT + "x, c = T.matrix(), T.scalar()\n"
+        "f = theano.function([x, c], [(c * x).prod(axis=a) for a in (0, 1, None)])\n"
+        "v = np.array([[1, 2, 3], [4, 5, 6]], x.dtype)\n"
+        "for got, axis in zip(f(v, -2), (0, 1, None)):\n"
+        "    assert np.array_equal(got, (-2 * v).prod(axis=axis)), (axis, got)\n"
+    )
+
+
+def test_product_over_all_axes_still_has_the_scalar_taken_out(run):
+    run(
+        IMPORT + "x, c = T.matrix(dtype='float64'), T.scalar(dtype='float64')\n"
+        "f = theano.function([x, c], (c * x).prod(), mode=theano.Mode('py', 'fast_run'))\n"
+        "products = [n for n in f.maker.fgraph.toposort() if isinstance(n.op, T.elemwise.Prod)]\n"
+        "assert any(n.inputs[0] is f.maker.fgraph.inputs[0] for n in products)\n"
+    )
+
+
+EMPTY = """
+x, minus = T.tensor4(), T.lscalar()
+CASES = [
+    (x.flatten(), lambda n: (24 * n,)),
+    (x.flatten(2), lambda n: (n, 24)),
+    (x.flatten(3), lambda n: (n, 2, 12)),
+    (x.reshape((x.shape[0], -1)), lambda n: (n, 24)),
+    (x.reshape((-1, x.shape[0])), lambda n: (24, n)),
+    (x.reshape((x.shape[0], x.shape[1], -1)), lambda n: (n, 2, 12)),
+    (x.reshape((x.shape[0], 3, -1)), lambda n: (n, 3, 8)),
+    (x.reshape((-1, 6)), lambda n: (4 * n, 6)),
+    (x.reshape((x.shape[0], 1, -1)), lambda n: (n, 1, 24)),
+    (x.reshape(T.stack([x.shape[0], minus]), ndim=2), lambda n: (n, 24)),
+    (T.grad((x.flatten(2) ** 2).sum(), x), lambda n: (n, 2, 3, 4)),
+]
+graphs = [case for case, _ in CASES]
+values = theano.function([x, minus], graphs, mode=MODE)
+# What Theano announces without doing it: here the reshaped array itself is not needed.
+announced = theano.function(
+    [x, minus], [g for case in graphs for g in (case.shape, T.zeros_like(case))], mode=MODE
+)
+for rows in ROWS:
+    v = np.arange(24 * rows, dtype=x.dtype).reshape(rows, 2, 3, 4)
+    for got, (_, shape) in zip(values(v, -1), CASES):
+        assert got.shape == shape(rows), (rows, got.shape, shape(rows))
+        assert got.ndim == 4 or np.array_equal(got.ravel(), v.ravel())
+    numbers = iter(announced(v, -1))
+    for _, shape in CASES:
+        assert tuple(next(numbers)) == shape(rows)
+        assert next(numbers).shape == shape(rows)
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_flatten_and_reshape_of_a_batch_without_rows(run, mode: str):
+    code = IMPORT + f"MODE = {mode}\n"
+    run(code + "ROWS = (0, 1, 2, 5)\n" + EMPTY)
+    failed = run(code + "ROWS = (0,)\n" + EMPTY, skip="P12", fails=True)
+    assert "reshape" in failed.stderr
+
+
+IMPOSSIBLE = """
+x = T.matrix()
+def refused(graph, shape):
+    try:
+        got = theano.function([x], graph, mode=MODE)(np.zeros(shape, x.dtype))
+    except ValueError as error:
+        assert "reshape" in str(error), error
+    else:
+        raise AssertionError(got.shape)
+refused(x.reshape((x.shape[0], 5, -1)), (0, 7))  # 7 is no multiple of 5
+refused(x.reshape((x.shape[0], 5, -1)), (2, 7))
+refused(x.reshape((-1, x.shape[0], 3)), (0, 0))  # another 0, and nothing that names it
+refused(x.reshape((x.shape[0], x.shape[0], -1)), (0, 7))
+refused(x.reshape((x.shape[0], 3)), (2, 7))
+for shape, wanted in (((0, -1), (0, 7)), ((-1, 0), (7, 0))):
+    f = theano.function([x], [x.reshape(shape), x.reshape(shape).shape], mode=MODE)
+    got, announced = f(np.zeros((0, 7), x.dtype))
+    assert got.shape == tuple(announced) == wanted
+"""
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_what_no_shape_fits_is_refused_as_before(run, mode: str):
+    run(IMPORT + f"MODE = {mode}\n" + IMPOSSIBLE)
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    st.data(),
+)
+def test_minus_one_beside_zero_is_what_other_rows_give(rest, others, data):
+    """For each n > 0 NumPy knows the length; at n = 0 it has to be the same."""
+    if math.prod(rest) % math.prod(others):
+        others = []
+    axis = data.draw(st.integers(0, len(rest)))
+    place = data.draw(st.permutations(["rows", -1, *others]))
+
+    def wanted(rows: int) -> list[int]:
+        return [rows if part == "rows" else part for part in place]
+
+    def lengths(rows: int) -> list[int]:
+        return [*rest[:axis], rows, *rest[axis:]]
+
+    of_two = np.zeros(lengths(2)).reshape(wanted(2)).shape
+    completed = complete(lengths(0), wanted(0))
+    assert completed == [0 if part == "rows" else n for part, n in zip(place, of_two)]
+    assert np.zeros(lengths(0)).reshape(completed).shape == tuple(completed)

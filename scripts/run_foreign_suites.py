@@ -1,0 +1,256 @@
+"""Run parts of Theano's and Lasagne's own test suites under the compatibility hook.
+
+    python scripts/run_foreign_suites.py --list
+    python scripts/run_foreign_suites.py --venv /tmp/foreign             all, in an environment of
+                                                                         their own, made if absent
+    python scripts/run_foreign_suites.py tests/test_ifelse lasagne/init  some, in this environment
+
+Every suite runs in its own pytest, one after the other, and is compared with `foreign_suites.json`
+beside this script: how many tests passed, and which are known to fail, and why. The exit status is
+1 when something that passed then fails now, or is gone. What a test of 2020 needs that is not
+installed with synk-theano (pytest 7.4.4, which still knows how nose set up its tests) is only put
+into the environment of `--venv`. Theano's compiled modules are kept in `--cache`. All suites take
+hours; `--quick` has the compiler spend no time on optimisation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+ROOT = Path(__file__).resolve().parent.parent
+KNOWN = Path(__file__).with_name("foreign_suites.json")
+LOCAL = ("synk-shm", "synk-comm", "synk-theano")
+LASAGNE = "lasagne==0.1"
+# setuptools, because Theano and Lasagne ask pkg_resources and distutils; mock, for Lasagne's tests.
+NEEDED = (
+    *("numpy==1.23.5", "scipy==1.15.3", "setuptools==65.5.0"),
+    *("pytest==7.4.4", "parameterized", "mock", LASAGNE),
+)
+SUITE_LIMIT_S = 4 * 3600
+FAILURES = ("failure", "error")
+
+
+class Suite(NamedTuple):
+    """One row of the table: what is run, and what came of it."""
+
+    name: str
+    select: str
+    flags: str
+    passed: int
+    skipped: int
+    failing: dict[str, str]
+    """Which tests are known to fail (`Class::test`, with `*`), and the cause."""
+
+    @property
+    def label(self) -> str:
+        """The suite as the comparison calls it."""
+        extra = [f"-k '{self.select}'"] if self.select else []
+        return " ".join([self.name, *extra, *([self.flags] if self.flags else [])])
+
+
+class Result(NamedTuple):
+    """What became of a suite: names of tests, and a reason if there are none."""
+
+    passed: list[str]
+    skipped: list[str]
+    failed: list[str]
+    problem: str = ""
+
+
+def known_suites() -> list[Suite]:
+    """Read the table."""
+    rows: list[dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))["suites"]
+    return [
+        Suite(
+            row["name"],
+            row.get("select", ""),
+            row.get("flags", ""),
+            row["passed"],
+            row.get("skipped", 0),
+            row.get("failing", {}),
+        )
+        for row in rows
+    ]
+
+
+def make_environment(folder: Path) -> Path:
+    """Return the interpreter of the environment in ``folder``, which is made if it is not there."""
+    python = folder / "bin" / "python"
+    ready = folder / ".ready"
+    if ready.exists():
+        return python
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    editable = [part for name in LOCAL for part in ("-e", str(ROOT / "packages" / name))]
+    subprocess.run([*pip, *editable, *NEEDED], check=True)
+    subprocess.run([str(python), "-m", "synk_theano_compat", "--install"], check=True)
+    ready.touch()
+    return python
+
+
+def folder_of_theano(python: Path) -> Path:
+    """Return where the installed Theano is, which brings its tests along."""
+    code = "import importlib.util as u; print(u.find_spec('theano').submodule_search_locations[0])"
+    done = subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True)
+    return Path(done.stdout.strip())
+
+
+def unpack_lasagne(python: Path, folder: Path) -> Path:
+    """Fetch Lasagne's source distribution, which alone has its tests, and unpack it."""
+    pip = [str(python), "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "--no-deps", "--no-binary", ":all:", "--dest", str(folder), LASAGNE], check=True
+    )
+    (archive,) = folder.glob("[Ll]asagne-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        if sys.version_info >= (3, 12):
+            packed.extractall(folder, filter="data")
+        else:
+            packed.extractall(folder)  # noqa: S202 - pip has verified the archive
+    (unpacked,) = (path for path in folder.glob("[Ll]asagne-*") if path.is_dir())
+    return unpacked
+
+
+def run_suite(suite: Suite, python: Path, top: Path, flags: str, scratch: Path) -> Result:
+    """Run one suite in its own pytest and return what became of its tests."""
+    report, log = scratch / "report.xml", scratch / "log"
+    report.unlink(missing_ok=True)
+    command = [str(python), "-m", "pytest", "-c", os.devnull, "-q", "-p", "no:cacheprovider"]
+    command += ["--tb=short", f"--rootdir={top}", f"--junitxml={report}", str(top / suite.name)]
+    command += ["-k", suite.select] if suite.select else []
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("THEANO")},
+        "THEANORC": os.devnull,
+        "THEANO_FLAGS": ",".join(filter(None, (flags, suite.flags))),
+        # One thread: the numbers of the tests are small, and the machine may have other work.
+        **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    }
+    with log.open("w+", encoding="utf-8", errors="replace") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=scratch,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that it is ended with the compilers it started
+        )
+        problem = ""
+        try:
+            status = process.wait(timeout=SUITE_LIMIT_S)
+            if status not in (0, 1):
+                output.seek(0)
+                problem = f"pytest ended with {status}: {output.read()[-2000:]}"
+        except subprocess.TimeoutExpired:
+            problem = f"not finished after {SUITE_LIMIT_S} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    if not report.exists():
+        return Result([], [], [], problem or "pytest wrote no report")
+    return read_report(report)._replace(problem=problem)
+
+
+def read_report(report: Path) -> Result:
+    """Sort the tests of a JUnit report by what became of them."""
+    result = Result([], [], [])
+    # The report was written by our own pytest a moment ago.
+    for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314
+        owner = case.get("classname", "").rpartition(".")[2]
+        name = f"{owner}::{case.get('name')}"
+        tags = {child.tag for child in case}
+        if tags & set(FAILURES):
+            result.failed.append(name)
+        elif "skipped" in tags:
+            result.skipped.append(name)
+        else:
+            result.passed.append(name)
+    return result
+
+
+def compare(suite: Suite, result: Result) -> list[str]:
+    """Return what is worse than it was: nothing if all is well."""
+    worse = [f"{suite.label}: {result.problem}"] if result.problem else []
+    worse += [
+        f"{suite.label}: {name} fails"
+        for name in result.failed
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in suite.failing)
+    ]
+    if len(result.passed) < suite.passed:
+        worse.append(f"{suite.label}: {len(result.passed)} passed, it was {suite.passed}")
+    return worse
+
+
+def line_of(suite: Suite, result: Result, seconds: float) -> str:
+    """Return a line of the comparison."""
+    now = f"{len(result.passed)} / {len(result.failed)} / {len(result.skipped)}"
+    then = f"{suite.passed} / {len(suite.failing)} / {suite.skipped}"
+    verdict = "worse" if compare(suite, result) else "ok"
+    return f"{suite.label:<56} {now:<16} (known {then:<15}) {seconds:7.0f} s  {verdict}"
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("suites", nargs="*", help="parts of names; all suites if none is given")
+    parser.add_argument("--list", action="store_true", help="show the table and stop")
+    parser.add_argument("--venv", type=Path, help="run in this environment, made if absent")
+    parser.add_argument("--cache", type=Path, help="Theano's base_compiledir; kept if given")
+    parser.add_argument("--lasagne", type=Path, help="Lasagne's unpacked source distribution")
+    parser.add_argument("--quick", action="store_true", help="compile without optimisation (-O0)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the suites and print the comparison; return 1 if something is worse than it was."""
+    options = parse(arguments)
+    suites = [
+        suite
+        for suite in known_suites()
+        if not options.suites or any(part in suite.label for part in options.suites)
+    ]
+    if not suites:
+        print(f"no suite has {options.suites} in its name; --list shows them", file=sys.stderr)
+        return 2
+    if options.list:
+        for suite in suites:
+            print(f"{suite.label:<56} {suite.passed} / {len(suite.failing)} / {suite.skipped}")
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    python = make_environment(options.venv) if options.venv else Path(sys.executable)
+    worse: list[str] = []
+    print("suite: passed / failed / skipped", flush=True)
+    with tempfile.TemporaryDirectory(prefix="foreign-suites-") as folder:
+        scratch = Path(folder)
+        theano = folder_of_theano(python).parent
+        lasagne: Optional[Path] = options.lasagne
+        cache = (options.cache or scratch / "cache").resolve()
+        flags = f"base_compiledir={cache}" + (",gcc.cxxflags=-O0" if options.quick else "")
+        for suite in suites:
+            top = theano
+            if suite.name.startswith("lasagne/"):
+                lasagne = lasagne or unpack_lasagne(python, scratch)
+                top = lasagne.resolve()
+            begin = time.monotonic()
+            result = run_suite(suite, python, top, flags, scratch)
+            print(line_of(suite, result, time.monotonic() - begin), flush=True)
+            worse += compare(suite, result)
+    print("\n" + ("\n".join(worse) if worse else "nothing is worse than it was"), flush=True)
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
