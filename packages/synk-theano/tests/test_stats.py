@@ -13,7 +13,7 @@ from theano.compile.ops import as_op
 
 from synk_theano import Runtime
 from synk_theano._book import LIMIT, Book
-from synk_theano._messages import ArrayRef, Call, Collective, Form, Stop
+from synk_theano._messages import ArrayRef, Call, Collective, Form, Step, Stop
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -140,7 +140,7 @@ def test_the_book_keeps_what_has_a_name_and_drops_what_is_for_once():
     stop = book.enter(Stop())
     assert book.enter(Collective("gather", (1,)), name=("gather", 1)) == named
     assert set(book.extras().acts) == {named, once, stop}
-    book.end([named, once, stop])
+    book.end([Step(number) for number in (named, once, stop)])
     assert once not in book
     assert set(book.extras().forget_acts) == {once, stop}
     book.forget([named])
