@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Dict, Hashable, List, Optional, Sequence, Set
 
-from ._messages import Act, Call, Extras
+from ._messages import Act, Call, Extras, Step
 
 LIMIT = 1000
 """Acts that are kept; the oldest give way."""
@@ -92,10 +92,10 @@ class Book:
         self._unsent, self._forgotten, self._forgotten_arrays = [], [], []
         return extras
 
-    def end(self, numbers: Sequence[int]) -> None:
-        """An order of these acts is over: drop what was only for this one."""
+    def end(self, steps: Sequence[Step]) -> None:
+        """An order is over: drop what was only for this one."""
         if self._once:
-            self.forget([number for number in numbers if number in self._once])
+            self.forget([step.number for step in steps if step.number in self._once])
 
     def failed(self, extras: Optional[Extras]) -> None:
         """An order with these extras failed: nobody knows which ranks have taken them in."""

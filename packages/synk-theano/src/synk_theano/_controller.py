@@ -174,39 +174,38 @@ class Controller:
             f"Synkhronos: {self.rank.size} CPU {noun} initialized, master rank: {self.rank.master}"
         )
 
-    def run(self, steps: Sequence[Step]) -> List[Any]:
-        """Have all ranks perform these acts; blocks until they have.
+    def run(self, steps: List[Step]) -> List[Any]:
+        """Have all ranks perform these acts; blocks until they have. The caller has the turn.
 
         Returns:
             What each act gives.
 
         Raises:
-            NestedCall: an order is under way in this thread.
             WorkerFailed: user code raised on a worker; all goes on.
             WorkerDied: a worker process is gone; everything is closed.
             Exception: what user code raised in the master.
         """
-        with self.turn:
-            self.require_open()
+        self.require_open()
+        if not self._joined:
             self.await_workers()
-            self._doing = steps
-            self._threads.apply()
-            self.forget_released()
-            extras = self.book.extras()
-            order = Order(next(self._serials), list(steps), extras)
-            self.turn.running = True
+        self._doing = steps
+        self._threads.apply()
+        self.forget_released()
+        extras = self.book.extras()
+        order = Order(next(self._serials), steps, extras)
+        self.turn.running = True
+        try:
+            results = self.rank.perform(order)
+        except BaseException as error:
             try:
-                results = self.rank.perform(order)
-            except BaseException as error:
-                try:
-                    self._fail(error, order)
-                finally:
-                    self.book.failed(extras)
-                raise
+                self._fail(error, order)
             finally:
-                self.turn.running = False
-                self.book.end([step.number for step in steps])
-            return results or []
+                self.book.failed(extras)
+            raise
+        finally:
+            self.turn.running = False
+            self.book.end(steps)
+        return results or []
 
     def forget_released(self) -> None:
         """Have everybody forget the arrays that are gone, or lie elsewhere."""

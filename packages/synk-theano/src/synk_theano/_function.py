@@ -9,7 +9,7 @@ from ._delayed import Delayed, Prepared
 from ._facts import Event
 from ._inputs import Signature
 from ._launcher import Launcher
-from ._planner import Options, Planner
+from ._planner import DEFAULT, Options, Planner
 from ._spec import FunctionSpec
 from ._verify import Report, verify
 from .exceptions import InputTypeError
@@ -107,7 +107,9 @@ class Function:
             WorkerFailed: the computation raised on a worker.
             WorkerDied: a worker process is gone, and the runtime is closed.
         """
-        options = Options(output_subset, batch, batch_s, num_slices)
+        options = DEFAULT
+        if not (output_subset is batch is batch_s is None and num_slices == 1):
+            options = Options(output_subset, batch, batch_s, num_slices)
         with self._launcher.exclusive:
             prepared = self._prepare(self._signature.ordered(args, kwargs), options, 0)
             return self._launcher.perform((prepared,))[0]

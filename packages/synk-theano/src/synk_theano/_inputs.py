@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import theano
@@ -176,16 +176,26 @@ class Copy:
             self._target[...] = value[start : (None if stop < 0 else stop) : step]
         elif value.dtype == self._target.dtype and value.flags.c_contiguous:
             # The index was checked; "clip" spares NumPy a buffer.
-            np.take(value, selection.index, axis=0, out=self._target, mode="clip")
+            value.take(selection.index, 0, self._target, "clip")
         else:
             self._target[...] = value[selection.index]
 
 
 def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:
-    """What a plan depends on of these accepted inputs: two calls with equal ones plan alike."""
-    return tuple([v.token if type(v) is Data else (v.dtype, v.shape) for v in values])
+    """What checks and plans depend on: two calls with equal ones are alike.
+
+    What is neither `Data` nor a plain array is alike to nothing.
+    """
+    return tuple(
+        [
+            v.token if type(v) is Data else (v.dtype, v.shape) if type(v) is np.ndarray else _ODD
+            for v in values
+        ]
+    )
 
 
-def lengths(values: Sequence[Any]) -> List[int]:
-    """The number of rows of each."""
-    return [v.shape[0] for v in values]
+class _Odd:
+    """Stands for what is no array yet; never known, because it never comes out of `accepted`."""
+
+
+_ODD = _Odd()

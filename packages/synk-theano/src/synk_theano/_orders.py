@@ -35,6 +35,8 @@ class OrderLine:
         self._broadcast: Callable[..., Any] = comm.broadcast
         self._master = master
         self._line = np.zeros(WIDTH, np.int64)
+        # Single integers go in quicker this way.
+        self._words: Any = memoryview(self._line)  # type: ignore[arg-type] # says NumPy 1
 
     def give(self, order: Order, timeout_s: Optional[float] = None) -> None:
         """Tell all other ranks; blocks until they listen.
@@ -43,18 +45,20 @@ class OrderLine:
             timeout_s: for this time at most; None takes the communicator's own.
         """
         serial, steps, extras = order
-        words = [serial, 0, len(steps)]
+        words = self._words
+        words[0], words[1], words[2] = serial, 0, len(steps)
         payload = b""
         if len(steps) > STEPS_IN_LINE:
             old = extras or Extras({})
             extras = Extras(old.acts, old.forget_acts, old.forget_arrays, list(steps))
         else:
+            place = _HEADER
             for number, origin in steps:
-                words += (number, origin)
+                words[place], words[place + 1] = number, origin
+                place += 2
         if extras is not None:
             payload = pickle.dumps(extras, protocol=5)
             words[1] = len(payload)
-        self._line[: len(words)] = words
         self._broadcast(self._line, self._master, timeout_s=timeout_s)
         if payload:
             padded = np.zeros(_padded(len(payload)), np.uint8)

@@ -144,8 +144,12 @@ def _select_slice(batch: slice, length: int, what: str) -> Selection:
 
 
 def _select_index(index: np.ndarray, length: int, what: str) -> Selection:
-    if not len(index):
+    count = len(index)
+    if not count:
         return Selection(0)
+    # One look finds what is too large as well as what is negative.
+    if index.dtype == np.int64 and np.maximum.reduce(index.view(np.uint64)) < length:
+        return Selection(count, index=index)
     lowest, highest = int(index.min()), int(index.max())
     if lowest < -length or highest >= length:
         bad = lowest if lowest < -length else highest

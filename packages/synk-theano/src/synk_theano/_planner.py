@@ -11,7 +11,7 @@ from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 from ._data import Data
-from ._inputs import Copy, Signature, lengths, tokens
+from ._inputs import Copy, Signature, tokens
 from ._launcher import Launcher
 from ._messages import PLAIN, ArrayRef, Call, Form, Rows, ScatteredInput, StagedSelector, Step
 from ._plan import Bounds, Selection, Selector, selection_for, split_rows
@@ -32,6 +32,9 @@ class Options(NamedTuple):
     num_slices: int = 1
 
 
+DEFAULT = Options()
+
+
 class Plan(NamedTuple):
     """A call that was made before, as far as it is the same again.
 
@@ -48,6 +51,14 @@ class Plan(NamedTuple):
     index_room: Optional[np.ndarray]
     selectors: List[np.ndarray]
     nbytes: int
+
+
+class Known(NamedTuple):
+    """Inputs that were accepted before: what selections are checked against."""
+
+    lengths: List[int]
+    is_minibatch: List[bool]
+    has_minibatch: bool
 
 
 class Planner:
@@ -75,6 +86,7 @@ class Planner:
         self._launcher = launcher
         self._label = label
         self._plans: Dict[Hashable, Plan] = {}
+        self._known: Dict[Hashable, Known] = {}
 
     def prepare(self, values: Sequence[Any], options: Options, place: int) -> Tuple[Step, int]:
         """Check and plan a call, and copy its arrays.
@@ -88,48 +100,68 @@ class Planner:
         Raises:
             InputTypeError, InputValueError, BatchError, OpError: bad arguments.
         """
-        signature = self._signature
-        inputs = [signature.accepted(i, value) for i, value in enumerate(values)]
-        selection = self._selection(inputs, options.batch)
+        token: Hashable = tokens(values)
+        key: Hashable = (place, token)
+        if options is DEFAULT:
+            plan = self._plans.get(key)
+            if plan is not None and self._launcher.knows(plan.number):
+                for copy in plan.copies:
+                    copy(values[copy.place], None)
+                return Step(plan.number), plan.nbytes
+        known = self._known.get(token)
+        if known is None:
+            values = [self._signature.accepted(i, value) for i, value in enumerate(values)]
+            token, known = self._get_to_know(values)
+            key = (place, token)
+        selection = self._selection(known, options.batch)
         selectors = self._selectors(options.batch_s)
         wanted = self._wanted(options.output_subset)
         self._check_slices(options.num_slices, wanted)
-        key = (
-            place,
-            tokens(inputs),
-            None if selection is None else (selection.count, selection.step),
-            None if selection is None else selection.index is None,
-            options.num_slices,
-            wanted,
-            tuple(isinstance(s, slice) or (len(s), s.dtype) for s in selectors),
-            all_ranges(selectors),
-        )
+        if options is not DEFAULT:
+            key = (
+                place,
+                token,
+                None if selection is None else (selection.count, selection.step),
+                None if selection is None else selection.index is None,
+                options.num_slices,
+                wanted,
+                tuple(isinstance(s, slice) or (len(s), s.dtype) for s in selectors),
+                all_ranges(selectors),
+            )
         plan = self._plans.get(key)
         if plan is None or not self._launcher.knows(plan.number):
             self._check_own_result(selection, wanted)
-            plan = self._plan(inputs, selection, selectors, wanted, options.num_slices, place)
+            plan = self._plan(values, selection, selectors, wanted, options.num_slices, place)
             if len(self._plans) >= PLANS:
                 del self._plans[next(iter(self._plans))]
             self._plans[key] = plan
         for copy in plan.copies:
-            copy(inputs[copy.place], selection)
-        if plan.index_room is not None and selection is not None:
-            plan.index_room[...] = selection.index
+            copy(values[copy.place], selection)
+        origin = 0
+        if selection is not None:
+            if plan.index_room is not None:
+                plan.index_room[...] = selection.index
+            if selection.index is None or known.has_minibatch:
+                origin = selection.lowest
         for target, chosen in zip(plan.selectors, selectors):
             target[...] = written(chosen)
-        origin = 0 if selection is None else self._origin(selection, inputs)
         return Step(plan.number, origin), plan.nbytes
 
     def clear(self) -> None:
         """Forget all plans, and with them where arrays lie in shared memory."""
         self._plans.clear()
+        self._known.clear()
 
-    def _origin(self, selection: Selection, inputs: Sequence[Any]) -> int:
-        """The lowest row of the selection, where somebody wants to know."""
-        if selection.index is None:
-            return selection.lowest
-        is_minibatch = [isinstance(item, Data) and item.minibatch for item in inputs]
-        return selection.lowest if any(is_minibatch[: self._spec.n_scattered]) else 0
+    def _get_to_know(self, inputs: Sequence[Any]) -> Tuple[Hashable, Known]:
+        """What selections of these accepted inputs are checked against, and its name."""
+        scattered = inputs[: self._spec.n_scattered]
+        is_minibatch = [isinstance(item, Data) and item.minibatch for item in scattered]
+        known = Known([len(item) for item in scattered], is_minibatch, any(is_minibatch))
+        token = tokens(inputs)
+        if len(self._known) >= PLANS:
+            self._known.clear()
+        self._known[token] = known
+        return token, known
 
     def _plan(
         self,
@@ -232,20 +264,15 @@ class Planner:
             )
         return selectors_for(batch_s, self._launcher.size)
 
-    def _selection(self, inputs: Sequence[Any], batch: Any) -> Optional[Selection]:
-        n = self._spec.n_scattered
-        if n == 0:
+    def _selection(self, known: Known, batch: Any) -> Optional[Selection]:
+        if not known.lengths:
             if batch is not None:
                 raise InputTypeError(
                     f"{self._label} got batch, but has no scattered inputs to select from"
                 )
             return None
-        return selection_for(
-            batch,
-            lengths(inputs[:n]),
-            [type(item) is Data and item.minibatch for item in inputs[:n]],
-            self._signature.labels[:n],
-        )
+        labels = self._signature.labels
+        return selection_for(batch, known.lengths, known.is_minibatch, labels)
 
     def _check_own_result(
         self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]

@@ -104,12 +104,9 @@ class PreparedCall:
         )
         self._origin: Optional[int] = None
         self._arguments: List[np.ndarray] = []
-        self._trusted = False
+        self._trusted = self._may_trust()
+        self.doing = f"function {recipe.name!r}"
         self.seconds = 0.0
-
-    @property
-    def doing(self) -> str:
-        return f"function {self._loaded.recipe.name!r}"
 
     def __call__(self, origin: int) -> Optional[CallResult]:
         """Do this rank's part, updates included. Blocks until all ranks have done theirs, if
@@ -149,7 +146,6 @@ class PreparedCall:
         if origin != self._origin or self._index is not None:
             start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
             self._arguments = self._inputs(origin, start, stop)
-            self._trusted = self._may_trust()
             self._origin = origin
         # Spares Theano a look at each argument.
         self._function.trust_input = self._trusted
@@ -180,13 +176,10 @@ class PreparedCall:
 
     def _may_trust(self) -> bool:
         """Whether all arguments are what their variables take, without conversion."""
-        specs = self._function.maker.inputs
+        arrays = [array for array, _ in self._scattered] + self._broadcast
         return all(
-            type(value) is np.ndarray
-            and value.dtype == getattr(spec.variable.type, "numpy_dtype", None)
-            and value.flags.aligned
-            and not spec.strict
-            for value, spec in zip(self._arguments, specs)
+            array.dtype == getattr(spec.variable.type, "numpy_dtype", None) and array.flags.aligned
+            for array, spec in zip(arrays, self._function.maker.inputs)
         )
 
     def _agree_on_rows(self, selection: Selection) -> Tuple[int, ...]:
@@ -317,7 +310,7 @@ class PreparedCall:
                 wanted = wanted - offset
             buffer = self._loaded.buffer(position, array, stop - start)
             # The master has checked the range; "clip" spares numpy a second buffer.
-            return np.take(array, wanted, axis=0, out=buffer, mode="clip")
+            return array.take(wanted, 0, buffer, "clip")
         step = self._rows.step
         begin = self._rows.first(origin) - offset + start * step
         end = begin + (stop - start) * step
