@@ -119,7 +119,7 @@ def test_a_function_that_cannot_be_pickled_is_named_and_does_no_harm(pair):
         with pytest.raises(SpecError, match="cannot send 'locked' to the workers"):
             f(np.zeros(2))
     assert pair.function([x], (x.sum(), "sum"))(np.ones(4)) == 4.0
-    del pair._rank.functions[f._id]  # distribute() sends all there is, in later tests
+    del pair._rank.functions[f.number]  # distribute() sends all there is, in later tests
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
@@ -392,6 +392,20 @@ os.kill(os.getpid(), signal.SIGKILL)
     finally:
         os.kill(child, signal.SIGKILL)
         script.stdout.close()
+
+
+def test_a_sum_that_numpy_is_told_to_refuse_lets_the_workers_go_on(runtime):
+    """It is the master's own error, after all other ranks have done their part."""
+    x = T.vector("x", dtype="float64")
+    f = runtime.function([x], [(x.sum(), "sum"), (x.max(), "max")], mode="FAST_COMPILE")
+    g = runtime.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    huge = np.full(runtime.size * 2, 1e308)
+    for function in (g, f, g):
+        if runtime.size > 1:
+            with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+                function(huge / 2)
+        assert g(np.ones(7)) == 7.0
+        assert f(np.arange(5.0)) == [10.0, 4.0]
 
 
 def test_a_frame_that_is_interrupted_is_read_on():

@@ -47,7 +47,8 @@ class Group:
 class PreparedCollective:
     """A collective that this rank has read and can perform again and again."""
 
-    seconds = 0.0
+    # A rank may still be at work when the master has all it wanted.
+    synchronizes = False
 
     def __init__(self, group: Group, act: Collective) -> None:
         self._group = group
@@ -56,7 +57,7 @@ class PreparedCollective:
         self._has_rows = act.arguments.get("rows") is not None
         self.doing = f"{act.kind}()"
 
-    def __call__(self, origin: int) -> Any:
+    def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
         """Do this rank's part; `origin` is the lowest of the rows that are taken."""
         act = self._act
         if self._has_rows:

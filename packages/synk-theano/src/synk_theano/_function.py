@@ -90,7 +90,7 @@ class Function:
 
         Args:
             *args: a `Data`, or anything that `numpy.asarray` takes, for each input in order; or
-                one mapping from the inputs' variables (or names) to these.
+                one dict from the inputs' variables (or names) to these.
             output_subset: positions of the outputs to return, as in Theano.
             batch: rows of the scattered inputs to use, before they are split: an int (the first
                 so many), slice, list or array of ints, or boolean mask.
@@ -108,7 +108,9 @@ class Function:
             WorkerDied: a worker process is gone, and the runtime is closed.
         """
         options = DEFAULT
-        if not (output_subset is batch is batch_s is None and num_slices == 1):
+        if not (
+            output_subset is batch is batch_s is None and num_slices == 1 and num_slices is not True
+        ):
             options = Options(output_subset, batch, batch_s, num_slices)
         with self._launcher.exclusive:
             prepared = self._prepare(self._signature.ordered(args, kwargs), options, 0)

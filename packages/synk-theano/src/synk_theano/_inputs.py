@@ -46,17 +46,17 @@ class Signature:
         """The inputs in the order of the variables.
 
         Args:
-            args: by position; or one mapping from variables or names to values.
+            args: by position; or one dict from variables or names to values.
             kwargs: by name.
 
         Raises:
             InputTypeError: one is missing, unknown, or given twice.
         """
         if not kwargs and len(args) == len(self.variables):
-            if not (len(args) == 1 and isinstance(args[0], Mapping)):
+            if not (len(args) == 1 and isinstance(args[0], dict)):
                 return args
         named = list(kwargs.items())
-        if len(args) == 1 and isinstance(args[0], Mapping):
+        if len(args) == 1 and isinstance(args[0], dict):
             named += args[0].items()
             args = ()
         given: Dict[int, Any] = dict(enumerate(args))

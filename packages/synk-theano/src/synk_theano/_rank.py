@@ -1,8 +1,10 @@
 """One rank: what it owns, and how it performs an order. The same in master and workers.
 
-The rule that keeps ranks in step: an order is any number of collectives and one barrier at its
-end. A rank that fails declines its next collective; its peers leave the order there. After the
-barrier nothing of the order can fail any more, so all ranks agree on how it ended.
+The rule that keeps ranks in step: an order is any number of collectives, and it ends with one in
+which all ranks say that they have done their part: a barrier, or the collecting of a call's
+outputs if that is the last. A rank that fails declines its next collective; its peers leave the
+order there. After the end nothing can fail any more but the master's own last sum (NumPy can be
+told to raise what it else warns of): it declines the collective that the others wait for next.
 """
 
 from __future__ import annotations
@@ -107,19 +109,17 @@ class Rank:
             if order.extras is not None:
                 self._take_in(order.extras)
             results = []
-            acts, times, rank = self._acts, self.times, self.rank
-            place = rank
+            place, synchronized = self.rank, self.size == 1
             for number, origin in order.steps:
-                act = acts[number]
+                act = self._acts[number]
                 if act is None:
                     return None
                 self.doing = act.doing
-                results.append(act(origin))
-                if place < len(times):
-                    times[place] = act.seconds
-                    place += self.size
+                results.append(act(origin, place))
+                place += self.size
+                synchronized = act.synchronizes
             ending = True
-            if self.size > 1:
+            if not synchronized and self.size > 1:
                 self.comm.barrier()
             self.in_step = True
             return results
@@ -156,6 +156,7 @@ class Rank:
                 self.registry,
                 self.comm,
                 self.master,
+                self.times,
             )
         if isinstance(act, Collective):
             group = _collectives.Group(
@@ -209,11 +210,11 @@ class _Distribution:
     """An act of `Distribute`."""
 
     doing = "distribute()"
-    seconds = 0.0
+    synchronizes = False
 
     def __init__(self, rank: Rank, act: Distribute) -> None:
         self._rank = rank
         self._act = act
 
-    def __call__(self, origin: int) -> None:  # noqa: ARG002 - all acts are called alike
+    def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
         self._rank.take_over(self._act)

@@ -64,6 +64,11 @@ class PreparedCall:
         registry: the rank's shared variables.
         comm: the communicator.
         master: the rank that gets the outputs.
+        times: where the rank writes how long it computed.
+
+    Attributes:
+        doing: what this is, in words.
+        synchronizes: whether the master has the result only when all ranks have computed.
     """
 
     def __init__(
@@ -74,12 +79,14 @@ class PreparedCall:
         registry: VariableRegistry,
         comm: Any,
         master: int,
+        times: Any,
     ) -> None:
         self._loaded = loaded
         self._call = call
         self._registry = registry
         self._comm = comm
         self._master = master
+        self._times = times
         self._function = loaded.forms[call.form]
         self._scattered = [(arrays.get(item.array), item) for item in call.scattered]
         self._broadcast = [arrays.get(ref) for ref in call.broadcast]
@@ -106,17 +113,18 @@ class PreparedCall:
         self._arguments: List[np.ndarray] = []
         self._trusted = self._may_trust()
         self.doing = f"function {recipe.name!r}"
-        self.seconds = 0.0
+        self.synchronizes = any(op is not None for op in self._ops)
 
-    def __call__(self, origin: int) -> Optional[CallResult]:
+    def __call__(self, origin: int, place: int) -> Optional[CallResult]:
         """Do this rank's part, updates included. Blocks until all ranks have done theirs, if
         there is anything to collect.
 
         Args:
             origin: the lowest row of the selection.
+            place: in `times`, where there is room.
 
         Returns:
-            On the master the outputs, None elsewhere. ``seconds`` has the time of computing.
+            On the master the outputs, None elsewhere.
         """
         counts, rank = self._counts, self._comm.rank
         begin = perf_counter()
@@ -131,7 +139,8 @@ class PreparedCall:
                 self._check_own_result(counts)
                 begin = perf_counter()
             values = self._compute(origin, counts, selection)
-        self.seconds = perf_counter() - begin
+        if place < len(self._times):
+            self._times[place] = perf_counter() - begin
         self._loaded.counts = counts
         # A call without rows is the master's alone, whose result counts whole.
         weight = float(counts[rank]) or 1.0
@@ -168,6 +177,7 @@ class PreparedCall:
 
     def release(self) -> None:
         """Let go of shared memory: others may still hold this object."""
+        self._times = ()
         self._scattered = []
         self._broadcast = []
         self._selectors = []

@@ -119,7 +119,7 @@ class Ledger:
             tally = act.tally
             tally.calls += 1
             tally.input_bytes += act.nbytes
-            ranks = times[start : start + size].tolist()
+            ranks = times[start : start + size].tolist() if act.event.kind == "call" else ()
             start += size
             if ranks:
                 longest, own = max(ranks), ranks[self._master]

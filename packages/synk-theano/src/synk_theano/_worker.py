@@ -9,9 +9,11 @@ import atexit
 import contextlib
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
+import time
 import traceback
 from typing import Any, Iterator, NoReturn, Optional
 
@@ -33,26 +35,44 @@ class Exit:
     """The end of this process, once: by its main thread or by the one that watches the master.
 
     Whoever comes first lets go of what the process holds; only then may it end.
+
+    Args:
+        lifeline_fd: ends when the master does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lifeline_fd: int) -> None:
         self._lock = threading.Lock()
+        self._lifeline_fd = lifeline_fd
+        self._master = os.getppid()
 
     def __call__(self, status: int) -> NoReturn:
         with self._lock:
+            if status:
+                self._await_master()
             atexit._run_exitfuncs()
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(status)
 
-    def with_master(self, lifeline_fd: int) -> NoReturn:
+    def _await_master(self) -> None:
+        """If the master is on its way out, wait until it has let go of all it held.
+
+        The kernel closes its files one after the other, and changes its children's parent when it
+        is done with that. The last to let go of shared memory removes it: not before.
+        """
+        deadline = time.monotonic() + LETTING_GO_S / 2
+        if select.select([self._lifeline_fd], [], [], 0.05)[0]:
+            while os.getppid() == self._master and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+    def with_master(self) -> NoReturn:
         """Block until the master is gone. Whatever this process does then is of no more use.
 
         It lets go of what it holds, because the last to let go of a dead master's shared memory
         removes it; but it does not wait for long, whatever its main thread is doing.
         """
-        while os.read(lifeline_fd, 1):
+        while os.read(self._lifeline_fd, 1):
             pass
         threading.Timer(LETTING_GO_S, os._exit, (1,)).start()
         self(1)
@@ -62,8 +82,8 @@ def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
     """Run the worker, until the master says so or is gone, and end the process."""
     # Ctrl-C reaches the whole terminal group; it is the master that decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    leave = Exit()
-    threading.Thread(target=leave.with_master, args=(lifeline_fd,), daemon=True).start()
+    leave = Exit(lifeline_fd)
+    threading.Thread(target=leave.with_master, daemon=True).start()
     channel = Channel.from_fd(channel_fd)
     try:
         hello: Hello = pickle.loads(channel.recv())

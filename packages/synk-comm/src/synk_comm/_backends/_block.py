@@ -153,8 +153,8 @@ class Block:
 
     def put_text(self, start: int, text: bytes) -> None:
         """Write a text after its length."""
-        packed = LENGTH.pack(len(text)) + text
-        self.bytes[start : start + len(packed)] = packed
+        written = packed(text)
+        self.bytes[start : start + len(written)] = written
 
     def text(self, start: int, limit: int) -> bytes:
         """Read a text of at most ``limit`` bytes, with its length before it."""
@@ -167,6 +167,11 @@ class Block:
         del self.words, self.bytes, self.data
         with contextlib.suppress(BufferError):
             self._map.close()
+
+
+def packed(text: bytes) -> bytes:
+    """Return a text after its length."""
+    return LENGTH.pack(len(text)) + text
 
 
 def _map(fd: int, layout: Layout, group_id: bytes) -> mmap.mmap:

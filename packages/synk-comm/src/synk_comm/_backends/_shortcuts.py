@@ -56,6 +56,7 @@ def _round(  # noqa: C901, PLR0915
     pages = [(page, signature(heads[rank])) for rank, page in fabric.peers]
     alerts, spins, fence = fabric.waiter.alerts, fabric.waiter.spins, fabric.fence
     signed = signature(head)
+    texts, text, places = fabric.own_text(head)
     monotonic = time.monotonic
 
     def shortcut(x: Any, out: Any) -> Any:  # noqa: C901, PLR0912
@@ -68,7 +69,8 @@ def _round(  # noqa: C901, PLR0915
             seq = fabric.seq + 1
             parity = seq & 1
             if said[parity] is not head:
-                fabric.say(head, seq)
+                texts[places[parity]] = text
+                said[parity] = head
             if mine is not None:
                 mine[parity][...] = x
             number = seq & ROUND

@@ -187,6 +187,13 @@ class ShmFabric(Fabric):
     def shortcut(self, recipe: Recipe) -> Shortcut | None:
         return _shortcuts.make(self, recipe)
 
+    def own_text(self, head: bytes) -> tuple[memoryview, bytes, tuple[slice, slice]]:
+        """Return the memory where this rank says a head, what to write there, and at which places:
+        those for even and odd rounds."""
+        text = _block.packed(head)
+        even, odd = (self._layout.slot(self.rank, number) for number in (0, 1))
+        return self._block.bytes, text, (slice(even, even + len(text)), slice(odd, odd + len(text)))
+
     def slots(self, rank: int) -> tuple[Array, Array]:
         """Return both slots of a rank, that of even rounds first."""
         length = self.slot_bytes

@@ -14,7 +14,7 @@ Each rule takes a loss (or the gradients) and the parameters, and returns a
        f_step = synk.function([], updates=param_updates)
        ...
        loss_value = f_grad(x_data, y_data)
-       synk.all_reduce(flat_grad, op="avg", weights=f_grad.rows)
+       synk.all_reduce(flat_grad, op="avg", weights=f_grad)
        f_step()
 
 :func:`synkhronos.extensions.train.make_train_function` makes one callable of these lines.
