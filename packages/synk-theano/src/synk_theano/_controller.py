@@ -77,6 +77,7 @@ class Controller:
         self.times = self.rank.times = memoryview(times)  # type: ignore[arg-type] # NumPy 1 does not say so
         self._serials = itertools.count(1)
         self._threads = _environ.ThreadLimit(size)
+        _environ.keep_freed_memory()
         self._joined = False
         self._closed: Optional[str] = None
         self._released = False

@@ -230,15 +230,21 @@ class Function:
         self._planner.clear()
 
     def _prepare(self, values: Sequence[Any], options: Options, place: int) -> Prepared:
-        step, nbytes = self._planner.prepare(values, options, place)
+        plan, step = self._planner.prepare(values, options, place)
+        if step is plan.step and plan.prepared is not None and options is DEFAULT:
+            prepared: Prepared = plan.prepared
+            return prepared
         subset = options.output_subset
-        return Prepared(
+        prepared = Prepared(
             step,
             lambda result: self._finish(result, subset),
             self._tally,
             self._event,
-            nbytes,
+            plan.nbytes,
         )
+        if step is plan.step and options is DEFAULT:
+            plan.prepared = prepared
+        return prepared
 
     def _finish(self, result: Any, output_subset: Optional[Sequence[int]]) -> Any:
         values, self.rows = result

@@ -35,22 +35,35 @@ class Options(NamedTuple):
 DEFAULT = Options()
 
 
-class Plan(NamedTuple):
+class Plan:
     """A call that was made before, as far as it is the same again.
 
     Attributes:
-        number: of its act.
+        step: the act, for rows that begin at 0.
         copies: of inputs that are arrays.
         index_room: where the selection's index goes, or None.
         selectors: where `batch_s` goes, by rank.
         nbytes: of inputs that the ranks read.
+        prepared: whatever the caller keeps for calls whose rows begin at 0.
     """
 
-    number: int
-    copies: List[Copy]
-    index_room: Optional[np.ndarray]
-    selectors: List[np.ndarray]
-    nbytes: int
+    __slots__ = ("copies", "index_room", "nbytes", "number", "prepared", "selectors", "step")
+
+    def __init__(
+        self,
+        number: int,
+        copies: List[Copy],
+        index_room: Optional[np.ndarray],
+        selectors: List[np.ndarray],
+        nbytes: int,
+    ) -> None:
+        self.number = number
+        self.step = Step(number)
+        self.copies = copies
+        self.index_room = index_room
+        self.selectors = selectors
+        self.nbytes = nbytes
+        self.prepared: Any = None
 
 
 class Known(NamedTuple):
@@ -88,14 +101,14 @@ class Planner:
         self._plans: Dict[Hashable, Plan] = {}
         self._known: Dict[Hashable, Known] = {}
 
-    def prepare(self, values: Sequence[Any], options: Options, place: int) -> Tuple[Step, int]:
+    def prepare(self, values: Sequence[Any], options: Options, place: int) -> Tuple[Plan, Step]:
         """Check and plan a call, and copy its arrays.
 
         Args:
             place: among the acts of a step: what two of them stage must not meet.
 
         Returns:
-            The step to perform, and the bytes of inputs that the ranks will read.
+            The plan, and the step to perform.
 
         Raises:
             InputTypeError, InputValueError, BatchError, OpError: bad arguments.
@@ -107,7 +120,7 @@ class Planner:
             if plan is not None and self._launcher.knows(plan.number):
                 for copy in plan.copies:
                     copy(values[copy.place], None)
-                return Step(plan.number), plan.nbytes
+                return plan, plan.step
         known = self._known.get(token)
         if known is None:
             values = [self._signature.accepted(i, value) for i, value in enumerate(values)]
@@ -145,7 +158,7 @@ class Planner:
                 origin = selection.lowest
         for target, chosen in zip(plan.selectors, selectors):
             target[...] = written(chosen)
-        return Step(plan.number, origin), plan.nbytes
+        return plan, Step(plan.number, origin) if origin else plan.step
 
     def clear(self) -> None:
         """Forget all plans, and with them where arrays lie in shared memory."""

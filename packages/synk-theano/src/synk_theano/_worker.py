@@ -143,9 +143,10 @@ def _prepare(hello: Hello) -> Any:
     import synk_shm
     from synk_theano_compat import locks
 
-    from ._environ import apply_theano_options
+    from ._environ import apply_theano_options, keep_freed_memory
     from ._rank import Rank
 
+    keep_freed_memory()
     apply_theano_options(hello.theano_config)
     locks.worker_cache()
     rank = Rank(hello.rank, hello.size, hello.master, reseed=hello.reseed)
