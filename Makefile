@@ -9,7 +9,7 @@ PACKAGE_TESTS := $(PACKAGES:%=test-%)
 # More arguments for pytest: make test-synk-shm ARGS="-k resize -x"
 ARGS :=
 
-.PHONY: help setup demo test $(PACKAGE_TESTS) test-integration lint format bench bench-shm bench-comm bench-theano docs build clean
+.PHONY: help setup demo test nightly $(PACKAGE_TESTS) test-integration lint format bench bench-shm bench-comm bench-theano docs build clean
 
 ## help: this list
 help:
@@ -27,6 +27,13 @@ demo: setup
 ## test: the tests of every package, then those that cross packages
 test: setup
 	@$(PY) scripts/run_tests.py $(filter-out synk-comm,$(PACKAGES)) integration --beside synk-comm synk-theano/compat synk-shm/stress -- $(ARGS)
+
+## nightly: the tests with whole matrices and many more random cases; takes hours
+nightly: export SYNK_THEANO_CASES := 2000
+nightly: export SYNK_COMM_CONTRACT := all
+nightly: export SYNK_COMM_FAULTS := all
+nightly: export SYNK_SUITE_LIMIT_S := 14400
+nightly: test
 
 ## test-<package>: the tests of one package, for example test-synk-shm
 $(PACKAGE_TESTS): test-%: setup
