@@ -161,7 +161,8 @@ class Function:
         several copies of the shared variables are held in the master meanwhile.
 
         Args:
-            *args, output_subset, batch, batch_s, **kwargs: as in `__call__`.
+            *args, **kwargs: inputs, as in `__call__`.
+            output_subset, batch, batch_s: as in `__call__`.
             num_slices: with how many slices to compute, besides without.
             limit: machine epsilons that are taken for rounding. By default 16 for the same
                 computation elsewhere, and 16 * sqrt(rows) for sums in another order.
