@@ -122,7 +122,10 @@ def call_of(*keys):
 def test_the_book_forgets_what_lies_elsewhere_now():
     book = Book()
     first, second = book.enter(call_of(1, 2)), book.enter(call_of(2, 3))
-    assert list(book.extras().acts) == [first, second]
+    extras = book.extras()
+    assert list(extras.acts) == [first, second]
+    assert list(book.extras().acts) == [first, second], "nobody has said that they were sent"
+    book.sent(extras)
     assert book.extras() is None
     book.release([1])
     extras = book.extras()
@@ -139,7 +142,9 @@ def test_the_book_keeps_what_has_a_name_and_drops_what_is_for_once():
     once = book.enter(Collective("scatter", (1,)))
     stop = book.enter(Stop())
     assert book.enter(Collective("gather", (1,)), name=("gather", 1)) == named
-    assert set(book.extras().acts) == {named, once, stop}
+    extras = book.extras()
+    assert set(extras.acts) == {named, once, stop}
+    book.sent(extras)
     book.end([Step(number) for number in (named, once, stop)])
     assert once not in book
     assert set(book.extras().forget_acts) == {once, stop}
@@ -150,6 +155,8 @@ def test_the_book_keeps_what_has_a_name_and_drops_what_is_for_once():
 def test_the_book_does_not_grow_without_end():
     book = Book()
     numbers = [book.enter(call_of(i), name=i) for i in range(LIMIT + 50)]
+    assert all(number in book for number in numbers), "they may be part of one step"
+    book.end([])
     assert sum(number in book for number in numbers) == LIMIT
     assert numbers[0] not in book
     assert numbers[-1] in book

@@ -39,8 +39,6 @@ class Book:
         """
         if name is not None and name in self._named:
             return self._named[name]
-        if len(self._acts) >= LIMIT:
-            self.forget([next(iter(self._acts))])
         number = next(self._numbers)
         self._acts[number] = act
         self._unsent.append(number)
@@ -81,23 +79,32 @@ class Book:
         self._forgotten_arrays += keys
 
     def extras(self) -> Optional[Extras]:
-        """What the workers have to know before the next order, or None. It counts as sent."""
+        """What the workers have to know before the next order, or None."""
         if not (self._unsent or self._forgotten or self._forgotten_arrays):
             return None
-        extras = Extras(
+        return Extras(
             {number: self._acts[number] for number in self._unsent},
             tuple(self._forgotten),
             tuple(self._forgotten_arrays),
         )
-        self._unsent, self._forgotten, self._forgotten_arrays = [], [], []
-        return extras
 
-    def end(self, steps: Sequence[Step]) -> None:
-        """An order is over: drop what was only for this one."""
-        if self._once:
-            self.forget([step.number for step in steps if step.number in self._once])
+    def sent(self, extras: Optional[Extras]) -> None:
+        """All ranks have taken these in."""
+        if extras is None:
+            return
+        del self._forgotten[: len(extras.forget_acts)]
+        del self._forgotten_arrays[: len(extras.forget_arrays)]
+        self._unsent = [number for number in self._unsent if number not in extras.acts]
 
     def failed(self, extras: Optional[Extras]) -> None:
-        """An order with these extras failed: nobody knows which ranks have taken them in."""
+        """An order with these failed: nobody knows which ranks have taken them in."""
         if extras is not None:
+            self._unsent = [number for number in self._unsent if number not in extras.acts]
             self.forget(tuple(extras.acts))
+
+    def end(self, steps: Sequence[Step]) -> None:
+        """An order is over: drop what was only for this one, and what is too many."""
+        if self._once:
+            self.forget([step.number for step in steps if step.number in self._once])
+        if len(self._acts) > LIMIT:
+            self.forget(list(self._acts)[: len(self._acts) - LIMIT])

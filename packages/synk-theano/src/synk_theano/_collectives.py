@@ -69,14 +69,20 @@ def broadcast(
     group: Group,
     variables: Sequence[int],
     values: Optional[Sequence[ArrayRef]],
-    forms: Sequence[Tuple[Tuple[int, ...], str]],
+    forms: Optional[Sequence[Tuple[Tuple[int, ...], str]]],
 ) -> None:
-    """All ranks take the master's values, whose (shape, dtype) are `forms`."""
+    """All ranks take the master's values, whose (shape, dtype) are `forms`.
+
+    Without `forms` the master tells them first.
+    """
     if values is not None:
         for number, ref in zip(variables, values):
             store(group.registry[number], np.array(group.arrays.get(ref)))
         return
     arrays = group.values(variables)
+    if forms is None:
+        forms = [(value.shape, str(value.dtype)) for value in arrays]
+        forms = group.comm.broadcast_object(forms, group.master)
     if not group.is_master:
         arrays = [
             value if value.shape == shape and _is_usable(value) else np.empty(shape, dtype)
@@ -198,16 +204,16 @@ def all_reduce(
 
     Args:
         weights: by rank; None stands for equal ones.
-        weights_of: a function's number: its rows in its last call are the weights.
+        weights_of: the number of a function that was called before, in the same step: its rows
+            are the weights.
     """
     if weights_of is not None:
         loaded = group.functions[weights_of]
         weights = loaded.counts
-        if weights is None or not any(weights):
+        if not any(weights):
             raise InputValueError(
-                f"all_reduce(weights=f): function {loaded.recipe.name!r} "
-                + ("was not called yet" if weights is None else "had no rows in its last call")
-                + ", so there is nothing to average; call it with rows first"
+                f"all_reduce(weights=f): function {loaded.recipe.name!r} had no rows in this step, "
+                f"so there is nothing to average"
             )
     weight = None if weights is None else float(weights[group.comm.rank])
     values = group.values(variables)

@@ -192,14 +192,17 @@ class Controller:
         self._doing = steps
         self._threads.apply()
         self.forget_released()
-        extras = self.book.extras()
-        order = Order(next(self._serials), steps, extras)
-        self.turn.running = True
+        extras = None
+        # What interrupts anywhere in here leaves nothing half sent, and the turn free.
         try:
-            results = self.rank.perform(order)
+            self.turn.running = True
+            extras = self.book.extras()
+            results = self.rank.perform(Order(next(self._serials), steps, extras))
+            if extras is not None:
+                self.book.sent(extras)
         except BaseException as error:
             try:
-                self._fail(error, order)
+                self._fail(error)
             finally:
                 self.book.failed(extras)
             raise
@@ -214,13 +217,13 @@ class Controller:
         if released:
             self.book.release(released)
 
-    def _fail(self, error: BaseException, order: Order) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Raise what an order's failure means, if that is not `error` itself."""
         doing = self._describe()
         if self._closed is not None:
             raise Closed(f"the runtime was closed while {doing} was under way") from error
         if isinstance(error, synk_comm.PeerDeclined):
-            failures = self._pool.failures(error.reasons, order.serial)
+            failures = self._pool.failures(error.reasons, self.rank.serial)
             failed, cause = self._worker_failed(error, failures)
             raise failed from cause
         if isinstance(error, synk_comm.MismatchError):
@@ -228,7 +231,7 @@ class Controller:
         if not self.rank.in_step:
             self._end_out_of_step(error, doing)
         else:
-            self._pool.failures(self.rank.also_declined, order.serial)
+            self._pool.failures(self.rank.also_declined, self.rank.serial)
 
     def _describe(self) -> str:
         """What is being done: the act under way, as far as this rank has come."""

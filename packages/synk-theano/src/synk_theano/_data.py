@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Callable, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -52,13 +52,14 @@ class Data:
         self._name = name
         self._memory: np.ndarray = np.empty(0, self._dtype)
         self._data: Optional[np.ndarray] = None
-        self._released: Optional[Callable[[int], None]] = None
+        # Who wants to know when the array is gone, or lies elsewhere: runtimes that refer to it.
+        self._watchers: List[Callable[[int], None]] = []
         self.free_memory()
         if self._dtype.hasobject:
             raise InputTypeError(f"got dtype {self._dtype}, expected one of fixed size: no objects")
-        self._released = released
         if released is not None:
-            weakref.finalize(self, released, self._key).atexit = False
+            self._watchers.append(released)
+        weakref.finalize(self, _tell, self._watchers, self._key).atexit = False
 
     @property
     def data(self) -> np.ndarray:
@@ -181,17 +182,22 @@ class Data:
 
     def _replace(self, memory: np.ndarray) -> None:
         self._memory = memory
-        if self._released is not None:
-            # Nobody needs to map what was there any longer.
-            self._released(self._key)
+        # Nobody needs to map what was there any longer.
+        _tell(self._watchers, self._key)
 
     def room(self, shape: Tuple[int, ...]) -> np.ndarray:
         """Take this shape; return the array, whose contents are anything."""
         self._allocate(shape, 1, keep=False)
         return self.data
 
-    def ref(self) -> ArrayRef:
-        """Where the workers find the array as it is now."""
+    def ref(self, watcher: Optional[Callable[[int], None]] = None) -> ArrayRef:
+        """Where the workers find the array as it is now.
+
+        Args:
+            watcher: is told the `Data`'s key when that is no longer true.
+        """
+        if watcher is not None and watcher not in self._watchers:
+            self._watchers.append(watcher)
         array = self.data
         if not synk_shm.is_shared(array):
             # Nothing was stored yet: an empty array, which still needs a place.
@@ -207,6 +213,12 @@ class Data:
     def __len__(self) -> int:
         return len(self.data)
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled; copy its array, as in np.array(data), and make "
+            f"a new one with data(...)"
+        )
+
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
         array = np.asarray(self.data, dtype=dtype)
         return np.array(array) if copy else array
@@ -216,6 +228,11 @@ class Data:
         shape = None if self._data is None else self._data.shape
         kind = ", minibatch" if self._minibatch else ""
         return f"<Data{label} {self._dtype} shape={shape}{kind}>"
+
+
+def _tell(watchers: Sequence[Callable[[int], None]], key: int) -> None:
+    for watcher in watchers:
+        watcher(key)
 
 
 def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) -> np.ndarray:

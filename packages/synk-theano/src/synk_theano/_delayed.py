@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, FrozenSet, NamedTuple, Optional
 
 from ._facts import Event
 from ._messages import Step
 from ._stats import Tally
+
+
+class Standing(NamedTuple):
+    """Where an act stands among the acts of a step.
+
+    Attributes:
+        place: from 0.
+        called: numbers of the functions that acts before it call.
+    """
+
+    place: int = 0
+    called: FrozenSet[int] = frozenset()
+
+
+ALONE = Standing()
 
 
 class Prepared(NamedTuple):
@@ -31,9 +46,16 @@ class Delayed:
 
     Args:
         launcher: the runtime that is to perform it.
-        prepare: checks and stages it, given its place among the acts of the step.
+        prepare: checks and stages it, given where it stands.
+        function: the number of the function that it calls, if it does.
     """
 
-    def __init__(self, launcher: Any, prepare: Callable[[int], Prepared]) -> None:
+    def __init__(
+        self,
+        launcher: Any,
+        prepare: Callable[[Standing], Prepared],
+        function: Optional[int] = None,
+    ) -> None:
         self.launcher = launcher
         self.prepare = prepare
+        self.function = function

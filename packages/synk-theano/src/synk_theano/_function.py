@@ -109,7 +109,9 @@ class Function:
         """
         options = DEFAULT
         if not (
-            output_subset is batch is batch_s is None and num_slices == 1 and num_slices is not True
+            output_subset is batch is batch_s is None
+            and type(num_slices) is int
+            and num_slices == 1
         ):
             options = Options(output_subset, batch, batch_s, num_slices)
         with self._launcher.exclusive:
@@ -131,7 +133,11 @@ class Function:
         """
         values = self._signature.ordered(args, kwargs)
         options = Options(output_subset, batch, batch_s, num_slices)
-        return Delayed(self._launcher, lambda place: self._prepare(values, options, place))
+        return Delayed(
+            self._launcher,
+            lambda standing: self._prepare(values, options, standing.place),
+            self.number,
+        )
 
     def as_theano(self, *args: Any, **kwargs: Any) -> Any:
         """Compute in the master only, as a plain Theano function would.

@@ -31,6 +31,9 @@ class Launcher(Protocol):
     def knows(self, number: int) -> bool:
         """Whether an act still has this number."""
 
+    def ref(self, data: Data) -> ArrayRef:
+        """Where the workers find a `Data`; what refers to it goes when it goes."""
+
     def room(
         self, slot: Tuple[Any, ...], dtype: Any, shape: Tuple[int, ...]
     ) -> Tuple[np.ndarray, ArrayRef]:

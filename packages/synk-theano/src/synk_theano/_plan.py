@@ -104,6 +104,9 @@ def selector(batch: Any, what: str = "batch") -> Selector:
             f"{what}: got {type(batch).__name__} with dtype {index.dtype} and {index.ndim} "
             f"dimensions, expected an int, a slice, a 1-d list or array of ints, or a boolean mask"
         )
+    if index.dtype == np.uint64:
+        # What does not fit becomes the largest int64, and is no row either.
+        index = np.minimum(index, np.uint64(np.iinfo(np.int64).max))
     return index if index.dtype.kind == "b" else index.astype(np.int64, copy=False)
 
 

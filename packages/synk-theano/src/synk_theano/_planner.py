@@ -185,6 +185,7 @@ class Planner:
         num_slices: int,
         place: int,
     ) -> Plan:
+        self._check_single_rows(selection)
         form = self._form(selectors, num_slices)
         self._launcher.require_form(self._number, form)
         n = self._spec.n_scattered
@@ -193,7 +194,7 @@ class Planner:
         broadcast: List[ArrayRef] = []
         for i, item in enumerate(inputs):
             if isinstance(item, Data):
-                ref = item.ref()
+                ref = self._launcher.ref(item)
                 scattered.append(ScatteredInput(ref, minibatch=item.minibatch))
             else:
                 # What is copied anyway is copied selected.
@@ -234,6 +235,19 @@ class Planner:
             for i, item in enumerate(inputs)
         )
         return Plan(number, copies, index, [target for target, _ in staged], nbytes)
+
+    def _check_single_rows(self, selection: Optional[Selection]) -> None:
+        """An input that is broadcastable along axis 0 has one row, also as a selection."""
+        if selection is None or selection.count < 2:
+            return
+        signature = self._signature
+        for label, variable in zip(signature.labels, signature.variables[: self._spec.n_scattered]):
+            if variable.broadcastable[0]:
+                raise InputValueError(
+                    f"input {label} of {self._label} has length 1 along axis 0 by its type (it is "
+                    f"broadcastable there), but {selection.count} rows are selected; list it in "
+                    f"bcast_inputs, or declare it with more than one row"
+                )
 
     def _wanted(self, output_subset: Optional[Sequence[int]]) -> Optional[Tuple[int, ...]]:
         if output_subset is None:

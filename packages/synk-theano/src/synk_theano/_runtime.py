@@ -46,7 +46,7 @@ from ._check import Verdicts, check_spec, warn_of_wrong
 from ._compile import compile_form, with_default_updates
 from ._controller import Controller
 from ._data import Data
-from ._delayed import Delayed, Prepared
+from ._delayed import Delayed, Prepared, Standing
 from ._distributor import Distributor
 from ._facts import Event, facts_of
 from ._function import Function
@@ -227,11 +227,11 @@ class Runtime:
 
     def distribute(self) -> None:
         """Replicate what is new; see `synkhronos.distribute`."""
-        self._controller.require_open()
-        self._controller.await_workers()
-        self._report("Synkhronos distributing functions...")
-        start = time.monotonic()
         with self.exclusive:
+            self._controller.require_open()
+            self._controller.await_workers()
+            self._report("Synkhronos distributing functions...")
+            start = time.monotonic()
             self._distributor.send_all()
         self._report(f"...distribution complete ({time.monotonic() - start:.0f} s).")
 
@@ -239,7 +239,11 @@ class Runtime:
         """Perform several calls and collectives as one; see `synkhronos.step`."""
         with self.exclusive:
             delayed = [self._delayed(act, place) for place, act in enumerate(acts)]
-            prepared = [act.prepare(place) for place, act in enumerate(delayed)]
+            called = [act.function for act in delayed]
+            prepared = [
+                act.prepare(Standing(i, frozenset(n for n in called[:i] if n is not None)))
+                for i, act in enumerate(delayed)
+            ]
             return self.perform(prepared) if prepared else []
 
     def _delayed(self, act: Any, place: int) -> Delayed:
@@ -257,12 +261,12 @@ class Runtime:
 
     def check(self, function: Function) -> Verdicts:
         """Is each output decomposable over rows? See `synkhronos.check`."""
-        return Verdicts(check_spec(self._spec_of(function)))
-
-    def _spec_of(self, function: Function) -> FunctionSpec:
         if not isinstance(function, Function) or not function.belongs_to(self):
-            raise InputTypeError(f"got {function!r}, expected a function of this runtime")
-        return self._specs[function.number]
+            raise InputTypeError(
+                f"check(): got {function!r}, expected a function that this runtime has built: what "
+                f"function() returned, not a Theano function"
+            )
+        return Verdicts(check_spec(function.spec))
 
     def lint(self) -> Findings:
         """Look for mistakes over all functions and recorded calls; see `synkhronos.lint`."""
@@ -324,7 +328,13 @@ class Runtime:
 
     def knows(self, number: int) -> bool:
         """Whether an act still has this number."""
+        self._controller.require_open()
+        self._controller.forget_released()
         return number in self._controller.book
+
+    def ref(self, data: Data) -> ArrayRef:
+        """Where the workers find a `Data`; what refers to it goes when it goes."""
+        return self._store.ref(data)
 
     def room(
         self, slot: Tuple[Any, ...], dtype: Any, shape: Tuple[int, ...]

@@ -29,13 +29,13 @@ class LoadedFunction:
     Attributes:
         recipe: what a rank has to know of it.
         forms: its compiled forms.
-        counts: the rows that each rank stood for in its last call; None before the first.
+        counts: the rows that each rank stood for in its last call.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.forms: Dict[Form, Any] = {}
-        self.counts: Optional[Tuple[int, ...]] = None
+        self.counts: Tuple[int, ...] = ()
         self._buffers: Dict[int, np.ndarray] = {}
 
     def buffer(self, position: int, like: np.ndarray, length: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ._data import Data, unmasked
-from ._delayed import Delayed, Prepared
+from ._delayed import ALONE, Delayed, Prepared, Standing
 from ._facts import Event
 from ._function import Function
 from ._launcher import Launcher
@@ -51,12 +51,14 @@ class Collectives:
             NotSharedVariable, InputTypeError: bad arguments; nothing was sent.
         """
         variables, _ = _listed(shared_vars)
-        arrays = None if values is None else _matched(shared_vars, variables, values)
 
-        def arguments(place: int) -> Arguments:
+        def arguments(standing: Standing) -> Arguments:
+            if values is not None:
+                arrays = _matched(shared_vars, variables, values)
+                return {"values": self._refs(arrays, standing.place), "forms": None}, 0
             forms = tuple((value_of(v).shape, str(value_of(v).dtype)) for v in variables)
-            refs = None if arrays is None else self._refs(arrays, place)
-            return {"values": refs, "forms": forms}, 0
+            # Acts before it may change them: then only the master knows, when it comes to that.
+            return {"values": None, "forms": None if standing.place else forms}, 0
 
         return self._perform("broadcast", variables, arguments, again=values is None)
 
@@ -71,11 +73,12 @@ class Collectives:
             NotSharedVariable, InputTypeError, InputValueError, BatchError: nothing was sent.
         """
         variables, _ = _listed(shared_vars)
-        arrays = _matched(shared_vars, variables, values)
-        selection = _select_rows(variables, arrays, batch)
-        bounds = split_rows(selection.count, self._launcher.size)
 
-        def arguments(place: int) -> Arguments:
+        def arguments(standing: Standing) -> Arguments:
+            place = standing.place
+            arrays = _matched(shared_vars, variables, values)
+            selection = _select_rows(variables, arrays, batch)
+            bounds = split_rows(selection.count, self._launcher.size)
             _, rows = staged_rows(self._launcher, selection, bounds, place)
             return {"values": self._refs(arrays, place), "rows": rows}, selection.lowest
 
@@ -129,11 +132,20 @@ class Collectives:
                 gets the result, for every op.
         """
         variables, _ = _listed(shared_vars)
-        arguments: Dict[str, Any] = {"op": _checked_op(op, variables)}
+        name = _checked_op(op, variables)
         if isinstance(weights, Function):
-            arguments.update(weights=None, weights_of=self._number_of(weights))
+            self._require_own(weights)
         else:
-            arguments["weights"] = self._checked_weights(weights)
+            weights = self._checked_weights(weights)
+
+        def arguments(standing: Standing) -> Arguments:
+            if not isinstance(weights, Function):
+                return {"op": name, "weights": weights}, 0
+            if weights.number in standing.called:
+                # Its rows will be known when the step has come to it.
+                return {"op": name, "weights": None, "weights_of": weights.number}, 0
+            return {"op": name, "weights": _rows_of(weights)}, 0
+
         return self._perform("all_reduce", variables, arguments)
 
     def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> Any:
@@ -145,12 +157,13 @@ class Collectives:
         """
         self._check_rank(rank)
         variables, _ = _listed(shared_vars)
-        arrays = _matched(shared_vars, variables, values)
-        selection = None if batch is None else _select_rows(variables, arrays, batch)
 
-        def arguments(place: int) -> Arguments:
+        def arguments(standing: Standing) -> Arguments:
+            place = standing.place
+            arrays = _matched(shared_vars, variables, values)
             rows, origin = None, 0
-            if selection is not None:
+            if batch is not None:
+                selection = _select_rows(variables, arrays, batch)
                 bounds = ((0, selection.count),)
                 _, rows = staged_rows(self._launcher, selection, bounds, place)
                 origin = selection.lowest
@@ -191,13 +204,13 @@ class Collectives:
         """Have the collective performed; returns what it gives.
 
         Args:
-            arguments: of the act, or what stages and makes them, given the place in a step.
+            arguments: of the act, or what stages and makes them, given where it stands in a step.
             again: whether the act may come again as it is.
         """
 
-        def prepare(place: int) -> Prepared:
+        def prepare(standing: Standing) -> Prepared:
             numbers = self._launcher.numbers(variables)
-            given, origin = arguments(place) if callable(arguments) else (arguments, 0)
+            given, origin = arguments(standing) if callable(arguments) else (arguments, 0)
             name = (kind, numbers, *given.values()) if again else None
             number = self._launcher.enter(Collective(kind, numbers, given), name)
             event = Event(
@@ -211,19 +224,25 @@ class Collectives:
 
         return self._do(prepare)
 
-    def _do(self, prepare: Callable[[int], Prepared]) -> Any:
+    def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
         with self._launcher.exclusive:
-            return self._launcher.perform((prepare(0),))[0]
+            return self._launcher.perform((prepare(ALONE),))[0]
 
-    def _number_of(self, function: Function) -> int:
+    def _require_own(self, function: Function) -> None:
         if not function.belongs_to(self._launcher):
             raise InputValueError(f"weights: {function!r} belongs to another runtime")
-        return function.number
 
     def _checked_weights(self, weights: Any) -> Optional[Tuple[float, ...]]:
         if weights is None:
             return None
-        numbers = tuple(float(weight) for weight in weights)
+        try:
+            numbers = tuple(float(weight) for weight in weights)
+        except (TypeError, ValueError):
+            raise InputTypeError(
+                f"weights: got {weights!r}, expected a function of this runtime (of a "
+                f"TrainFunction, its grad_function), or one number for each of "
+                f"{self._launcher.size} ranks"
+            ) from None
         if len(numbers) != self._launcher.size or not min(numbers) >= 0 or not sum(numbers) > 0:
             raise InputValueError(
                 f"weights: got {numbers}, expected one non-negative number for each of "
@@ -241,7 +260,7 @@ class Collectives:
         refs = []
         for i, value in enumerate(values):
             if isinstance(value, Data):
-                refs.append(value.ref())
+                refs.append(self._launcher.ref(value))
                 continue
             target, ref = self._launcher.room(("value", i, place), value.dtype, value.shape)
             target[...] = value
@@ -252,7 +271,7 @@ class Collectives:
 class DelayedCollectives(Collectives):
     """The same for `step()`: what it returns is performed by the step."""
 
-    def _do(self, prepare: Callable[[int], Prepared]) -> Any:
+    def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
         return Delayed(self._launcher, prepare)
 
 
@@ -260,6 +279,8 @@ def _listed(shared_vars: Any) -> Tuple[List[Any], bool]:
     """The variables as a list, and whether only one was given, not a list."""
     single = not isinstance(shared_vars, (list, tuple))
     variables = [shared_vars] if single else list(shared_vars)
+    if not variables:
+        raise InputValueError("got an empty list, expected at least one shared variable")
     for variable in variables:
         require_shared(variable)
         if not isinstance(value_of(variable), np.ndarray):
@@ -271,6 +292,22 @@ def _listed(shared_vars: Any) -> Tuple[List[Any], bool]:
     if len(set(storages)) != len(storages):
         raise InputValueError(f"got the same shared variable twice: {variables}")
     return variables, single
+
+
+def _rows_of(function: Function) -> Tuple[int, ...]:
+    """The rows of its last call, by rank.
+
+    Raises:
+        InputValueError: there are none.
+    """
+    rows = function.rows
+    if rows is None or not any(rows):
+        raise InputValueError(
+            f"all_reduce(weights=f): {function!r} "
+            + ("was not called yet" if rows is None else "had no rows in its last call")
+            + ", so there is nothing to average; call it with rows first"
+        )
+    return rows
 
 
 def _unlisted(single: bool) -> Finish:

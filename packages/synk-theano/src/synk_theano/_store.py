@@ -54,6 +54,10 @@ class DataStore:
             data.set_shape(shape, oversize=oversize)
         return data
 
+    def ref(self, data: Data) -> ArrayRef:
+        """Where the workers find it, whichever runtime it is from."""
+        return data.ref(self._released.append)
+
     def room(
         self, slot: Tuple[Any, ...], dtype: np.dtype, shape: Tuple[int, ...]
     ) -> Tuple[np.ndarray, ArrayRef]:
@@ -61,7 +65,7 @@ class DataStore:
         data = self._staged.get(slot)
         if data is None or data.dtype != dtype or data.ndim != len(shape):
             data = self._staged[slot] = self.make(dtype=dtype, ndim=len(shape))
-        return data.room(shape), data.ref()
+        return data.room(shape), self.ref(data)
 
     def stage(self, slot: Tuple[Any, ...], array: np.ndarray) -> ArrayRef:
         """Copy `array` into shared memory that is reused for `slot`."""

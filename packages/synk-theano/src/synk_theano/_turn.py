@@ -27,17 +27,23 @@ class Turn:
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        if self.running:
+        if self.running and self._depth:
             self._lock.release()
             raise NestedCall(
                 "got a call inside a call: in this thread, another one of the same runtime is "
                 "being computed (the inner one comes from an Op's perform, a callback or a signal "
                 "handler), expected one at a time; synk.step() has several things done in one go"
             )
-        if not self._depth:
-            self.began = perf_counter()
-        self._depth += 1
+        try:
+            if not self._depth:
+                self.began = perf_counter()
+            self._depth += 1
+        except BaseException:  # a signal: nobody will leave
+            self._lock.release()
+            raise
 
     def __exit__(self, *exc: object) -> None:
-        self._depth -= 1
-        self._lock.release()
+        try:
+            self._depth -= 1
+        finally:
+            self._lock.release()

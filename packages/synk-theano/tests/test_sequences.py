@@ -1,0 +1,255 @@
+"""What happens between calls: failures, memory that moves, many acts, interrupts, threads."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import sys
+import threading
+
+import cloudpickle
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from theano.compile.ops import as_op
+
+import synk_shm
+from synk_theano import Runtime, _book
+from synk_theano.exceptions import BatchError, Closed, InputTypeError, InputValueError, WorkerFailed
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+FAST = {"mode": "FAST_COMPILE"}
+
+
+@as_op([T.dvector], [T.dvector])
+def refuse_negative(values):
+    if (values < 0).any():
+        raise ValueError("negative")
+    return values * 1.0
+
+
+def test_a_call_that_failed_leaves_the_weights_of_the_one_before(pair):
+    y = T.dvector("y")
+    f = pair.function([y], (refuse_negative(y), "gather"), **FAST)
+    f(np.arange(9.0))
+    with pytest.raises(WorkerFailed):
+        f(np.array([1.0, -1.0]))
+    assert f.rows == (5, 4)
+    w = theano.shared(np.zeros(1))
+    for at_once in (True, False):
+        pair.collectives.set_value(1, w, np.array([9.0]))
+        w.set_value(np.zeros(1))
+        if at_once:
+            pair.collectives.all_reduce(w, "avg", weights=f)
+        else:
+            pair.step(pair.delayed.all_reduce(w, "avg", weights=f))
+        np.testing.assert_allclose(w.get_value(), 4.0)
+
+
+def test_verify_leaves_the_weights_of_the_last_call(pair):
+    y = T.dvector("y")
+    f = pair.function([y], (y.sum(), "sum"), **FAST)
+    f(np.arange(9.0))
+    f.verify(np.arange(2.0)).raise_if_wrong()
+    w = theano.shared(np.zeros(1))
+    pair.collectives.set_value(1, w, np.array([9.0]))
+    pair.step(pair.delayed.all_reduce(w, "avg", weights=f))
+    np.testing.assert_allclose(w.get_value(), 4.0)
+
+
+def test_more_calls_than_the_book_holds(pair, monkeypatch):
+    monkeypatch.setattr(_book, "LIMIT", 8)
+    x, y = T.dvector("x"), T.dvector("y")
+    f = pair.function([x], (x.sum(), "sum"), **FAST)
+    g = pair.function([y], (y.sum(), "sum"), **FAST)
+    for n in range(30, 0, -1):
+        assert pair.step(f.delayed(np.ones(4)), g.delayed(np.ones(n))) == [4.0, n]
+    assert pair.step(*(f.delayed(np.ones(n)) for n in range(20))) == list(range(20))
+
+
+def test_no_room_for_one_input_does_no_harm_to_the_next_call(pair, monkeypatch):
+    y, z = T.dvector("y"), T.dvector("z")
+    f = pair.function([y, z], ((y + z).sum(), "sum"), **FAST)
+    small, large = np.ones(10), np.ones(1000)
+    assert f(small, small) == 20
+    empty, calls = synk_shm.empty, []
+
+    def full(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise MemoryError("no room")
+        return empty(*arguments)
+
+    monkeypatch.setattr(synk_shm, "empty", full)
+    with pytest.raises(MemoryError):
+        f(large, large)
+    monkeypatch.undo()
+    assert f(small, small) == 20
+    assert f(large, large) == 2000
+
+
+def interrupted_at(function, line, call):
+    """Run `call` with a KeyboardInterrupt at one line of `function`; whether it came to that."""
+    code, hit = function.__code__, []
+
+    def trace(frame, event, _argument):
+        if frame.f_code is code:
+            if event == "line" and frame.f_lineno == line and not hit:
+                hit.append(line)
+                raise KeyboardInterrupt
+            return trace
+        return None
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return bool(hit)
+
+
+def test_an_interrupt_at_any_line_leaves_the_runtime_usable_or_closed():
+    from synk_theano._controller import Controller
+
+    lines = sorted({line for _, _, line in Controller.run.__code__.co_lines() if line})
+    x = T.dvector("x")
+    runtime, n = None, 0
+    try:
+        for line in lines[1:]:
+            if runtime is None or runtime.closed:
+                runtime = Runtime(2)
+                f = runtime.function([x], (x.sum(), "sum"), **FAST)
+                f(np.ones(3))
+            n += 1
+            interrupted_at(Controller.run, line, lambda: f(np.ones(10 + n)))  # noqa: B023
+            if not runtime.closed:
+                assert f(np.ones(10 + n)) == 10 + n, line
+                answer = []
+                other = threading.Thread(target=lambda: answer.append(f(np.ones(3))))  # noqa: B023
+                other.start()
+                other.join(20)
+                assert answer == [3.0], line
+    finally:
+        if runtime is not None:
+            runtime.close()
+
+
+def test_delayed_collectives_read_their_values_when_the_step_begins(pair):
+    w = theano.shared(np.zeros(2))
+    data = pair.data(np.arange(4.0))
+    scatter = pair.delayed.scatter(w, data)
+    chosen = pair.delayed.set_value(1, w, data, batch=slice(1, None))
+    data.set_value(np.arange(8.0))
+    pair.step(scatter)
+    np.testing.assert_array_equal(pair.collectives.gather(w, nd_up=0), np.arange(8.0))
+    pair.step(chosen)
+    np.testing.assert_array_equal(pair.collectives.get_value(1, w), np.arange(1.0, 8.0))
+    data.free_memory()
+    pair.step(scatter)
+    assert pair.collectives.get_lengths(w) == (0, 0)
+
+
+def test_data_are_not_copied_by_accident(pair):
+    data = pair.data(np.arange(4.0))
+    for way in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="copy its array"):
+            way(data)
+
+
+def test_one_row_by_type_stays_one_row(pair):
+    row = T.row("row")
+    f = pair.function([row], (row.sum(axis=0), "sum"))
+    values = np.array([[1.0, 2.0]], theano.config.floatX)
+    np.testing.assert_array_equal(f(values, batch=[0]), [1, 2])
+    with pytest.raises(InputValueError, match="6 rows are selected"):
+        f(values, batch=[0] * 6)
+
+
+def test_a_broadcast_after_an_act_that_changes_the_shape(pair):
+    w = theano.shared(np.arange(4.0))
+    double = pair.function([], [], updates=[(w, T.concatenate([w, w]))], **FAST)
+    pair.step(double, pair.delayed.broadcast(w))
+    assert pair.collectives.get_lengths(w) == (8, 8)
+    pair.step(pair.delayed.all_gather(w), pair.delayed.broadcast(w))
+    assert pair.collectives.get_lengths(w) == (16, 16)
+
+
+def mapped_by(runtime, f):
+    f(np.zeros(2))  # an order, with which they forget
+    with open(f"/proc/{runtime.worker_pids[0]}/maps") as maps:
+        return sum("synk" in line for line in maps)
+
+
+def test_data_of_another_runtime_are_forgotten_too(pair):
+    x = T.dvector("x")
+    f = pair.function([x], (x.sum(), "sum"), **FAST)
+    with Runtime(1) as other:
+        before = mapped_by(pair, f)
+        for n in range(10):
+            data = other.data(np.ones(5000 + n))
+            assert f(data) == 5000 + n
+        for n in range(10):
+            data.set_value(np.ones(6000 * (n + 1)))
+            assert f(data) == 6000 * (n + 1)
+        with pytest.raises(InputTypeError):
+            pair.step(f.delayed(other.data(np.ones(9))), f.delayed("nonsense"))
+        del data
+        assert mapped_by(pair, f) <= before + 1
+        assert f(np.ones(3)) == 3
+
+
+def test_a_forked_child_touches_nothing_of_its_parents(pair):
+    x = T.dvector("x")
+    f = pair.function([x], (x, "gather"), **FAST)
+    f(np.ones(4))
+    staged = [copied._target for plan in f._planner._plans.values() for copied in plan.copies]
+    child = os.fork()
+    if child == 0:
+        try:
+            f(np.full(4, 7.0))
+        except Closed:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert staged
+    for array in staged:
+        np.testing.assert_array_equal(array, 1.0)
+
+
+def test_what_is_no_number_is_refused_in_words(pair):
+    x = T.dvector("x")
+    f = pair.function([x], (x.sum(), "sum"), **FAST)
+    w = theano.shared(np.zeros(2))
+    for weights in (5, "ab", [1, "b"]):
+        with pytest.raises(InputTypeError, match="one number for each"):
+            pair.collectives.all_reduce(w, "avg", weights=weights)
+    with pytest.raises(InputValueError, match="num_slices"):
+        f(np.ones(3), num_slices=np.array([1, 2]))
+    with pytest.raises(BatchError, match="only 3 rows"):
+        f(np.ones(3), batch=np.array([2**64 - 1], np.uint64))
+    assert f(np.ones(3), batch=np.array([2], np.uint64)) == 1
+    for collective in (pair.collectives.broadcast, pair.collectives.all_reduce):
+        with pytest.raises(InputValueError, match="at least one"):
+            collective([])
+
+
+def test_check_works_after_the_end():
+    x = T.dvector("x")
+    with Runtime(2) as runtime:
+        f = runtime.function([x], x.mean(), **FAST)
+    assert runtime.check(f)[0].verdict == "exact"
+
+
+def test_threads_that_distribute_at_the_start_take_turns():
+    with Runtime(2) as runtime:
+        threads = [threading.Thread(target=runtime.distribute, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
