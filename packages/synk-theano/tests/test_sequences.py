@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import signal
 import sys
 import threading
+import time
 
 import cloudpickle
 import numpy as np
@@ -16,8 +18,15 @@ import theano.tensor as T
 from theano.compile.ops import as_op
 
 import synk_shm
-from synk_theano import Runtime, _book
-from synk_theano.exceptions import BatchError, Closed, InputTypeError, InputValueError, WorkerFailed
+from synk_theano import DecompositionWarning, Runtime, _book
+from synk_theano.exceptions import (
+    BatchError,
+    Closed,
+    InputTypeError,
+    InputValueError,
+    NestedCall,
+    WorkerFailed,
+)
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -58,6 +67,41 @@ def test_verify_leaves_the_weights_of_the_last_call(pair):
     pair.collectives.set_value(1, w, np.array([9.0]))
     pair.step(pair.delayed.all_reduce(w, "avg", weights=f))
     np.testing.assert_allclose(w.get_value(), 4.0)
+
+
+def test_a_call_while_another_is_prepared_is_refused(pair):
+    """From an input that computes itself, or from a signal handler."""
+    y = T.dvector("y")
+    f = pair.function([y], (y.sum(), "sum"), **FAST)
+    f(np.ones(5))
+
+    class Lazy:
+        def __array__(self, dtype=None, copy=None):
+            f(np.full(5, 1000.0))
+            return np.ones(3)
+
+    with pytest.raises(NestedCall, match="inside a call"):
+        pair.step(f.delayed(np.ones(5)), f.delayed(Lazy()))
+    assert pair.step(f.delayed(np.ones(5)), f.delayed(np.ones(3))) == [5.0, 3.0]
+
+    refused = []
+
+    def ring(_number, _frame):
+        try:
+            f(np.full(5, 1000.0))
+        except NestedCall:
+            refused.append(1)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.0007, 0.0007)
+    try:
+        deadline = time.monotonic() + 20
+        while len(refused) < 20 and time.monotonic() < deadline:
+            assert f(np.ones(5)) == 5.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert refused
 
 
 def test_more_calls_than_the_book_holds(pair, monkeypatch):
@@ -253,3 +297,48 @@ def test_threads_that_distribute_at_the_start_take_turns():
         for thread in threads:
             thread.join(60)
         assert not any(thread.is_alive() for thread in threads)
+
+
+def test_what_only_the_master_has_is_found(pair):
+    x = T.dvector("x")
+    rate = theano.shared(np.ones(()), name="rate")
+    f = pair.function([x], ((x * rate).sum(), "sum"), name="f", **FAST)
+    f(np.ones(4))
+    assert pair.lint() == []
+    rate.set_value(0.5)
+    f(np.ones(4))
+    (finding,) = pair.lint()
+    assert (finding.rule, finding.severity) == ("replicas-differ", "error")
+    assert "'rate', which f reads, differs between ranks" in finding.message
+    report = f.verify(np.ones(4), sync=False)
+    assert not report.ok
+    assert "here rate" in str(report)
+    assert "use another op" not in str(report)
+    pair.collectives.broadcast(rate)
+    assert pair.lint() == []
+    f.verify(np.ones(4), sync=False).raise_if_wrong()
+
+
+def test_digests_are_equal_where_values_are(runtime):
+    s = theano.shared(np.arange(6.0).reshape(2, 3))
+    t = theano.shared(np.zeros((0, 2)))
+    digests, others = runtime.collectives.get_digests([s, t])
+    assert len(set(digests)) == len(set(others)) == 1
+    assert digests[0] != others[0]
+    s.set_value(np.arange(6.0).reshape(2, 3)[:, ::-1])
+    changed = runtime.collectives.get_digests(s)
+    assert len(set(changed)) == min(runtime.size, 2)
+    runtime.collectives.set_value(runtime.master, s, np.arange(6.0).reshape(2, 3))
+    assert runtime.collectives.get_digests(s) == digests
+
+
+def test_a_forgotten_gather_is_named_with_slices_too(pair):
+    x = T.dmatrix("x")
+    with pytest.warns(DecompositionWarning, match="declare it 'gather'"):
+        f = pair.function([x], x.sum(axis=1), **FAST)
+    rows = np.ones((9, 3))
+    with pytest.raises((InputValueError, WorkerFailed), match="needs op 'gather'"):
+        f(rows, num_slices=2)
+    with pytest.raises((InputValueError, WorkerFailed), match="needs op 'gather'"):
+        f.verify(rows)
+    assert pair.function([x], x.mean(), **FAST)(rows) == 1.0

@@ -13,7 +13,7 @@ from synk_theano_compat import _hook as _compat_hook
 _compat_hook.install()
 
 # The objects users meet.
-from ._check import DecompositionWarning, Verdict, Verdicts  # noqa: E402
+from ._check import Verdict, Verdicts  # noqa: E402
 from ._data import Data  # noqa: E402
 from ._delayed import Delayed  # noqa: E402
 from ._function import Function  # noqa: E402
@@ -26,6 +26,7 @@ from .exceptions import (  # noqa: E402
     AlreadyForked,
     BatchError,
     Closed,
+    DecompositionWarning,
     InputTypeError,
     InputValueError,
     NestedCall,

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
-from .exceptions import OpError
+from .exceptions import InputValueError, OpError
 
 _COMBINE: Dict[str, Callable[[Any, Any], Any]] = {
     "sum": np.add,
@@ -31,14 +31,26 @@ class Accumulator:
                 f"slices ('avg', 'sum', 'max', 'min', 'prod', 'gather')"
             )
         self._op = op
+        self._what = what
         self._value: Any = None
         self._weight = 0.0
         self._parts: List[np.ndarray] = []
         self._dtype: Any = None
 
     def add(self, value: Any, rows: float) -> None:
-        """Take in the value of a slice of so many rows."""
+        """Take in the value of a slice of so many rows.
+
+        Raises:
+            InputValueError: its shape is another than that of the slices before.
+        """
         value = np.asarray(value)
+        held = self._value
+        if held is not None and self._op != "last" and np.shape(held) != value.shape:
+            raise InputValueError(
+                f"{self._what}: slices gave shapes {np.shape(held)} and {value.shape}, which op "
+                f"{self._op!r} cannot combine; an output with an entry for each row needs op "
+                f"'gather', as in (variable, 'gather')"
+            )
         self._dtype = value.dtype
         if self._op == "avg":
             if value.dtype == np.float16:

@@ -25,6 +25,7 @@ from ._rowwise import (
     unknown,
 )
 from ._spec import FunctionSpec
+from .exceptions import DecompositionWarning
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,8 @@ def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
                 "order, and put them in another after the call"
             )
         return "to be exact, declare it 'gather', or return its mean or sum over axis 0"
+    if fitting == {"sum"} and op == "avg":
+        return "to be exact, declare it 'sum', or take the mean over rows, as a training loss needs"
     if fitting:
         return "to be exact, declare it " + " or ".join(repr(name) for name in sorted(fitting))
     if value.kind == "position":
@@ -237,10 +240,6 @@ class Verdicts(List[Verdict]):
 
     def __str__(self) -> str:
         return describe(self)
-
-
-class DecompositionWarning(UserWarning):
-    """An output of a function is not what its ranks' shares of rows can give."""
 
 
 def warn_of_wrong(spec: FunctionSpec) -> None:

@@ -7,6 +7,7 @@ data moves, those of several variables in one comparison: so all change, or none
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -233,6 +234,19 @@ def get_shapes(group: Group, variables: Sequence[int]) -> Optional[List[Tuple[An
     return None if by_rank is None else list(zip(*by_rank))
 
 
+def get_digests(group: Group, variables: Sequence[int]) -> Optional[List[Tuple[str, ...]]]:
+    """Per variable the tuple of all ranks' digests, in the master."""
+    mine = [_digest(value) for value in group.values(variables)]
+    by_rank = group.comm.gather_object(mine, root=group.master)
+    return None if by_rank is None else list(zip(*by_rank))
+
+
+def _digest(value: np.ndarray) -> str:
+    digest = hashlib.blake2b(f"{value.dtype.str}{value.shape}".encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
+
+
 def _bare(arrays: List[np.ndarray]) -> Any:
     """One array by itself: a communicator has quicker ways for it than for a list."""
     return arrays[0] if len(arrays) == 1 else arrays
@@ -271,5 +285,6 @@ KINDS: Dict[str, Callable[..., Any]] = {
         reduce,
         all_reduce,
         get_shapes,
+        get_digests,
     )
 }

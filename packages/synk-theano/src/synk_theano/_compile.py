@@ -15,6 +15,7 @@ import theano.tensor as T
 from ._messages import Form
 from ._pickling import deep_recursion
 from ._spec import FunctionSpec, default_update_op, is_random
+from .exceptions import InputValueError
 
 
 def compile_form(spec: FunctionSpec, form: Form) -> Any:
@@ -71,6 +72,19 @@ def with_default_updates(spec: FunctionSpec, plain: Any) -> FunctionSpec:
         and not is_random(item.variable)
     ]
     return replace(spec, accumulated=(*spec.accumulated, *found))
+
+
+def check_sliceable(spec: FunctionSpec, plain: Any) -> None:
+    """
+    Raises:
+        InputValueError: a variable is listed as sliceable, but the function does not use it.
+    """
+    used = {id(variable.container.storage) for variable in plain.get_shared()}
+    for variable in spec.sliceable:
+        if id(variable.container.storage) not in used:
+            raise InputValueError(
+                f"{variable} is listed in sliceable_shareds, but the function does not use it"
+            )
 
 
 def _like(variable: Any, selected: Any) -> Any:

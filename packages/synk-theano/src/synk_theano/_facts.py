@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
+import numpy as np
 from theano.compile import SharedVariable
 
 from ._lineage import differs_by_rank, is_random_state, is_row_share, lineage_of
+from ._shared_vars import value_of
 from ._spec import FunctionSpec
 
 
@@ -58,6 +60,24 @@ class Event:
     function_id: Optional[int] = None
     variables: Tuple[int, ...] = ()
     rank: Optional[int] = None
+
+
+def unequal_replicas(collectives: Any, variables: Mapping[int, Any]) -> FrozenSet[int]:
+    """Which of these variables, by number, have different values on the ranks now.
+
+    States of random streams and `row_share()` ought to, and are left out.
+    """
+    asked = {
+        number: variable
+        for number, variable in variables.items()
+        if isinstance(value_of(variable), np.ndarray)
+        and not is_random_state(variable)
+        and not is_row_share(variable)
+    }
+    if not asked:
+        return frozenset()
+    digests = collectives.get_digests(list(asked.values()))
+    return frozenset(number for number, ranks in zip(asked, digests) if len(set(ranks)) > 1)
 
 
 def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int) -> FunctionFacts:

@@ -181,19 +181,18 @@ class Function:
         Raises:
             What a call raises.
         """
-        with self._launcher.unrecorded():
-            return verify(
-                self,
-                self._launcher,
-                args,
-                kwargs,
-                batch=batch,
-                batch_s=batch_s,
-                num_slices=num_slices,
-                output_subset=output_subset,
-                limit=limit,
-                sync=sync,
-            )
+        return verify(
+            self,
+            self._launcher,
+            args,
+            kwargs,
+            batch=batch,
+            batch_s=batch_s,
+            num_slices=num_slices,
+            output_subset=output_subset,
+            limit=limit,
+            sync=sync,
+        )
 
     def build_inputs(
         self,

@@ -49,7 +49,7 @@ class Launcher(Protocol):
         """Have `form` of the function on every rank; compiles and distributes if needed."""
 
     def unrecorded(self) -> ContextManager[None]:
-        """For the duration of a block, what is built and done is none of `lint()`'s business."""
+        """The turn, for several calls one after the other; none of them is `lint()`'s business."""
 
     def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
         """The shared variables' numbers; those that the workers lack are sent first."""

@@ -33,7 +33,7 @@ class Finding:
 
     Attributes:
         rule: "unreduced-read", "reduced-on-master-only", "set-on-one-rank", "replicas-drift",
-            "scattered-read", "sliceable-updated" or "sliceable-read-whole".
+            "scattered-read", "replicas-differ", "sliceable-updated" or "sliceable-read-whole".
         variables: numbers of the shared variables concerned.
         functions: numbers of the functions concerned: who wrote, then who read.
     """
@@ -54,6 +54,7 @@ def lint(
     names: Optional[Mapping[int, str]] = None,
     size: Optional[int] = None,
     truncated: bool = False,
+    unequal: FrozenSet[int] = frozenset(),
 ) -> List[Finding]:
     """Look for mistakes in a program.
 
@@ -64,6 +65,7 @@ def lint(
         names: of shared variables, by number.
         size: the number of ranks, where known. A single rank makes no such mistakes.
         truncated: whether `events` may begin in the middle of a program.
+        unequal: variables of which ranks have different values now.
 
     Returns:
         Errors first, each finding once.
@@ -81,6 +83,7 @@ def lint(
     replay = _Replay(functions, label, size, frozenset(rehearsal.averaged))
     replay.run(events)
     found += replay.all_findings({(f.variables[0], f.functions[-1]) for f in found})
+    found += _unexplained(functions, label, unequal - replay.known_to_differ, truncated)
     return sorted(found, key=lambda finding: finding.severity != ERROR)
 
 
@@ -141,6 +144,30 @@ class _Difference:
     count: int = 0
 
 
+def _unexplained(
+    functions: Sequence[FunctionFacts],
+    label: Callable[[int], str],
+    variables: FrozenSet[int],
+    truncated: bool,
+) -> List[Finding]:
+    """What differs between ranks, although nothing that was recorded makes it differ."""
+    found = []
+    for variable in sorted(variables):
+        readers = [f for f in functions if variable in f.reads and variable not in f.sliceable]
+        if not readers:
+            continue
+        name = label(variable)
+        message = (
+            f"{name}, which {', '.join(f.name for f in readers)} reads, differs between ranks, and "
+            f"nothing that was recorded explains it; its own set_value() reaches the master only: "
+            f"call broadcast({name}) after it"
+        )
+        severity = WARNING if truncated else ERROR
+        numbers = tuple(f.function_id for f in readers)
+        found.append(Finding("replicas-differ", severity, message, (variable,), numbers))
+    return found
+
+
 class _Replay:
     """The program once more, variable by variable."""
 
@@ -160,6 +187,11 @@ class _Replay:
         self._drifting: Dict[int, FunctionFacts] = {}
         self._collected: Set[int] = set()
         self.averaged: Set[int] = set()
+
+    @property
+    def known_to_differ(self) -> FrozenSet[int]:
+        """What differs between ranks at the end, by the record."""
+        return frozenset(self._differs)
 
     def run(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -20,6 +20,12 @@ UPDATE_OPS = (*REDUCE_OPS, "last")
 """How an update accumulates over slices; "last" keeps the value of the last slice."""
 
 
+OUTPUT_CURE = (
+    "use 'gather' if it has an entry for each row, 'sum', 'max', 'min' or 'prod' if not, or cast "
+    "the variable, e.g. T.cast(x, theano.config.floatX)"
+)
+
+
 def normalize(op: Any, allowed: Sequence[Optional[str]], what: str) -> Optional[str]:
     """Return the operation's plain name.
 
@@ -35,7 +41,7 @@ def normalize(op: Any, allowed: Sequence[Optional[str]], what: str) -> Optional[
     raise OpError(f"{what}: got reduce op {op!r}, expected one of {', '.join(map(repr, allowed))}")
 
 
-def check_dtype(op: Optional[str], dtype: str, what: str) -> None:
+def check_dtype(op: Optional[str], dtype: str, what: str, cure: str = OUTPUT_CURE) -> None:
     """Refuse to reduce what has no exact result in its own dtype.
 
     Raises:
@@ -44,9 +50,7 @@ def check_dtype(op: Optional[str], dtype: str, what: str) -> None:
     if op == "avg" and not dtype.startswith(("float", "complex")):
         raise SpecError(
             f"{what}: got op 'avg' for dtype {dtype}, expected a float or complex dtype, because "
-            f"an average of integers is no integer; use 'gather' if it has an entry for each row, "
-            f"'sum', 'max', 'min' or 'prod' if not, or cast the variable, e.g. "
-            f"T.cast(x, theano.config.floatX)"
+            f"an average of integers is no integer; {cure}"
         )
     if dtype == "bool" and op in ("sum", "prod"):
         raise SpecError(

@@ -43,12 +43,12 @@ import theano
 
 from . import _environ
 from ._check import Verdicts, check_spec, warn_of_wrong
-from ._compile import compile_form, with_default_updates
+from ._compile import check_sliceable, compile_form, with_default_updates
 from ._controller import Controller
 from ._data import Data
 from ._delayed import Delayed, Prepared, Standing
 from ._distributor import Distributor
-from ._facts import Event, facts_of
+from ._facts import Event, facts_of, unequal_replicas
 from ._function import Function
 from ._lint import Findings, lint
 from ._messages import PLAIN, Act, ArrayRef, Form, Recipe, Step
@@ -173,7 +173,7 @@ class Runtime:
         self._controller.require_open()
         spec = make_spec(inputs, outputs, **kwargs)
         plain = compile_form(spec, PLAIN)
-        _check_sliceable(spec, plain)
+        check_sliceable(spec, plain)
         spec = with_default_updates(spec, plain)
         with self.exclusive:
             function_id = len(self._specs)
@@ -270,33 +270,30 @@ class Runtime:
 
     def lint(self) -> Findings:
         """Look for mistakes over all functions and recorded calls; see `synkhronos.lint`."""
-        self._controller.require_open()
-        registry = self._rank.registry
-        facts = [
-            facts_of(spec, registry.number_of, number)
-            for number, spec in self._specs.items()
-            if number not in self._hidden
-        ]
-        names = {number: registry[number].name or "" for number in range(len(registry))}
-        return Findings(
-            lint(
-                facts,
-                tuple(self._events),
-                {number: name for number, name in names.items() if name},
-                self.size,
-                truncated=len(self._events) == EVENTS,
-            )
-        )
+        with self.unrecorded():
+            self._controller.require_open()
+            registry = self._rank.registry
+            facts = [
+                facts_of(spec, registry.number_of, number)
+                for number, spec in self._specs.items()
+                if number not in self._hidden
+            ]
+            variables = {number: registry[number] for number in range(len(registry))}
+            unequal = unequal_replicas(self.collectives, variables) if self._events else frozenset()
+            names = {number: v.name for number, v in variables.items() if v.name}
+            truncated = len(self._events) == EVENTS
+            events = tuple(self._events)
+            return Findings(lint(facts, events, names, self.size, truncated, unequal))
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """For the duration of a block, what is built and done is none of `lint()`'s business."""
+        """The turn, for several calls one after the other; none of them is `lint()`'s business."""
         with self.exclusive:
-            self._recording = False
+            self._recording, self.exclusive.several = False, True
             try:
                 yield
             finally:
-                self._recording = True
+                self._recording, self.exclusive.several = True, False
 
     def stats(self, reset: bool = False) -> Stats:
         """Where the time went; see `synkhronos.stats`."""
@@ -348,7 +345,11 @@ class Runtime:
         return self._ledger.tally(name)
 
     def _run_once(self, act: Act) -> None:
+        began = perf_counter()
         self._controller.run([Step(self.enter(act))])
+        self._ledger.tally("distribute()").add(perf_counter() - began)
+        # A call that had to wait for this begins now, as far as figures go.
+        self._controller.turn.began = perf_counter()
 
     def require_form(self, function_id: int, form: Form) -> None:
         """Have `form` of the function on every rank; compiles and distributes if needed."""
@@ -362,26 +363,19 @@ class Runtime:
             self._distributor.send((function_id,))
 
     def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
-        """The variables' numbers; those that the workers do not have yet are sent first."""
+        """The variables' numbers; those that the workers do not have yet are sent first.
+
+        The caller has the turn.
+        """
         self._controller.require_open()
-        with self.exclusive:
-            numbers = tuple(self._rank.registry.number_of(variable) for variable in variables)
-            if not self._distributor.has_all_variables():
-                self._distributor.send()
+        numbers = tuple(self._rank.registry.number_of(variable) for variable in variables)
+        if not self._distributor.has_all_variables():
+            self._distributor.send()
         return numbers
 
 
 def _keep_quiet(_line: str) -> None:
     pass
-
-
-def _check_sliceable(spec: FunctionSpec, plain: Any) -> None:
-    used = {id(variable.container.storage) for variable in plain.get_shared()}
-    for variable in spec.sliceable:
-        if id(variable.container.storage) not in used:
-            raise InputValueError(
-                f"{variable} is listed in sliceable_shareds, but the function does not use it"
-            )
 
 
 def _whole(value: Any, lowest: int, highest: Optional[int], what: str) -> int:

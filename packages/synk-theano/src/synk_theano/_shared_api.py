@@ -182,6 +182,12 @@ class Collectives:
         variables, single = _listed(shared_vars)
         return self._perform("get_shapes", variables, {}, _unlisted(single))
 
+    def get_digests(self, shared_vars: Any) -> Any:
+        """A digest of the value on each rank (dtype, shape, contents), a tuple in rank order; a
+        tuple of those for a list. Replicas are equal where their digests are."""
+        variables, single = _listed(shared_vars)
+        return self._perform("get_digests", variables, {}, _unlisted(single))
+
     def get_lengths(self, shared_vars: Any) -> Any:
         """The lengths along axis 0 on all ranks, in rank order; a tuple of those for a list."""
         variables, single = _listed(shared_vars)
@@ -379,5 +385,6 @@ def _require_rows(variables: Sequence[Any], what: str) -> None:
 def _checked_op(op: Any, variables: Sequence[Any]) -> str:
     name = str(normalize(op, REDUCE_OPS, "op"))
     for variable in variables:
-        check_dtype(name, str(variable.dtype), f"reduction of {variable}")
+        cure = "use 'sum', 'max', 'min' or 'prod', or make it a variable of floats"
+        check_dtype(name, str(variable.dtype), f"reduction of {variable}", cure)
     return name

@@ -11,11 +11,12 @@ from .exceptions import NestedCall
 class Turn:
     """A lock around staging and performing. Other threads wait for it.
 
-    The thread that holds it may take it again while it prepares, but not while an order is being
-    performed: that would be a call from inside a computation, or from a signal handler.
+    The thread that holds it cannot take it again: that would be a call from inside a computation,
+    or from a signal handler, which would write into the memory that the outer one has prepared.
 
     Attributes:
         running: whether an order is being performed.
+        several: the holder does several calls one after the other, as `verify()` does.
         began: when the turn was taken, in seconds of `time.perf_counter`.
     """
 
@@ -23,15 +24,16 @@ class Turn:
         self._lock = threading.RLock()
         self._depth = 0
         self.running = False
+        self.several = False
         self.began = 0.0
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        if self.running and self._depth:
+        if self._depth and (self.running or not self.several):
             self._lock.release()
             raise NestedCall(
-                "got a call inside a call: in this thread, another one of the same runtime is "
-                "being computed (the inner one comes from an Op's perform, a callback or a signal "
+                "got a call inside a call: this thread is at work on another one of the same "
+                "runtime (the inner one comes from an Op's perform, a callback or a signal "
                 "handler), expected one at a time; synk.step() has several things done in one go"
             )
         try:

@@ -13,6 +13,7 @@ __all__ = [
     "AlreadyForked",
     "BatchError",
     "Closed",
+    "DecompositionWarning",
     "InputTypeError",
     "InputValueError",
     "NestedCall",
@@ -86,6 +87,10 @@ class VerifyError(SynkError, AssertionError):
     def __init__(self, report: Any) -> None:
         super().__init__(str(report))
         self.report = report
+
+
+class DecompositionWarning(UserWarning):
+    """An output of a function is not what its ranks' shares of rows can give."""
 
 
 class WorkerFailed(SynkError, RuntimeError):

@@ -55,6 +55,11 @@ class SerialTrainFunction:
         self.update_function = theano.function([], updates=param_updates, name=f"{name}: update")
         self._names = [variable.name for variable in [*inputs, *bcast_inputs]]
 
+    def build_inputs(self, *data: Any, **_options: Any) -> Any:
+        """The data as arrays, where the parallel one puts them into shared memory."""
+        arrays = tuple(np.asarray(item) for item in data)
+        return arrays[0] if len(arrays) == 1 else arrays
+
     def __call__(
         self,
         *data: Any,

@@ -6,6 +6,8 @@ from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 
+from synk_theano.exceptions import InputValueError
+
 from ._report import Comparison, Difference, largest_magnitude, measure
 
 PIECES_LIMIT = 16.0
@@ -83,7 +85,17 @@ def combine(op: Optional[str], parts: Sequence[Any], weights: Sequence[float]) -
     Args:
         weights: rows of each part; they count for "avg": ``sum(w * v) / sum(w)``.
     """
-    arrays = [np.asarray(part) for part in parts]
+    try:
+        return _combined(op, [np.asarray(part) for part in parts], weights)
+    except ValueError as error:
+        shapes = [np.shape(part) for part in parts]
+        raise InputValueError(
+            f"results of the pieces, of shapes {shapes}, cannot be combined by op {op!r}; an "
+            f"output with an entry for each row needs op 'gather', as in (variable, 'gather')"
+        ) from error
+
+
+def _combined(op: Optional[str], arrays: List[np.ndarray], weights: Sequence[float]) -> np.ndarray:
     dtype = arrays[0].dtype
     if op == "gather":
         return np.concatenate([np.atleast_1d(array) for array in arrays])

@@ -220,13 +220,21 @@ class Report:
 
     def __str__(self) -> str:
         verdict = "ok" if self.ok else "WRONG"
+        if self.ok and self.worst is None:
+            verdict = "nothing could be compared"
         title = (
             f"{self.name} on {len(self.rows)} ranks with {self.rows} rows, against plain Theano: "
             f"{verdict}"
         )
         lines = [title, *(f"  {drift}" for drift in self.drifts)]
+        astray = sorted({drift.variable for drift in self.drifts if not drift.tolerated})
+        if astray:
+            lines.append(
+                f"  a value set on the master stays there: broadcast() what all ranks are to have, "
+                f"here {', '.join(astray)}"
+            )
         lines += _table([_cells(c) for c in _worst_of_each(self.comparisons)])
-        lines += [f"  {note}" for note in [*self.notes, *_diagnoses(self.comparisons)]]
+        lines += [f"  {note}" for note in [*self.notes, *_diagnoses(self.comparisons, astray)]]
         return "\n".join(lines)
 
 
@@ -277,13 +285,25 @@ def _table(rows: Sequence[Sequence[str]]) -> List[str]:
     ]
 
 
-def _diagnoses(comparisons: Sequence[Comparison]) -> List[str]:
-    """What is wrong where pieces add up as told, but not to the serial result; and the reverse."""
+def _diagnoses(comparisons: Sequence[Comparison], astray: Sequence[str]) -> List[str]:
+    """What is wrong where pieces add up as told, but not to the serial result; and the reverse.
+
+    Args:
+        astray: variables that differ between ranks and should not.
+    """
     wrong = [c for c in comparisons if not c.ok]
     faulty = {c.what.partition(" on rank")[0] for c in wrong if c.against != "serial"}
     texts = []
     for what, op in dict.fromkeys((c.what.partition(" on rank")[0], c.op) for c in wrong):
-        if what in faulty:
+        if astray:
+            texts.append(f"{what}: of replicas that differ, as told above, nothing else is known")
+        elif what.startswith("update of") and what not in faulty:
+            texts.append(
+                f"{what}: each rank's own value is right, but {op!r} of them is not the whole's: "
+                f"an update that is not linear in the rows. Have the function write the gradient, "
+                f"all_reduce() that, and update from it (see make_train_function)"
+            )
+        elif what in faulty:
             texts.append(f"{what}: the ranks did not compute what plain Theano does of their rows")
         else:
             texts.append(
