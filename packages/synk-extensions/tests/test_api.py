@@ -198,3 +198,10 @@ def test_an_editor_finds_the_types():
     import pathlib
 
     assert (pathlib.Path(synk.__file__).parent / "py.typed").is_file()
+
+
+def test_the_classes_are_where_release_one_had_them():
+    from synkhronos.data_module import Data
+    from synkhronos.function_module import Function
+
+    assert (Data, Function) == (synk.Data, synk.Function)
