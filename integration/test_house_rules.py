@@ -174,7 +174,6 @@ def test_no_global_statement_and_no_star_import() -> None:
 
 def test_files_are_private_unless_they_are_the_documented_exceptions() -> None:
     public = {"__init__", "__main__", "exceptions", "testing", "abc", "locks", "run"}
-    public |= {"data_module", "function_module"}  # documented by release 1.0
     wrong = [
         str(path.relative_to(ROOT))
         for name, path in files()
