@@ -19,7 +19,7 @@ import synk_comm
 
 from . import _environ
 from ._book import Book
-from ._messages import Call, Failure, Hello, Join, Order, Step, Stop
+from ._messages import Call, Collective, Failure, Hello, Join, Order, Step, Stop
 from ._orders import STEPS_IN_LINE
 from ._pool import STOP_TIMEOUT_S, WorkerPool
 from ._rank import Rank
@@ -235,7 +235,15 @@ class Controller:
 
     def _describe(self) -> str:
         """What is being done: the act under way, as far as this rank has come."""
-        return self.rank.doing or "an order"
+        if self.rank.doing:
+            return self.rank.doing
+        acts = [self.book.get(step.number) for step in self._doing]
+        for act in acts:
+            if isinstance(act, Call):
+                return f"function {self.rank.functions[act.function_id].recipe.name!r}"
+            if isinstance(act, Collective):
+                return f"{act.kind}()"
+        return "distribute()" if acts else "start"
 
     def _worker_failed(
         self, declined: synk_comm.PeerDeclined, failures: Sequence[Failure]

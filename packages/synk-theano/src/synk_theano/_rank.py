@@ -96,7 +96,7 @@ class Rank:
             Exception: this rank failed, and its peers have left the order.
         """
         # Pessimistic: whatever interrupts in between, the ranks may have lost each other.
-        self.in_step = False
+        self.in_step, self.doing = False, ""
         if order is None:
             order = self.line.take()
         elif self._line is not None:
