@@ -1,4 +1,4 @@
-"""Runtimes for the tests: one per number of ranks, kept for a module, and a leak check."""
+"""Runtimes for the tests: one per number of ranks, kept for all of them, and a leak check."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ def no_leaks():
         yield
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+# To start workers, which import Theano, takes longer than most tests.
+@pytest.fixture(scope="session", params=[1, 2, 3, 4])
 def runtime(request):
     """A runtime with 1, 2, 3 or 4 ranks."""
     with Runtime(request.param) as opened:
         yield opened
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pair():
     """A runtime with 2 ranks."""
     with Runtime(2) as opened:

@@ -299,8 +299,15 @@ def test_threads_that_distribute_at_the_start_take_turns():
         assert not any(thread.is_alive() for thread in threads)
 
 
-def test_what_only_the_master_has_is_found(pair):
-    x = T.dvector("x")
+@pytest.fixture
+def other_pair():
+    """A runtime that knows nothing of other tests' functions."""
+    with Runtime(2) as opened:
+        yield opened
+
+
+def test_what_only_the_master_has_is_found(other_pair):
+    pair, x = other_pair, T.dvector("x")
     rate = theano.shared(np.ones(()), name="rate")
     f = pair.function([x], ((x * rate).sum(), "sum"), name="f", **FAST)
     f(np.ones(4))

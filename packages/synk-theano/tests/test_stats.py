@@ -39,7 +39,7 @@ def test_the_slowest_rank_and_the_time_for_it_are_told(runtime):
         f(values)
     runtime.collectives.get_shapes(theano.shared(1.0))
     stats = runtime.stats()
-    assert list(stats) == ["slow", "get_shapes()"]
+    assert set(stats) - {"distribute()"} == {"slow", "get_shapes()"}
     figures = stats["slow"]
     assert figures.calls == 3
     assert figures.slowest[last] == 3
@@ -50,7 +50,7 @@ def test_the_slowest_rank_and_the_time_for_it_are_told(runtime):
     assert stats["get_shapes()"].calls == 1
     text = str(stats)
     assert "slowest rank" in text
-    assert "slow" in text.splitlines()[1]
+    assert any(line.startswith("slow ") for line in text.splitlines())
 
 
 def test_a_call_that_repeats_sends_nothing_new(pair, monkeypatch):
