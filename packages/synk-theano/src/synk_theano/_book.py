@@ -88,10 +88,8 @@ class Book:
             tuple(self._forgotten_arrays),
         )
 
-    def sent(self, extras: Optional[Extras]) -> None:
+    def sent(self, extras: Extras) -> None:
         """All ranks have taken these in."""
-        if extras is None:
-            return
         del self._forgotten[: len(extras.forget_acts)]
         del self._forgotten_arrays[: len(extras.forget_arrays)]
         self._unsent = [number for number in self._unsent if number not in extras.acts]

@@ -83,7 +83,7 @@ def selector(batch: Any, what: str = "batch") -> Selector:
     """
     if batch is None:
         return slice(None)
-    if isinstance(batch, (int, np.integer)) and not isinstance(batch, (bool, np.bool_)):
+    if is_int(batch):
         return slice(None, int(batch))
     if isinstance(batch, slice):
         try:
@@ -108,6 +108,11 @@ def selector(batch: Any, what: str = "batch") -> Selector:
         # What does not fit becomes the largest int64, and is no row either.
         index = np.minimum(index, np.uint64(np.iinfo(np.int64).max))
     return index if index.dtype.kind == "b" else index.astype(np.int64, copy=False)
+
+
+def is_int(value: Any) -> bool:
+    """Whether it is a whole number of Python or NumPy; True and False are none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _bounds(batch: slice) -> Tuple[Any, Any, Any]:

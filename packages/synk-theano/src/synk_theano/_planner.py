@@ -14,7 +14,7 @@ from ._data import Data
 from ._inputs import Copy, Signature, tokens
 from ._launcher import Launcher
 from ._messages import PLAIN, ArrayRef, Call, Form, Rows, ScatteredInput, StagedSelector, Step
-from ._plan import Bounds, Selection, Selector, selection_for, split_rows
+from ._plan import Bounds, Selection, Selector, is_int, selection_for, split_rows
 from ._selectors import all_ranges, selectors_for, written
 from ._spec import FunctionSpec
 from .exceptions import InputTypeError, InputValueError, OpError
@@ -259,14 +259,14 @@ class Planner:
                 f"{count - 1}"
             )
         for position in output_subset:
-            if not _is_int(position) or not 0 <= position < count:
+            if not is_int(position) or not 0 <= position < count:
                 raise InputValueError(
                     f"output_subset: got {position!r}, expected positions from 0 to {count - 1}"
                 )
         return tuple(int(position) for position in output_subset)
 
     def _check_slices(self, num_slices: int, wanted: Optional[Tuple[int, ...]]) -> None:
-        if not _is_int(num_slices) or num_slices < 1:
+        if not is_int(num_slices) or num_slices < 1:
             raise InputValueError(f"num_slices: got {num_slices!r}, expected an int of at least 1")
         if num_slices == 1:
             return
@@ -324,10 +324,6 @@ class Planner:
         if self._spec.sliceable:
             select = "range" if all_ranges(selectors) else "index"
         return Form(accumulate=num_slices > 1 and bool(self._spec.accumulated), select=select)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _row_bytes(item: Any) -> int:

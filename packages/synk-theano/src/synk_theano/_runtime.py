@@ -52,6 +52,7 @@ from ._facts import Event, facts_of, unequal_replicas
 from ._function import Function
 from ._lint import Findings, lint
 from ._messages import PLAIN, Act, ArrayRef, Form, Recipe, Step
+from ._plan import is_int
 from ._share import LoadedFunction
 from ._shared_api import Collectives, DelayedCollectives
 from ._spec import FunctionSpec, make_spec
@@ -383,8 +384,7 @@ def _whole(value: Any, lowest: int, highest: Optional[int], what: str) -> int:
     Raises:
         InputValueError: `value` is no int in the range.
     """
-    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_int or value < lowest or (highest is not None and value > highest):
+    if not is_int(value) or value < lowest or (highest is not None and value > highest):
         span = f"at least {lowest}" if highest is None else f"from {lowest} to {highest}"
         raise InputValueError(f"{what}: got {value!r}, expected an int {span}")
     return int(value)

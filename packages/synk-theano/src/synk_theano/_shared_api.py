@@ -1,4 +1,4 @@
-"""Collectives over shared variables, as the master offers them: checks first, then one command."""
+"""Collectives over shared variables, as the master offers them: checks first, then one act."""
 
 from __future__ import annotations
 

@@ -67,12 +67,6 @@ class DataStore:
             data = self._staged[slot] = self.make(dtype=dtype, ndim=len(shape))
         return data.room(shape), self.ref(data)
 
-    def stage(self, slot: Tuple[Any, ...], array: np.ndarray) -> ArrayRef:
-        """Copy `array` into shared memory that is reused for `slot`."""
-        target, ref = self.room(slot, array.dtype, array.shape)
-        target[...] = array
-        return ref
-
     def take_released(self) -> Tuple[int, ...]:
         """The keys of `Data` that are gone, or lie elsewhere, since the last time."""
         if not self._released:
