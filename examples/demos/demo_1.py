@@ -1,0 +1,86 @@
+"""Demo 1: functions, and how the results of the processes become one.
+
+    python demo_1.py [--processes 2] [--devices cpu]
+
+A function's inputs are split by rows; each process computes its rows; each output says how the
+parts are put together. Every result here is compared with plain Theano on the whole data.
+"""
+
+import numpy as np
+import theano
+import theano.tensor as T
+
+import synkhronos as synk
+from options import fork_arguments
+
+n = synk.fork(**fork_arguments(__doc__))
+
+# Any Theano graph: x is to be split by rows, y is for every process as a whole.
+x = T.fmatrix("x")
+y = T.fvector("y")
+scores = x.dot(y)
+
+# An output is an expression, or a pair with a reduce operation. Without one it is averaged,
+# weighted by rows, as a mean over all rows would be. The graph has to fit: the mean of a mean, the
+# sum of a sum, the largest of the largest; rows that belong to inputs are gathered.
+modes = {
+    "avg": scores.mean(),
+    "sum": x.sum(axis=0),
+    "max": scores.max(),
+    "min": x.min(axis=0),
+    "prod": (1 + x / np.float32(100)).prod(axis=0),
+    "gather": scores,
+}
+outputs = [(expression, op) for op, expression in modes.items()]
+f = synk.function([x], outputs, bcast_inputs=[y], name="f")
+
+# The same graph in Theano itself, for comparison.
+f_theano = theano.function([x, y], list(modes.values()))
+
+# No reduction: the result is what the master computed, from its own rows alone.
+own = synk.function([x], (x.shape[0], None), name="own rows")
+
+# Replicates the functions in the workers. It may be called again after building more of them, and
+# a first call does it if nobody did.
+synk.distribute()
+
+# 101 rows cannot be divided evenly by 2 or 4: shares differ by at most one row.
+rng = np.random.RandomState(0)
+x_dat = rng.standard_normal((101, 3)).astype("float32")
+y_dat = rng.standard_normal(3).astype("float32")
+
+expected = f_theano(x_dat, y_dat)
+results = f(x_dat, y_dat)
+print(f"\n{len(x_dat)} rows on {n} process(es), of which the master has {own(x_dat)}")
+assert 101 // n <= own(x_dat) <= 101 // n + 1
+for op, result, wanted in zip(f.output_modes, results, expected):
+    shown = f"{len(result)} values" if op == "gather" else np.round(result, 4)
+    print(f"  {op:<7} {shown}")
+    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
+print("All of them are what plain Theano computes from the whole data.")
+
+# Some of the outputs; the rest is not computed.
+(largest,) = f(x_dat, y_dat, output_subset=[list(modes).index("max")])
+assert largest == results[list(modes).index("max")]
+
+# Slices: each process takes its rows in five parts, one after the other. This bounds the memory
+# that intermediate results take, and changes nothing else.
+for result, whole in zip(f(x_dat, y_dat, num_slices=5), results):
+    np.testing.assert_allclose(result, whole, rtol=1e-4, atol=1e-5)
+print("Computed in 5 slices per process: the same.")
+
+# In the master alone, as a Theano function would.
+for result, wanted in zip(f.as_theano(x_dat, y_dat), expected):
+    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-5)
+
+# Updates are applied in each process, from its own rows. When a call is sliced, all slices start
+# from the original value, and the third entry says how their results are put together.
+total = theano.shared(np.zeros(3, dtype="float32"), name="total")
+add_up = synk.function([x], updates=[(total, x.sum(axis=0), "sum")], name="add up")
+add_up(x_dat, num_slices=4)
+parts = synk.gather(total)
+print(f"The sum of each process's own rows, one row per process:\n{parts}")
+np.testing.assert_allclose(parts.sum(axis=0), x_dat.sum(axis=0), rtol=1e-4, atol=1e-4)
+
+synk.close()
+print("All assertions passed.")
