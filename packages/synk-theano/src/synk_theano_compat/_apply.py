@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
-from synk_theano_compat import _flags, _lasagne, _patches, _reshape, _setuptools, locks
+from synk_theano_compat import _flags, _gpu, _lasagne, _patches, _reshape, _setuptools, locks
 from synk_theano_compat._hook import DOWNSAMPLE
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ BEFORE: dict[str, tuple[Step, ...]] = {
         Step("P7", "names that NumPy 1.24 removed", _patches.numpy_aliases),
         Step("P4", "scan's C extension on Python >= 3.11", _patches.no_scan_extension),
     ),
+    "theano.gpuarray.dnn": (Step("G2", "cuDNN 8 and 9", _gpu.lead_to_cudnn),),
     "theano.gpuarray.linalg": (Step("P10", "pkg_resources", _setuptools.lend),),
     "lasagne": (Step("P10", "pkg_resources", _setuptools.lend),),
 }
@@ -55,7 +56,13 @@ AFTER: dict[str, tuple[Step, ...]] = {
         Step("P10", "pkg_resources", _setuptools.take_back),
         Step("L1", "Lasagne's old word for conv2d", _lasagne.hide_image_shape_warning),
     ),
+    "theano.gpuarray.dnn": (
+        Step("G3", "compute capability of three digits", _gpu.long_architectures),
+        Step("G4", "C code compiled with our header", _gpu.header_in_version),
+        Step("G5", "recurrent networks, gone in cuDNN 9", _gpu.no_recurrent_networks),
+    ),
     "theano.gpuarray.linalg": (Step("P10", "pkg_resources", _setuptools.take_back),),
+    "pygpu": (Step("G1", "CUDA's libraries", _gpu.watch_pygpu),),
 }
 
 applied: list[tuple[str, str, str]] = []

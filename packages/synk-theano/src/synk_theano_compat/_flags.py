@@ -15,6 +15,12 @@ from typing import Any
 
 from synk_theano_compat import _blas
 
+FOR_CUDNN = {
+    "dnn.conv.algo_fwd": "time_once",
+    "dnn.conv.algo_bwd_data": "time_once",
+    "dnn.conv.algo_bwd_filter": "time_once",
+}
+
 chosen: dict[str, str] = {}
 """The flags that were added in this process."""
 
@@ -24,6 +30,8 @@ def set_defaults() -> str:
 
     ``blas.ldflags``: Theano asks NumPy for its BLAS in a way that fails, at import, since 1.22.
     ``device`` with ``force_device``: the processor, with no look at GPUs.
+    ``dnn.conv.algo_*``: on a GPU, cuDNN's fastest algorithms, measured at the first call, where
+    Theano takes ones that need little memory. Other devices do not look at them.
     """
     from theano import configparser
 
@@ -38,6 +46,9 @@ def set_defaults() -> str:
         if compiler is None:
             _hide_blas_warning()
         defaults["blas.ldflags"] = choice.ldflags
+    for name, value in FOR_CUDNN.items():
+        if _user_value(configparser, name) is None:
+            defaults[name] = value
     configparser.THEANO_FLAGS_DICT.update(defaults)
     chosen.update(defaults)
     return ",".join(f"{name}={value}" for name, value in defaults.items()) or "all set by the user"

@@ -1,4 +1,4 @@
-"""The finder on ``sys.meta_path``: it sees Theano and Lasagne coming and has them patched.
+"""The finder on ``sys.meta_path``: it sees Theano, Lasagne and pygpu coming and has them patched.
 
 ::
 
@@ -32,6 +32,7 @@ WATCHED = frozenset(
         "theano.gof.op",
         "theano.gof.cc",
         "theano.gof.compilelock",
+        "theano.gpuarray.dnn",
         "theano.gpuarray.linalg",
         "theano.tensor.basic",
         "theano.tensor.blas",
@@ -41,6 +42,7 @@ WATCHED = frozenset(
         "theano.tensor.signal.pool",
         DOWNSAMPLE,
         "lasagne",
+        "pygpu",
     )
 )
 
