@@ -21,6 +21,13 @@ FOR_CUDNN = {
     "dnn.conv.algo_bwd_filter": "time_once",
 }
 
+SHOWN = (
+    *("device", "force_device", "floatX", "cxx", "blas.ldflags", "optimizer", "allow_gc"),
+    *("dnn.enabled", *FOR_CUDNN, "dnn.conv.precision"),
+    *("gpuarray.preallocate", "gpuarray.sched", "gpuarray.single_stream", "gpuarray.cache_path"),
+)
+"""The flags that are listed to the user, whoever has set them."""
+
 chosen: dict[str, str] = {}
 """The flags that were added in this process."""
 
@@ -52,6 +59,29 @@ def set_defaults() -> str:
     configparser.THEANO_FLAGS_DICT.update(defaults)
     chosen.update(defaults)
     return ",".join(f"{name}={value}" for name, value in defaults.items()) or "all set by the user"
+
+
+def in_force() -> dict[str, dict[str, str]]:
+    """Return the flags that matter here: ``{name: {"value": ..., "set_by": ...}}``.
+
+    Set by ``THEANO_FLAGS``, by a ``file`` (``.theanorc``), by ``synk_theano_compat``, or
+    ``Theano``'s default.
+    """
+    from theano import config, configparser
+
+    result = {}
+    for name in (*SHOWN, *(name for name in chosen if name not in SHOWN)):
+        value: Any = config
+        for part in name.split("."):
+            value = getattr(value, part)
+        if name in chosen:
+            set_by = "synk_theano_compat"
+        elif name in configparser.THEANO_FLAGS_DICT:
+            set_by = "THEANO_FLAGS"
+        else:
+            set_by = "Theano" if _user_value(configparser, name) is None else "file"
+        result[name] = {"value": str(value), "set_by": set_by}
+    return result
 
 
 def _user_value(configparser: Any, name: str) -> str | None:

@@ -27,7 +27,15 @@ def main(arguments: list[str] | None = None) -> int:
         "--install", action="store_true", help="write the .pth file (after an editable install)"
     )
     action.add_argument("--uninstall", action="store_true", help="remove the .pth file")
+    action.add_argument(
+        "--cuda", action="store_true", help="print what is found of CUDA and cuDNN, as JSON"
+    )
     options = parser.parse_args(arguments)
+    if options.cuda:
+        from synk_theano_compat._cuda_status import cuda_status
+
+        sys.stdout.write(json.dumps(cuda_status(), indent=2) + "\n")
+        return 0
     if options.install or options.uninstall:
         changed = _pth.write_pth() if options.install else _pth.remove_pth()
         done = "written" if options.install else "removed"
@@ -70,6 +78,7 @@ def status() -> dict[str, Any]:
             "origin": _blas.last[-1].origin if _blas.last else "blas.ldflags is set by the user",
         },
         "flags_added": dict(_flags.chosen),
+        "flags": {} if config is None else _flags.in_force(),
         "applied": [
             {"patch": name, "purpose": purpose, "result": result}
             for name, purpose, result in _apply.applied
