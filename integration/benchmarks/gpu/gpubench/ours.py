@@ -1,0 +1,90 @@
+"""A session of synkhronos: training steps, the distribution of the functions, the timeline."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+import synkhronos as synk
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import make_train_function
+
+from . import networks, timeline
+from .clock import Batches, device_wait, rounds
+from .job import Report, Settings
+from .tables import OURS
+
+WARM = 5
+
+
+def main(settings: Settings, report: Report) -> None:
+    """Build a training function over all ranks, and measure what is asked for."""
+    profile = settings.profile and "timeline" in settings.measures
+    synk.fork(**settings.devices(), profile_workers=profile)
+    part = settings.network
+    synk.distribute()  # returns when the workers have started
+    began = time.perf_counter()
+    network = networks.build(settings.network, settings.tiny)
+    train = make_train_function(
+        network.loss,
+        network.params,
+        network.inputs,
+        updates.nesterov_momentum,
+        learning_rate=networks.RATE,
+        momentum=networks.MOMENTUM,
+        updates=network.updates,
+    )
+    report.row(part, "make_train_function()", OURS, time.perf_counter() - began)
+    shapes = networks.shapes(network)
+    images = synk.data(shape=shapes[0], dtype="float32", ndim=4)
+    labels = synk.data(shape=shapes[1], dtype="int32", ndim=1)
+    networks.fill(network, images.data, labels.data)
+    report.ready()
+
+    began = time.perf_counter()
+    synk.distribute()
+    seconds = time.perf_counter() - began
+    elements = int(np.prod(train.flat_grad.get_value(borrow=True, return_internal_type=True).shape))
+    if settings.gpus > 1:
+        _distribution(settings, report, seconds, elements)
+
+    batches = Batches(network.images, network.batch * settings.gpus)
+
+    def step() -> Any:
+        return train(images, labels, batch=batches())
+
+    wait = device_wait(network.params[-1])
+    if "steps" in settings.measures:
+        many = network.batch * settings.gpus
+        times = rounds({OURS: step}, wait, settings.rounds, settings.steps, WARM)
+        report.row(part, "step", OURS, times[OURS], images=many)
+        if settings.gpus > 1:
+            gradient = train.flat_grad
+            alone = {OURS: lambda: synk.all_reduce(gradient, op="avg")}
+            wait_gradient = device_wait(gradient)
+            times = rounds(alone, wait_gradient, settings.rounds, settings.steps)
+            what = f"all_reduce of the gradient, {elements:,} float32"
+            report.row(part, what, OURS, times[OURS], nbytes=4 * elements)
+    loss = float(step())
+    assert np.isfinite(loss), f"the loss is {loss}"
+    if settings.gpus > 1:
+        _same_everywhere(network.params[0])
+    if "timeline" in settings.measures:
+        timeline.measure(settings, report, network, train, images, labels)
+    synk.close()
+    if profile:
+        timeline.worker_profiles(report)
+
+
+def _distribution(settings: Settings, report: Report, seconds: float, elements: int) -> None:
+    what = f"distribute(), {settings.network}"
+    note = f"two functions and their variables; {elements:,} parameters"
+    report.row("distribution", what, OURS, seconds, note=note)
+
+
+def _same_everywhere(variable: Any) -> None:
+    """Replicas that drifted apart would make every figure worthless."""
+    values = synk.gather(variable)
+    assert np.array_equal(values[0], values[-1]), "the ranks' parameters differ"
