@@ -27,9 +27,9 @@ import numpy as np
 
 from synk_comm._backends._nccl_start import load_binding
 from synk_comm._backends.nccl import nccl
-from synk_comm._cuda import Driver
 from synk_comm._device import resolve
 from synk_comm.abc import Communicator
+from synk_comm.cuda import Driver
 from synk_comm.testing import run_ranks
 from synk_comm.testing._fake_gpu import CudaArray
 

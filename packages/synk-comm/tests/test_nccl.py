@@ -22,8 +22,8 @@ from synk_comm import (
 )
 from synk_comm._backends._nccl_start import load_binding
 from synk_comm._backends.nccl import MissingLibrary, NcclError, nccl
-from synk_comm._cuda import CudaError, Driver
 from synk_comm._liveness import Identity, identity
+from synk_comm.cuda import CudaError, Driver
 from synk_comm.testing import CommunicatorContract, in_threads
 from synk_comm.testing._fake_gpu import CudaArray
 from synk_comm.testing._fake_nccl import FakeNccl

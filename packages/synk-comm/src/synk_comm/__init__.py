@@ -13,6 +13,8 @@ Or a function, from a program: ``synk_comm.launch(4, function, *args)``, which c
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 # Ways into a group, and what carries it.
 from ._carriers import register_backend
 from ._groups import Group, create_group, join, local_group
@@ -40,6 +42,9 @@ from .exceptions import (
     RankFailed,
 )
 
+if TYPE_CHECKING:
+    from ._backends.nccl import nccl, why_no_nccl
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -64,5 +69,16 @@ __all__ = [
     "join",
     "launch",
     "local_group",
+    "nccl",
     "register_backend",
+    "why_no_nccl",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # What nobody asks for costs no time at import.
+    if name in ("nccl", "why_no_nccl"):
+        from ._backends import nccl as backend
+
+        return getattr(backend, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,18 +24,21 @@ def fork(
     backend: str = "shm",
     timeout_s: float = 3600.0,
     random_streams: str = "per_rank",
+    devices: Optional[Sequence[str]] = None,
+    nccl: Optional[bool] = None,
 ) -> int:
-    """Start the worker processes. Call it before anything else of this package.
+    """Start the worker processes, and take this process's GPU into use if there are GPUs.
 
-    Returns at once: workers start while you build graphs, and are awaited when first needed.
-    They are fresh processes, not copies of this one, so it does not matter what was initialized
-    before.
+    Call it before anything else of this package. Workers start while you build graphs, and are
+    awaited when first needed. They are fresh processes, not copies of this one, so it does not
+    matter what was initialized before: if this process uses a GPU already, it keeps that one.
 
     Args:
         n_parallel: number of ranks, this process included. By default the environment variable
-            ``SYNKHRONOS_N_PARALLEL``, else one for each core that this process may use.
-        use_gpu: None takes what there is; False demands CPU processes. This version works on
-            CPU processes only, and True is refused.
+            ``SYNKHRONOS_N_PARALLEL``, else one for each GPU, or if there are none for each core
+            that this process may use.
+        use_gpu: None takes GPUs if there are any that Theano can use; True demands them; False
+            demands CPU processes.
         master_rank: the rank of this process, from 0 to ``n_parallel - 1``.
         profile_workers: each worker writes ``synkhronos_profile_rank<r>.prof`` into the current
             folder when it stops.
@@ -45,16 +48,21 @@ def fork(
         timeout_s: seconds that a rank waits for the others inside one collective.
         random_streams: "per_rank" (each rank draws numbers of its own, this process the same as
             in serial Theano), or "identical" (all ranks draw the same).
+        devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, as
+            in ``["cuda0", "cuda2"]``.
+        nccl: whether collectives of GPUs go through NCCL. None: if it is there; else they go
+            through host memory, which is slower, and one line says so.
 
     Returns:
         The number of ranks.
 
     Raises:
         AlreadyForked: it was called already (a RuntimeError); `close()` first.
-        InputValueError: a number out of range.
-        StartError: GPUs were demanded, or a process could not be started.
+        InputValueError, InputTypeError: a number out of range, or a name that is none.
+        StartError: GPUs or NCCL were demanded and cannot be used, or a process could not be
+            started.
     """
-    if n_parallel is None:
+    if n_parallel is None and devices is None:
         n_parallel = _default.processes_from_environment()
     runtime = _default.open_default(
         n_parallel=n_parallel,
@@ -64,6 +72,8 @@ def fork(
         backend=backend,
         timeout_s=timeout_s,
         random_streams=random_streams,
+        devices=devices,
+        nccl=nccl,
         report=_default.reporter(verbose),
     )
     return runtime.size

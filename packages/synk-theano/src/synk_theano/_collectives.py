@@ -13,9 +13,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ._arrays import ArrayCache
+from ._device import AnyDevice, takes_reduction
 from ._messages import ArrayRef, Collective, Rows
 from ._share import LoadedFunction
 from ._shared_vars import VariableRegistry, store, value_of
+from ._values import concatenated, empty_like, in_c_order, is_on_device, is_plain, on_host
 from .exceptions import InputValueError
 
 
@@ -29,8 +31,10 @@ class Group:
         registry: VariableRegistry,
         arrays: ArrayCache,
         functions: Dict[int, LoadedFunction],
+        device: AnyDevice,
     ) -> None:
         self.comm = comm
+        self.device = device
         self.master = master
         self.registry = registry
         self.arrays = arrays
@@ -40,9 +44,33 @@ class Group:
     def is_master(self) -> bool:
         return bool(self.comm.rank == self.master)
 
-    def values(self, variables: Sequence[int]) -> List[np.ndarray]:
-        """The values of variables on this rank: the arrays themselves."""
-        return [value_of(self.registry[number]) for number in variables]
+    def values(
+        self, variables: Sequence[int], through_host: bool = False, reducible: bool = False
+    ) -> List[Any]:
+        """The values of variables on this rank: the arrays themselves.
+
+        All of them in host memory, in copies where need be, unless all of them lie on devices and
+        the communicator can take them there. All ranks come to the same choice.
+
+        Args:
+            through_host: take copies in host memory in any case.
+            reducible: they are to be reduced.
+        """
+        values = [value_of(self.registry[number]) for number in variables]
+        if (
+            not through_host
+            and self.device.takes_collectives
+            and all(map(is_on_device, values))
+            and (not reducible or takes_reduction(values))
+        ):
+            return [in_c_order(value) for value in values]
+        return [on_host(value) for value in values]
+
+    def put(self, number: int, array: np.ndarray) -> None:
+        """Make a copy of an array in shared memory the variable's value."""
+        variable = self.registry[number]
+        on_device = is_on_device(value_of(variable))
+        store(variable, self.device.bring(array) if on_device else np.array(array))
 
 
 class PreparedCollective:
@@ -61,9 +89,11 @@ class PreparedCollective:
     def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
         """Do this rank's part; `origin` is the lowest of the rows that are taken."""
         act = self._act
-        if self._has_rows:
-            return self._perform(self._group, act.variables, origin=origin, **act.arguments)
-        return self._perform(self._group, act.variables, **act.arguments)
+        more = {"origin": origin} if self._has_rows else {}
+        try:
+            return self._perform(self._group, act.variables, **act.arguments, **more)
+        finally:
+            self._group.device.settle()
 
 
 def broadcast(
@@ -71,6 +101,7 @@ def broadcast(
     variables: Sequence[int],
     values: Optional[Sequence[ArrayRef]],
     forms: Optional[Sequence[Tuple[Tuple[int, ...], str]]],
+    through_host: bool = False,
 ) -> None:
     """All ranks take the master's values, whose (shape, dtype) are `forms`.
 
@@ -78,15 +109,15 @@ def broadcast(
     """
     if values is not None:
         for number, ref in zip(variables, values):
-            store(group.registry[number], np.array(group.arrays.get(ref)))
+            group.put(number, group.arrays.get(ref))
         return
-    arrays = group.values(variables)
+    arrays = group.values(variables, through_host)
     if forms is None:
         forms = [(value.shape, str(value.dtype)) for value in arrays]
         forms = group.comm.broadcast_object(forms, group.master)
     if not group.is_master:
         arrays = [
-            value if value.shape == shape and _is_usable(value) else np.empty(shape, dtype)
+            value if value.shape == shape and is_plain(value) else empty_like(value, shape, dtype)
             for value, (shape, dtype) in zip(arrays, forms)
         ]
     group.comm.broadcast(_bare(arrays), group.master)
@@ -100,7 +131,7 @@ def scatter(
     """Each rank takes its share of the rows."""
     start, stop = rows.bounds[group.comm.rank]
     for number, ref in zip(variables, values):
-        store(group.registry[number], _take(group, ref, rows, origin, start, stop))
+        group.put(number, _take(group, ref, rows, origin, start, stop))
 
 
 def set_value(
@@ -116,58 +147,68 @@ def set_value(
         return
     for number, ref in zip(variables, values):
         if rows is None:
-            value = np.array(group.arrays.get(ref))
+            value = group.arrays.get(ref)
         else:
             value = _take(group, ref, rows, origin, *rows.bounds[0])
-        store(group.registry[number], value)
+        group.put(number, value)
 
 
 def _take(
     group: Group, ref: ArrayRef, rows: Rows, origin: int, start: int, stop: int
 ) -> np.ndarray:
-    """A private copy of rows ``start:stop`` of the selection."""
+    """Rows ``start:stop`` of the selection: a view, or a copy."""
     array = group.arrays.get(ref)
     if rows.index is not None:
         return np.take(array, group.arrays.get(rows.index)[start:stop], axis=0)
     first = rows.first(origin)
-    positions = np.arange(first + start * rows.step, first + stop * rows.step, rows.step)
-    return np.take(array, positions, axis=0)
+    begin, end = first + start * rows.step, first + stop * rows.step
+    return array[begin : (None if end < 0 else end) : rows.step]
 
 
 def get_value(group: Group, variables: Sequence[int], rank: int) -> Optional[List[np.ndarray]]:
     """The values of one rank, in the master."""
     results = []
     for number in variables:
-        mine = value_of(group.registry[number]) if group.comm.rank == rank else None
+        # One rank's array is not everybody's business: it comes through host memory.
+        mine = on_host(value_of(group.registry[number])) if group.comm.rank == rank else None
         parts = group.comm.gather(mine, group.master)
         if parts is not None:
             results.append(np.array(parts[rank]))
     return results if group.is_master else None
 
 
-def gather(group: Group, variables: Sequence[int], nd_up: int) -> Optional[List[np.ndarray]]:
+def gather(
+    group: Group, variables: Sequence[int], nd_up: int, through_host: bool = False
+) -> Optional[List[np.ndarray]]:
     """All ranks' values in the master: stacked (nd_up=1) or concatenated (nd_up=0)."""
-    gathered = _listed(group.comm.gather(_bare(group.values(variables)), group.master), variables)
+    values = group.values(variables, through_host)
+    gathered = _listed(group.comm.gather(_bare(values), group.master), variables)
     if not group.is_master:
         return None
-    return [join(parts, nd_up, _name(group, number)) for number, parts in zip(variables, gathered)]
+    if is_on_device(values[0]):
+        group.comm.synchronize()
+    return [
+        join([on_host(part) for part in parts], nd_up, _name(group, number))
+        for number, parts in zip(variables, gathered)
+    ]
 
 
-def all_gather(group: Group, variables: Sequence[int]) -> None:
+def all_gather(group: Group, variables: Sequence[int], through_host: bool = False) -> None:
     """Every rank's variable becomes the concatenation of all ranks' values along axis 0."""
-    gathered = _listed(group.comm.all_gather(_bare(group.values(variables))), variables)
+    values = group.values(variables, through_host)
+    gathered = _listed(group.comm.all_gather(_bare(values)), variables)
     joined = [join(parts, 0, _name(group, number)) for number, parts in zip(variables, gathered)]
     _store_all(group, variables, joined)
 
 
-def join(parts: Sequence[np.ndarray], nd_up: int, name: str) -> np.ndarray:
-    """Stack (nd_up=1) or concatenate (nd_up=0) the ranks' values.
+def join(parts: Sequence[Any], nd_up: int, name: str) -> Any:
+    """Stack (nd_up=1; in host memory) or concatenate (nd_up=0) the ranks' values.
 
     Raises:
         InputValueError: if shapes do not allow it; all ranks' shapes are listed.
     """
     try:
-        return np.stack(parts) if nd_up else np.concatenate(parts)
+        return np.stack(parts) if nd_up else concatenated(parts)
     except ValueError:
         shapes = {rank: part.shape for rank, part in enumerate(parts)}
         cure = (
@@ -181,10 +222,10 @@ def join(parts: Sequence[np.ndarray], nd_up: int, name: str) -> np.ndarray:
 
 
 def reduce(
-    group: Group, variables: Sequence[int], op: str, in_place: bool
+    group: Group, variables: Sequence[int], op: str, in_place: bool, through_host: bool = False
 ) -> Optional[List[np.ndarray]]:
     """All ranks' values reduced in the master; other ranks' values stay."""
-    values = group.values(variables)
+    values = group.values(variables, through_host, reducible=True)
     reduced = _listed(group.comm.reduce(_bare(values), op, group.master), variables)
     if not group.is_master:
         return None
@@ -200,6 +241,7 @@ def all_reduce(
     op: str,
     weights: Optional[Sequence[float]],
     weights_of: Optional[int] = None,
+    through_host: bool = False,
 ) -> None:
     """Every rank's variable becomes the reduction of all ranks' values.
 
@@ -216,10 +258,12 @@ def all_reduce(
                 f"all_reduce(weights=f): function {loaded.recipe.name!r} had no rows in this step, "
                 f"so there is nothing to average"
             )
+    if group.comm.size == 1:
+        return
     weight = None if weights is None else float(weights[group.comm.rank])
-    values = group.values(variables)
+    values = group.values(variables, through_host, reducible=True)
     # In place: what was there is replaced in any case, and this is the quickest way.
-    outs = [value if _is_usable(value) else np.empty_like(value) for value in values]
+    outs = [v if is_plain(v) else empty_like(v, v.shape, v.dtype) for v in values]
     if op == "avg":
         group.comm.all_reduce(_bare(values), "avg", weight=weight, out=_bare(outs))
     else:
@@ -229,14 +273,14 @@ def all_reduce(
 
 def get_shapes(group: Group, variables: Sequence[int]) -> Optional[List[Tuple[Any, ...]]]:
     """Per variable the tuple of all ranks' shapes, in the master."""
-    mine = [tuple(value.shape) for value in group.values(variables)]
+    mine = [tuple(value_of(group.registry[number]).shape) for number in variables]
     by_rank = group.comm.gather_object(mine, root=group.master)
     return None if by_rank is None else list(zip(*by_rank))
 
 
 def get_digests(group: Group, variables: Sequence[int]) -> Optional[List[Tuple[str, ...]]]:
     """Per variable the tuple of all ranks' digests, in the master."""
-    mine = [_digest(value) for value in group.values(variables)]
+    mine = [_digest(on_host(value_of(group.registry[number]))) for number in variables]
     by_rank = group.comm.gather_object(mine, root=group.master)
     return None if by_rank is None else list(zip(*by_rank))
 
@@ -247,7 +291,7 @@ def _digest(value: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _bare(arrays: List[np.ndarray]) -> Any:
+def _bare(arrays: List[Any]) -> Any:
     """One array by itself: a communicator has quicker ways for it than for a list."""
     return arrays[0] if len(arrays) == 1 else arrays
 
@@ -257,12 +301,7 @@ def _listed(result: Any, variables: Sequence[int]) -> List[Any]:
     return [result] if len(variables) == 1 else result
 
 
-def _is_usable(value: np.ndarray) -> bool:
-    """Whether results can be received in it."""
-    return bool(value.flags.writeable and value.flags.c_contiguous)
-
-
-def _store_all(group: Group, variables: Sequence[int], values: Sequence[np.ndarray]) -> None:
+def _store_all(group: Group, variables: Sequence[int], values: Sequence[Any]) -> None:
     for number, value in zip(variables, values):
         variable = group.registry[number]
         if value_of(variable) is not value:

@@ -12,14 +12,18 @@ from typing import Any, List
 import theano
 import theano.tensor as T
 
+from ._device_ends import on_device
+from ._linking import linked_by_kind
 from ._messages import Form
 from ._pickling import deep_recursion
 from ._spec import FunctionSpec, default_update_op, is_random
 from .exceptions import InputValueError
 
 
-def compile_form(spec: FunctionSpec, form: Form) -> Any:
-    """Build one form. Its function returns a list: outputs, then (accumulate) update values.
+def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool) -> Any:
+    """Build one form, with its ends on the device if there is one.
+
+    Its function returns a list: outputs, then (accumulate) update values.
 
     Sliceable shared variables are replaced by their selected rows in the whole graph: the
     replacements come first in the givens, so that they also reach into the values of the user's
@@ -51,9 +55,15 @@ def compile_form(spec: FunctionSpec, form: Form) -> Any:
         if kwargs.get("no_default_updates") is not True:
             kwargs["no_default_updates"] = [*(kwargs.get("no_default_updates") or ()), *targets]
     with deep_recursion():
-        return theano.function(
-            inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs
-        )
+        if not is_gpu:
+            return theano.function(
+                inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs
+            )
+        with linked_by_kind():
+            compiled = theano.function(
+                inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs
+            )
+        return on_device(compiled, spec.host_outputs)
 
 
 def with_default_updates(spec: FunctionSpec, plain: Any) -> FunctionSpec:

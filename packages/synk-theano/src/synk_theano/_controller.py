@@ -19,6 +19,7 @@ import synk_comm
 
 from . import _environ
 from ._book import Book
+from ._devices import Ranks, take
 from ._messages import Call, Collective, Failure, Hello, Join, Order, Step, Stop
 from ._orders import STEPS_IN_LINE
 from ._pool import STOP_TIMEOUT_S, WorkerPool
@@ -32,7 +33,7 @@ class Controller:
     """The master's rank, its workers and the group that connects them.
 
     Args:
-        size: number of ranks.
+        ranks: how many there are, and where they compute.
         master: the rank of this process.
         backend: "shm" or "zmq".
         timeout_s: seconds that a rank waits for the others inside a collective.
@@ -41,6 +42,7 @@ class Controller:
         store: the arrays in shared memory that orders refer to.
         reseed: give each worker's random streams a seed of their own.
         on_end: called when all has ended.
+        nccl: whether collectives of devices go through NCCL.
 
     Attributes:
         rank: the master's.
@@ -53,7 +55,7 @@ class Controller:
 
     def __init__(
         self,
-        size: int,
+        ranks: Ranks,
         master: int,
         *,
         backend: str,
@@ -63,8 +65,11 @@ class Controller:
         store: DataStore,
         reseed: bool,
         on_end: Callable[[], None],
+        nccl: bool,
     ) -> None:
+        size = ranks.size
         self.rank = Rank(master, size, master)
+        self._ranks = ranks
         self.book = Book()
         self.turn = Turn()
         self._timeout_s = timeout_s
@@ -85,17 +90,24 @@ class Controller:
         self._owner = os.getpid()
         self._group = synk_comm.create_group(size, backend) if size > 1 else None
         try:
-            self._pool = self._start_workers(profile)
+            self._pool = self._start_workers(profile, nccl)
         except BaseException:
             if self._group is not None:
                 self._group.close()
             raise
         atexit.register(self.close)
+        try:
+            # At the same time as the workers take theirs.
+            self.rank.device = take(ranks.devices[master] if ranks.devices else None, nccl)
+        except BaseException as error:
+            self._end(f"{type(error).__name__} at its start")
+            raise
 
-    def _start_workers(self, profile: bool) -> WorkerPool:
+    def _start_workers(self, profile: bool, nccl: bool) -> WorkerPool:
         if self._group is None:
             return WorkerPool(())
-        environment = _environ.worker_environment(self.rank.size)
+        devices = self._ranks.devices
+        environment = _environ.worker_environment(self.rank.size, bool(devices))
         options = _environ.theano_options()
         folder = os.getcwd()
         hellos = [
@@ -112,6 +124,8 @@ class Controller:
                 ),
                 times=self._times_ref,
                 reseed=self._reseed,
+                device=devices[rank] if devices else None,
+                nccl=nccl,
             )
             for rank in range(self.rank.size)
             if rank != self.rank.master
@@ -170,10 +184,7 @@ class Controller:
         if self._group is not None:
             self._group.close()
         self._joined = True
-        noun = "process" if self.rank.size == 1 else "processes"
-        self._report(
-            f"Synkhronos: {self.rank.size} CPU {noun} initialized, master rank: {self.rank.master}"
-        )
+        self._report(f"Synkhronos: {self._ranks.noun} initialized, master rank: {self.rank.master}")
 
     def run(self, steps: List[Step]) -> List[Any]:
         """Have all ranks perform these acts; blocks until they have. The caller has the turn.

@@ -24,6 +24,10 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20
 _KEPT_BYTES = 256 << 20
 
 
+_NO_DEVICE = "device=cpu,force_device=True,init_gpu_device=,contexts="
+"""Theano's flags with which it takes no device into use when it is imported."""
+
+
 def available_cores() -> int:
     """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -41,12 +45,21 @@ def import_path() -> Tuple[str, ...]:
     return tuple(entry or os.getcwd() for entry in sys.path)
 
 
-def worker_environment(size: int) -> Dict[str, str]:
+def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
     """The environment for any worker of a group of `size` ranks.
 
     The user's own settings of thread counts win.
+
+    Args:
+        on_device: the worker will take a device of its own into use, not the one that the user's
+            flags name for this process.
     """
     environment = dict(os.environ)
+    # Theano sets it for processes that were forked from one that uses a GPU; these are not.
+    environment.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)
+    if on_device:
+        flags = environment.get("THEANO_FLAGS", "")
+        environment["THEANO_FLAGS"] = ",".join(filter(None, (flags, _NO_DEVICE)))
     environment["PYTHONPATH"] = os.pathsep.join(import_path())
     for name in THREAD_VARIABLES:
         environment.setdefault(name, str(threads_per_rank(size)))

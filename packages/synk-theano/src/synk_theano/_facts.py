@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
-import numpy as np
 from theano.compile import SharedVariable
 
 from ._lineage import differs_by_rank, is_random_state, is_row_share, lineage_of
 from ._shared_vars import value_of
 from ._spec import FunctionSpec
+from ._values import is_array
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def unequal_replicas(collectives: Any, variables: Mapping[int, Any]) -> FrozenSe
     asked = {
         number: variable
         for number, variable in variables.items()
-        if isinstance(value_of(variable), np.ndarray)
+        if is_array(value_of(variable))
         and not is_random_state(variable)
         and not is_row_share(variable)
     }

@@ -11,6 +11,7 @@ from ._inputs import Signature
 from ._launcher import Launcher
 from ._planner import DEFAULT, Options, Planner
 from ._spec import FunctionSpec
+from ._values import on_host
 from ._verify import Report, verify
 from .exceptions import InputTypeError
 
@@ -147,7 +148,7 @@ class Function:
         """
         values = self._signature.ordered(args, kwargs)
         plain = self._plain(*(v.data if isinstance(v, Data) else v for v in values))
-        return self._returned(plain, None)
+        return self._returned([on_host(value) for value in plain], None)
 
     def verify(
         self,

@@ -205,6 +205,8 @@ class Hello:
     Attributes:
         times: where each rank writes how long it computed; see `_stats`.
         reseed: give the states of random streams a seed of this rank's own.
+        device: where it computes, by Theano's name; None for the processor.
+        nccl: whether collectives of devices go through NCCL.
     """
 
     rank: int
@@ -217,6 +219,8 @@ class Hello:
     profile_path: Optional[str]
     times: ArrayRef
     reseed: bool
+    device: Optional[str]
+    nccl: bool
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The names of reduce operations, and which of them fit where.
 
 ``avg`` is exact on any split: each contribution is weighted by the rows that it was computed
-from. ``c_avg`` ... ``c_gather`` of Synkhronos 1.0 are accepted and mean the same operation.
+from. ``c_avg`` ... ``c_gather`` of Synkhronos 1.0 are the same operations, through host memory
+even where values lie on devices.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ def normalize(op: Any, allowed: Sequence[Optional[str]], what: str) -> Optional[
         if plain in allowed:
             return plain
     raise OpError(f"{what}: got reduce op {op!r}, expected one of {', '.join(map(repr, allowed))}")
+
+
+def is_through_host(op: Any) -> bool:
+    """Whether an operation was named with the "c_" that has it done in host memory."""
+    return isinstance(op, str) and op.startswith("c_")
 
 
 def check_dtype(op: Optional[str], dtype: str, what: str, cure: str = OUTPUT_CURE) -> None:

@@ -16,11 +16,16 @@ import synk_comm
 
 from . import _collectives
 from ._arrays import ArrayCache
+from ._device import AnyDevice, Host
+from ._environ import threads_per_rank
 from ._messages import Act, Call, Collective, Distribute, Extras, Order, Stop
 from ._orders import OrderLine
 from ._payload import take_over
 from ._share import LoadedFunction, PreparedCall
 from ._shared_vars import VariableRegistry
+
+MOST_THREADS = 8
+"""For reading rows: more of them do not read faster."""
 
 REASON_LIMIT = 1000
 """Characters of a reason that travels to the peers; the traceback goes another way."""
@@ -31,8 +36,10 @@ class Rank:
 
     Args:
         reseed: give the states of random streams a seed of this rank's own.
+        device: where it computes; None for the processor.
 
     Attributes:
+        device: where it computes.
         in_step: False while an order is under way, and after a failure that leaves it unknown
             how far the other ranks are: then the group is of no more use.
         also_declined: the other ranks that failed in the order in which this one failed.
@@ -41,13 +48,22 @@ class Rank:
         times: where each rank writes how long it computed, by act of the order and rank.
     """
 
-    def __init__(self, rank: int, size: int, master: int, *, reseed: bool = True) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        master: int,
+        *,
+        reseed: bool = True,
+        device: AnyDevice = None,
+    ) -> None:
         self.rank = rank
         self.size = size
         self.master = master
         self.registry = VariableRegistry()
         self.functions: Dict[int, LoadedFunction] = {}
-        self.arrays = ArrayCache()
+        self.arrays = ArrayCache(min(threads_per_rank(size), MOST_THREADS))
+        self.device = device or Host()
         self.in_step = True
         self.also_declined: Dict[int, str] = {}
         self.doing = ""
@@ -79,8 +95,10 @@ class Rank:
         if ticket is None:
             (self._comm,) = synk_comm.local_group(1)
         else:
-            self._comm = synk_comm.join(ticket, timeout_s=timeout_s, watch=watch)
-            self._line = OrderLine(self._comm, self.master)
+            host = synk_comm.join(ticket, timeout_s=timeout_s, watch=watch)
+            self._comm = host
+            self._line = OrderLine(host, self.master)
+            self._comm = self.device.connect(host)
 
     def perform(self, order: Optional[Order] = None) -> Optional[List[Any]]:
         """Do this rank's part of an order. Blocks until all ranks have done theirs.
@@ -121,6 +139,8 @@ class Rank:
             ending = True
             if not synchronized and self.size > 1:
                 self.comm.barrier()
+            if self.is_master:
+                results = self.device.fetch(self.comm, results)
             self.in_step = True
             return results
         except synk_comm.CommError as error:
@@ -157,10 +177,11 @@ class Rank:
                 self.comm,
                 self.master,
                 self.times,
+                self.device,
             )
         if isinstance(act, Collective):
             group = _collectives.Group(
-                self.comm, self.master, self.registry, self.arrays, self.functions
+                self.comm, self.master, self.registry, self.arrays, self.functions, self.device
             )
             return _collectives.PreparedCollective(group, act)
         if isinstance(act, Distribute):

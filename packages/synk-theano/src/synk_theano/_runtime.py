@@ -41,25 +41,24 @@ from typing import (
 import numpy as np
 import theano
 
-from . import _environ
 from ._check import Verdicts, check_spec, warn_of_wrong
 from ._compile import check_sliceable, compile_form, with_default_updates
 from ._controller import Controller
 from ._data import Data
 from ._delayed import Delayed, Prepared, Standing
+from ._devices import choose, choose_nccl
 from ._distributor import Distributor
 from ._facts import Event, facts_of, unequal_replicas
 from ._function import Function
 from ._lint import Findings, lint
 from ._messages import PLAIN, Act, ArrayRef, Form, Recipe, Step
-from ._plan import is_int
 from ._share import LoadedFunction
 from ._shared_api import Collectives, DelayedCollectives
 from ._spec import FunctionSpec, make_spec
 from ._stats import Ledger, Stats, Tally
 from ._store import DataStore
 from ._turn import Turn
-from .exceptions import InputTypeError, InputValueError, StartError
+from .exceptions import InputTypeError, InputValueError
 
 EVENTS = 10_000
 """Calls and collectives that `lint()` looks back on."""
@@ -69,8 +68,10 @@ class Runtime:
     """Starts workers, replicates functions and variables, runs commands; a context manager.
 
     Args:
-        n_parallel: number of ranks, the master included; by default one per available core.
-        use_gpu: None or False for CPU processes. GPUs are not supported by this version.
+        n_parallel: number of ranks, the master included; by default one per GPU, or per
+            available core.
+        use_gpu: None for GPUs if there are any that Theano can use, else CPU processes; True
+            demands GPUs, False CPU processes.
         master_rank: the rank of the calling process.
         profile_workers: every worker writes ``synkhronos_profile_rank<r>.prof`` when it stops,
             in the current folder, for `pstats`.
@@ -78,13 +79,20 @@ class Runtime:
         timeout_s: seconds that a rank waits for the others in a collective before all give up.
         random_streams: "per_rank" (different numbers on every rank, the master's as in serial
             Theano) or "identical" (the same on all).
+        devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, as
+            in ``["cuda0", "cuda2"]`` or ``["opencl0:0"]``.
+        nccl: whether collectives of GPUs go through NCCL; None for that if it is there and each
+            rank has a GPU to itself, else they go through host memory.
         report: takes lines of progress; None keeps quiet.
 
-    Returns at once: workers start in the background, and are awaited when first needed.
+    Returns when this process has its device; workers start in the background, and are awaited when
+    first needed. From then on, variables that `theano.shared` makes of floats lie on the device,
+    and functions are computed there.
 
     Raises:
-        InputValueError: a number out of range, or an unknown backend.
-        StartError: GPUs were demanded, or a process could not be started.
+        InputValueError, InputTypeError: a number out of range, or an unknown backend or device.
+        StartError: GPUs or NCCL were demanded and are not there, a device cannot be used, or a
+            process could not be started.
     """
 
     def __init__(
@@ -97,21 +105,20 @@ class Runtime:
         backend: str = "shm",
         timeout_s: float = 3600.0,
         random_streams: str = "per_rank",
+        devices: Optional[Sequence[str]] = None,
+        nccl: Optional[bool] = None,
         report: Optional[Callable[[str], None]] = None,
     ) -> None:
-        if use_gpu:
-            raise StartError(
-                "use_gpu=True: this version works on CPU processes only; use use_gpu=None or False"
-            )
         if backend not in ("shm", "zmq"):
             raise InputValueError(f"backend: got {backend!r}, expected 'shm' or 'zmq'")
         if random_streams not in ("per_rank", "identical"):
             raise InputValueError(
                 f"random_streams: got {random_streams!r}, expected 'per_rank' or 'identical'"
             )
-        cores = _environ.available_cores()
-        self.size = cores if n_parallel is None else _whole(n_parallel, 1, None, "n_parallel")
-        self.master = _whole(master_rank, 0, self.size - 1, "master_rank")
+        ranks = choose(n_parallel, use_gpu, master_rank, devices)
+        self.size = ranks.size
+        self.master = int(master_rank)
+        through_nccl, note = choose_nccl(ranks, nccl)
         self._report = report = report or _keep_quiet
         self._specs: Dict[int, FunctionSpec] = {}
         self._row_share: Any = None
@@ -119,12 +126,11 @@ class Runtime:
         self._hidden: Set[int] = set()
         self._events: Deque[Event] = deque(maxlen=EVENTS)
         self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
-        some = f"{self.size} of {cores} detected CPU cores"
-        many = f"{self.size} processes on {cores} detected CPU cores"
-        report(f"Synkhronos attempting to use {some if self.size <= cores else many}...")
+        for line in (*ranks.lines, *note):
+            report(line)
         self._store = DataStore()
         self._controller = Controller(
-            self.size,
+            ranks,
             self.master,
             backend=backend,
             timeout_s=timeout_s,
@@ -133,6 +139,7 @@ class Runtime:
             store=self._store,
             reseed=random_streams == "per_rank",
             on_end=self._forget_functions,
+            nccl=through_nccl,
         )
         self._rank = self._controller.rank
         self._ledger = Ledger(self.size, self.master)
@@ -173,7 +180,7 @@ class Runtime:
         """Build a function; see `synkhronos.function`."""
         self._controller.require_open()
         spec = make_spec(inputs, outputs, **kwargs)
-        plain = compile_form(spec, PLAIN)
+        plain = self._compile(spec, PLAIN)
         check_sliceable(spec, plain)
         spec = with_default_updates(spec, plain)
         with self.exclusive:
@@ -190,6 +197,9 @@ class Runtime:
         if self.size > 1:
             warn_of_wrong(spec)
         return function
+
+    def _compile(self, spec: FunctionSpec, form: Form) -> Any:
+        return compile_form(spec, form, self._rank.device.is_gpu)
 
     def _register_variables(self, compiled: Any) -> None:
         for variable in compiled.get_shared():
@@ -357,7 +367,7 @@ class Runtime:
         self._controller.require_open()
         loaded = self._rank.functions[function_id]
         if form not in loaded.forms:
-            compiled = compile_form(self._specs[function_id], form)
+            compiled = self._compile(self._specs[function_id], form)
             self._register_variables(compiled)
             loaded.forms[form] = compiled
         if not self._distributor.has_form(function_id, form):
@@ -377,14 +387,3 @@ class Runtime:
 
 def _keep_quiet(_line: str) -> None:
     pass
-
-
-def _whole(value: Any, lowest: int, highest: Optional[int], what: str) -> int:
-    """
-    Raises:
-        InputValueError: `value` is no int in the range.
-    """
-    if not is_int(value) or value < lowest or (highest is not None and value > highest):
-        span = f"at least {lowest}" if highest is None else f"from {lowest} to {highest}"
-        raise InputValueError(f"{what}: got {value!r}, expected an int {span}")
-    return int(value)

@@ -16,10 +16,13 @@ import numpy as np
 
 from ._accumulate import Accumulator
 from ._arrays import ArrayCache
+from ._collecting import collect, collect_on_device
+from ._device import AnyDevice
 from ._messages import Call, Form, Recipe, Rows
 from ._plan import Selection, select, split_rows
 from ._selectors import read_selector
 from ._shared_vars import VariableRegistry, store, value_of
+from ._values import is_device_type
 from .exceptions import InputValueError
 
 
@@ -38,12 +41,12 @@ class LoadedFunction:
         self.counts: Tuple[int, ...] = ()
         self._buffers: Dict[int, np.ndarray] = {}
 
-    def buffer(self, position: int, like: np.ndarray, length: int) -> np.ndarray:
+    def buffer(self, position: int, like: np.ndarray, length: int, device: AnyDevice) -> np.ndarray:
         """Room for `length` rows of the input at `position`, reused from call to call."""
         held = self._buffers.get(position)
         row = like.shape[1:]
         if held is None or len(held) < length or held.shape[1:] != row or held.dtype != like.dtype:
-            held = self._buffers[position] = np.empty((length, *row), like.dtype)
+            held = self._buffers[position] = device.empty((length, *row), like.dtype)
         return held[:length]
 
 
@@ -65,6 +68,7 @@ class PreparedCall:
         comm: the communicator.
         master: the rank that gets the outputs.
         times: where the rank writes how long it computed.
+        device: where it computes.
 
     Attributes:
         doing: what this is, in words.
@@ -80,8 +84,11 @@ class PreparedCall:
         comm: Any,
         master: int,
         times: Any,
+        device: AnyDevice,
     ) -> None:
         self._loaded = loaded
+        self._device = device
+        self._arrays = arrays
         self._call = call
         self._registry = registry
         self._comm = comm
@@ -111,6 +118,17 @@ class PreparedCall:
         )
         self._origin: Optional[int] = None
         self._arguments: List[np.ndarray] = []
+        # Which arguments lie on the device when the function gets them.
+        self._brought = [is_device_type(s.variable.type) for s in self._function.maker.inputs]
+        self._brings = any(self._brought)
+        self._copies = self._index is not None
+        for i, array in enumerate([a for a, _ in self._scattered] + self._broadcast):
+            if not self._brought[i]:
+                continue
+            if i < len(self._scattered) and device.wants_buffer(array):
+                self._copies = True
+            elif i >= len(self._scattered) or self._index is None:
+                device.lock(array)
         self._trusted = self._may_trust()
         self.doing = f"function {recipe.name!r}"
         self.synchronizes = any(op is not None for op in self._ops)
@@ -144,15 +162,18 @@ class PreparedCall:
         self._loaded.counts = counts
         # A call without rows is the master's alone, whose result counts whole.
         weight = float(counts[rank]) or 1.0
-        results = [
-            collect(self._comm, self._master, op, None if values is None else values[i], weight)
-            for i, op in enumerate(self._ops)
-        ]
+        if self._device.takes_collectives and all(counts):
+            results = collect_on_device(self._comm, self._master, self._ops, values or [], weight)
+        else:
+            results = [
+                collect(self._comm, self._master, op, None if values is None else values[i], weight)
+                for i, op in enumerate(self._ops)
+            ]
         return CallResult(results, counts) if rank == self._master else None
 
     def _compute_whole(self, origin: int) -> List[Any]:
         """One execution on views of the inputs, or on excerpts by index."""
-        if origin != self._origin or self._index is not None:
+        if origin != self._origin or self._copies:
             start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
             self._arguments = self._inputs(origin, start, stop)
             self._origin = origin
@@ -167,12 +188,17 @@ class PreparedCall:
 
     def _run(self, arguments: Sequence[np.ndarray]) -> List[Any]:
         try:
+            if self._brings:
+                bring = self._device.bring
+                arguments = [bring(a) if b else a for a, b in zip(arguments, self._brought)]
             results: List[Any] = self._function(*arguments)
         except BaseException:
             # Theano does so only after a success; here it would keep shared memory alive.
             for container in self._function.input_storage[: len(arguments)]:
                 container.storage[0] = None
             raise
+        finally:
+            self._device.settle()
         return results
 
     def release(self) -> None:
@@ -188,7 +214,7 @@ class PreparedCall:
         """Whether all arguments are what their variables take, without conversion."""
         arrays = [array for array, _ in self._scattered] + self._broadcast
         return all(
-            array.dtype == getattr(spec.variable.type, "numpy_dtype", None) and array.flags.aligned
+            array.dtype.name == getattr(spec.variable.type, "dtype", None) and array.flags.aligned
             for array, spec in zip(arrays, self._function.maker.inputs)
         )
 
@@ -224,7 +250,7 @@ class PreparedCall:
         """
         rank = self._comm.rank
         named = {
-            self._registry[n].name or f"shared variable {n}": len(value_of(self._registry[n]))
+            self._registry[n].name or f"shared variable {n}": value_of(self._registry[n]).shape[0]
             for n in self._loaded.recipe.sliceable
         }
         selector = read_selector(*self._selectors[rank]) if self._selectors else None
@@ -318,37 +344,14 @@ class PreparedCall:
             wanted = self._index[start:stop]
             if offset:
                 wanted = wanted - offset
-            buffer = self._loaded.buffer(position, array, stop - start)
-            # The master has checked the range; "clip" spares numpy a second buffer.
-            return array.take(wanted, 0, buffer, "clip")
+            buffer = self._loaded.buffer(position, array, stop - start, self._device)
+            return self._arrays.take(array, wanted, buffer)
         step = self._rows.step
         begin = self._rows.first(origin) - offset + start * step
         end = begin + (stop - start) * step
-        return array[begin : (None if end < 0 else end) : step]
-
-
-def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float) -> Any:
-    """Reduce or gather one output of all ranks that computed it into the master."""
-    if op is None:
-        return value
-    if value is not None:
-        value = np.asarray(value) if op != "gather" else np.atleast_1d(value)
-    if comm.size == 1:
-        return value
-    if op == "gather":
-        parts = comm.gather(value, root=master)
-        return None if parts is None else _joined(parts)
-    if op == "avg":
-        return comm.reduce(value, "avg", master, weight=weight)
-    return comm.reduce(value, op, master)
-
-
-def _joined(parts: Sequence[Any]) -> np.ndarray:
-    try:
-        return np.concatenate([part for part in parts if part is not None])
-    except ValueError:
-        shapes = {rank: part.shape for rank, part in enumerate(parts) if part is not None}
-        raise InputValueError(
-            f"an output with op 'gather' has shapes that differ in more than their length: by "
-            f"rank {shapes}"
-        ) from None
+        rows = array[begin : (None if end < 0 else end) : step]
+        if self._copies and self._brought[position]:
+            buffer = self._loaded.buffer(position, array, stop - start, self._device)
+            np.copyto(buffer, rows)
+            return buffer
+        return rows

@@ -12,10 +12,11 @@ from ._facts import Event
 from ._function import Function
 from ._launcher import Launcher
 from ._messages import ArrayRef, Collective, Step
-from ._ops import REDUCE_OPS, check_dtype, normalize
+from ._ops import REDUCE_OPS, check_dtype, is_through_host, normalize
 from ._plan import Selection, selection_for, split_rows
 from ._planner import staged_rows
 from ._shared_vars import require_shared, value_of
+from ._values import host_type, is_array, on_host
 from .exceptions import InputTypeError, InputValueError
 
 SCATTER = "scatter() or batch"
@@ -118,7 +119,8 @@ class Collectives:
             None if `in_place`; else an array, or a tuple of arrays for a list of variables.
         """
         variables, single = _listed(shared_vars)
-        arguments = {"op": _checked_op(op, variables), "in_place": bool(in_place)}
+        arguments: Dict[str, Any] = {"op": _checked_op(op, variables), "in_place": bool(in_place)}
+        arguments.update(_way(op))
         return self._perform("reduce", variables, arguments, _unlisted(single))
 
     def all_reduce(self, shared_vars: Any, op: str = "avg", weights: Any = None) -> Any:
@@ -139,12 +141,14 @@ class Collectives:
             weights = self._checked_weights(weights)
 
         def arguments(standing: Standing) -> Arguments:
-            if not isinstance(weights, Function):
-                return {"op": name, "weights": weights}, 0
-            if weights.number in standing.called:
+            given: Dict[str, Any] = {"op": name, "weights": weights, **_way(op)}
+            if isinstance(weights, Function):
                 # Its rows will be known when the step has come to it.
-                return {"op": name, "weights": None, "weights_of": weights.number}, 0
-            return {"op": name, "weights": _rows_of(weights)}, 0
+                now = weights.number not in standing.called
+                given["weights"] = _rows_of(weights) if now else None
+                if not now:
+                    given["weights_of"] = weights.number
+            return given, 0
 
         return self._perform("all_reduce", variables, arguments)
 
@@ -289,7 +293,7 @@ def _listed(shared_vars: Any) -> Tuple[List[Any], bool]:
         raise InputValueError("got an empty list, expected at least one shared variable")
     for variable in variables:
         require_shared(variable)
-        if not isinstance(value_of(variable), np.ndarray):
+        if not is_array(value_of(variable)):
             raise InputTypeError(
                 f"{variable} holds a {type(value_of(variable)).__name__}, expected a shared "
                 f"variable with an array (states of random streams stay on their ranks)"
@@ -349,7 +353,8 @@ def _matched(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[An
             downcast = variable.container.allow_downcast
             if isinstance(value, np.ma.MaskedArray):
                 value = unmasked(value, f"value for {variable}")
-            array = variable.type.filter(value, strict=False, allow_downcast=downcast)
+            type_ = host_type(variable)
+            array = type_.filter(on_host(value), strict=False, allow_downcast=downcast)
         except (TypeError, ValueError, OverflowError) as error:
             raise InputTypeError(f"value for {variable}: {error}") from None
         matched.append(np.asarray(array))
@@ -380,6 +385,11 @@ def _require_rows(variables: Sequence[Any], what: str) -> None:
                 f"{variable} has length 1 along axis 0 by its type (it is broadcastable there), "
                 f"but {what} changes that length"
             )
+
+
+def _way(op: Any) -> Dict[str, bool]:
+    """The argument of a collective that has it go through host memory, if the op says so."""
+    return {"through_host": True} if is_through_host(op) else {}
 
 
 def _checked_op(op: Any, variables: Sequence[Any]) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
-import numpy as np
 from theano.compile import SharedVariable
 
+from ._values import on_host
 from .exceptions import NotSharedVariable
 
 
@@ -47,7 +47,7 @@ def value_of(variable: Any) -> Any:
     return variable.container.storage[0]
 
 
-def store(variable: Any, value: np.ndarray) -> None:
+def store(variable: Any, value: Any) -> None:
     """Make `value` the variable's value, without a copy where its type allows."""
     variable.set_value(value, borrow=True)
 
@@ -88,7 +88,7 @@ class VariableRegistry:
                 name=variable.name,
                 strict=variable.container.strict,
                 allow_downcast=variable.container.allow_downcast,
-                value=value_of(variable),
+                value=on_host(value_of(variable)),
                 is_random=bool(getattr(variable.tag, "is_rng", False)),
             )
             for number, variable in enumerate(self._variables[start:], start)
@@ -108,7 +108,8 @@ class VariableRegistry:
         variable = record.cls(
             name=record.name,
             type=record.type,
-            value=value,
+            # A strict variable of a device would refuse an array of the host.
+            value=record.type.filter(value, strict=False, allow_downcast=record.allow_downcast),
             strict=record.strict,
             allow_downcast=record.allow_downcast,
         )

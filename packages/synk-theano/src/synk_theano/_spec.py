@@ -10,7 +10,7 @@ import theano.tensor as T
 from theano.compile import In, SharedVariable
 from theano.gof import Variable
 
-from ._ops import OUTPUT_OPS, UPDATE_OPS, check_dtype, normalize
+from ._ops import OUTPUT_OPS, UPDATE_OPS, check_dtype, is_through_host, normalize
 from .exceptions import SpecError
 
 
@@ -20,6 +20,8 @@ class FunctionSpec:
 
     Attributes:
         inputs: scattered, then broadcast ones (variables, or `theano.In`).
+        host_outputs: for each output, whether it is to be collected through host memory even if
+            it is computed on a device: "c_avg" and the like.
         returns: how results come back: "single", "list" or "none".
         updates: (shared variable, new value, op over slices).
         accumulated: those of the updates, and of the variables' default updates, that a sliced
@@ -31,6 +33,7 @@ class FunctionSpec:
     n_scattered: int
     outputs: Tuple[Any, ...]
     output_ops: Tuple[Optional[str], ...]
+    host_outputs: Tuple[bool, ...]
     returns: str
     updates: Tuple[Tuple[Any, Any, str], ...]
     givens: Tuple[Tuple[Any, Any], ...]
@@ -89,8 +92,9 @@ def make_spec(
     return FunctionSpec(
         inputs=tuple(scattered + broadcast),
         n_scattered=len(scattered),
-        outputs=tuple(variable for variable, _ in pairs),
-        output_ops=tuple(op for _, op in pairs),
+        outputs=tuple(variable for variable, _, _ in pairs),
+        output_ops=tuple(op for _, op, _ in pairs),
+        host_outputs=tuple(through_host for _, _, through_host in pairs),
         returns=returns,
         updates=canonical_updates,
         givens=canonical_givens,
@@ -132,7 +136,10 @@ def _inputs(value: Any, what: str) -> List[Any]:
     return items
 
 
-def _outputs(outputs: Any) -> Tuple[List[Tuple[Any, Optional[str]]], str]:
+_Output = Tuple[Any, Optional[str], bool]
+
+
+def _outputs(outputs: Any) -> Tuple[List[_Output], str]:
     if outputs is None:
         return [], "none"
     if isinstance(outputs, list) or (isinstance(outputs, tuple) and not _is_pair(outputs)):
@@ -145,7 +152,7 @@ def _is_pair(item: Any) -> bool:
     return len(item) == 2 and (item[1] is None or isinstance(item[1], str))
 
 
-def _output(item: Any, what: str) -> Tuple[Any, Optional[str]]:
+def _output(item: Any, what: str) -> _Output:
     op: Any = "avg"
     if isinstance(item, tuple):
         if not _is_pair(item):
@@ -156,9 +163,9 @@ def _output(item: Any, what: str) -> Tuple[Any, Optional[str]]:
             f"{what}: got {item!r} of type {type(item).__name__}, expected a Theano variable "
             f"or (variable, op)"
         )
-    op = normalize(op, OUTPUT_OPS, what)
-    check_dtype(op, getattr(item.type, "dtype", "object"), f"{what} ({item})")
-    return item, op
+    plain = normalize(op, OUTPUT_OPS, what)
+    check_dtype(plain, getattr(item.type, "dtype", "object"), f"{what} ({item})")
+    return item, plain, is_through_host(op)
 
 
 def _updates(updates: Any) -> Tuple[Tuple[Any, Any, str], ...]:

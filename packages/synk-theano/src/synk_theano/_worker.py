@@ -143,13 +143,15 @@ def _prepare(hello: Hello) -> Any:
     import synk_shm
     from synk_theano_compat import locks
 
+    from ._devices import take
     from ._environ import apply_theano_options, keep_freed_memory
     from ._rank import Rank
 
     keep_freed_memory()
     apply_theano_options(hello.theano_config)
     locks.worker_cache()
-    rank = Rank(hello.rank, hello.size, hello.master, reseed=hello.reseed)
+    device = take(hello.device, hello.nccl)
+    rank = Rank(hello.rank, hello.size, hello.master, reseed=hello.reseed, device=device)
     times: Any = synk_shm.attach(hello.times.handle)
     rank.times = memoryview(times)
     return rank

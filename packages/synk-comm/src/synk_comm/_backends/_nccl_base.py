@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from synk_comm import _call
-from synk_comm._cuda import Driver
 from synk_comm._device import (
     DeviceArray,
     check_usable,
@@ -28,6 +27,7 @@ from synk_comm._guard import deadline_after
 from synk_comm._ops import Array
 from synk_comm._rounds import RoundCommunicator
 from synk_comm.abc import Communicator
+from synk_comm.cuda import Driver
 from synk_comm.exceptions import (
     AbortedError,
     ClosedError,

@@ -20,10 +20,10 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synk_comm._cuda import Driver
 from synk_comm._fabric import SLICE_S, lost
 from synk_comm._liveness import Identity, Vigil
 from synk_comm.abc import Communicator
+from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError, CommTimeout, JoinError, PeerLost
 
 from ._nccl_start import Introduction, assign, check_versions, introduce, raise_problems
@@ -34,7 +34,7 @@ _ON_HOST = 1  # where the factor of a scaled sum lies
 _GUARD_S = 0.05
 """How often the guard looks; calls that take less are not its business."""
 _FAREWELL_S = 0.5
-"""How long ``synchronize`` goes on when a peer's process has ended."""
+"""How long work on the GPU may go on when a peer's process has ended."""
 _LEAVE_S = 2.0
 """How long ``close`` gives NCCL to end in order before it is left behind in its thread."""
 
@@ -176,17 +176,37 @@ class Link:
             raise self._failure(binding.get_error_string(status))
 
     def _guard(self) -> None:
-        """Stop NCCL if a call does not come back from it, and never will."""
+        """Stop NCCL if a call does not come back from it, and never will.
+
+        It also looks after work that calls have left on the GPU: the next wait for the GPU, by
+        whatever library, would last for ever if a peer is gone that this work needs. For that it
+        asks nothing of CUDA, which may be what hangs.
+        """
         before = None
+        gone_since: float | None = None
         while not self._ended.wait(_GUARD_S):
             inside = self._inside
-            if inside is not None and inside is before:
-                try:
+            try:
+                if inside is not None and inside is before:
                     self._look(inside[0], "a call of NCCL")
-                except CommError as exc:
-                    self._rescue = exc
-                    self.abort()
+                elif inside is None and self._streams:
+                    gone_since = self._farewell(gone_since)
+            except CommError as exc:
+                self._rescue = exc
+                self.abort()
             before = inside
+
+    def _farewell(self, gone_since: float | None) -> float | None:
+        """Return since when a peer is gone; raise if it has been so for too long."""
+        try:
+            self.check_peers()
+        except PeerLost:
+            # It may have left after its last call, and this be about to end too.
+            now = time.monotonic()
+            if gone_since is not None and now - gone_since > _FAREWELL_S:
+                raise
+            return gone_since or now
+        return None
 
     @contextlib.contextmanager
     def scaled_sum(self, scalar: bytes, nccl_type: int) -> Iterator[int]:
@@ -213,6 +233,9 @@ class Link:
     def _look(self, deadline: float, doing: str) -> None:
         """Raise what makes further waiting vain."""
         self.check_peers()
+        self._check_time(deadline, doing)
+
+    def _check_time(self, deadline: float, doing: str) -> None:
         if time.monotonic() >= deadline:
             # NCCL does not tell whom it waits for.
             others = {r: "unknown to NCCL" for r in range(self._host.size) if r != self._host.rank}
@@ -244,7 +267,7 @@ class Link:
 
     def synchronize(self, deadline: float) -> None:
         """Wait until the streams have done all that was enqueued by ``run``."""
-        lost_since: float | None = None
+        gone_since: float | None = None
         with self.driver.entered(self.device):
             for stream in sorted(self._streams):
                 began = looked = time.monotonic()
@@ -252,13 +275,8 @@ class Link:
                     now = time.monotonic()
                     if now - looked > SLICE_S:
                         looked = now
-                        try:
-                            self._look(deadline, "synchronize()")
-                        except PeerLost:
-                            # It may have left after its last call, and this be about to end too.
-                            lost_since = lost_since or now
-                            if now - lost_since > _FAREWELL_S:
-                                raise
+                        gone_since = self._farewell(gone_since)
+                        self._check_time(deadline, "synchronize()")
                         status = self.binding.comm_get_async_error(self.handle)
                         if status:
                             raise self._failure(self.binding.get_error_string(status))

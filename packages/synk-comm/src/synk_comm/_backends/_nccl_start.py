@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
-from synk_comm._cuda import CudaError, Driver
 from synk_comm._liveness import Identity, identity
+from synk_comm.cuda import CudaError, Driver
 from synk_comm.exceptions import CommError, JoinError
 
 BINDING = "nccl.bindings.nccl"

@@ -36,9 +36,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from synk_comm._cuda import Driver
 from synk_comm._rounds import RoundCommunicator
 from synk_comm.abc import Communicator
+from synk_comm.cuda import Driver
 from synk_comm.exceptions import MismatchError
 
 from ._nccl_base import Settings, on_device
@@ -47,7 +47,7 @@ from ._nccl_moves import NcclMoves
 from ._nccl_reduce import NcclReductions
 from ._nccl_start import MissingLibrary, load_binding
 
-__all__ = ["MissingLibrary", "NcclCommunicator", "NcclError", "nccl"]
+__all__ = ["MissingLibrary", "NcclCommunicator", "NcclError", "nccl", "why_no_nccl"]
 
 _REPLY_TAG = 1 << 40
 """Added to the tag of a message for the receiver's answer, out of the way of all tags in use."""
@@ -136,7 +136,7 @@ def nccl(
         device: ordinal of the device to work on; None takes that of this thread's current
             CUDA context, else deals the devices of each machine to its ranks in turn.
         binding: what has the functions of ``nccl.bindings.nccl``; for tests.
-        driver: what has the methods of ``synk_comm._cuda.Driver``; for tests.
+        driver: what has the methods of ``synk_comm.cuda.Driver``; for tests.
         timeout_s: bound of the start; None takes that of ``comm``.
 
     If the start has to be given up (a timeout, a dead peer), a thread of NCCL may stay behind in
@@ -160,6 +160,15 @@ def nccl(
     why = f"nccl over {getattr(comm, 'why', '') or comm.backend}"
     limit = comm.timeout_s if timeout_s is None else timeout_s
     return _wrap(comm, Settings(stream, device, load, why), limit)
+
+
+def why_no_nccl() -> str:
+    """Return why NCCL cannot be used here; "" if nccl4py and NCCL itself are there."""
+    try:
+        load_binding()
+    except MissingLibrary as exc:
+        return str(exc)
+    return ""
 
 
 def _wrap(host: Any, settings: Settings, timeout_s: float) -> NcclCommunicator:

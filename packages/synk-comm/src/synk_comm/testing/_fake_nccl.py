@@ -20,8 +20,8 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synk_comm._cuda import CudaError
 from synk_comm._ops import Array
+from synk_comm.cuda import CudaError
 
 from ._fake_gpu import FakeGpus
 from ._fake_numbers import (

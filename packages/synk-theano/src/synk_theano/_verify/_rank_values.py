@@ -9,6 +9,7 @@ import numpy as np
 from theano.gof import Apply, Op
 
 from synk_theano._shared_vars import value_of
+from synk_theano._values import is_array
 
 Values = Dict[int, np.ndarray]
 """Arrays by the position of their variable in `RankValues.variables`."""
@@ -44,8 +45,8 @@ class RankValues:
     def __init__(self, runtime: Any, shared: Sequence[Any], keepers: Dict[str, Any]) -> None:
         distinct = list({id(v.container.storage): v for v in shared}.values())
         self._runtime = runtime
-        self.variables = [v for v in distinct if isinstance(value_of(v), np.ndarray)]
-        self._others = [v for v in distinct if not isinstance(value_of(v), np.ndarray)]
+        self.variables = [v for v in distinct if is_array(value_of(v))]
+        self._others = [v for v in distinct if not is_array(value_of(v))]
         self._masters = [copy.deepcopy(value_of(variable)) for variable in self._others]
         self.saved: List[Values] = [
             self.fetch(rank, range(len(self.variables))) for rank in range(runtime.size)

@@ -1,4 +1,4 @@
-"""The few things asked of CUDA itself, through its driver library and ctypes.
+"""The few things asked of CUDA itself, through its driver library and ctypes: ``Driver``.
 
 The driver (``libcuda``) is on every machine with a working GPU; the runtime and the toolkit need
 not be. Everything happens in each device's *primary* context, the one that NCCL, PyTorch, CuPy
@@ -16,6 +16,8 @@ from .exceptions import CommError
 _LIBRARY = "libcuda.so.1"
 _NOT_READY = 600
 _NO_CONTEXT = 201
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 _POINTER = ctypes.c_uint64
@@ -25,12 +27,20 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuInit": [ctypes.c_uint],
     "cuDeviceGetCount": [ctypes.POINTER(ctypes.c_int)],
     "cuDeviceGet": [ctypes.POINTER(ctypes.c_int), ctypes.c_int],
+    "cuDeviceGetName": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
+    "cuDeviceGetPCIBusId": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
     "cuDeviceGetUuid": [ctypes.c_char_p, ctypes.c_int],
     "cuDevicePrimaryCtxRetain": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int],
     "cuCtxPushCurrent_v2": [ctypes.c_void_p],
     "cuCtxPopCurrent_v2": [ctypes.POINTER(ctypes.c_void_p)],
     "cuCtxGetDevice": [ctypes.POINTER(ctypes.c_int)],
     "cuStreamQuery": [_STREAM],
+    "cuEventCreate": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint],
+    "cuEventRecord": [ctypes.c_void_p, _STREAM],
+    "cuEventQuery": [ctypes.c_void_p],
+    "cuMemHostRegister_v2": [ctypes.c_void_p, _SIZE, ctypes.c_uint],
+    "cuMemHostUnregister": [ctypes.c_void_p],
+    "cuMemcpyHtoDAsync_v2": [_POINTER, ctypes.c_void_p, _SIZE, _STREAM],
     "cuPointerGetAttribute": [ctypes.c_void_p, ctypes.c_int, _POINTER],
     "cuMemAlloc_v2": [ctypes.POINTER(_POINTER), _SIZE],
     "cuMemFree_v2": [_POINTER],
@@ -97,6 +107,18 @@ class Driver:
             raise CudaError(f"cuCtxGetDevice failed: {self._text(status)} (CUDA error {status})")
         return device.value
 
+    def name(self, device: int) -> str:
+        """Return what the maker calls a device."""
+        text = ctypes.create_string_buffer(256)
+        self._call("cuDeviceGetName", text, len(text), self._handle(device))
+        return text.value.decode("utf-8", "replace")
+
+    def pci_bus_id(self, device: int) -> str:
+        """Return where a device is plugged in, as in ``0000:01:00.0``."""
+        text = ctypes.create_string_buffer(32)
+        self._call("cuDeviceGetPCIBusId", text, len(text), self._handle(device))
+        return text.value.decode("ascii", "replace")
+
     def uuid(self, device: int) -> str:
         """Return what tells a device from all others, in whatever order a process sees them."""
         text = ctypes.create_string_buffer(16)
@@ -140,6 +162,40 @@ class Driver:
             raise CudaError(f"a CUDA stream has failed: {self._text(status)} (error {status})")
         return True
 
+    # -- events; their device must be entered ---------------------------------------------
+
+    def event(self) -> int:
+        """Return a new event, which lasts as long as the process."""
+        made = ctypes.c_void_p()
+        self._call("cuEventCreate", ctypes.byref(made), _NO_TIMING)
+        return made.value or 0
+
+    def record(self, event: int, stream: int) -> None:
+        """Have an event happen when a stream has done what it has been given so far."""
+        self._call("cuEventRecord", event, stream)
+
+    def has_happened(self, event: int) -> bool:
+        """Tell whether an event has happened, or was never recorded."""
+        status: int = self._lib.cuEventQuery(event)
+        if status == _NOT_READY:
+            return False
+        if status:
+            raise CudaError(f"a CUDA stream has failed: {self._text(status)} (error {status})")
+        return True
+
+    # -- host memory; a device must be entered --------------------------------------------
+
+    def lock_pages(self, address: int, nbytes: int) -> None:
+        """Page-lock host memory, so that copies to and from devices are quick, and asynchronous.
+
+        To be undone by ``unlock_pages`` before the memory is unmapped.
+        """
+        self._call("cuMemHostRegister_v2", address, nbytes, _PORTABLE)
+
+    def unlock_pages(self, address: int) -> None:
+        """Undo ``lock_pages``, given the same address."""
+        self._call("cuMemHostUnregister", address)
+
     # -- memory; its device must be entered -----------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
@@ -165,6 +221,14 @@ class Driver:
     def upload(self, pointer: int, address: int, nbytes: int) -> None:
         """Copy from host memory, and wait for it."""
         self._call("cuMemcpyHtoD_v2", pointer, address, nbytes)
+
+    def upload_on(self, stream: int, pointer: int, address: int, nbytes: int) -> None:
+        """Copy from host memory, on a stream.
+
+        If its pages are locked this returns at once, and the memory must not change until the
+        copy is done; otherwise it has been read when this returns.
+        """
+        self._call("cuMemcpyHtoDAsync_v2", pointer, address, nbytes, stream)
 
     def download(self, address: int, pointer: int, nbytes: int) -> None:
         """Copy to host memory, after what the default stream has to do, and wait for it."""

@@ -1,0 +1,69 @@
+"""Outputs of all ranks -> the master's results."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence
+
+import numpy as np
+
+from ._device import takes_reduction
+from ._values import concatenated, in_c_order, is_on_device
+from .exceptions import InputValueError
+
+
+def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float) -> Any:
+    """Reduce or gather one output of all ranks that computed it into the master, through host
+    memory."""
+    if op is None:
+        return value
+    if comm.size == 1 and is_on_device(value):
+        return value.reshape((1,)) if op == "gather" and not value.ndim else value
+    if value is not None:
+        value = np.asarray(value) if op != "gather" else np.atleast_1d(np.asarray(value))
+    if comm.size == 1:
+        return value
+    if op == "gather":
+        parts = comm.gather(value, root=master)
+        return None if parts is None else _joined(parts)
+    if op == "avg":
+        return comm.reduce(value, "avg", master, weight=weight)
+    return comm.reduce(value, op, master)
+
+
+def collect_on_device(
+    comm: Any, master: int, ops: Sequence[Optional[str]], values: Sequence[Any], weight: float
+) -> List[Any]:
+    """Collect outputs, those with one op in one message; every rank has computed.
+
+    What lies on the device stays there, and nothing is waited for.
+    """
+    results = list(values)
+    together: Dict[str, List[int]] = {}
+    for i, (op, value) in enumerate(zip(ops, values)):
+        reducible = op == "gather" or takes_reduction([value])
+        if op is not None and is_on_device(value) and reducible:
+            together.setdefault(op, []).append(i)
+        else:
+            results[i] = collect(comm, master, op, value, weight)
+    for op, places in together.items():
+        group = [in_c_order(values[i]) for i in places]
+        if op == "gather":
+            group = [value if value.ndim else value.reshape((1,)) for value in group]
+            collected = comm.gather(group, master)
+        else:
+            options = {"weight": weight} if op == "avg" else {}
+            collected = comm.reduce(group, op, master, **options)
+        for i, result in zip(places, collected or [None] * len(places)):
+            results[i] = _joined(result) if op == "gather" and result is not None else result
+    return results
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    try:
+        return concatenated([part for part in parts if part is not None])
+    except ValueError:
+        shapes = {rank: part.shape for rank, part in enumerate(parts) if part is not None}
+        raise InputValueError(
+            f"an output with op 'gather' has shapes that differ in more than their length: by "
+            f"rank {shapes}"
+        ) from None

@@ -1,0 +1,68 @@
+"""The few sums that accumulate values of slices on a device: one kernel each.
+
+A kernel is made for each operation and dtypes at its first use; libgpuarray keeps it compiled.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Tuple
+
+import numpy as np
+
+_NAN_FIRST = "a = (a != a) ? a : ((b != b) ? b : (a {} b ? a : b))"
+"""As NumPy's maximum and minimum: what is no number wins."""
+
+_COMBINE = {
+    "sum": "a = a + b",
+    "prod": "a = a * b",
+    "max": _NAN_FIRST.format(">"),
+    "min": _NAN_FIRST.format("<"),
+}
+
+
+def scaled(value: Any, factor: float) -> Any:
+    """A new array, ``factor * value``; float16 in float32."""
+    result = value.astype(_wide(value.dtype), copy=True)
+    _kernel(value.context, "a = a * w", _names(result.dtype), True)(
+        result, result.dtype.type(factor)
+    )
+    return result
+
+
+def add_scaled(into: Any, value: Any, factor: float) -> None:
+    """``into += factor * value``, in the dtype of `into`."""
+    kernel = _kernel(into.context, "a = a + b * w", _names(into.dtype, value.dtype), True)
+    kernel(into, value, into.dtype.type(factor))
+
+
+def combine(op: str, into: Any, value: Any) -> None:
+    """``into = into op value``: sum, prod, max or min."""
+    _kernel(into.context, _COMBINE[op], _names(into.dtype, value.dtype), False)(into, value)
+
+
+def quotient(value: Any, divisor: float, dtype: Any) -> Any:
+    """``value / divisor`` in a dtype; `value` is used up."""
+    kernel = _kernel(value.context, "a = a / w", _names(value.dtype), True)
+    kernel(value, value.dtype.type(divisor))
+    return value.astype(dtype, copy=False)
+
+
+def _wide(dtype: Any) -> Any:
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def _names(*dtypes: Any) -> Tuple[str, ...]:
+    return tuple(np.dtype(dtype).name for dtype in dtypes)
+
+
+@lru_cache(maxsize=256)
+def _kernel(context: Any, expression: str, dtypes: Tuple[str, ...], has_factor: bool) -> Any:
+    from pygpu.elemwise import GpuElemwise, arg
+
+    arguments = [arg("a", dtypes[0], read=True, write=True)]
+    if len(dtypes) > 1:
+        arguments.append(arg("b", dtypes[1], read=True))
+    if has_factor:
+        arguments.append(arg("w", dtypes[0], scalar=True))
+    return GpuElemwise(context, expression, arguments, convert_f16=True)
