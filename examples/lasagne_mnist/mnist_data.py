@@ -1,0 +1,192 @@
+"""Handwritten digits, as arrays: MNIST from a folder, or downloaded; else scikit-learn's.
+
+The folder is the one given, or that of the environment variable MNIST_FOLDER, or the user's cache.
+It holds MNIST's files in the IDX format, as they are published, packed by gzip or not. If it has
+none they are downloaded into it. scikit-learn's digits, 1797 of 8 x 8 pixels, are taken if no
+folder was named and nothing can be downloaded, or in place of a folder by the name "digits".
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SOURCES = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+SHA256 = {
+    "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+TIMEOUT_S = 15
+BYTES = 0x08  # the IDX format's code of uint8, which is all that MNIST uses
+
+
+class NoDataError(RuntimeError):
+    """There are no digits to train with; says what was tried, and what to do."""
+
+
+class Digits(NamedTuple):
+    """Images with the shape (rows, 1, side, side), float32 from 0 to 1, and int32 labels."""
+
+    x_train: Any
+    y_train: Any
+    x_valid: Any
+    y_valid: Any
+
+
+def load(where: str | None = None) -> Digits:
+    """Find the digits; prints what they are.
+
+    Args:
+        where: a folder, or "digits" for those of scikit-learn.
+
+    Raises:
+        NoDataError: there are none.
+    """
+    if where == "digits":
+        return _scikit_learn()
+    named = where or os.environ.get("MNIST_FOLDER")
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(named) if named else Path(cache) / "mnist"
+    if not _splits(folder):
+        try:
+            download(folder)
+        except OSError as error:
+            missing = f"no MNIST in {folder}, and it cannot be downloaded ({error})"
+            if named:
+                raise NoDataError(
+                    f"{missing}; expected files such as train-images-idx3-ubyte.gz there. Name "
+                    f"another folder by --data or MNIST_FOLDER, or use --data digits"
+                ) from error
+            print(f"{missing}: using scikit-learn's digits")
+            return _scikit_learn()
+    return from_folder(folder)
+
+
+def from_folder(folder: Path) -> Digits:
+    """Read MNIST. If only one split is there, its last tenth is held out.
+
+    Raises:
+        NoDataError: neither split is there, or a file is not what it should be.
+    """
+    splits = [_read_split(folder, name) for name in _splits(folder)]
+    if not splits:
+        raise NoDataError(f"{folder}: expected files such as train-images-idx3-ubyte.gz")
+    if len(splits) == 1:
+        x, y = splits[0]
+        last = len(x) - len(x) // 10
+        splits = [(x[:last], y[:last]), (x[last:], y[last:])]
+    (x_train, y_train), (x_valid, y_valid) = splits
+    return _show(Digits(x_train, y_train, x_valid, y_valid), f"MNIST from {folder}")
+
+
+def download(folder: Path) -> None:
+    """Fetch MNIST's four files into a folder, each checked before it gets its name.
+
+    Raises:
+        OSError: no network, or no source has the right file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, expected in SHA256.items():
+        content = _fetch(f"{name}.gz", expected)
+        partial = folder / f"{name}.gz.{os.getpid()}"
+        partial.write_bytes(content)
+        partial.replace(folder / f"{name}.gz")
+
+
+def read_idx(path: Path) -> Any:
+    """The array of a file in the IDX format: bytes behind a big-endian header.
+
+    Raises:
+        NoDataError: it is none, or is cut off.
+    """
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        content = gzip.decompress(content)
+    if len(content) < 4 or content[:3] != bytes([0, 0, BYTES]):
+        raise NoDataError(f"{path}: begins with {content[:4]!r}, expected an IDX file of bytes")
+    end = 4 + 4 * content[3]
+    shape = tuple(int(n) for n in np.frombuffer(content[4:end], dtype=">u4"))
+    items = np.frombuffer(content[end:], dtype=np.uint8)
+    if items.size != np.prod(shape, dtype=np.int64):
+        raise NoDataError(f"{path}: has {items.size} items, expected {shape} of them")
+    return items.reshape(shape)
+
+
+def _fetch(name: str, expected: str) -> bytes:
+    refused: OSError = OSError("no source")
+    for source in SOURCES:
+        try:
+            with urllib.request.urlopen(source + name, timeout=TIMEOUT_S) as answer:  # noqa: S310
+                content: bytes = answer.read()
+        except urllib.error.URLError as error:
+            refused = error
+            continue
+        got = hashlib.sha256(content).hexdigest()
+        if got == expected:
+            return content
+        refused = OSError(f"{source + name}: SHA-256 is {got}, expected {expected}")
+    raise refused
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    candidates = (folder / f"{name}.gz", folder / name)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _splits(folder: Path) -> list[str]:
+    """Those of the two splits that are there with images and labels."""
+    return [
+        split
+        for split in ("train", "t10k")
+        if _find(folder, f"{split}-images-idx3-ubyte")
+        and _find(folder, f"{split}-labels-idx1-ubyte")
+    ]
+
+
+def _read_split(folder: Path, split: str) -> tuple[Any, Any]:
+    images_path = _find(folder, f"{split}-images-idx3-ubyte")
+    labels_path = _find(folder, f"{split}-labels-idx1-ubyte")
+    assert images_path is not None
+    assert labels_path is not None
+    images, labels = read_idx(images_path), read_idx(labels_path)
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise NoDataError(
+            f"{folder}: got {split} images {images.shape} and labels {labels.shape}, expected "
+            f"(rows, side, side) and (rows,)"
+        )
+    return images[:, None].astype("float32") / np.float32(255), labels.astype("int32")
+
+
+def _scikit_learn() -> Digits:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise NoDataError(
+            "no digits: scikit-learn is not installed (pip install scikit-learn); or name a folder "
+            "with MNIST's files by --data or MNIST_FOLDER"
+        ) from error
+    x, y = load_digits(return_X_y=True)
+    order = np.random.RandomState(1).permutation(len(x))
+    x = x[order].reshape(-1, 1, 8, 8).astype("float32") / np.float32(16)
+    y = y[order].astype("int32")
+    last = len(x) - len(x) // 5
+    return _show(Digits(x[:last], y[:last], x[last:], y[last:]), "scikit-learn's digits")
+
+
+def _show(digits: Digits, name: str) -> Digits:
+    side = digits.x_train.shape[-1]
+    rows = f"{len(digits.x_train)} to train with, {len(digits.x_valid)} held out"
+    print(f"{name}: {side} x {side} pixels, {rows}", flush=True)
+    return digits
