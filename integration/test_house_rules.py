@@ -25,6 +25,7 @@ MODULES = {
     "synk_theano": ROOT / "packages/synk-theano/src/synk_theano",
     "synk_theano_compat": ROOT / "packages/synk-theano/src/synk_theano_compat",
     "synkhronos": ROOT / "packages/synk-extensions/src/synkhronos",
+    "synkhronos_cli": ROOT / "packages/synk-extensions/src/synkhronos_cli",
 }
 FORBIDDEN = {
     "synk_shm": {"synk_comm", "synk_theano", "synk_theano_compat", "synkhronos", "theano", "zmq"},
@@ -32,6 +33,8 @@ FORBIDDEN = {
     "synk_theano": {"synkhronos", "lasagne"},
     "synk_theano_compat": {"synk_shm", "synk_comm", "synk_theano", "synkhronos", "lasagne"},
     "synkhronos": set(),
+    # It tells what is wrong where nothing of these can be imported.
+    "synkhronos_cli": {"synk_theano", "synk_theano_compat", "synkhronos", "theano", "numpy"},
 }
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # The one place that remembers something between calls, and says so at its top.

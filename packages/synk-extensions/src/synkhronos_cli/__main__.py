@@ -1,0 +1,7 @@
+"""``python -m synkhronos_cli``: the command ``synkhronos`` where no script is installed."""
+
+from __future__ import annotations
+
+from synkhronos_cli import main
+
+main()

@@ -1,0 +1,117 @@
+"""Ask a question in a Python of its own: it may hang, crash or raise, and all that is an answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+# The answer is the last line that begins with this: what is imported may print what it likes.
+_MARK = "synkhronos-doctor:"
+_ANSWER = f"""
+import json, sys
+def answer(**values):
+    sys.stdout.write("\\n{_MARK}" + json.dumps(values) + "\\n")
+    sys.stdout.flush()
+"""
+_LAST = 400
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a probe said: its values, or what went wrong instead (then ``problem`` is not empty)."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a value; the default if the probe has not said it."""
+        return self.values.get(name, default)
+
+
+def ask(code: str, timeout_s: float) -> Answer:
+    """Run Python code that calls ``answer(name=value, ...)`` once; return what it said.
+
+    Args:
+        code: Source; ``answer`` is defined in it, and takes what JSON takes.
+        timeout_s: It is killed, with what it has started, after so many seconds.
+    """
+    done = _run(["-c", _ANSWER + code], timeout_s)
+    if isinstance(done, Answer):
+        return done
+    status, output, errors = done
+    for line in reversed(output.splitlines()):
+        if line.startswith(_MARK):
+            return _read(line[len(_MARK) :])
+    return Answer(problem=_ending(status, errors))
+
+
+def ask_module(arguments: list[str], timeout_s: float) -> Answer:
+    """Run ``python -m ...``, which prints an object as JSON; return that."""
+    done = _run(["-m", *arguments], timeout_s)
+    if isinstance(done, Answer):
+        return done
+    status, output, errors = done
+    begin = output.find("{")
+    answer = _read(output[begin:]) if begin >= 0 else Answer(problem="no answer")
+    return answer if not answer.problem else Answer(problem=_ending(status, errors))
+
+
+def _read(text: str) -> Answer:
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        return Answer(problem=f"an answer that is no JSON: {error}")
+    return (
+        Answer(values) if isinstance(values, dict) else Answer(problem="an answer of another kind")
+    )
+
+
+def _run(arguments: list[str], timeout_s: float) -> "Answer | tuple[int, str, str]":
+    # Files, not pipes: what a killed probe has started could keep a pipe open for ever.
+    try:
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+            try:
+                status: Optional[int] = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            if status is None:
+                return Answer(problem=f"no answer in {timeout_s:g} s")
+            return status, _text(output), _text(errors)
+    except OSError as error:
+        return Answer(problem=f"could not be asked: {error}")
+
+
+def _text(file: Any) -> str:
+    file.seek(0)
+    return str(file.read().decode(errors="replace"))
+
+
+def _ending(status: int, errors: str) -> str:
+    """Say how a probe ended that gave no answer: by which signal, or with which last words."""
+    if status < 0:
+        try:
+            return f"died of {signal.Signals(-status).name}"
+        except ValueError:
+            return f"died of signal {-status}"
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    return lines[-1][:_LAST] if lines else f"ended with status {status} and said nothing"
