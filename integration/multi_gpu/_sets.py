@@ -1,0 +1,142 @@
+"""The device sets on which the tests run, and why one cannot be used on this machine."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+PROBE_S = 120
+MEMORY_GRACE_S = 20
+# The driver's own bookkeeping comes and goes; a context takes hundreds.
+NOISE_MIB = 64
+# In a process of its own: a device that was opened stays open.
+PROBE = """
+import json, os, sys
+found = {"cuda": 0, "opencl": False, "why": {}}
+# Libraries may write to the standard output; the answer must be alone there.
+answer = os.dup(1)
+os.dup2(2, 1)
+try:
+    import theano
+    import synk_theano
+    from pygpu import gpuarray
+except Exception as error:
+    found["why"] = dict.fromkeys(("cuda", "opencl"), f"pygpu cannot be imported: {error}")
+else:
+    try:
+        found["cuda"] = int(gpuarray.count_devices("cuda", 0))
+    except Exception as error:
+        found["why"]["cuda"] = f"no CUDA device: {type(error).__name__}: {error}"
+    try:
+        gpuarray.init("opencl0:0")
+        found["opencl"] = True
+    except Exception as error:
+        found["why"]["opencl"] = f"no OpenCL device: {type(error).__name__}: {error}"
+os.write(answer, json.dumps(found).encode())
+"""
+
+
+@dataclass(frozen=True)
+class DeviceSet:
+    """Ranks and their devices.
+
+    Attributes:
+        kind: "cpu", "opencl" or "cuda".
+        ranks: how many.
+        devices: Theano's names, one per rank; () for what ``use_gpu`` gives.
+    """
+
+    name: str
+    kind: str
+    ranks: int
+    devices: tuple[str, ...] = ()
+
+    @property
+    def fork_arguments(self) -> dict[str, Any]:
+        """What `synkhronos.fork` is called with."""
+        if self.devices:
+            return {"devices": list(self.devices)}
+        return {"n_parallel": self.ranks, "use_gpu": self.kind != "cpu"}
+
+    @property
+    def needs_cuda(self) -> int:
+        """How many GPUs."""
+        return len(set(self.devices)) or self.ranks if self.kind == "cuda" else 0
+
+
+SETS = {
+    each.name: each
+    for each in (
+        DeviceSet("cpu-2", "cpu", 2),
+        DeviceSet("opencl-2", "opencl", 2, ("opencl0:0",) * 2),
+        DeviceSet("opencl-1", "opencl", 1, ("opencl0:0",)),
+        DeviceSet("cuda-1", "cuda", 1),
+        DeviceSet("cuda-2", "cuda", 2),
+        DeviceSet("cuda-4", "cuda", 4),
+        DeviceSet("cuda-shared-2", "cuda", 2, ("cuda0",) * 2),
+    )
+}
+
+
+@functools.cache
+def found() -> dict[str, Any]:
+    """The devices of this machine: how many GPUs, whether OpenCL; and why not."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_S,
+            check=False,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        why = f"looking for devices failed: {error}"
+        answer = {"cuda": 0, "opencl": False, "why": dict.fromkeys(("cuda", "opencl"), why)}
+    return answer
+
+
+def missing(device_set: DeviceSet) -> str | None:
+    """Why the set cannot be used here, or None if it can."""
+    if device_set.kind == "cpu":
+        return None
+    here = found()
+    if device_set.kind == "opencl":
+        return None if here["opencl"] else here["why"].get("opencl", "no OpenCL device")
+    if here["cuda"] >= device_set.needs_cuda:
+        return None
+    return here["why"].get("cuda") or (
+        f"{device_set.needs_cuda} GPUs are needed, {here['cuda']} found"
+    )
+
+
+def memory_used() -> list[int]:
+    """MiB on each GPU; nothing where there is no GPU."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [int(line) for line in done.stdout.split()]
+
+
+def wait_for_memory(before: list[int]) -> str:
+    """Wait until no GPU has more memory in use than before; what is left, in words, if it has."""
+    deadline = time.monotonic() + MEMORY_GRACE_S
+    while True:
+        after = memory_used()
+        if all(now <= then + NOISE_MIB for now, then in zip(after, before)):
+            return ""
+        if time.monotonic() > deadline:
+            return f"memory in use, MiB on each GPU: {before} before, {after} after"
+        time.sleep(0.5)

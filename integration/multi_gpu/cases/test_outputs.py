@@ -1,0 +1,154 @@
+"""Outputs of every op, dtype and number of dimensions, for any number of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import theano.tensor as T
+from _lib import FLOATS, exact, same, shares, values
+
+TAILS = {1: (), 2: (3,), 3: (2, 3), 4: (2, 1, 3)}
+KINDS = [(dtype, ndim) for dtype in ("float32", "float64") for ndim in TAILS] + [
+    ("float16", 2),
+    ("float16", 4),
+    ("int8", 2),
+    ("uint8", 3),
+    ("int32", 2),
+    ("int64", 1),
+    ("bool", 2),
+]
+
+
+def rows_for(n):
+    """Even, uneven, fewer than ranks, one."""
+    return sorted({4 * n, 4 * n + 1, 5 * n - 1, max(n - 1, 1), 1})
+
+
+def terms(x, dtype):
+    """(output, op, the same in NumPy)."""
+    many = [
+        (x.sum(axis=0), "sum", lambda a: a.sum(axis=0)),
+        (x.sum(), "sum", lambda a: a.sum()),
+        (x.max(axis=0), "max", lambda a: a.max(axis=0)),
+        (x.min(), "min", lambda a: a.min()),
+        (x.prod(axis=0), "prod", lambda a: a.prod(axis=0)),
+        (x + x, "gather", lambda a: a + a),
+        (x[:, ::-1] if x.ndim > 1 else x, "gather", lambda a: a[:, ::-1] if a.ndim > 1 else a),
+    ]
+    if dtype == "bool":
+        return [
+            (T.any(x, axis=0), "max", lambda a: a.any(axis=0)),
+            (T.all(x), "min", lambda a: a.all()),
+            (x.sum(axis=0), "sum", lambda a: a.sum(axis=0)),
+            (x, "gather", lambda a: a),
+        ]
+    if dtype in FLOATS:
+        many += [
+            (x.mean(axis=0), "avg", lambda a: a.mean(axis=0)),
+            ((x * x).mean(), "avg", lambda a: (a * a).mean()),
+            (T.tanh(x).sum(axis=0), "c_sum", lambda a: np.tanh(a).sum(axis=0)),
+            (T.exp(x).mean(axis=0), "c_avg", lambda a: np.exp(a).mean(axis=0)),
+            (x * 2, "c_gather", lambda a: a * 2),
+        ]
+    if x.ndim == 3:
+        many.append((x.dimshuffle(0, 2, 1), "gather", lambda a: a.transpose(0, 2, 1)))
+        many.append((x.sum(axis=0).T, "sum", lambda a: a.sum(axis=0).T))
+    return many
+
+
+@pytest.mark.parametrize("dtype, ndim", KINDS, ids=[f"{d}-{k}d" for d, k in KINDS])
+def test_outputs_are_those_of_numpy_for_any_rows_and_slices(synk, n, dtype, ndim):
+    x = T.TensorType(dtype, (False,) * ndim)("x")
+    listed = terms(x, dtype)
+    f = synk.function([x], [(output, op) for output, op, _ in listed])
+    assert f.output_modes == tuple(op.replace("c_", "") for _, op, _ in listed)
+    for count in rows_for(n):
+        value = values(dtype, (count, *TAILS[ndim]))
+        for num_slices in (1, 3):
+            results = f(value, num_slices=num_slices)
+            assert f.rows == tuple(len(share) for share in shares(value, n))
+            for result, (output, op, reference) in zip(results, listed):
+                what = f"{op} of {output} over {count} rows in {num_slices} slices"
+                same(result, reference(exact(value)), output.dtype, what)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_the_masters_own_result(synk, n, dtype):
+    x = T.TensorType(dtype, (False, False))("x")
+    f = synk.function([x], [(x + x, None), (x.sum(), None), (x.sum(), "sum")])
+    for count in rows_for(n):
+        value = values(dtype, (count, 3))
+        own, total, whole = f(value)
+        mine = exact(shares(value, n)[0])
+        same(own, mine + mine, dtype)
+        same(total, mine.sum())
+        same(whole, exact(value).sum())
+
+
+def test_all_names_of_ops_are_taken_and_others_refused(synk):
+    x = T.matrix("x", dtype="float32")
+    names = ["avg", "sum", "max", "min", "prod", "gather"]
+    f = synk.function([x], [(x.sum(axis=0), f"c_{name}") for name in names])
+    assert f.output_modes == tuple(names)
+    with pytest.raises(ValueError, match="mean"):
+        synk.function([x], (x.sum(), "mean"))
+    with pytest.raises(TypeError, match="an average of integers"):
+        synk.function([T.imatrix("i")], T.imatrix("i").sum())
+
+
+def test_no_rows_give_what_theano_gives(synk, n):
+    x = T.matrix("x", dtype="float32")
+    f = synk.function([x], [(x.sum(axis=0), "sum"), (x * 2, "gather"), x.mean()])
+    for arguments in ({}, {"num_slices": 2}):
+        total, doubled, mean = f(np.empty((0, 3), "float32"), **arguments)
+        same(total, np.zeros(3), "float32")
+        same(doubled, np.zeros((0, 3)), "float32")
+        assert np.isnan(mean)
+        assert f.rows == (0,) * n
+
+
+def test_a_function_without_rows_averages_ranks_equally(synk, n):
+    import theano
+
+    s = theano.shared(np.zeros(3, "float32"), name="s")
+    f = synk.function([], [s * 2, (s, "sum"), (s, "gather"), (s.sum(), "max"), (s + 1, None)])
+    for rank in range(n):
+        synk.set_value(rank, s, np.full(3, rank, "float32"))
+    ranks = np.arange(n)
+    doubled, total, gathered, highest, own = f()
+    same(doubled, np.full(3, 2 * ranks.mean()), "float32")
+    same(total, np.full(3, ranks.sum()), "float32")
+    same(gathered, np.repeat(ranks, 3).astype("float64"), "float32")
+    same(highest, np.float64(3 * (n - 1)), "float32")
+    same(own, np.ones(3), "float32")
+
+
+def test_output_subset_and_outputs_of_one_none_or_many(synk):
+    x = T.matrix("x", dtype="float32")
+    value = values("float32", (7, 2))
+    reference = exact(value)
+    f = synk.function([x], [(x.sum(), "sum"), x.mean(axis=0), (x, "gather")])
+    mean, total = f(value, output_subset=[1, 0])
+    same(mean, reference.mean(axis=0))
+    same(total, reference.sum())
+    (gathered,) = f(value, output_subset=[2], num_slices=2)
+    np.testing.assert_array_equal(gathered, value)
+    single = synk.function([x], (x.sum(), "sum"))
+    same(single(value), reference.sum())
+    assert synk.function([x], on_unused_input="ignore")(value) is None
+
+
+def test_results_belong_to_the_caller(synk):
+    """A later call leaves earlier results alone, and they can be written to."""
+    x = T.matrix("x", dtype="float32")
+    f = synk.function([x], [(x * 2, "gather"), (x.sum(axis=0), "sum"), x.mean(axis=0)])
+    value = values("float32", (5, 3))
+    first = f(value)
+    kept = [np.array(result) for result in first]
+    second = f(value + 1)
+    for a, b in zip(first, kept):
+        np.testing.assert_array_equal(a, b)
+    for result in second:
+        result[...] = 0
+    for a, b in zip(f(value), kept):
+        np.testing.assert_array_equal(a, b)

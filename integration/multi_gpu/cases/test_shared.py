@@ -1,0 +1,325 @@
+"""Collectives on shared variables: every dtype, on the device and on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from _lib import FLOATS, INTEGERS, exact, on_all, same, shared, spread, still_there, values
+
+ALL = [*FLOATS, *INTEGERS, "bool"]
+NUMPY = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod, "avg": np.mean}
+
+
+def ops_for(dtype):
+    return list(NUMPY) if dtype in FLOATS else ["sum", "max", "min", "prod"]
+
+
+def expected(op, held):
+    result = NUMPY[op](np.stack([exact(value) for value in held]), axis=0)
+    return result if held[0].dtype.kind == "f" else result.astype(held[0].dtype)
+
+
+def test_floats_lie_on_the_device_after_fork(synk, device_set):
+    """As in Theano: floats that are arrays do, scalars and integers do not."""
+    from theano.tensor.sharedvar import TensorSharedVariable
+
+    for dtype in FLOATS:
+        variable = theano.shared(np.zeros((2, 2), dtype))
+        assert isinstance(variable, TensorSharedVariable) == (device_set.kind == "cpu")
+    for value in (np.zeros(2, "int32"), np.zeros(2, bool)):
+        assert isinstance(theano.shared(value), TensorSharedVariable)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_values_are_broadcast_set_and_read(synk, n, place, dtype):
+    for shape in ((2, 3), (5,), (), (2, 1, 2, 3)):
+        variable, held = spread(synk, n, values(dtype, shape), place)
+        for got, value in zip(on_all(synk, n, variable), held):
+            assert str(got.dtype) == dtype
+            np.testing.assert_array_equal(got, value)
+        synk.broadcast(variable)
+        for got in on_all(synk, n, variable):
+            np.testing.assert_array_equal(got, held[0])
+        other = values(dtype, shape, seed=5)
+        synk.broadcast(variable, other)
+        for got in on_all(synk, n, variable):
+            np.testing.assert_array_equal(got, other)
+        synk.broadcast(variable, synk.data(held[-1]))
+        for got in on_all(synk, n, variable):
+            np.testing.assert_array_equal(got, held[-1])
+        still_there(variable, place)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_rows_are_scattered_and_gathered(synk, n, place, dtype):
+    variable = shared(values(dtype, (1, 3)), place)
+    for count in (4 * n, 4 * n + 1, 2 * n - 1):
+        value = values(dtype, (count, 3), seed=count)
+        for source in (value, synk.data(value), value[::-1].copy()[::-1]):
+            synk.scatter(variable, source)
+            lengths = tuple(len(part) for part in np.array_split(value, n))
+            assert synk.get_lengths(variable) == lengths
+            assert synk.get_shapes([variable]) == (tuple((k, 3) for k in lengths),)
+            gathered = synk.gather(variable, nd_up=0)
+            assert str(gathered.dtype) == dtype
+            np.testing.assert_array_equal(gathered, value)
+    for batch in ([3, 1, 1, 0], slice(3, 0, -1), 3, np.arange(len(value)) % 2 == 0):
+        source = values(dtype, (max(len(value), 4), 3))
+        batch = batch if not isinstance(batch, np.ndarray) else np.arange(len(source)) % 2 == 0
+        synk.scatter(variable, source, batch=batch)
+        chosen = source[:batch] if isinstance(batch, int) else source[batch]
+        np.testing.assert_array_equal(synk.gather(variable, nd_up=0), chosen)
+    still_there(variable, place)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_values_of_other_shapes_on_each_rank_are_gathered_right(synk, n, place, dtype):
+    variable = shared(values(dtype, (1, 2)), place)
+    # Longest in the middle; the second rank's shorter than the first's.
+    held = [values(dtype, (1 + (5 * r + 3) % 7, 2), seed=r) for r in range(n)]
+    for rank, value in enumerate(held):
+        synk.set_value(rank, variable, value)
+    assert synk.get_shapes(variable) == tuple(value.shape for value in held)
+    whole = np.concatenate(held)
+    np.testing.assert_array_equal(synk.gather(variable, nd_up=0), whole)
+    for got, value in zip(on_all(synk, n, variable), held):
+        np.testing.assert_array_equal(got, value)
+    if n > 1:
+        with pytest.raises(ValueError, match=r"\(4, 2\)"):
+            synk.gather(variable)
+        with pytest.raises(ValueError, match="do not fit together"):
+            synk.all_reduce(variable, op="max")
+    synk.all_gather(variable)
+    for got in on_all(synk, n, variable):
+        assert str(got.dtype) == dtype
+        np.testing.assert_array_equal(got, whole)
+    still_there(variable, place)
+
+
+@pytest.mark.parametrize("rows", [[3, 0], [0, 2], [0, 0]])
+def test_ranks_without_rows_take_part_in_gathering(synk, n, place, rows):
+    variable = shared(np.zeros((1, 2), "float32"), place)
+    held = [values("float32", (rows[r % 2], 2), seed=r) for r in range(n)]
+    for rank, value in enumerate(held):
+        synk.set_value(rank, variable, value)
+    whole = np.concatenate(held)
+    np.testing.assert_array_equal(synk.gather(variable, nd_up=0), whole)
+    synk.all_gather(variable)
+    for got in on_all(synk, n, variable):
+        np.testing.assert_array_equal(got, whole)
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_values_are_stacked(synk, n, place, dtype):
+    for shape in ((2, 3), (), (4,)):
+        variable, held = spread(synk, n, values(dtype, shape), place)
+        np.testing.assert_array_equal(synk.gather(variable), np.stack(held))
+        for got, value in zip(on_all(synk, n, variable), held):
+            np.testing.assert_array_equal(got, value)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+def test_reductions_are_those_of_numpy(synk, n, place, dtype):
+    for shape in ((2, 3), (), (257,), (2, 1, 2, 3)):
+        for op in ops_for(dtype):
+            variable, held = spread(synk, n, values(dtype, shape), place)
+            want = expected(op, held)
+            same(synk.reduce(variable, op=op, in_place=False), want, dtype, op)
+            for got, value in zip(on_all(synk, n, variable), held):
+                np.testing.assert_array_equal(got, value)
+            assert synk.reduce(variable, op=op) is None
+            same(variable.get_value(), want, dtype, op)
+            for got, value in list(zip(on_all(synk, n, variable), held))[1:]:
+                np.testing.assert_array_equal(got, value)
+            synk.set_value(0, variable, held[0])
+            assert synk.all_reduce(variable, op=op) is None
+            results = on_all(synk, n, variable)
+            for got in results:
+                same(got, want, dtype, op)
+                np.testing.assert_array_equal(got, results[0])
+            still_there(variable, place)
+
+
+def test_integers_do_not_average(synk, place):
+    variable = shared(np.zeros(3, "int32"), place)
+    for act in (synk.reduce, synk.all_reduce):
+        with pytest.raises(TypeError, match="an average of integers"):
+            act(variable)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_weighted_averages(synk, n, place, dtype):
+    variable, held = spread(synk, n, values(dtype, (3, 2)), place)
+    weights = [rank + 1.0 for rank in range(n)]
+    want = np.average([exact(value) for value in held], axis=0, weights=weights)
+    synk.all_reduce(variable, weights=weights)
+    for got in on_all(synk, n, variable):
+        same(got, want, dtype)
+    if n > 1:
+        # A rank of weight 0 gives nothing, whatever it holds, and gets the result.
+        weights[0] = 0.0
+        for rank, value in enumerate(held):
+            synk.set_value(rank, variable, value if rank else np.full_like(value, np.nan))
+        want = np.average([exact(value) for value in held[1:]], axis=0, weights=weights[1:])
+        synk.all_reduce(variable, weights=weights)
+        for got in on_all(synk, n, variable):
+            same(got, want, dtype)
+
+
+@pytest.mark.parametrize("count", [1, 5, 8, 9])
+def test_the_rows_of_a_call_as_weights_make_the_average_exact(synk, n, place, count):
+    x = T.matrix("x", dtype="float32")
+    g = shared(np.zeros(3, "float32"), place, "g")
+    f = synk.function([x], updates=[(g, (x * x).mean(axis=0))])
+    value = values("float32", (count, 3))
+    f(value)
+    synk.all_reduce(g, weights=f)
+    for got in on_all(synk, n, g):
+        same(got, (exact(value) ** 2).mean(axis=0), "float32")
+
+
+def test_lists_of_variables_of_all_kinds_at_once(synk, n, device_set):
+    """Dtypes, shapes and places mixed: all change, in the order in which they are listed."""
+    places = ["host"] if device_set.kind == "cpu" else ["device", "host"]
+    kinds = [("float32", (2, 3)), ("float64", (4,)), ("float16", (3, 1)), ("int32", (5,)),
+             ("float32", (1, 2, 2)), ("uint8", (2, 2)), ("float32", ())]  # fmt: skip
+    variables, helds = [], []
+    for number, (dtype, shape) in enumerate(kinds):
+        place = places[number % len(places)]
+        variable, held = spread(synk, n, values(dtype, shape, number), place, f"v{number}")
+        variables.append(variable)
+        helds.append(held)
+    for op in ("sum", "max"):
+        for result, held in zip(synk.reduce(variables, op=op, in_place=False), helds):
+            same(result, expected(op, held), str(held[0].dtype), op)
+    for result, held in zip(synk.gather(variables), helds):
+        np.testing.assert_array_equal(result, np.stack(held))
+    for rank in range(n):
+        for result, held in zip(synk.get_value(rank, variables), helds):
+            np.testing.assert_array_equal(result, held[rank])
+    synk.all_reduce(variables, op="sum")
+    for variable, held in zip(variables, helds):
+        for got in on_all(synk, n, variable):
+            same(got, expected("sum", held), str(held[0].dtype))
+    synk.broadcast(variables, [held[-1] for held in helds])
+    floats = [v for v in variables if v.dtype.startswith("float")]
+    synk.all_reduce(floats, op="avg")
+    for variable, held in zip(variables, helds):
+        for got in on_all(synk, n, variable):
+            same(got, exact(held[-1]), str(held[0].dtype))
+    with_rows = [v for v in variables if v.ndim and not v.broadcastable[0]]
+    chosen = [held for v, held in zip(variables, helds) if v in with_rows]
+    synk.set_value(0, with_rows, [held[0] for held in chosen])
+    synk.all_gather(with_rows)
+    for variable, held in zip(with_rows, chosen):
+        want = np.concatenate([held[0]] + [held[-1]] * (n - 1))
+        for got in on_all(synk, n, variable):
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "every other", "reversed", "fortran"])
+def test_values_that_are_not_contiguous(synk, n, place, layout):
+    """Both what is set, and what a function's update leaves in a variable."""
+    base = values("float32", (4, 6))
+    form = {
+        "transposed": lambda a: a.T,
+        "every other": lambda a: a[:, ::2],
+        "reversed": lambda a: a[::-1],
+        "fortran": lambda a: a,
+    }[layout]
+    x = T.matrix("x", dtype="float32")
+    variable = shared(np.zeros((1, 1), "float32"), place)
+    laid = np.asfortranarray(base) if layout == "fortran" else base
+    synk.broadcast(variable, form(laid))
+    for got in on_all(synk, n, variable):
+        np.testing.assert_array_equal(got, form(base))
+    variable.set_value(form(laid), borrow=True)
+    synk.broadcast(variable)
+    for got in on_all(synk, n, variable):
+        np.testing.assert_array_equal(got, form(base))
+    f = synk.function([], bcast_inputs=[x], updates=[(variable, form(x))])
+    f(laid)
+    np.testing.assert_array_equal(synk.gather(variable), np.stack([form(base)] * n))
+    np.testing.assert_array_equal(synk.gather(variable, nd_up=0), np.concatenate([form(base)] * n))
+    synk.all_reduce(variable, op="sum")
+    for got in on_all(synk, n, variable):
+        same(got, n * exact(form(base)), "float32")
+    f(laid)
+    same(synk.reduce(variable, op="avg", in_place=False), exact(form(base)), "float32")
+    synk.all_gather(variable)
+    for got in on_all(synk, n, variable):
+        np.testing.assert_array_equal(got, np.concatenate([form(base)] * n))
+    # What was gathered is an ordinary value: it goes on being used by functions.
+    total = synk.function([], (variable.sum(), "sum"))
+    same(total(), n * n * exact(base if layout != "every other" else base[:, ::2]).sum())
+
+
+def test_functions_see_what_collectives_have_done(synk, n, place):
+    variable = shared(np.ones((2, 2), "float32"), place)
+    read = synk.function([], (variable * 2, "gather"))
+    add = synk.function([], updates=[(variable, variable + 1)])
+    for rank in range(n):
+        synk.set_value(rank, variable, np.full((2, 2), rank, "float32"))
+    np.testing.assert_array_equal(read()[:, 0], np.repeat(2.0 * np.arange(n), 2))
+    add()
+    synk.all_reduce(variable, op="sum")
+    total = n * (n - 1) / 2 + n
+    np.testing.assert_array_equal(read(), np.full((2 * n, 2), 2 * total))
+    variable.set_value(np.full((1, 2), 3, "float32"))
+    synk.broadcast(variable)
+    np.testing.assert_array_equal(read(), np.full((n, 2), 6.0))
+    add()
+    np.testing.assert_array_equal(variable.get_value(), [[4, 4]])
+    np.testing.assert_array_equal(synk.gather(variable, nd_up=0), np.full((n, 2), 4.0))
+
+
+def test_large_values(synk, n, place):
+    """More than one buffer, if there are buffers."""
+    size = 3_000_017
+    variable = shared(np.zeros(size, "float32"), place)
+    base = (np.arange(size) % 251).astype("float32")
+    for rank in range(n):
+        synk.set_value(rank, variable, base + rank)
+    synk.all_reduce(variable, op="avg")
+    for got in on_all(synk, n, variable):
+        same(got, base.astype("float64") + (n - 1) / 2, "float32")
+    synk.all_gather(variable)
+    assert synk.get_lengths(variable) == (n * size,) * n
+
+
+def test_values_that_were_received_are_private(synk, n, place):
+    """Writing to the source later changes no variable."""
+    data = synk.data(np.arange(4, dtype="float32"))
+    array = np.arange(4, dtype="float32")
+    variable = shared(np.zeros(4, "float32"), place)
+    for source in (data, array):
+        synk.broadcast(variable, source)
+        source[:] = -1
+        for got in on_all(synk, n, variable):
+            np.testing.assert_array_equal(got, np.arange(4.0))
+        source[:] = np.arange(4)
+        got[:] = 9
+        np.testing.assert_array_equal(synk.get_value(n - 1, variable), np.arange(4.0))
+
+
+def test_bad_arguments_are_refused_before_anything_is_sent(synk, n, place):
+    variable = shared(np.zeros((2, 2), "float32"), place)
+    with pytest.raises(TypeError):
+        synk.all_reduce(np.zeros(3))
+    with pytest.raises(ValueError, match="mean"):
+        synk.reduce(variable, op="mean")
+    with pytest.raises(ValueError, match="rank"):
+        synk.get_value(n, variable)
+    with pytest.raises(ValueError, match="nd_up"):
+        synk.gather(variable, nd_up=2)
+    with pytest.raises(TypeError):
+        synk.broadcast(variable, np.zeros(3, "float32"))
+    with pytest.raises(TypeError):
+        synk.scatter(variable, synk.data(np.zeros((2, 2), "int32")))
+    with pytest.raises(IndexError):
+        synk.scatter(variable, np.zeros((2, 2), "float32"), batch=[2])
+    with pytest.raises(ValueError, match="twice"):
+        synk.all_reduce([variable, variable])
+    np.testing.assert_array_equal(synk.gather(variable), np.zeros((n, 2, 2)))

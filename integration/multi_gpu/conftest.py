@@ -1,0 +1,89 @@
+"""One device set per process: a device cannot be let go once Theano has initialized it.
+
+`run.py` starts these tests once for each device set, with its name in the environment. Without
+one, the cases are not collected: `test_device_sets.py` stands for them in the usual run.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+HERE = Path(__file__).parent
+# Helpers, whose names begin with "_", are imported by name.
+sys.path.insert(0, str(HERE))
+
+NAME = os.environ.get("SYNK_DEVICE_SET")
+RECORD = os.environ.get("SYNK_DEVICE_RECORD")
+LIMIT_S = float(os.environ.get("SYNK_DEVICE_TEST_LIMIT_S", "180"))
+
+if NAME is None:
+    collect_ignore = ["cases", "failures"]
+
+
+def _write(**entry: Any) -> None:
+    """Add a line to the record: what was done is known even if this process then dies."""
+    if RECORD:
+        with open(RECORD, "a", encoding="utf-8") as record:
+            record.write(json.dumps(entry) + "\n")
+
+
+if NAME is not None:
+
+    def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+        """Leave out what an earlier process has done, and what another one beside this does."""
+        shard, count = (int(k) for k in os.environ.get("SYNK_DEVICE_SHARD", "0/1").split("/"))
+        done = {item.nodeid for place, item in enumerate(items) if place % count != shard}
+        if RECORD and Path(RECORD).exists():
+            lines = Path(RECORD).read_text(encoding="utf-8").splitlines()
+            done |= {json.loads(line)["test"] for line in lines}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in done])
+        items[:] = [item for item in items if item.nodeid not in done]
+
+    def pytest_runtest_logstart(nodeid: str, location: Any) -> None:
+        _write(test=nodeid, event="start")
+
+    def pytest_runtest_logreport(report: Any) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            longrepr = report.longrepr
+            if report.skipped and isinstance(longrepr, tuple):
+                longrepr = longrepr[2]
+            _write(
+                test=report.nodeid,
+                event="report",
+                when=report.when,
+                outcome=report.outcome,
+                seconds=report.duration,
+                text="" if longrepr is None else str(longrepr),
+                output=report.capstderr[-4000:] if report.failed else "",
+            )
+
+    @pytest.fixture(autouse=True)
+    def no_endless_wait(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+        """End this process, with all stacks, when one test takes too long."""
+
+        def end_it() -> None:
+            with capfd.disabled():
+                os.write(2, f"a test took longer than {LIMIT_S:.0f} s\n".encode())
+                faulthandler.dump_traceback(file=2)
+            os._exit(70)
+
+        timer = threading.Timer(LIMIT_S, end_it)
+        timer.daemon = True
+        timer.start()
+        yield
+        timer.cancel()
+
+    @pytest.fixture(scope="session")
+    def device_set() -> Any:
+        """The set of this process."""
+        from _sets import SETS
+
+        return SETS[NAME]

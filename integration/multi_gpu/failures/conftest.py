@@ -1,0 +1,23 @@
+"""What is left on the GPUs when a program has ended, however it ended.
+
+Only where nothing else runs beside it; `run.py` looks again when all has ended.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Iterator
+
+import pytest
+from _sets import memory_used, wait_for_memory
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_memory_left(device_set: Any) -> Iterator[None]:
+    """Fail the test after which more memory of a GPU is used than before."""
+    if device_set.kind != "cuda" or "SYNK_DEVICE_ALONE" not in os.environ:
+        yield
+        return
+    before = memory_used()
+    yield
+    assert not (left := wait_for_memory(before)), left

@@ -1,0 +1,240 @@
+"""`fork()`: what it takes, prints and refuses; again in one process; the documented programs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from _program import run_program
+
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
+
+# The lines that say what is going on.
+TOLD = ("Synkhronos", "...distribution")
+# A bit of everything; the kind of a shared variable.
+USE = """
+def use(n):
+    x = T.fmatrix("x")
+    s = theano.shared(np.arange(3, dtype="float32"), name="s")
+    f = synk.function([x], [(x.sum(), "sum"), (x * 2, "gather")], updates=[(s, s + 1)])
+    total, doubled = f(np.ones((2 * n + 1, 3), "float32"))
+    assert total == 3 * (2 * n + 1), total
+    assert doubled.shape == (2 * n + 1, 3) and (doubled == 2).all()
+    synk.all_reduce(s, op="sum")
+    assert (synk.gather(s) == n * (np.arange(3) + 1.0)).all()
+    return type(s).__name__
+"""
+# The devices that a process has open, without asking the driver, which would open one.
+OPEN = """
+def open_devices():
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            pass
+    return sorted({name for name in names if name.startswith("/dev/nvidia")})
+"""
+
+
+def ended_well(ended):
+    assert ended.status == 0, str(ended)
+    return ended.told
+
+
+@pytest.mark.parametrize("name", ["intro", "shared_variables"])
+def test_a_documented_program_prints_what_is_documented(device_set, name):
+    """It calls fork() without arguments: those of the set are put in their place."""
+    code = f"""
+import functools, json, os, runpy
+import theano
+import synkhronos as synk
+synk.fork = functools.partial(synk.fork, **json.loads(os.environ["SYNK_FORK"]))
+runpy.run_path({str(ROOT / "examples" / f"{name}.py")!r}, run_name="__main__")
+"""
+    ended = run_program(device_set, code, preamble="")
+    assert ended.status == 0, str(ended)
+    lines = ended.out.splitlines()
+    told = [line for line in lines if line.startswith(TOLD)]
+    assert len(told) == 4, str(ended)
+    device = "GPU" if device_set.kind == "cuda" else "CPU core"
+    if device_set.kind != "opencl":
+        beginning = f"Synkhronos attempting to use {device_set.ranks} "
+        assert told[0].startswith(beginning), told[0]
+        assert re.search(rf"{device}s?\.\.\.$", told[0]), told[0]
+    assert "master rank: 0" in told[1]
+    if device_set.ranks == 2 or name == "intro":
+        expected = (ROOT / "examples" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+        expected = [line for line in expected if not line.startswith(TOLD)]
+        assert [line for line in lines if line not in told] == expected, str(ended)
+
+
+def test_the_master_may_have_any_rank(device_set):
+    told = ended_well(
+        run_program(
+            device_set,
+            USE
+            + """
+assert fork(master_rank=N - 1) == N
+kind = use(N)
+x = T.fvector("x")
+f = synk.function([x], [(x, None), (x, "gather")])
+own, all_ = f(np.arange(2 * N, dtype="float32"))
+s = theano.shared(np.zeros(2, "float32"))
+synk.set_value(0, s, np.ones(2, "float32"))
+tell(kind=kind, own=own.tolist(), all=all_.tolist(), s=synk.gather(s).tolist(),
+     mine=s.get_value().tolist())
+""",
+        )
+    )
+    n = device_set.ranks
+    assert told["own"] == [2 * n - 2, 2 * n - 1]
+    assert told["all"] == list(range(2 * n))
+    assert told["s"] == [[1, 1]] + [[0, 0]] * (n - 1)
+    assert told["mine"] == [1, 1] if n == 1 else [0, 0]
+
+
+def test_fork_close_fork_in_one_process(device_set):
+    told = ended_well(
+        run_program(
+            device_set,
+            USE
+            + """
+kinds = []
+# A process keeps the device that it has: only where all ranks have the same may it change places.
+is_one = not FORK.get("use_gpu") or len(set(FORK.get("devices", []))) == 1
+for master_rank in (0, N - 1 if is_one else 0, 0):
+    assert fork(master_rank=master_rank) == N
+    kinds.append(use(N))
+    synk.close()
+    left = len(workers())
+fork()
+twice = attempt(fork)
+use(N)
+tell(kinds=kinds, left=left, twice=twice)
+""",
+        )
+    )
+    assert len(set(told["kinds"])) == 1
+    assert told["left"] == 0
+    assert told["twice"]["error"] == "AlreadyForked"
+
+
+def test_one_rank_needs_no_worker(device_set):
+    told = ended_well(
+        run_program(
+            device_set,
+            USE
+            + """
+one = {"devices": FORK["devices"][:1]} if "devices" in FORK else {**FORK, "n_parallel": 1}
+assert synk.fork(**one, verbose=False) == 1
+kind = use(1)
+tell(kind=kind, workers=len(workers()))
+""",
+        )
+    )
+    assert told["workers"] == 0
+    assert ("GpuArray" in told["kind"]) == (device_set.kind != "cpu")
+
+
+def test_a_device_that_is_not_there_is_refused_with_a_cure(device_set):
+    name = {"cpu": "cuda0", "cuda": "cuda99", "opencl": "opencl9:9"}[device_set.kind]
+    told = ended_well(
+        run_program(
+            device_set,
+            f"""
+import subprocess
+def start():
+    synk.fork(devices=[{name!r}], verbose=False)
+    synk.distribute()
+result = attempt(start)
+tell(result=result, left=len(workers()))
+""",
+            CUDA_VISIBLE_DEVICES="" if device_set.kind == "cpu" else _visible(),
+        )
+    )
+    assert told["result"]["error"] == "StartError", told
+    assert name in told["result"]["text"] or "GPU" in told["result"]["text"], told
+    assert told["left"] == 0
+
+
+def test_gpus_that_are_demanded_where_none_is_usable_are_an_error_with_a_cure(device_set):
+    if device_set.kind != "cpu":
+        pytest.skip("once is enough: no GPU is visible, whatever the set")
+    told = ended_well(
+        run_program(
+            device_set,
+            USE
+            + """
+def start():
+    synk.fork(use_gpu=True, verbose=False)
+    synk.distribute()
+result = attempt(start)
+synk.close()
+count = synk.fork(2, verbose=False)  # takes what there is
+kind = use(2)
+tell(result=result, count=count, kind=kind)
+""",
+            CUDA_VISIBLE_DEVICES="",
+        )
+    )
+    assert told["result"]["error"] == "StartError", told
+    assert re.search("doctor|install|driver|use_gpu=False", told["result"]["text"]), told
+    assert told["count"] == 2
+
+
+def test_the_master_opens_no_device_before_fork(device_set):
+    """A CUDA context in the master, before its time, would be on the wrong device."""
+    if device_set.kind != "cuda":
+        pytest.skip("there is no CUDA device to be opened")
+    told = ended_well(
+        run_program(
+            device_set,
+            USE
+            + OPEN
+            + """
+before = open_devices()
+fork()
+use(N)
+tell(before=before, after=open_devices())
+""",
+        )
+    )
+    assert not [name for name in told["before"] if re.search(r"nvidia\d", name)], told
+    assert told["after"], "this way of looking finds devices that are open"
+
+
+def test_a_device_that_the_user_has_initialized_before(device_set):
+    """The same device for the master works, another is refused in words."""
+    if device_set.kind == "cpu":
+        pytest.skip("no device")
+    first = device_set.devices[0] if device_set.devices else "cuda0"
+    told = ended_well(
+        run_program(
+            device_set,
+            USE
+            + f"""
+import theano.gpuarray
+theano.gpuarray.use({first!r})
+early = theano.shared(np.ones(3, "float32"), name="early")
+result = attempt(fork)
+if result["error"] is None:
+    use(N)
+    synk.all_reduce(early, op="sum")
+    result["early"] = early.get_value().tolist()
+tell(result=result)
+""",
+        )
+    )
+    result = told["result"]
+    if result["error"] is None:
+        assert result["early"] == [device_set.ranks] * 3
+    else:
+        assert result["error"] == "StartError", result
+        assert first in result["text"], result
+
+
+def _visible() -> str:
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")

@@ -1,0 +1,324 @@
+"""Run the tests on every device set that this machine has, and print a table.
+
+    python integration/multi_gpu/run.py                           # all sets
+    python integration/multi_gpu/run.py --sets cpu-2 cuda-2 -k gather --junit results.xml
+
+Each device set has processes of its own, one for the cases and some for the failures, so many at a
+time (``--jobs``). A process that dies, hangs or is over its time is a failure of the test that it
+was at; another process goes on with the tests after that. In the end as much memory of the GPUs
+must be free as before; with ``--jobs 1`` that is so after each failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE))
+
+from _sets import SETS, DeviceSet, memory_used, missing, wait_for_memory  # noqa: E402 - found beside this file
+
+PARTS = ("cases", "failures")
+# What dies again and again is not tried for ever.
+MOST_DEATHS = 8
+# Failures, each of which starts ranks of its own, are divided among so many processes.
+SHARDS = 4
+
+
+@dataclass
+class Result:
+    """Of one test on one device set."""
+
+    test: str
+    outcome: str
+    seconds: float = 0.0
+    text: str = ""
+
+
+@dataclass
+class Outcome:
+    """Of one part on one device set."""
+
+    name: str
+    part: str
+    results: list[Result] = field(default_factory=list)
+    seconds: float = 0.0
+    reason: str = ""  # why it was not run at all
+    trouble: str = ""  # what went wrong outside of any test
+
+    def count(self, outcome: str) -> int:
+        return sum(result.outcome == outcome for result in self.results)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a set, or every so-many-th test of it: the business of one process at a time."""
+
+    device_set: DeviceSet
+    part: str
+    shard: str = "0/1"
+
+    @property
+    def stem(self) -> str:
+        return f"{self.device_set.name}-{self.part}-{self.shard.replace('/', '-')}"
+
+
+def environment(unit: Unit, record: Path, options: argparse.Namespace) -> dict[str, str]:
+    """What the processes of a unit are started with."""
+    # Python's own implementations where there is no device: to compile takes most of the time.
+    flags = "linker=py" if unit.device_set.kind == "cpu" else "gcc.cxxflags=-O0"
+    given = os.environ.get("THEANO_FLAGS", "")
+    return {
+        **os.environ,
+        **({"SYNK_DEVICE_ALONE": "1"} if options.jobs == 1 else {}),
+        "THEANO_FLAGS": ",".join(part for part in (flags, given) if part),
+        "SYNK_DEVICE_SET": unit.device_set.name,
+        "SYNK_DEVICE_SHARD": unit.shard,
+        "SYNK_DEVICE_RECORD": str(record),
+        "SYNK_DEVICE_TEST_LIMIT_S": str(options.test_limit),
+    }
+
+
+def run_unit(unit: Unit, folder: Path, options: argparse.Namespace) -> Outcome:
+    """Run a unit, in as many processes as it takes."""
+    outcome = Outcome(unit.device_set.name, unit.part)
+    record, log = folder / f"{unit.stem}.jsonl", folder / f"{unit.stem}.log"
+    end = time.monotonic() + options.limit
+    command = [
+        *(sys.executable, "-m", "pytest", str(HERE / unit.part)),
+        *(
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "--tb=short",
+            f"--rootdir={ROOT}",
+            f"--confcutdir={HERE}",
+        ),
+        *(["-k", options.keyword] if options.keyword else []),
+    ]
+    began = time.monotonic()
+    for _ in range(MOST_DEATHS):
+        left = end - time.monotonic()
+        if left < 1:
+            outcome.trouble = "the time for this set is over"
+            break
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment(unit, record, options),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(left)
+            except subprocess.TimeoutExpired:
+                status = -signal.SIGKILL
+            finally:
+                _end(process, record)
+        _, running = read(record)
+        if running is None:
+            if status not in (0, 1, 5):
+                outcome.trouble = f"pytest ended with status {status}\n{_tail(log)}"
+            break
+        text = f"the process ended with status {status} in this test\n{_tail(log)}"
+        with record.open("a", encoding="utf-8") as lines:
+            entry = {"test": running, "event": "report", "when": "call", "outcome": "failed"}
+            lines.write(json.dumps({**entry, "seconds": 0.0, "text": text}) + "\n")
+    outcome.results, _ = read(record)
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def _end(process: subprocess.Popen[bytes], record: Path) -> None:
+    """End what is left of a process and of all that it started, in whatever session."""
+    process.kill()
+    process.wait()
+    mark = f"SYNK_DEVICE_RECORD={record}".encode()
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in environ.read_bytes().split(b"\0"):
+                os.kill(int(environ.parent.name), signal.SIGKILL)
+        except OSError:
+            continue  # ended meanwhile, or another user's
+
+
+def _tail(log: Path, most: int = 6000) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-most:]
+
+
+def read(record: Path) -> tuple[list[Result], str | None]:
+    """The results in a record, and the test that was running when it ended."""
+    results: dict[str, Result] = {}
+    running = None
+    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+    for line in lines:
+        entry = json.loads(line)
+        test = entry["test"]
+        if entry["event"] == "start":
+            running = test
+            continue
+        running = None if running == test else running
+        known = results.get(test)
+        if known is not None and known.outcome == "failed":
+            known.text += "\n" + entry["text"]
+            continue
+        text = entry["text"] + ("\n" + entry["output"] if entry.get("output") else "")
+        results[test] = Result(test, entry["outcome"], entry["seconds"], text)
+    return list(results.values()), running
+
+
+def run_all(chosen: list[DeviceSet], folder: Path, options: argparse.Namespace) -> list[Outcome]:
+    """Run the parts on all sets, and look at the GPUs' memory before and after."""
+    outcomes, units = [], []
+    for device_set in chosen:
+        reason = missing(device_set)
+        for part in options.parts:
+            if reason is not None:
+                outcomes.append(Outcome(device_set.name, part, reason=reason))
+                continue
+            count = SHARDS if part == "failures" and options.jobs > 1 else 1
+            units += [Unit(device_set, part, f"{k}/{count}") for k in range(count)]
+    # What takes longest first.
+    units.sort(key=lambda unit: unit.part)
+    before = memory_used()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        done = list(pool.map(lambda unit: run_unit(unit, folder, options), units))
+    for device_set in chosen:
+        for part in options.parts:
+            mine = [each for each in done if (each.name, each.part) == (device_set.name, part)]
+            if mine:
+                outcomes.append(together(mine))
+    if before:
+        outcomes.append(Outcome("GPUs", "memory", trouble=wait_for_memory(before)))
+    return outcomes
+
+
+def together(shards: list[Outcome]) -> Outcome:
+    """The outcomes of shards as one."""
+    return Outcome(
+        shards[0].name,
+        shards[0].part,
+        [result for shard in shards for result in shard.results],
+        max(shard.seconds for shard in shards),
+        trouble="\n".join(shard.trouble for shard in shards if shard.trouble),
+    )
+
+
+def write_junit(path: Path, outcomes: list[Outcome]) -> None:
+    """A suite per device set and part."""
+    suites = ET.Element("testsuites")
+    for outcome in outcomes:
+        suite = ET.SubElement(
+            suites,
+            "testsuite",
+            name=f"{outcome.name} {outcome.part}",
+            tests=str(len(outcome.results)),
+            failures=str(outcome.count("failed")),
+            skipped=str(outcome.count("skipped")),
+            errors=str(int(bool(outcome.trouble))),
+            time=f"{outcome.seconds:.3f}",
+        )
+        for result in outcome.results:
+            file, _, test = result.test.partition("::")
+            case = ET.SubElement(
+                suite,
+                "testcase",
+                classname=f"{outcome.name}.{Path(file).stem}",
+                name=test,
+                time=f"{result.seconds:.3f}",
+            )
+            if result.outcome == "failed":
+                ET.SubElement(case, "failure").text = _xml(result.text)
+            elif result.outcome == "skipped":
+                ET.SubElement(case, "skipped", message=_xml(result.text))
+        if outcome.reason or outcome.trouble:
+            ET.SubElement(suite, "system-err").text = _xml(outcome.reason or outcome.trouble)
+    ET.ElementTree(suites).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def _xml(text: str) -> str:
+    """Without the characters that XML cannot hold."""
+    return "".join(c if c in "\t\n" or " " <= c < "\ud800" else "?" for c in text)
+
+
+def show(outcomes: list[Outcome]) -> None:
+    """Print full failures, why tests and sets were skipped, and the table."""
+    for outcome in outcomes:
+        for result in outcome.results:
+            if result.outcome == "failed":
+                print(f"\n{'=' * 8} {outcome.name}: {result.test}\n{result.text}")
+        if outcome.trouble:
+            print(f"\n{'=' * 8} {outcome.name} {outcome.part}: {outcome.trouble}")
+    print()
+    for outcome in outcomes:
+        reasons: dict[str, list[str]] = {}
+        for result in outcome.results:
+            if result.outcome == "skipped":
+                reasons.setdefault(result.text, []).append(result.test)
+        for reason, tests in reasons.items():
+            print(f"{outcome.name} {outcome.part}: {len(tests)} skipped: {reason}")
+    print(f"\n{'set':<15} {'part':<9} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}")
+    for outcome in outcomes:
+        if outcome.reason:
+            print(f"{outcome.name:<15} {outcome.part:<9} not run: {outcome.reason}")
+            continue
+        counts = [outcome.count(name) for name in ("passed", "failed", "skipped")]
+        print(
+            f"{outcome.name:<15} {outcome.part:<9} {counts[0]:>7} {counts[1]:>7} {counts[2]:>8} "
+            f"{outcome.seconds:>8.0f}{'  stopped early' if outcome.trouble else ''}"
+        )
+
+
+def arguments(given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run the tests on every device set there is.")
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("-k", dest="keyword", help="only tests that match, as in pytest")
+    parser.add_argument("--junit", type=Path, help="write the results here, in JUnit's form")
+    parser.add_argument("--json", type=Path, help="write the results here, a list of objects")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, cores // 4), help="processes of tests at a time"
+    )
+    parser.add_argument("--limit", type=float, default=1800, help="seconds for a part of a set")
+    parser.add_argument("--test-limit", type=float, default=180, help="seconds for one test")
+    return parser.parse_args(given)
+
+
+def main(given: list[str]) -> int:
+    """Run, print, write; 0 if nothing failed."""
+    options = arguments(given)
+    chosen = [SETS[name] for name in options.sets]
+    with tempfile.TemporaryDirectory(prefix="synk-multi-gpu-") as folder:
+        outcomes = run_all(chosen, Path(folder), options)
+    show(outcomes)
+    if options.junit:
+        write_junit(options.junit, outcomes)
+    if options.json:
+        options.json.write_text(json.dumps([_plain(each) for each in outcomes]), encoding="utf-8")
+    wrong = any(outcome.trouble or outcome.count("failed") for outcome in outcomes)
+    return 1 if wrong else 0
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    return {**vars(outcome), "results": [vars(result) for result in outcome.results]}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

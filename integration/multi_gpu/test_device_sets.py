@@ -1,0 +1,38 @@
+"""The tests of the whole API on each device set of this machine, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+LIMIT_S = 280
+
+# In the usual run. Other sets are the business of `run.py`, on a machine that has them; failures
+# on CPU processes are that of the packages' own tests.
+SETS = ["cpu-2", "opencl-2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETS)
+def test_the_whole_api_on(name: str, tmp_path: Path) -> None:
+    """Every result has to be there, and right."""
+    answer = tmp_path / "answer.json"
+    command = [sys.executable, str(HERE / "run.py"), "--sets", name, "--json", str(answer)]
+    done = subprocess.run(
+        [*command, "--parts", "cases", "--limit", str(LIMIT_S - 30)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    parts = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else []
+    if parts and all(part["reason"] for part in parts):
+        pytest.skip(parts[0]["reason"])
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    passed = [r for part in parts for r in part["results"] if r["outcome"] == "passed"]
+    assert len(passed) > 100, done.stdout
