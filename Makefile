@@ -9,7 +9,7 @@ PACKAGE_TESTS := $(PACKAGES:%=test-%)
 # More arguments for pytest: make test-synk-shm ARGS="-k resize -x"
 ARGS :=
 
-.PHONY: help setup demo test nightly $(PACKAGE_TESTS) test-integration lint format bench bench-shm bench-comm bench-theano docs build clean
+.PHONY: help setup demo test nightly $(PACKAGE_TESTS) test-integration lint format bench bench-shm bench-comm bench-theano bench-gpu docs build clean
 
 ## help: this list
 help:
@@ -69,6 +69,10 @@ bench-comm: setup
 ## bench-theano: calls, inputs, scaling, distribution beside plain Theano (see packages/synk-theano/benchmarks/README.md)
 bench-theano: setup
 	$(PY) packages/synk-theano/benchmarks/run.py $(ARGS)
+
+## bench-gpu: 1, 2 and 4 GPUs beside plain Theano, bare NCCL and PyTorch DDP, into build/bench-gpu
+bench-gpu: setup
+	$(PY) integration/benchmarks/gpu/run.py --out build/bench-gpu $(ARGS)
 
 ## docs: the documentation as HTML in docs/_build/html, warnings are errors
 docs: setup

@@ -196,6 +196,7 @@ def _options() -> argparse.Namespace:
     if options.compiledir is None and (options.device != "cpu" or options.cache_archive):
         options.compiledir = Path(tempfile.gettempdir(), "theano-cache")
     try:
+        plan.groups(options.only, [1])  # the parts are right, whatever GPUs there are
         named = options.gpus and [int(n) for n in options.gpus.split(",")]
         options.gpus = named or _there(options)
         plan.groups(options.only, options.gpus)

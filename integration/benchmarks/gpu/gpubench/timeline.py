@@ -26,7 +26,7 @@ def measure(
     settings: Settings, report: Report, network: Network, train: Any, images: Any, labels: Any
 ) -> None:
     """Measure whole steps, their acts, and the parts of an act."""
-    calls = 2 if settings.tiny else CALLS
+    count, calls = (2, 2) if settings.tiny else (ROUNDS, CALLS)
     many = network.batch * settings.gpus
     batches = Batches(network.images, many)
     wait = device_wait(network.params[-1])
@@ -35,7 +35,7 @@ def measure(
         return train(images, labels, batch=batches())
 
     def write(ways: dict[str, Callable[[], Any]], who: str, notes: dict[str, str]) -> None:
-        for name, seconds in rounds(ways, wait, ROUNDS, calls).items():
+        for name, seconds in rounds(ways, wait, count, calls).items():
             report.row("timeline", name, who, seconds, note=notes.get(name, ""))
 
     gradient, update, vector = train.grad_function, train.update_function, train.flat_grad
