@@ -18,7 +18,7 @@ n = synk.fork(**fork_arguments(__doc__))
 # Any Theano graph: x is to be split by rows, y is for every process as a whole.
 x = T.fmatrix("x")
 y = T.fvector("y")
-scores = x.dot(y)
+scores = (x * y).sum(axis=1)
 
 # An output is an expression, or a pair with a reduce operation. Without one it is averaged,
 # weighted by rows, as a mean over all rows would be. The graph has to fit: the mean of a mean, the

@@ -16,9 +16,9 @@ from options import fork_arguments
 synk.fork(**fork_arguments(__doc__))
 x = T.fmatrix("x")
 labels = T.ivector("labels")
-picked = x[T.arange(x.shape[0]), labels]
-f = synk.function([x, labels], picked.mean())
-f_theano = theano.function([x, labels], picked.mean())
+mean = (x.max(axis=1) * T.cast(labels, "float32")).mean()
+f = synk.function([x, labels], mean)
+f_theano = theano.function([x, labels], mean)
 synk.distribute()
 
 
@@ -53,7 +53,7 @@ before = check(x_data, labels_data)
 # It is written like an array. The workers see it: nothing has to be sent.
 x_data[:, :] *= 2
 after = check(x_data, labels_data)
-print(f"mean {before:.4f}, and of the doubled values {after:.4f}")
+print(f"result {before:.4f}, and of the doubled values {after:.4f}")
 np.testing.assert_allclose(after, 2 * before, rtol=1e-5)
 
 # Its dtype and number of dimensions are fixed. condition_data() tells what a value would become.
@@ -82,7 +82,7 @@ assert x_data.alloc_size == 2 * 12 * 4, "an array that shrinks keeps its memory"
 
 # set_value() takes another shape, too.
 x_data.set_value(rng.standard_normal((7, 6)).astype("float32"))
-labels_data.set_value(rng.randint(6, size=7).astype("int32"))
+labels_data.set_value(np.ones(7, dtype="int32"))
 check(x_data, labels_data)
 
 # free_memory() is the way to make the allocation smaller: the value is gone, the object stays.

@@ -18,7 +18,7 @@ n = synk.fork(**fork_arguments(__doc__))
 x = T.fmatrix("x")
 y = T.fvector("y")
 w = theano.shared(np.zeros(5, dtype="float32"), name="w")
-residual = x.dot(w) - y
+residual = (x * w).sum(axis=1) - y
 loss = T.sqr(residual).mean()
 f = synk.function([x, y], [loss, (residual, "gather")])
 f_theano = theano.function([x, y], [loss, residual])
