@@ -157,21 +157,26 @@ def library_version(path: str) -> int:
 def header_folders(table: _cuda_find.Table, cudnn: str) -> list[str] | None:
     """Return the folders of ``cudnn.h`` and of CUDA's headers, each once; None without CUDA's.
 
-    A folder with all of CUDA's is taken before a combination of several: wheels split them.
+    CUDA's are taken from one folder, or from folders beside each other as wheels have them.
     """
     found = {
         header: [found.path[: -len(header) - 1] for found in table.headers[header]]
         for header in _cuda_find.HEADERS
     }
-    runtime, rest = found["cuda_runtime.h"], ("cuda.h", "crt/host_config.h")
-    if not runtime or not all(found[header] for header in rest):
-        return None
-    whole = [folder for folder in runtime if all(folder in found[header] for header in rest)]
-    first = whole[0] if whole else runtime[0]
-    folders = [os.path.dirname(cudnn), first]
-    for header in rest:
-        folders.append(first if first in found[header] else found[header][0])
-    return list(dict.fromkeys(folders))
+    for runtime in found["cuda_runtime.h"]:
+        folders = [os.path.dirname(cudnn), runtime]
+        for header in ("cuda.h", "crt/host_config.h"):
+            beside = [folder for folder in found[header] if _tree(folder) == _tree(runtime)]
+            if runtime not in beside:
+                folders += beside[:1] or [""]
+        if "" not in folders:
+            return list(dict.fromkeys(folders))
+    return None
+
+
+def _tree(include: str) -> Path:
+    """Return ``.../nvidia`` for ``.../nvidia/cuda_runtime/include``."""
+    return Path(include).parent.parent
 
 
 def _gathered(folders: list[str]) -> str:

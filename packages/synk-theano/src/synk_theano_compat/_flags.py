@@ -31,6 +31,9 @@ SHOWN = (
 chosen: dict[str, str] = {}
 """The flags that were added in this process."""
 
+users: dict[str, str] = {}
+"""Which of ``SHOWN`` the user has set, and where: Theano forgets it when it has read them."""
+
 
 def set_defaults() -> str:
     """Add the flags the user has not set, and say which.
@@ -56,6 +59,11 @@ def set_defaults() -> str:
     for name, value in FOR_CUDNN.items():
         if _user_value(configparser, name) is None:
             defaults[name] = value
+    for name in SHOWN:
+        if name in configparser.THEANO_FLAGS_DICT:
+            users[name] = "THEANO_FLAGS"
+        elif _user_value(configparser, name) is not None:
+            users[name] = "file"
     configparser.THEANO_FLAGS_DICT.update(defaults)
     chosen.update(defaults)
     return ",".join(f"{name}={value}" for name, value in defaults.items()) or "all set by the user"
@@ -67,7 +75,7 @@ def in_force() -> dict[str, dict[str, str]]:
     Set by ``THEANO_FLAGS``, by a ``file`` (``.theanorc``), by ``synk_theano_compat``, or
     ``Theano``'s default.
     """
-    from theano import config, configparser
+    from theano import config
 
     result = {}
     for name in (*SHOWN, *(name for name in chosen if name not in SHOWN)):
@@ -76,10 +84,8 @@ def in_force() -> dict[str, dict[str, str]]:
             value = getattr(value, part)
         if name in chosen:
             set_by = "synk_theano_compat"
-        elif name in configparser.THEANO_FLAGS_DICT:
-            set_by = "THEANO_FLAGS"
         else:
-            set_by = "Theano" if _user_value(configparser, name) is None else "file"
+            set_by = users.get(name, "Theano")
         result[name] = {"value": str(value), "set_by": set_by}
     return result
 

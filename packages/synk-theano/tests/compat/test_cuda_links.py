@@ -1,0 +1,160 @@
+"""Names lent to libraries in a running process, with a library of our own: no CUDA is needed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+COMPILER = shutil.which("g++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler (g++)")
+
+# As libgpuarray does: open by the plain name, look for a symbol.
+ASK = """
+import ctypes, os, sys
+from pathlib import Path
+from synk_theano_compat import _cuda_links as links
+library, cache = sys.argv[1:]
+os.environ["XDG_CACHE_HOME"] = cache
+libc = ctypes.CDLL(None)
+libc.dlopen.restype = ctypes.c_void_p
+libc.dlsym.restype = ctypes.c_void_p
+assert not libc.dlopen(b"libsynkfoo.so", 2)
+assert not links.loads("libsynkfoo.so")
+"""
+LEND = """
+built = links.lend_name("libsynkfoo.so", library, {compiler!r})
+handle = libc.dlopen(b"libsynkfoo.so", 2)
+assert handle
+address = libc.dlsym(ctypes.c_void_p(handle), b"synkfoo_answer")
+assert ctypes.CFUNCTYPE(ctypes.c_int)(address)() == 49
+print(built)
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A library with a version in its name, which needs another one that lies beside it."""
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    for name, code, more in (
+        ("libsynkbar.so.3", 'extern "C" int synkbar() { return 7; }', []),
+        (
+            "libsynkfoo.so.7",
+            'extern "C" int synkbar(); extern "C" int synkfoo_answer() { return 7 * synkbar(); }',
+            [str(folder / "libsynkbar.so.3"), "-Wl,-rpath,$ORIGIN"],
+        ),
+    ):
+        source = tmp_path / "source.cpp"
+        source.write_text(code)
+        subprocess.run(
+            [
+                COMPILER,
+                "-shared",
+                "-fPIC",
+                f"-Wl,-soname,{name}",
+                "-o",
+                folder / name,
+                source,
+                *more,
+            ],
+            check=True,
+            timeout=60,
+        )
+    return folder / "libsynkfoo.so.7"
+
+
+def code(library: Path, cache: Path, text: str, compiler: object = COMPILER) -> str:
+    arguments = f"import sys; sys.argv[1:] = {[str(library), str(cache)]!r}\n"
+    return arguments + ASK + text.format(compiler=compiler)
+
+
+def test_a_library_is_found_by_the_name_lent_to_it(run, library, tmp_path):
+    cache = tmp_path / "cache"
+    built = Path(run(code(library, cache, LEND)).stdout.strip())
+    assert built.name == "libsynkfoo.so"
+    assert cache in built.parents
+    assert (cache / "synk-theano").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_second_process_needs_no_compiler(run, library, tmp_path):
+    cache = tmp_path / "cache"
+    first = run(code(library, cache, LEND)).stdout
+    assert run(code(library, cache, LEND, None)).stdout == first
+    assert len(list((cache / "synk-theano").iterdir())) == 1
+
+
+def test_another_library_of_that_path_is_linked_anew(run, library, tmp_path):
+    cache = tmp_path / "cache"
+    first = run(code(library, cache, LEND)).stdout
+    library.write_bytes(library.read_bytes() + b"\0")
+    assert run(code(library, cache, LEND)).stdout != first
+
+
+def test_processes_at_once(spawn, library, tmp_path):
+    cache = tmp_path / "cache"
+    processes = [spawn(code(library, cache, LEND)) for _ in range(6)]
+    said = {process.communicate(timeout=120)[0] for process in processes}
+    assert [process.returncode for process in processes] == [0] * 6
+    assert len(said) == 1
+    assert len(list((cache / "synk-theano").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "spoil, compiler, message",
+    [
+        ("Path(library).write_bytes(b'no library')", COMPILER, "cannot be loaded"),
+        ("", None, "no C++ compiler"),
+        ("", "/bin/false", "does not link"),
+    ],
+)
+def test_what_went_wrong_is_said(run, library, tmp_path, spoil, compiler, message):
+    text = f"""
+{spoil}
+try:
+    links.lend_name("libsynkfoo.so", library, {{compiler!r}})
+except links.LinkError as error:
+    assert {message!r} in str(error) and library in str(error), error
+else:
+    raise AssertionError("no error")
+"""
+    run(code(library, tmp_path / "cache", text, compiler))
+
+
+# pygpu as it is without a device, with what happens before it opens one.
+PYGPU = """
+import sys, types, warnings
+gpuarray = types.ModuleType("pygpu.gpuarray")
+opened = []
+gpuarray.init = lambda dev, **options: opened.append(dev)
+gpuarray.count_devices = lambda kind, platform: opened.append(kind)
+pygpu = types.ModuleType("pygpu")
+pygpu.gpuarray, pygpu.init = gpuarray, gpuarray.init
+sys.modules.update({"pygpu": pygpu, "pygpu.gpuarray": gpuarray})
+from synk_theano_compat import _cuda, _cuda_find
+_cuda.watch_pygpu()
+_cuda_find.here = lambda: _cuda_find.scan([])
+_cuda._cuda_links.loads = lambda name: False
+"""
+
+
+def test_nothing_is_done_for_other_devices(run):
+    run(PYGPU + "pygpu.init('opencl0:0')\nassert opened == ['opencl0:0'] and _cuda.results == {}\n")
+
+
+@pytest.mark.parametrize(
+    "call", ["pygpu.init('cuda1', sched='multi')", "gpuarray.count_devices('cuda', 0)"]
+)
+def test_what_libgpuarray_will_not_find_is_told_once(run, call):
+    run(
+        PYGPU + "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        f"    {call}\n    {call}\n"
+        "assert len(opened) == 2\n"
+        "(one,) = caught\n"
+        "assert all(n in str(one.message) for n in ('libcuda.so', 'libnvrtc.so', 'libcublas.so'))\n"
+        "assert 'nccl' not in str(one.message) and 'SYNKHRONOS_CUDA_PATH' in str(one.message)\n"
+        "assert set(_cuda.missing) == {'cuda', 'nvrtc', 'cublas', 'nccl'}\n"
+    )

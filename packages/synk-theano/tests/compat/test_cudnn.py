@@ -1,0 +1,254 @@
+"""cuDNN found and named to Theano, and what Theano then says; on libraries made for the purpose."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from synk_theano_compat import _cuda_find, _cudnn
+
+COMPILER = shutil.which("g++")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler (g++)")
+
+
+@pytest.mark.parametrize(
+    "text, version",
+    [
+        ("#define CUDNN_MAJOR 8\n#define CUDNN_MINOR 9\n#define CUDNN_PATCHLEVEL 7\n", (8, 9, 7)),
+        ("#define CUDNN_MAJOR 9\n#define CUDNN_MINOR 14\n", (9, 14, 0)),
+        ("#include_next <cudnn.h>\n", None),
+    ],
+)
+@pytest.mark.parametrize("name", ["cudnn.h", "cudnn_version.h"])
+def test_version_of_a_header(tmp_path: Path, text, version, name):
+    (tmp_path / "cudnn.h").write_text("/* nothing */\n")
+    (tmp_path / name).write_text(text)
+    assert _cudnn.header_version(str(tmp_path / "cudnn.h")) == version
+
+
+def test_our_own_header_is_none_that_is_installed():
+    assert _cudnn.header_version(str(_cudnn.INCLUDE / "cudnn.h")) is None
+
+
+def test_versions_as_cudnn_counts_them():
+    # CUDNN_VERSION of the headers: 8 by thousands, 9 by ten thousands
+    assert _cudnn.as_number((7, 6, 5)) == 7605
+    assert _cudnn.as_number((8, 9, 7)) == 8907
+    assert _cudnn.as_number((9, 14, 0)) == 91400
+
+
+def install(root: Path, version: tuple[int, int, int], *, library: int = 0) -> Path:
+    """Make folders as NVIDIA's wheels do, with a cuDNN that knows its version and no more."""
+    number = library or _cudnn.as_number(version)
+    for name in ("cudnn/lib", "cudnn/include", "cuda_runtime/include", "cuda_nvcc/include/crt"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    include = root / "cudnn/include"
+    (include / "cudnn_version.h").write_text(
+        "#define CUDNN_MAJOR {}\n#define CUDNN_MINOR {}\n#define CUDNN_PATCHLEVEL {}\n".format(
+            *version
+        )
+    )
+    (include / "cudnn.h").write_text(
+        f'#include <cuda_runtime.h>\n#include "{Path(__file__).with_name("fake_cudnn.h")}"\n'
+        'extern "C" size_t cudnnGetVersion(void);\n'
+    )
+    (include / "other.h").write_text("#error nobody asked for this\n")
+    runtime = root / "cuda_runtime/include"
+    (runtime / "cuda_runtime.h").write_text('#include "crt/host_config.h"\n')
+    (runtime / "cuda.h").write_text("")
+    (root / "cuda_nvcc/include/crt/host_config.h").write_text("#define HAS_CRT 1\n")
+    name = f"libcudnn.so.{version[0]}"
+    source, target = root / "source.cpp", root / "cudnn/lib" / name
+    source.write_text(f'extern "C" unsigned long cudnnGetVersion() {{ return {number}; }}')
+    subprocess.run(
+        [COMPILER, "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", target, source],
+        check=True,
+        timeout=60,
+    )
+    return root
+
+
+def find(*roots: Path) -> int:
+    table = _cuda_find.scan([_cuda_find.Place(str(root), "test", 3) for root in roots])
+    found = _cudnn.find(table)
+    return 0 if found is None else found.version
+
+
+@needs_compiler
+def test_library_and_header_are_of_one_version(tmp_path: Path):
+    mixed = install(tmp_path / "mixed", (9, 1, 0), library=90200)
+    right = install(tmp_path / "right", (9, 3, 0))
+    assert find(mixed) == 0
+    assert find(mixed, right) == 90300
+    assert find(right, install(tmp_path / "old", (8, 9, 7))) == 90300
+    (right / "cudnn/include/cudnn.h").unlink()
+    assert find(right) == 0
+
+
+# As in a process with pygpu, up to the module that asks for cuDNN.
+LEAD = """
+import os, sys, types
+os.environ["XDG_CACHE_HOME"], os.environ["SYNKHRONOS_CUDA_PATH"] = {cache!r}, {path!r}
+import theano
+from theano import config
+sys.modules["pygpu"] = types.ModuleType("pygpu")
+from synk_theano_compat import _cudnn, _flags
+print(_cudnn.lead_to_cudnn())
+"""
+COMPILE = """
+from theano.gof.cmodule import GCC_compiler
+flags = ["-I" + config.dnn.include_path, "-I" + config.cuda.include_path]
+flags += ["-L" + config.dnn.library_path, "-Wl,-rpath," + config.dnn.bin_path, "-l", "cudnn"]
+text = '''
+#include <cudnn.h>
+#ifndef HAS_CRT
+#error no crt
+#endif
+int preference = CUDNN_CONVOLUTION_FWD_SPECIFY_WORKSPACE_LIMIT;
+'''
+body = "return cudnnGetVersion() == {version} && cudnnSetRNNDescriptor() == 6 ? 0 : 1;"
+body = body if {version} < 9000 else "return cudnnGetVersion() == {version} ? 0 : 1;"
+built, ran, *said = GCC_compiler.try_flags(flags, text, body, try_run=True, output=True)
+assert built and ran, said
+assert _flags.chosen["dnn.bin_path"] == config.dnn.bin_path
+assert not os.path.exists(os.path.join(config.cuda.include_path, "other.h"))
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("version", [(8, 9, 7), (9, 14, 0)])
+def test_theano_compiles_with_what_was_found(run, tmp_path: Path, version):
+    root = install(tmp_path / "nvidia", version)
+    number = _cudnn.as_number(version)
+    lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(root))
+    for _ in range(2):  # the second time out of the cache
+        done = run(lead + COMPILE.format(version=number))
+        assert done.stdout == f"cuDNN {number}: {root}/cudnn/lib/libcudnn.so.{version[0]}\n"
+    kinds = [path.name.split("-")[0] for path in (tmp_path / "cache/synk-theano").iterdir()]
+    assert sorted(kinds) == ["blas", "cudnn", "headers"]
+
+
+@needs_compiler
+def test_the_users_own_paths_come_first(run, tmp_path: Path):
+    found = install(tmp_path / "found", (9, 14, 0))
+    mine = install(tmp_path / "mine", (8, 9, 7))
+    lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(found))
+    flags = f"dnn.include_path={mine}/cudnn/include,dnn.library_path={mine}/cudnn/lib"
+    assert run(lead + COMPILE.format(version=8907), flags=flags).stdout.startswith("cuDNN 8907: ")
+
+
+@needs_compiler
+def test_the_users_own_stand_in_for_the_header_stays(run, tmp_path: Path):
+    found = install(tmp_path / "found", (9, 14, 0))
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "cudnn.h").write_text("#include_next <cudnn.h>\n")
+    lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(found))
+    code = f"assert config.dnn.include_path == {str(own)!r}\nassert config.dnn.bin_path\n"
+    run(lead + code, flags=f"dnn.include_path={own}")
+
+
+@needs_compiler
+def test_without_cudas_headers_theano_is_left_alone(run, tmp_path: Path):
+    root = install(tmp_path / "nvidia", (9, 14, 0))
+    lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(root))
+    code = (
+        "from synk_theano_compat import _cuda_find\n"
+        "_cudnn.header_folders = lambda *_: None\n"
+        "config.dnn.library_path = config.dnn.bin_path = ''\n"
+        "assert 'not CUDA' in _cudnn.lead_to_cudnn() and config.dnn.bin_path == ''\n"
+    )
+    run(lead + code)
+
+
+@pytest.mark.parametrize(
+    "flags, setup, said",
+    [
+        ("dnn.enabled=False", "sys.modules['pygpu'] = object()", "dnn.enabled=False"),
+        ("", "sys.modules['pygpu'] = None", "not needed: there is no pygpu"),
+    ],
+)
+def test_nothing_is_searched_where_nothing_is_needed(run, flags, setup, said):
+    run(
+        f"import sys, theano\n{setup}\nfrom synk_theano_compat import _cudnn, _cuda_find\n"
+        "_cuda_find.scan = _cuda_find.linker_folders = None\n"
+        f"assert _cudnn.lead_to_cudnn() == {said!r}\n",
+        flags=flags,
+    )
+
+
+PATCHED = """
+import theano.gpuarray
+from theano.gpuarray import dnn
+from synk_theano_compat import _apply
+done = {name: result for name, _, result in _apply.applied}
+"""
+
+
+def test_patches_are_applied_where_there_is_no_gpu(run):
+    done = run(PATCHED + "print(sorted(name for name in done if name[0] == 'G'))")
+    assert done.stdout == "['G2', 'G3', 'G4', 'G5']\n" or "'G1'" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "bin_id, usable",
+    [
+        ("b'compute_90'", True),
+        ("'compute_120'", True),
+        ("b'compute_100'", True),
+        ("b'compute_20'", False),
+    ],
+)
+def test_compute_capability(run, bin_id, usable):
+    run(
+        PATCHED + "class Context: kind, bin_id = b'cuda', " + bin_id + "\n"
+        "dnn.dnn_present, dnn.version = lambda: True, lambda raises=True: 91400\n"
+        "dnn.get_context = lambda name: Context\n"
+        f"assert dnn.dnn_available(None) is {usable}, dnn.dnn_available.msg\n"
+    )
+
+
+def test_recurrent_networks_are_refused_with_a_cure(run):
+    run(
+        PATCHED + "dnn.version = lambda raises=True: 91400\n"
+        "calls = [lambda: dnn.RNNBlock('float32', 5, 1, 'lstm'),\n"
+        "         lambda: dnn.GpuDnnRNNOp('lstm', 'unidirectional'),\n"
+        "         lambda: dnn._RNNDescriptor(None)]\n"
+        "for call in calls:\n"
+        "    try: call()\n"
+        "    except RuntimeError as error: text = str(error)\n"
+        "    else: raise AssertionError\n"
+        "    assert 'got cuDNN 91400, expected 5 to 8' in text and 'theano.scan' in text\n"
+        "dnn.version = lambda raises=True: 8907\n"
+        "assert dnn.GpuDnnRNNOp('lstm', 'unidirectional').num_dirs == 1\n"
+    )
+
+
+def test_other_ops_are_made_whatever_is_gone(run):
+    run(
+        PATCHED + "dnn.version = lambda raises=True: 91400\n"
+        "version = dnn.GpuDnnConv().c_code_cache_version()\n"
+        "assert dnn.GpuDnnConv().algo == 'time_once' and version[-1] > 2**32, version\n"
+        "assert dnn.GpuDnnConvGradW(num_groups=2).algo == 'time_once'\n"
+        "assert dnn.GpuDnnConvGradI(algo='none').algo == 'none'\n"
+        "dnn.GpuDnnPool(), dnn.GpuDnnBatchNorm(), dnn.GpuDnnSoftmax('accurate', 'channel')\n"
+    )
+
+
+def test_algorithms_that_the_user_has_set_stay(run):
+    code = (
+        "from theano import config\nfrom synk_theano_compat import _flags\n"
+        "assert config.dnn.conv.algo_fwd == 'small'\n"
+        "assert config.dnn.conv.algo_bwd_filter == 'time_once'\n"
+        "flags = _flags.in_force()\n"
+        "by = {name: flags[name]['set_by'] for name in flags}\n"
+        "assert by['dnn.conv.algo_fwd'] == 'THEANO_FLAGS'\n"
+        "assert by['dnn.conv.algo_bwd_filter'] == 'synk_theano_compat'\n"
+        "assert by['gpuarray.preallocate'] == 'Theano'\n"
+        "assert flags['gpuarray.preallocate']['value'] == '0.0'\n"
+    )
+    run("import theano\n" + code, flags="dnn.conv.algo_fwd=small")
