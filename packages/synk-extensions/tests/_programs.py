@@ -1,0 +1,54 @@
+"""Running the example programs as a user does, on two CPU processes or on devices of one's choice.
+
+SYNK_TEST_DEVICES names Theano devices, with commas: cuda0,cuda1 or opencl0:0,opencl0:0.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+DEVICES = [name for name in os.environ.get("SYNK_TEST_DEVICES", "").split(",") if name]
+CPU_PROCESSES = 2
+LIMIT_S = 300
+
+
+def number_of_ranks():
+    """How many `on_devices()` asks for."""
+    return len(DEVICES) or CPU_PROCESSES
+
+
+def on_devices(only_first=False):
+    """The options that name the devices."""
+    if DEVICES:
+        return ("--devices", ",".join(DEVICES[:1] if only_first else DEVICES))
+    return ("--devices", "cpu", "--processes", "1" if only_first else str(CPU_PROCESSES))
+
+
+def on_one_device():
+    """The options for a program without processes."""
+    return ("--devices", DEVICES[0] if DEVICES else "cpu")
+
+
+def start(*command, folder=EXAMPLES, **environment):
+    """Run Python in a folder; return (exit status, standard output, error output)."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def run(*command, folder=EXAMPLES, **environment):
+    """Run Python in a folder, return what it prints; it has to succeed."""
+    status, out, err = start(*command, folder=folder, **environment)
+    assert status == 0, f"{command}:\n{out}\n{err}"
+    return out

@@ -1,0 +1,186 @@
+"""Both trainings on digits reach their accuracy, and the digits are found where they may be."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+import io
+import re
+import sys
+import urllib.error
+
+import numpy as np
+import pytest
+from _programs import EXAMPLES, on_devices, run, start
+
+FOLDER = EXAMPLES / "lasagne_mnist"
+
+pytestmark = [
+    pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples belong to the repository"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("lasagne") is None, reason="the examples need lasagne"
+    ),
+]
+
+
+def idx(array):
+    """An array of uint8 in the IDX format."""
+    header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes()
+    return header + array.astype(np.uint8).tobytes()
+
+
+def drawn_digits(rows, seed):
+    """Ten coarse patterns with noise: as easy to tell apart as one likes."""
+    patterns = np.random.RandomState(1).randint(0, 2, size=(10, 4, 4)).repeat(3, 1).repeat(3, 2)
+    rng = np.random.RandomState(seed)
+    labels = rng.randint(10, size=rows)
+    return 150 * patterns[labels] + rng.randint(100, size=(rows, 12, 12)), labels
+
+
+def write_split(folder, split, rows, seed, packed=True):
+    images, labels = drawn_digits(rows, seed)
+    for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+        content = idx(array)
+        path = folder / f"{split}-{name}-ubyte{'.gz' if packed else ''}"
+        path.write_bytes(gzip.compress(content) if packed else content)
+    return images, labels
+
+
+@pytest.fixture
+def mnist(tmp_path):
+    """A folder with files like MNIST's."""
+    write_split(tmp_path, "train", rows=600, seed=2)
+    write_split(tmp_path, "t10k", rows=120, seed=3)
+    return tmp_path
+
+
+@pytest.fixture
+def mnist_data(monkeypatch):
+    """The example's module, with nothing to download."""
+    spec = importlib.util.spec_from_file_location("mnist_data", FOLDER / "mnist_data.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def nobody_there(url, timeout):
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr(module.urllib.request, "urlopen", nobody_there)
+    monkeypatch.delenv("MNIST_FOLDER", raising=False)
+    return module
+
+
+def accuracy(printed):
+    (reached,) = re.findall(r"^accuracy ([\d.]+)%: .* reached$", printed, re.MULTILINE)
+    return float(reached)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("program", ["train_cpu_data.py", "train_gpu_data.py"])
+def test_training_reaches_its_accuracy(program, model, mnist):
+    has_digits = importlib.util.find_spec("sklearn") is not None
+    data = "digits" if has_digits else mnist
+    options = ("--model", model, "--data", data, *on_devices())
+    printed = run(FOLDER / program, *options)
+    assert accuracy(printed) >= 93
+    assert re.findall(r"epoch (\d+) of 12: loss", printed) == [str(n) for n in range(1, 13)]
+
+
+def test_training_says_when_its_accuracy_is_not_reached(mnist):
+    options = ("--data", mnist, "--epochs", "1", "--accuracy", "1.1")
+    status, out, err = start(FOLDER / "train_gpu_data.py", *options, *on_devices())
+    assert status == 1, err
+    assert "110.0% NOT REACHED" in out
+
+
+def test_a_folder_is_read(mnist_data, mnist, capsys):
+    digits = mnist_data.load(str(mnist))
+    images, labels = drawn_digits(600, seed=2)
+    assert digits.x_train.dtype == "float32"
+    np.testing.assert_allclose(digits.x_train[:, 0], images / 255, rtol=1e-6)
+    np.testing.assert_array_equal(digits.y_train, labels)
+    assert digits.x_valid.shape == (120, 1, 12, 12)
+    assert "12 x 12 pixels, 600 to train with, 120 held out" in capsys.readouterr().out
+
+
+def test_the_environment_may_name_the_folder(mnist_data, mnist, monkeypatch):
+    monkeypatch.setenv("MNIST_FOLDER", str(mnist))
+    assert len(mnist_data.load().x_train) == 600
+
+
+def test_of_a_single_split_a_tenth_is_held_out(mnist_data, tmp_path):
+    images, _ = write_split(tmp_path, "t10k", rows=200, seed=4, packed=False)
+    digits = mnist_data.load(str(tmp_path))
+    assert (len(digits.x_train), len(digits.x_valid)) == (180, 20)
+    np.testing.assert_allclose(digits.x_valid[:, 0], images[180:] / 255, rtol=1e-6)
+
+
+def test_scikit_learn_steps_in_if_no_folder_was_named(mnist_data, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("sklearn")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    digits = mnist_data.load()
+    assert digits.x_train.shape[1:] == (1, 8, 8)
+    assert len(digits.x_train) + len(digits.x_valid) == 1797
+    assert digits.x_train.max() == 1
+    assert "no route to host" in capsys.readouterr().out
+
+
+def test_a_named_folder_is_not_replaced(mnist_data, tmp_path):
+    with pytest.raises(mnist_data.NoDataError, match=r"no route to host.*--data digits"):
+        mnist_data.load(str(tmp_path))
+
+
+def test_no_digits_anywhere(mnist_data, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(mnist_data.NoDataError, match="pip install scikit-learn"):
+        mnist_data.load()
+
+
+@pytest.mark.parametrize(
+    "content, complaint",
+    [
+        (b"<html>", "begins with b'<htm'"),
+        (idx(np.zeros((3, 2, 2)))[:-1], r"has 11 items, expected \(3, 2, 2\)"),
+        (b"", "begins with b''"),
+    ],
+)
+def test_a_damaged_file_is_refused(mnist_data, mnist, content, complaint):
+    (mnist / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(mnist_data.NoDataError, match=complaint):
+        mnist_data.load(str(mnist))
+
+
+def test_images_and_labels_have_to_fit(mnist_data, mnist):
+    (mnist / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.zeros(5))))
+    with pytest.raises(mnist_data.NoDataError, match=r"\(600, 12, 12\).*\(5,\)"):
+        mnist_data.load(str(mnist))
+
+
+def test_download_checks_what_it_gets(mnist_data, mnist, tmp_path, monkeypatch):
+    """The first source is gone for one file, and has a wrong one of another."""
+    files = {path.name: path.read_bytes() for path in mnist.glob("*.gz")}
+    sums = {name[:-3]: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    monkeypatch.setattr(mnist_data, "SHA256", sums)
+    first, _ = mnist_data.SOURCES
+
+    def answer(url, timeout):
+        if url == f"{first}train-images-idx3-ubyte.gz":
+            raise urllib.error.URLError("gone")
+        if url == f"{first}t10k-labels-idx1-ubyte.gz":
+            return io.BytesIO(b"something else")
+        return io.BytesIO(files[url.rsplit("/", 1)[1]])
+
+    monkeypatch.setattr(mnist_data.urllib.request, "urlopen", answer)
+    target = tmp_path / "fetched"
+    assert len(mnist_data.load(str(target)).x_train) == 600
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == files
+
+    monkeypatch.setattr(
+        mnist_data.urllib.request, "urlopen", lambda *_, **__: io.BytesIO(b"something else")
+    )
+    with pytest.raises(mnist_data.NoDataError, match=r"SHA-256 is .* expected"):
+        mnist_data.load(str(tmp_path / "again"))
+    assert list((tmp_path / "again").iterdir()) == []
