@@ -1,0 +1,226 @@
+"""Which rank gets which device, and what is locked and copied: with stand-ins for CUDA's driver."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from synk_comm import cuda
+from synk_theano import InputTypeError, InputValueError, Runtime, StartError, _device, _devices
+from synk_theano._arrays import PIECE, ArrayCache
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Say how many GPUs there are, why none can be used, and which one this process holds."""
+
+    def tell(count, problem="", held=None):
+        monkeypatch.setattr(_devices, "usable_gpus", lambda: (0 if problem else count, problem))
+        monkeypatch.setattr(_devices, "there_are_gpus", lambda: count > 0)
+        monkeypatch.setattr(_devices, "device_in_use", lambda: held)
+
+    tell(2)
+    return tell
+
+
+def test_all_gpus_are_taken_if_there_are_any(gpus):
+    ranks = _devices.choose(None, None, 0, None)
+    assert ranks.devices == ("cuda0", "cuda1")
+    assert ranks.lines == ("Synkhronos attempting to use 2 of 2 detected GPUs...",)
+    assert ranks.noun == "2 GPUs"
+    assert ranks.distinct_gpus
+    gpus(4)
+    ranks = _devices.choose(1, True, 0, None)
+    assert (ranks.devices, ranks.noun) == (("cuda0",), "1 GPU")
+    assert "1 of 4 detected GPUs" in ranks.lines[0]
+
+
+def test_cpu_processes_if_there_are_none_or_they_are_asked_for(gpus):
+    cores = len(os.sched_getaffinity(0))
+    assert _devices.choose(None, False, 0, None).size == cores
+    gpus(0, "no GPU is visible")
+    ranks = _devices.choose(3, None, 2, None)
+    assert (ranks.devices, ranks.noun) == ((), "3 CPU processes")
+    assert len(ranks.lines) == 1
+
+
+def test_gpus_that_cannot_be_used_are_mentioned_or_refused(gpus):
+    gpus(2, "Theano's GPU back end needs pygpu, which cannot be imported (gone)")
+    ranks = _devices.choose(2, None, 0, None)
+    assert ranks.devices == ()
+    assert "pygpu" in ranks.lines[0]
+    assert "doctor" in ranks.lines[0]
+    with pytest.raises(StartError, match=r"use_gpu=True: .*pygpu.*synkhronos doctor"):
+        _devices.choose(2, True, 0, None)
+
+
+def test_the_device_in_use_stays_the_masters(gpus):
+    gpus(4, held="cuda2")
+    ranks = _devices.choose(3, None, 1, None)
+    assert ranks.devices == ("cuda0", "cuda2", "cuda1")
+    assert "uses cuda2 already" in ranks.lines[1]
+    assert _devices.choose(2, None, 0, None).devices == ("cuda2", "cuda1")
+    gpus(4, held="cuda1")
+    assert _devices.choose(2, None, 1, None).lines[1:] == ()
+
+
+def test_cpu_processes_are_refused_where_variables_lie_on_a_device(gpus):
+    gpus(2, held="cuda0")
+    with pytest.raises(StartError, match=r"uses cuda0 already.*devices=\['cuda0'"):
+        _devices.choose(2, False, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ((3, None, 0, None), InputValueError, "n_parallel: got 3, expected an int from 1 to 2"),
+        ((0, None, 0, None), InputValueError, "n_parallel"),
+        ((2, None, 2, None), InputValueError, "master_rank: got 2"),
+        ((None, None, 0, "cuda0"), InputTypeError, "expected a list of names"),
+        ((None, None, 0, []), InputTypeError, "expected a list of names"),
+        ((None, None, 0, [0, 1]), InputTypeError, "expected a list of names"),
+        ((None, None, 0, ["cpu"]), InputValueError, "use_gpu=False"),
+        ((3, None, 0, ["cuda0"]), InputValueError, "give devices alone"),
+        ((None, False, 0, ["cuda0"]), InputValueError, "give devices alone"),
+        ((None, None, 1, ["cuda0"]), InputValueError, "master_rank: got 1"),
+    ],
+)
+def test_bad_arguments(gpus, arguments, error, text):
+    with pytest.raises(error, match=text):
+        _devices.choose(*arguments)
+
+
+def test_named_devices(gpus):
+    ranks = _devices.choose(None, None, 1, ["cuda1", "cuda0"])
+    assert ranks.devices == ("cuda1", "cuda0")
+    assert ranks.distinct_gpus
+    assert not _devices.choose(None, None, 0, ["cuda0", "cuda0"]).distinct_gpus
+    other = _devices.choose(None, None, 0, ["opencl0:0"] * 2)
+    assert other.noun == "2 devices"
+    assert not other.distinct_gpus
+
+
+def test_nccl_is_taken_where_it_can_be(gpus, monkeypatch):
+    pair = _devices.choose(None, None, 0, None)
+    shared = _devices.choose(None, None, 0, ["cuda0", "cuda0"])
+    alone = _devices.choose(1, None, 0, None)
+    monkeypatch.setattr("synk_comm.why_no_nccl", lambda: "", raising=False)
+    assert _devices.choose_nccl(pair, None) == (True, ())
+    assert _devices.choose_nccl(pair, False) == (False, ())
+    assert _devices.choose_nccl(alone, None) == (False, ())
+    assert _devices.choose_nccl(alone, True) == (False, ())
+    taken, (line,) = _devices.choose_nccl(shared, None)
+    assert not taken
+    assert "NCCL needs a GPU for each rank" in line
+    with pytest.raises(StartError, match="nccl=True: NCCL needs a GPU for each rank"):
+        _devices.choose_nccl(shared, True)
+    monkeypatch.setattr("synk_comm.why_no_nccl", lambda: "nccl4py is missing", raising=False)
+    assert "nccl4py is missing" in _devices.choose_nccl(pair, None)[1][0]
+    with pytest.raises(StartError, match="no GPUs"):
+        _devices.choose_nccl(_devices.choose(2, False, 0, None), True)
+
+
+def test_without_gpus_they_cannot_be_demanded():
+    if _devices.usable_gpus()[0]:
+        pytest.skip("there are GPUs that can be used")
+    with pytest.raises(StartError, match="use_gpu=True"):
+        Runtime(2, use_gpu=True)
+    with pytest.raises(StartError, match="device cuda7"):
+        Runtime(devices=["cuda7"])
+
+
+class FakeDriver:
+    """Enough of CUDA's driver for one device; copies happen when they are told to."""
+
+    def __init__(self):
+        self.locked, self.copies, self.done, self.refuse = {}, [], True, False
+
+    def entered(self, device):
+        assert device == 3
+        import contextlib
+
+        return contextlib.nullcontext()
+
+    def lock_pages(self, address, nbytes):
+        if self.refuse:
+            raise cuda.CudaError("already locked")
+        assert address not in self.locked
+        self.locked[address] = nbytes
+
+    def unlock_pages(self, address):
+        del self.locked[address]
+
+    def event(self):
+        return 17
+
+    def record(self, event, stream):
+        assert (event, stream) == (17, 0)
+        self.done = False
+
+    def has_happened(self, event):
+        was, self.done = self.done, True
+        return was
+
+    def upload_on(self, stream, pointer, address, nbytes):
+        self.copies.append((pointer, address, nbytes))
+
+
+def test_pages_are_locked_once_and_for_as_long_as_the_array_lives():
+    driver = FakeDriver()
+    pages = _device._LockedPages(driver, 3)
+    whole = np.zeros(100_000)
+    address = whole.__array_interface__["data"][0]
+    pages.lock(whole[10:20])
+    pages.lock(whole)
+    pages.lock(whole[:500])
+    assert driver.locked == {address: whole.nbytes}
+    assert pages.copy(whole[5:9], 1234)
+    assert driver.copies == [(1234, address + 40, 32)]
+    assert not pages.copy(np.zeros(10), 1234)
+    pages.settle()
+    assert driver.done
+    del whole
+    gc.collect()
+    assert driver.locked == {}
+
+
+def test_what_cannot_be_locked_is_copied_the_other_way():
+    driver = FakeDriver()
+    driver.refuse = True
+    pages = _device._LockedPages(driver, 3)
+    array = np.zeros(100_000)
+    pages.lock(array)
+    assert not pages.copy(array, 1)
+    assert driver.copies == []
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rows", [0, 1, 7, 1000])
+def test_rows_are_taken_by_several_threads(threads, rows):
+    rng = np.random.RandomState(0)
+    array = rng.rand(500, 3 * PIECE // 8 // 1000).astype(np.float64)
+    index = rng.randint(0, 500, rows)
+    cache = ArrayCache(threads)
+    out = np.empty((rows, array.shape[1]))
+    assert cache.take(array, index, out) is out
+    np.testing.assert_array_equal(out, array[index])
+    cache.clear()
+
+
+def test_workers_take_no_device_that_the_users_flags_name(monkeypatch):
+    from synk_theano._environ import worker_environment
+
+    monkeypatch.setenv("THEANO_FLAGS", "device=cuda0,floatX=float32")
+    monkeypatch.setenv("THEANO_GPU_IS_ALREADY_ACTIVE", "Yes")
+    environment = worker_environment(2, on_device=True)
+    assert "THEANO_GPU_IS_ALREADY_ACTIVE" not in environment
+    code = "import theano; c = theano.config; print(c.device, c.floatX, repr(c.contexts))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["cpu", "float32", "''"]
