@@ -229,7 +229,7 @@ def test_ranks_get_devices_by_name():
     from gpubench.job import Settings
 
     def devices(device):
-        return Settings(device, 2, 1, 1, True, "", (), False).devices()
+        return Settings(device, 2, 1, 1, 32, True, "", (), False).devices()
 
     assert devices("cuda") == {"devices": ["cuda0", "cuda1"]}
     assert devices("opencl0:0") == {"devices": ["opencl0:0"] * 2}

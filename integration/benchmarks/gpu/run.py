@@ -29,6 +29,8 @@ from gpubench.process import Failed, Process  # noqa: E402
 
 LEAST_S = 15
 """A process is not started with less time than this."""
+SETTINGS = ("device", "steps", "rounds", "images", "tiny", "profile")
+"""Options that every job is told."""
 FLAGS = {
     "floatX": "float32",
     "gpuarray.preallocate": "0",
@@ -50,6 +52,7 @@ class Run:
         self._environment = _environment(options)
         settings = {
             "steps and rounds": f"{options.steps} and {options.rounds}",
+            "images": str(options.images),
             "NCCL_NVLS_ENABLE": self._environment["NCCL_NVLS_ENABLE"],
             "THEANO_FLAGS": self._environment["THEANO_FLAGS"],
         }
@@ -116,8 +119,7 @@ class Run:
         environment, options = self._environment, self._options
         settings = {
             **asdict(job),
-            **{name: getattr(options, name) for name in ("device", "steps", "rounds", "tiny")},
-            "profile": options.profile,
+            **{name: getattr(options, name) for name in SETTINGS},
         }
         more = ["--settings", json.dumps(settings), "--out", str(folder / "rows.jsonl")]
         if job.kind == "ddp":
@@ -176,6 +178,7 @@ def _options() -> argparse.Namespace:
     add("--gpus", help="numbers of GPUs, with commas (default: those of 1,2,4 that are there)")
     add("--steps", type=int, help="in a round (default: 10; tiny: 2)")
     add("--rounds", type=int, help="of which the median counts (default: 5; tiny: 2)")
+    add("--images", type=int, help="in the data set (default: 2048, 1.2 GB; tiny: 32)")
     add("--budget-s", type=float, default=540, help="for everything (default: %(default)s)")
     add("--device", default="cuda", help="cuda (default), cpu, or one that all ranks share")
     add("--tiny", action="store_true", help="small networks, to try the program")
@@ -193,6 +196,7 @@ def _options() -> argparse.Namespace:
     options.only = options.only.split(",")
     options.steps = options.steps or (2 if options.tiny else 10)
     options.rounds = options.rounds or (2 if options.tiny else 5)
+    options.images = options.images or (32 if options.tiny else 2048)
     if options.compiledir is None and (options.device != "cpu" or options.cache_archive):
         options.compiledir = Path(tempfile.gettempdir(), "theano-cache")
     try:

@@ -26,7 +26,7 @@ def main(settings: Settings, report: Report) -> None:
     part = settings.network
     synk.distribute()  # returns when the workers have started
     began = time.perf_counter()
-    network = networks.build(settings.network, settings.tiny)
+    network = networks.build(settings.network, settings.tiny, settings.images)
     train = make_train_function(
         network.loss,
         network.params,

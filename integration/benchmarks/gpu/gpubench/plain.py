@@ -22,7 +22,7 @@ def main(settings: Settings, report: Report) -> None:
     """Measure training steps: ``x[idx]``, and rows taken into a buffer that is reused."""
     use(settings)
     began = time.perf_counter()
-    network = networks.build(settings.network, settings.tiny)
+    network = networks.build(settings.network, settings.tiny, settings.images)
     rule = lasagne.updates.nesterov_momentum
     updates = rule(network.loss, network.params, networks.RATE, networks.MOMENTUM)
     train = theano.function(
@@ -51,10 +51,10 @@ def main(settings: Settings, report: Report) -> None:
     ways = {PLAIN: index, PLAIN_TAKE: take}
     wait = device_wait(network.params[-1])
     times = rounds(ways, wait, settings.rounds, settings.steps, WARM)
-    loss = float(index())
-    assert np.isfinite(loss), f"the loss is {loss}"
     for name, seconds in times.items():
         report.row(part, "step", name, seconds, images=network.batch)
+    loss = float(index())
+    assert np.isfinite(loss), f"the loss is {loss}"
     if settings.network == "resnet":
         error = convolution_error(settings.tiny)
         report.about(

@@ -99,12 +99,14 @@ def _parts(
         return ways, notes
     device = theano.shared(host[0])
     target = device.get_value(borrow=True, return_internal_type=True)
-    loss = theano.shared(np.float32(1)).get_value(borrow=True, return_internal_type=True)
+    loss = theano.shared(np.ones(1, "float32")).get_value(borrow=True, return_internal_type=True)
+
+    wait = device_wait(device)
 
     def copy_from(source: Any) -> Callable[[], None]:
         def copy() -> None:
             target.write(source)
-            target.sync()
+            wait()
 
         return copy
 
