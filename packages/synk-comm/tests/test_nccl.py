@@ -717,6 +717,35 @@ def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it():
         child.stdin.close()
 
 
+def test_a_dead_process_frees_the_gpu_even_if_nobody_asks_this_communicator():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    def run(comm, fake):
+        x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
+        if comm.rank:
+            comm._link.run = lambda calls, stream, deadline: None
+            comm.all_reduce(x)
+            time.sleep(0.2)
+            child.kill()
+        else:
+            comm._link._vigil.add(1, Identity(child.pid, 0, identity().namespace))
+            comm.all_reduce(x)
+            # As a library does that waits for the GPU by itself.
+            deadline = time.monotonic() + 10
+            while fake.gpus.pending() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not fake.gpus.pending()
+            with pytest.raises(PeerLost, match="rank 1"):
+                comm.synchronize(10)
+
+    try:
+        assert 0 in broken_group(run).aborted
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+
+
 def test_what_nccl_reports_ends_the_group():
     def run(comm, fake):
         x = CudaArray.of(fake.gpus, np.ones(2), comm.device)

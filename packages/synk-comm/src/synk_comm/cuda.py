@@ -33,6 +33,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuDevicePrimaryCtxRetain": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int],
     "cuCtxPushCurrent_v2": [ctypes.c_void_p],
     "cuCtxPopCurrent_v2": [ctypes.POINTER(ctypes.c_void_p)],
+    "cuCtxSetCurrent": [ctypes.c_void_p],
     "cuCtxGetDevice": [ctypes.POINTER(ctypes.c_int)],
     "cuStreamQuery": [_STREAM],
     "cuEventCreate": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint],
@@ -130,16 +131,23 @@ class Driver:
         self._call("cuDeviceGet", ctypes.byref(handle), device)
         return handle.value
 
-    @contextlib.contextmanager
-    def entered(self, device: int) -> Iterator[None]:
-        """Make the device's primary context this thread's current one, for a while."""
+    def _context(self, device: int) -> int:
         context = self._contexts.get(device)
         if context is None:
             made = ctypes.c_void_p()
             self._call("cuDevicePrimaryCtxRetain", ctypes.byref(made), self._handle(device))
             # Kept until the process ends: NCCL and the arrays need it as long.
             context = self._contexts[device] = made.value or 0
-        self._call("cuCtxPushCurrent_v2", context)
+        return context
+
+    def make_current(self, device: int) -> None:
+        """Make the device's primary context this thread's current one, from now on."""
+        self._call("cuCtxSetCurrent", self._context(device))
+
+    @contextlib.contextmanager
+    def entered(self, device: int) -> Iterator[None]:
+        """Make the device's primary context this thread's current one, for a while."""
+        self._call("cuCtxPushCurrent_v2", self._context(device))
         try:
             yield
         finally:

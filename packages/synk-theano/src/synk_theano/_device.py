@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import threading
 import time
 import weakref
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -52,6 +53,9 @@ class Host:
     def connect(self, comm: synk_comm.Communicator) -> Any:
         """The communicator for values, given the one for host memory."""
         return comm
+
+    def enter(self) -> None:
+        """Nothing: every thread can compute."""
 
     def empty(self, shape: Tuple[int, ...], dtype: Any) -> np.ndarray:
         """Room in host memory for what is to be brought."""
@@ -96,9 +100,20 @@ class Gpu:
         self._context = context
         self._nccl = nccl
         self._pages: Optional[_LockedPages] = None
+        self._entered = threading.local()
         if name.startswith("cuda"):
-            driver = cuda.Driver()
+            self._driver = driver = cuda.Driver()
             self._pages = _LockedPages(driver, ordinal_of(driver, name, context))
+
+    def enter(self) -> None:
+        """Make this thread fit to compute on the device.
+
+        Some of Theano's operations (cuDNN's reductions and batch normalization) do not name their
+        device: they work on the thread's current one, which is the first if nothing was said.
+        """
+        if self._pages is not None and not hasattr(self._entered, "done"):
+            self._driver.make_current(self._pages.device)
+            self._entered.done = True
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
         """The communicator for values, given the one for host memory; all ranks do so together."""

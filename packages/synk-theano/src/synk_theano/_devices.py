@@ -210,7 +210,9 @@ def take(name: Optional[str], nccl: bool) -> Any:
         raise StartError(
             f"device {name} cannot be taken into use: {type(error).__name__}: {error}; {DOCTOR}"
         ) from error
-    return Gpu(name, context, nccl)
+    device = Gpu(name, context, nccl)
+    device.enter()
+    return device
 
 
 def choose_nccl(ranks: Ranks, wanted: Optional[bool]) -> Tuple[bool, Tuple[str, ...]]:

@@ -115,6 +115,7 @@ class Rank:
         """
         # Pessimistic: whatever interrupts in between, the ranks may have lost each other.
         self.in_step, self.doing = False, ""
+        self.device.enter()
         if order is None:
             order = self.line.take()
         elif self._line is not None:

@@ -284,6 +284,8 @@ class Link:
                         _nap()
                     else:
                         time.sleep(0.0002)
+                if self._rescue is not None:
+                    raise self._rescue  # it is idle because NCCL was stopped
                 self._streams.discard(stream)
 
     # -- the end --------------------------------------------------------------------------
