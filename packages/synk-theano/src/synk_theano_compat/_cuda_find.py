@@ -151,7 +151,7 @@ def here() -> Table:
 def scan(looked_at: Iterable[Place]) -> Table:
     """Return what is in the folders. A folder that cannot be read has nothing.
 
-    A library is listed once, under its longest name: links to the same file are not counted.
+    Of each library the newest in a folder is listed, by the file that links to it lead to.
     """
     table = Table({name: [] for name in LIBRARIES}, {name: [] for name in HEADERS})
     seen: set[str] = set()
@@ -178,10 +178,12 @@ def _note_libraries(table: Table, folder: str, names: Iterable[str], origin: str
         path = os.path.join(folder, name)
         if match is None or not os.path.isfile(path):
             continue
-        # The version is in the name of the file that the links lead to, if anywhere.
-        real = _LIBRARY.fullmatch(os.path.basename(os.path.realpath(path))) or match
+        # The version is in the name of the file that links lead to, if anywhere; and what that
+        # needs in turn lies beside it, not beside the link.
+        target = os.path.realpath(path)
+        real = _LIBRARY.fullmatch(os.path.basename(target)) or match
         version = tuple(int(part) for part in max(real[2], match[2], key=len).split(".")[1:])
-        found, known = Found(path, version, origin), best.get(match[1])
+        found, known = Found(target, version, origin), best.get(match[1])
         if known is None or (version, len(path)) > (known.version, len(known.path)):
             best[match[1]] = found
     for name, found in best.items():
