@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,9 +35,9 @@ SETTINGS = ("device", "steps", "rounds", "images", "tiny", "profile")
 FLAGS = {
     "floatX": "float32",
     "gpuarray.preallocate": "0",
-    "dnn.conv.algo_fwd": "time_once",
-    "dnn.conv.algo_bwd_data": "time_once",
-    "dnn.conv.algo_bwd_filter": "time_once",
+    "dnn.conv.algo_fwd": "time_on_shape_change",
+    "dnn.conv.algo_bwd_data": "time_on_shape_change",
+    "dnn.conv.algo_bwd_filter": "time_on_shape_change",
 }
 """For all that run on Theano, plain or not; those in THEANO_FLAGS win."""
 
@@ -47,7 +48,7 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._out: Path = options.out.resolve()
-        self._deadline = time.monotonic() + options.budget_s
+        self._deadline: float = time.monotonic() + options.budget_s
         self._failures = 0
         self._environment = _environment(options)
         settings = {
@@ -83,13 +84,15 @@ class Run:
                 if not self._succeeds(job, process.wait_ready):
                     running.pop(job).end()
                     self._take(job, began)
-            for job, process in running.items():
+            for job, process in list(running.items()):
                 self._succeeds(job, process.measure)
-                process.end()
+                running.pop(job).end()
                 self._take(job, began)
         finally:
-            for process in running.values():
+            for job, process in running.items():
                 process.end()
+                self.result.left_out[job.name] = "interrupted"
+                self._take(job, began)
 
     def _succeeds(self, job: plan.Job, step: Callable[[], None]) -> bool:
         try:
@@ -153,13 +156,17 @@ class Run:
 def main() -> int:
     """Measure, write, print the tables."""
     options = _options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is ended
     options.out.mkdir(parents=True, exist_ok=True)
     if options.cache_archive:
         cache.unpack(options.cache_archive, options.compiledir)
         _say(f"unpacked {options.cache_archive.name}")
     run = Run(options)
+    status = 128 + signal.SIGINT
     try:
         status = run()
+    except KeyboardInterrupt:
+        _say("interrupted; what was measured before is kept")
     finally:
         if options.save_cache and options.compiledir.is_dir():
             pieces = cache.pack(options.compiledir, options.save_cache)

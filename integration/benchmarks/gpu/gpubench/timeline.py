@@ -41,7 +41,7 @@ def measure(
     gradient, update, vector = train.grad_function, train.update_function, train.flat_grad
     idle = synk.function([], updates=None, outputs=None, name="nothing")
     synk.distribute()
-    session = {
+    session: dict[str, Callable[[], Any]] = {
         "a step, rows by index": step,
         "a step, rows by slice": lambda: train(images, labels, batch=slice(0, many)),
         "gradient alone": lambda: gradient(images, labels, batch=batches()),
