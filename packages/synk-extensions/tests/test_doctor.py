@@ -47,7 +47,7 @@ def test_this_machine(tmp_path: Path):
     assert software["Theano"]["state"] in (GOOD, WARNING)
     assert "GFLOP/s" in software.get("BLAS", {"found": "GFLOP/s"})["found"]
     assert report["flags"]["dnn.conv.algo_fwd"] == {
-        "value": "time_once",
+        "value": "time_on_shape_change",
         "set_by": "synk_theano_compat",
     }
     machine = {item["name"] for item in report["sections"]["Machine"]}
@@ -185,7 +185,11 @@ def test_a_machine_with_gpus(look):
     [
         ({"driver": [0, 0]}, "driver", "nvidia-driver"),
         ({"devices": [], "error": "CUDA error 100: no device"}, "GPUs", "CUDA_VISIBLE_DEVICES"),
-        ({"missing": {"nvrtc": "not found"}}, "libnvrtc", "synkhronos[gpu-cu13]"),
+        (
+            {"missing": {"nvrtc": "not found"}},
+            "libnvrtc",
+            "synkhronos[gpu-cu13]' 'nvidia-cuda-nvrtc==13.0.*'",
+        ),
         ({"missing": {"cublas": "x"}, "driver": [12, 4]}, "libcublas", "synkhronos[gpu-cu12]"),
     ],
 )
