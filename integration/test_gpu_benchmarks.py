@@ -268,7 +268,7 @@ def test_a_tiny_run_on_cpu_processes_goes_from_end_to_end(tmp_path):
         ("allreduce", "synkhronos, 8 in a step"),
         ("distribution", "synkhronos"),
         ("fork", "synkhronos"),
-        ("timeline", "the session"),
+        ("timeline", "all ranks"),
         ("timeline", "the master alone"),
     }
     assert all(min(row["rounds"]) > 0 for row in result["rows"])

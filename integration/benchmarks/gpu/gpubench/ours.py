@@ -1,4 +1,4 @@
-"""A session of synkhronos: training steps, the distribution of the functions, the timeline."""
+"""A runtime of synkhronos: training steps, the distribution of the functions, the timeline."""
 
 from __future__ import annotations
 
