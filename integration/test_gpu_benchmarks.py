@@ -229,7 +229,7 @@ def test_ranks_get_devices_by_name():
     from gpubench.job import Settings
 
     def devices(device):
-        return Settings(device, 2, 1, 1, True, "", (), False).devices()
+        return Settings(device, 2, 1, 1, 32, True, "", (), False).devices()
 
     assert devices("cuda") == {"devices": ["cuda0", "cuda1"]}
     assert devices("opencl0:0") == {"devices": ["opencl0:0"] * 2}
@@ -268,7 +268,7 @@ def test_a_tiny_run_on_cpu_processes_goes_from_end_to_end(tmp_path):
         ("allreduce", "synkhronos, 8 in a step"),
         ("distribution", "synkhronos"),
         ("fork", "synkhronos"),
-        ("timeline", "the session"),
+        ("timeline", "all ranks"),
         ("timeline", "the master alone"),
     }
     assert all(min(row["rounds"]) > 0 for row in result["rows"])

@@ -130,7 +130,8 @@ def run_unit(unit: Unit, folder: Path, options: argparse.Namespace) -> Outcome:
             except subprocess.TimeoutExpired:
                 status = -signal.SIGKILL
             finally:
-                _end(process, record)
+                end_all(record)
+                process.wait()
         _, running = read(record)
         if running is None:
             if status not in (0, 1, 5):
@@ -145,14 +146,12 @@ def run_unit(unit: Unit, folder: Path, options: argparse.Namespace) -> Outcome:
     return outcome
 
 
-def _end(process: subprocess.Popen[bytes], record: Path) -> None:
-    """End what is left of a process and of all that it started, in whatever session."""
-    process.kill()
-    process.wait()
+def end_all(record: Path) -> None:
+    """End all that was started for this record, or for any in this folder, in whatever session."""
     mark = f"SYNK_DEVICE_RECORD={record}".encode()
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if mark in environ.read_bytes().split(b"\0"):
+            if any(line.startswith(mark) for line in environ.read_bytes().split(b"\0")):
                 os.kill(int(environ.parent.name), signal.SIGKILL)
         except OSError:
             continue  # ended meanwhile, or another user's
@@ -306,6 +305,13 @@ def main(given: list[str]) -> int:
     options = arguments(given)
     chosen = [SETS[name] for name in options.sets]
     with tempfile.TemporaryDirectory(prefix="synk-multi-gpu-") as folder:
+
+        def stop(number: int, _frame: Any) -> None:
+            end_all(Path(folder))
+            os._exit(128 + number)
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
         outcomes = run_all(chosen, Path(folder), options)
     show(outcomes)
     if options.junit:

@@ -26,9 +26,8 @@ import torchvision
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-RATE, MOMENTUM = 1e-3, 0.9
+RATE, MOMENTUM = 1e-4, 0.9
 WARM = 5
-IMAGES, TINY_IMAGES = 2048, 32
 BATCH = {"resnet": 64, "vgg": 16}
 CONTENDERS = {
     # name: (TF32 in convolutions, cuDNN's algorithms chosen by timing them)
@@ -45,7 +44,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     settings = json.loads(options.settings)
-    side, classes, images = (32, 10, TINY_IMAGES) if settings["tiny"] else (224, 1000, IMAGES)
+    side, classes = (32, 10) if settings["tiny"] else (224, 1000)
+    images = settings["images"]
     data = torch.rand((images, 3, side, side)).share_memory_()
     labels = torch.randint(classes, (images,)).share_memory_()
     sys.stdout.write("ready\n")

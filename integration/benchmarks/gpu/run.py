@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,12 +30,14 @@ from gpubench.process import Failed, Process  # noqa: E402
 
 LEAST_S = 15
 """A process is not started with less time than this."""
+SETTINGS = ("device", "steps", "rounds", "images", "tiny", "profile")
+"""Options that every job is told."""
 FLAGS = {
     "floatX": "float32",
     "gpuarray.preallocate": "0",
-    "dnn.conv.algo_fwd": "time_once",
-    "dnn.conv.algo_bwd_data": "time_once",
-    "dnn.conv.algo_bwd_filter": "time_once",
+    "dnn.conv.algo_fwd": "time_on_shape_change",
+    "dnn.conv.algo_bwd_data": "time_on_shape_change",
+    "dnn.conv.algo_bwd_filter": "time_on_shape_change",
 }
 """For all that run on Theano, plain or not; those in THEANO_FLAGS win."""
 
@@ -45,11 +48,12 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._out: Path = options.out.resolve()
-        self._deadline = time.monotonic() + options.budget_s
+        self._deadline: float = time.monotonic() + options.budget_s
         self._failures = 0
         self._environment = _environment(options)
         settings = {
             "steps and rounds": f"{options.steps} and {options.rounds}",
+            "images": str(options.images),
             "NCCL_NVLS_ENABLE": self._environment["NCCL_NVLS_ENABLE"],
             "THEANO_FLAGS": self._environment["THEANO_FLAGS"],
         }
@@ -80,13 +84,15 @@ class Run:
                 if not self._succeeds(job, process.wait_ready):
                     running.pop(job).end()
                     self._take(job, began)
-            for job, process in running.items():
+            for job, process in list(running.items()):
                 self._succeeds(job, process.measure)
-                process.end()
+                running.pop(job).end()
                 self._take(job, began)
         finally:
-            for process in running.values():
+            for job, process in running.items():
                 process.end()
+                self.result.left_out[job.name] = "interrupted"
+                self._take(job, began)
 
     def _succeeds(self, job: plan.Job, step: Callable[[], None]) -> bool:
         try:
@@ -116,8 +122,7 @@ class Run:
         environment, options = self._environment, self._options
         settings = {
             **asdict(job),
-            **{name: getattr(options, name) for name in ("device", "steps", "rounds", "tiny")},
-            "profile": options.profile,
+            **{name: getattr(options, name) for name in SETTINGS},
         }
         more = ["--settings", json.dumps(settings), "--out", str(folder / "rows.jsonl")]
         if job.kind == "ddp":
@@ -151,13 +156,17 @@ class Run:
 def main() -> int:
     """Measure, write, print the tables."""
     options = _options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is ended
     options.out.mkdir(parents=True, exist_ok=True)
     if options.cache_archive:
         cache.unpack(options.cache_archive, options.compiledir)
         _say(f"unpacked {options.cache_archive.name}")
     run = Run(options)
+    status = 128 + signal.SIGINT
     try:
         status = run()
+    except KeyboardInterrupt:
+        _say("interrupted; what was measured before is kept")
     finally:
         if options.save_cache and options.compiledir.is_dir():
             pieces = cache.pack(options.compiledir, options.save_cache)
@@ -176,6 +185,7 @@ def _options() -> argparse.Namespace:
     add("--gpus", help="numbers of GPUs, with commas (default: those of 1,2,4 that are there)")
     add("--steps", type=int, help="in a round (default: 10; tiny: 2)")
     add("--rounds", type=int, help="of which the median counts (default: 5; tiny: 2)")
+    add("--images", type=int, help="in the data set (default: 2048, 1.2 GB; tiny: 32)")
     add("--budget-s", type=float, default=540, help="for everything (default: %(default)s)")
     add("--device", default="cuda", help="cuda (default), cpu, or one that all ranks share")
     add("--tiny", action="store_true", help="small networks, to try the program")
@@ -193,6 +203,7 @@ def _options() -> argparse.Namespace:
     options.only = options.only.split(",")
     options.steps = options.steps or (2 if options.tiny else 10)
     options.rounds = options.rounds or (2 if options.tiny else 5)
+    options.images = options.images or (32 if options.tiny else 2048)
     if options.compiledir is None and (options.device != "cpu" or options.cache_archive):
         options.compiledir = Path(tempfile.gettempdir(), "theano-cache")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import theano.tensor as T
-from _lib import exact, same, shared, shares, spread, still_there, values
+from _lib import exact, needs_reductions, same, shared, shares, spread, still_there, values
 
 LENGTH = 23
 BATCHES = [
@@ -34,7 +34,8 @@ def chosen_by(batch, value):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: str(batch)[:24])
-def test_batches_select_rows(synk, n, dtype, batch):
+def test_batches_select_rows(synk, n, device_set, dtype, batch):
+    needs_reductions(device_set, dtype)
     x, y = T.TensorType(dtype, (False, False))("x"), T.TensorType(dtype, (False,))("y")
     f = synk.function([x, y], [((x + x).sum(axis=0), "sum"), (x * 2, "gather"), (y + y, "gather")])
     rows, more = values(dtype, (LENGTH, 3)), values(dtype, (LENGTH,), 1)
@@ -186,7 +187,8 @@ def test_resident_rows_beside_scattered_ones(synk, n, place):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_updates_accumulate_over_slices_by_their_ops(synk, n, place, dtype):
+def test_updates_accumulate_over_slices_by_their_ops(synk, n, device_set, place, dtype):
+    needs_reductions(device_set, dtype)
     x = T.TensorType(dtype, (False, False))("x")
     names = ["avg", "sum", "max", "min", "prod", "last"]
     start = values(dtype, (3,), 3)

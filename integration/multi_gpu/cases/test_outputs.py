@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import theano.tensor as T
-from _lib import FLOATS, exact, same, shares, values
+from _lib import FLOATS, exact, needs_reductions, same, shares, values
 
 TAILS = {1: (), 2: (3,), 3: (2, 3), 4: (2, 1, 3)}
 KINDS = [(dtype, ndim) for dtype in ("float32", "float64") for ndim in TAILS] + [
@@ -57,7 +57,8 @@ def terms(x, dtype):
 
 
 @pytest.mark.parametrize("dtype, ndim", KINDS, ids=[f"{d}-{k}d" for d, k in KINDS])
-def test_outputs_are_those_of_numpy_for_any_rows_and_slices(synk, n, dtype, ndim):
+def test_outputs_are_those_of_numpy_for_any_rows_and_slices(synk, n, device_set, dtype, ndim):
+    needs_reductions(device_set, dtype)
     x = T.TensorType(dtype, (False,) * ndim)("x")
     listed = terms(x, dtype)
     f = synk.function([x], [(output, op) for output, op, _ in listed])

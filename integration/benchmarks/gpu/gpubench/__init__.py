@@ -7,7 +7,7 @@
                 │                                             cache: Theano's compiled modules
                 └─> python -m gpubench.job KIND               machine: where it was measured
                       plain        one GPU, plain Theano
-                      ours         a session of N ranks: steps, distribution, timeline
+                      ours         a runtime of N ranks: steps, distribution, timeline
                       collectives  all_reduce beside a bare NCCL loop (bare)
                       starting     fork() to the first result
 

@@ -1,7 +1,7 @@
-"""A bare NCCL loop inside the processes of a session: an operation that times itself.
+"""A bare NCCL loop inside the processes of a runtime: an operation that times itself.
 
-Workers of a session obey orders and nothing else. A Theano operation is a way to have them run a
-loop of their own, on the same devices, in the same processes, in turns with the session's
+Workers of a runtime obey orders and nothing else. A Theano operation is a way to have them run a
+loop of their own, on the same devices, in the same processes, in turns with the runtime's
 collectives.
 """
 

@@ -55,7 +55,7 @@ def pack(folder: Path, destination: Path, piece: int = PIECE) -> list[Path]:
             tar.add(folder, arcname=".", filter=_wanted)
     if xz.wait():
         raise RuntimeError(f"xz ended with status {xz.returncode}")
-    pieces = []
+    pieces: list[Path] = []
     with whole.open("rb") as source:
         while _copy(source, path := destination / f"{NAME}.{len(pieces):02d}", piece):
             pieces.append(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
 from typing import Any, Callable
@@ -10,14 +11,21 @@ from typing import Any, Callable
 def device_wait(variable: Any) -> Callable[[], None]:
     """What waits until all that was ordered on the device of a shared variable is done.
 
-    Work is done in the order of one stream, so that the last write to `variable` ends it. Does
-    nothing for a variable in host memory.
+    Does nothing for a variable in host memory.
     """
+    value = variable.get_value(borrow=True, return_internal_type=True)
+    context = getattr(value, "context", None)
+    if context is None:
+        return lambda: None
+    if context.kind not in (b"cuda", "cuda"):
+        return lambda: variable.get_value(borrow=True, return_internal_type=True).sync()
+    driver = ctypes.CDLL("libcuda.so.1")
 
     def wait() -> None:
-        value = variable.get_value(borrow=True, return_internal_type=True)
-        if hasattr(value, "sync"):
-            value.sync()
+        # All of the device: libgpuarray knows nothing of what NCCL does to its arrays.
+        with context:
+            status = driver.cuCtxSynchronize()
+        assert status == 0, f"cuCtxSynchronize: {status}"
 
     return wait
 

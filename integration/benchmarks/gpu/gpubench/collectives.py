@@ -35,6 +35,8 @@ def main(settings: Settings, report: Report) -> None:
     run_bare = None if missing else _bare_loop(settings.gpus)
     if missing:
         report.about(f"{BARE} is left out", missing)
+    else:
+        report.about("NCCL", bare.binding().get_version())
     cases = TINY_CASES if settings.tiny else CASES
     variables = [
         theano.shared(np.zeros(elements, "float32"), name=f"{what}") for what, elements, _ in cases

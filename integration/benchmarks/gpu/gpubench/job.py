@@ -28,6 +28,7 @@ class Settings:
             device that all ranks share, such as "opencl0:0".
         gpus: number of ranks.
         steps, rounds: steps in a round, and rounds.
+        images: in the data set.
         tiny: a network for trying the program, and no result to quote.
         network, measures: see `plan.Job`.
         profile: write profiles, at some cost in time.
@@ -37,6 +38,7 @@ class Settings:
     gpus: int
     steps: int
     rounds: int
+    images: int
     tiny: bool
     network: str
     measures: tuple[str, ...]

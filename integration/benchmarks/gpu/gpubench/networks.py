@@ -17,7 +17,7 @@ from lasagne.layers import DenseLayer, DropoutLayer, InputLayer, Pool2DLayer
 from lasagne.nonlinearities import rectify, softmax
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "resnet"
-RATE, MOMENTUM = 1e-3, 0.9
+RATE, MOMENTUM = 1e-4, 0.9
 VGG_BLOCKS = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
 VGG_UNITS = 4096
 TINY_BLOCKS, TINY_UNITS = ((1, 4), (1, 8)), 32
@@ -40,11 +40,10 @@ class Network(NamedTuple):
     """In the data set."""
 
 
-def build(name: str, tiny: bool) -> Network:
+def build(name: str, tiny: bool, images: int) -> Network:
     """The network "resnet" or "vgg", its loss, and what else belongs to its training."""
     example = _example()
     size = example.TINY if tiny else example.RESNET50
-    images = 32 if tiny else 2048
     if name == "resnet":
         model = example.build_model(size)
         about = (size.side, size.classes, 4 if tiny else 64, images)

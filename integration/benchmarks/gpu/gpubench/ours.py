@@ -1,4 +1,4 @@
-"""A session of synkhronos: training steps, the distribution of the functions, the timeline."""
+"""A runtime of synkhronos: training steps, the distribution of the functions, the timeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(settings: Settings, report: Report) -> None:
     part = settings.network
     synk.distribute()  # returns when the workers have started
     began = time.perf_counter()
-    network = networks.build(settings.network, settings.tiny)
+    network = networks.build(settings.network, settings.tiny, settings.images)
     train = make_train_function(
         network.loss,
         network.params,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from typing import Any
 
@@ -22,7 +23,7 @@ def main(settings: Settings, report: Report) -> None:
     """Measure training steps: ``x[idx]``, and rows taken into a buffer that is reused."""
     use(settings)
     began = time.perf_counter()
-    network = networks.build(settings.network, settings.tiny)
+    network = networks.build(settings.network, settings.tiny, settings.images)
     rule = lasagne.updates.nesterov_momentum
     updates = rule(network.loss, network.params, networks.RATE, networks.MOMENTUM)
     train = theano.function(
@@ -51,20 +52,17 @@ def main(settings: Settings, report: Report) -> None:
     ways = {PLAIN: index, PLAIN_TAKE: take}
     wait = device_wait(network.params[-1])
     times = rounds(ways, wait, settings.rounds, settings.steps, WARM)
-    loss = float(index())
-    assert np.isfinite(loss), f"the loss is {loss}"
     for name, seconds in times.items():
         report.row(part, "step", name, seconds, images=network.batch)
+    loss = float(index())
+    assert np.isfinite(loss), f"the loss is {loss}"
     if settings.network == "resnet":
         error = convolution_error(settings.tiny)
         report.about(
             "largest error of a 3 x 3 convolution, Theano",
             f"{error:.1e} of the largest value (float32 has 6e-08, TF32 5e-04)",
         )
-    for flag in ("gpuarray.preallocate", "allow_gc", "floatX"):
-        report.about(f"theano {flag}", _flag(flag))
-    for algorithm in ("algo_fwd", "algo_bwd_data", "algo_bwd_filter", "precision"):
-        report.about(f"theano dnn.conv.{algorithm}", _flag(f"dnn.conv.{algorithm}"))
+    _about(settings, report)
 
 
 def use(settings: Settings) -> None:
@@ -91,8 +89,18 @@ def convolution_error(tiny: bool) -> float:
     return float(np.abs(np.asarray(convolve(x)) - exact).max() / np.abs(exact).max())
 
 
-def _flag(name: str) -> object:
-    value: Any = theano.config
-    for step in name.split("."):
-        value = getattr(value, step)
-    return value
+def _about(settings: Settings, report: Report) -> None:
+    """Versions, and the flags that matter."""
+    report.about("Python", platform.python_version())
+    report.about("NumPy", np.__version__)
+    report.about("Theano", theano.__version__)
+    if settings.cuda:
+        from theano.gpuarray import dnn
+
+        report.about("Theano's cuDNN", dnn.version(raises=False))
+    algorithms = [f"dnn.conv.{name}" for name in ("algo_fwd", "algo_bwd_data", "algo_bwd_filter")]
+    for flag in ("gpuarray.preallocate", "allow_gc", *algorithms, "dnn.conv.precision"):
+        value: Any = theano.config
+        for step in flag.split("."):
+            value = getattr(value, step)
+        report.about(f"Theano's {flag}", value)

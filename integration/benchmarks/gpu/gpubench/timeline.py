@@ -18,7 +18,7 @@ from .job import Report, Settings
 from .networks import Network
 
 ROUNDS, CALLS = 7, 10
-SESSION, HOST = "the session", "the master alone"
+RANKS, HOST = "all ranks", "the master alone"
 LINES = 25
 
 
@@ -41,7 +41,7 @@ def measure(
     gradient, update, vector = train.grad_function, train.update_function, train.flat_grad
     idle = synk.function([], updates=None, outputs=None, name="nothing")
     synk.distribute()
-    session = {
+    acts: dict[str, Callable[[], Any]] = {
         "a step, rows by index": step,
         "a step, rows by slice": lambda: train(images, labels, batch=slice(0, many)),
         "gradient alone": lambda: gradient(images, labels, batch=batches()),
@@ -51,8 +51,8 @@ def measure(
         "a step of three nothings": lambda: synk.step(idle, idle, idle),
     }
     write(
-        session,
-        SESSION,
+        acts,
+        RANKS,
         {
             "a step, rows by index": "the whole: what follows are parts of it",
             "a step, rows by slice": "less the excerpt of rows",
@@ -99,12 +99,14 @@ def _parts(
         return ways, notes
     device = theano.shared(host[0])
     target = device.get_value(borrow=True, return_internal_type=True)
-    loss = theano.shared(np.float32(1)).get_value(borrow=True, return_internal_type=True)
+    loss = theano.shared(np.ones(1, "float32")).get_value(borrow=True, return_internal_type=True)
+
+    wait = device_wait(device)
 
     def copy_from(source: Any) -> Callable[[], None]:
         def copy() -> None:
             target.write(source)
-            target.sync()
+            wait()
 
         return copy
 
@@ -126,7 +128,7 @@ def _lock_pages(context: Any, array: Any) -> None:
 
 
 def _figures(report: Report, step: Callable[[], Any], calls: int) -> None:
-    """What the session counts itself, per step."""
+    """What the runtime counts itself, per step."""
     synk.stats(reset=True)
     for _ in range(calls):
         step()
@@ -134,7 +136,7 @@ def _figures(report: Report, step: Callable[[], Any], calls: int) -> None:
         for figure in ("scatter_s", "compute_s", "wait_s", "reduce_s"):
             seconds = getattr(item, figure) / calls
             if seconds:
-                report.row("timeline", f"stats: {figure[:-2]}, {name}", SESSION, seconds)
+                report.row("timeline", f"stats: {figure[:-2]}, {name}", RANKS, seconds)
 
 
 def _master_profile(report: Report, step: Callable[[], Any], calls: int) -> None:
@@ -149,7 +151,7 @@ def _master_profile(report: Report, step: Callable[[], Any], calls: int) -> None
 def worker_profiles(report: Report) -> None:
     """Write the profiles that workers left in the current folder as text."""
     for path in sorted(Path().glob("synkhronos_profile_rank*.prof")):
-        _write_profile(report.beside(f"{path.stem}.txt"), str(path), "the whole session")
+        _write_profile(report.beside(f"{path.stem}.txt"), str(path), "the whole process")
         path.unlink()
 
 

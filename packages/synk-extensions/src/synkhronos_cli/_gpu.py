@@ -89,12 +89,13 @@ def _extra(cuda: Answer) -> str:
     return f"pip install 'synkhronos[gpu-cu{13 if major >= 13 else 12}]'"
 
 
-def _cure(cuda: Answer) -> str:
+def _cure(cuda: Answer, install: str = "") -> str:
     """Return how to get CUDA's libraries: from another Python of this machine, or from pip."""
+    install = install or _extra(cuda)
     elsewhere = other_pythons()
     if elsewhere and not cuda.get("path_variable"):
-        return f"export SYNKHRONOS_CUDA_PATH={os.pathsep.join(elsewhere)}, or {_extra(cuda)}"
-    return _extra(cuda)
+        return f"export SYNKHRONOS_CUDA_PATH={os.pathsep.join(elsewhere)}, or {install}"
+    return install
 
 
 def other_pythons() -> list[str]:
@@ -145,7 +146,14 @@ def _described(index: int, device: dict[str, Any]) -> str:
 def _library(cuda: Answer, name: str, purpose: str) -> Item:
     problem = (cuda.get("missing") or {}).get(name)
     if problem:
-        return Item(f"lib{name}", MISSING, f"{problem} ({purpose})", _cure(cuda), needed=True)
+        install = _extra(cuda)
+        major, minor = cuda.get("driver") or (0, 0)
+        if name == "nvrtc" and major:
+            # A newer one compiles what this driver refuses.
+            suffix = "" if major >= 13 else "-cu12"
+            install += f" 'nvidia-cuda-nvrtc{suffix}=={major}.{minor}.*'"
+        cure = _cure(cuda, install)
+        return Item(f"lib{name}", MISSING, f"{problem} ({purpose})", cure, needed=True)
     return Item(f"lib{name}", GOOD, str((cuda.get("prepared") or {}).get(name)))
 
 

@@ -7,6 +7,7 @@ environment variable ``SYNK_THEANO_COMPAT=0`` turns everything off. Where no ``.
 ``synk_theano_compat._hook.install()`` before Theano is imported does the same.
 
     python -m synk_theano_compat            what is active, and what was chosen
+    python -m synk_theano_compat --cuda     what is found of CUDA and cuDNN
     python -m synk_theano_compat --install  write the .pth (after an editable installation)
 
 Nothing is imported here: this module is loaded at the start of every Python of the environment.

@@ -61,10 +61,8 @@ def prepare() -> dict[str, str]:
             results[name] = "found by its own name"
             continue
         table = table or _cuda_find.here()
-        newest = driver_version()[0] if name in ("nvrtc", "cublas") else 0
-        found = _cuda_find.choose(table.libraries[name], newest or None)
         try:
-            results[name] = _lend(own, found, table.libraries[name], newest)
+            results[name] = _lend(own, table.libraries[name], _newest(name))
         except _cuda_links.LinkError as error:
             results[name] = missing[name] = str(error)
     needed = {name: why for name, why in missing.items() if name != "nccl"}
@@ -79,17 +77,34 @@ def prepare() -> dict[str, str]:
     return results
 
 
-def _lend(
-    own: str, found: _cuda_find.Found | None, all_found: list[_cuda_find.Found], newest: int
-) -> str:
+def _newest(name: str) -> tuple[int, ...]:
+    """Return the newest version of a library that this driver runs, as far as it counts.
+
+    What a driver is given to run must not come from a newer CUDA: NVRTC's intermediate code is
+    refused down to the minor version, libraries bring code for all drivers of their major one.
+    """
+    driver = driver_version()
+    if driver == (0, 0):
+        return ()
+    return {"nvrtc": driver, "cublas": driver[:1]}.get(name, ())
+
+
+def _lend(own: str, all_found: list[_cuda_find.Found], newest: tuple[int, ...]) -> str:
+    found = _cuda_find.choose(all_found, newest)
     if found is None:
         if all_found:
+            path, version, _ = all_found[0]
             raise _cuda_links.LinkError(
-                f"{all_found[0].path} is newer than the driver, which is for CUDA {newest}"
+                f"{path} is for CUDA {_dotted(version)}, newer than the driver, which is for "
+                f"{_dotted(newest)}"
             )
         raise _cuda_links.LinkError("not found")
     _cuda_links.lend_name(own, found.path, _compiler())
     return f"{found.path} ({found.origin})"
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def _compiler() -> str | None:

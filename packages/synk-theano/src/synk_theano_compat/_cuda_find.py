@@ -4,7 +4,7 @@
 
     places(os.environ, sys.path, ...)   where to look, best first
     scan(places)                        what is there; only lists folders, loads nothing
-    choose(table.libraries["cublas"], at_most=13)
+    choose(table.libraries["cublas"], (13,))
 
 Looked at, in this order: what ``SYNKHRONOS_CUDA_PATH`` names (searched a few levels deep), the
 folders of ``CUDA_HOME``, ``CUDA_PATH`` and ``CUDA_ROOT``, ``LD_LIBRARY_PATH``, NVIDIA's wheels on
@@ -33,6 +33,8 @@ HEADERS = ("cudnn.h", "cuda.h", "cuda_runtime.h", "crt/host_config.h")
 """The headers that Theano's modules for cuDNN include, themselves or through one another."""
 
 _LIBRARY = re.compile(rf"lib({'|'.join(LIBRARIES)})\.so((?:\.\d+)*)", re.ASCII)
+# Its name has CUDA's version in full; that of NVRTC itself, in a wheel, the major one only.
+_BUILTINS = re.compile(r"libnvrtc-builtins\.so\.(\d+)\.(\d+)", re.ASCII)
 _TOOLKIT = ("lib64", "lib", "targets/x86_64-linux/lib", "include", "targets/x86_64-linux/include")
 _SYSTEM = (
     "/usr/local/nvidia/lib64",
@@ -151,7 +153,7 @@ def here() -> Table:
 def scan(looked_at: Iterable[Place]) -> Table:
     """Return what is in the folders. A folder that cannot be read has nothing.
 
-    A library is listed once, under its longest name: links to the same file are not counted.
+    Of each library the newest in a folder is listed, by the file that links to it lead to.
     """
     table = Table({name: [] for name in LIBRARIES}, {name: [] for name in HEADERS})
     seen: set[str] = set()
@@ -178,14 +180,24 @@ def _note_libraries(table: Table, folder: str, names: Iterable[str], origin: str
         path = os.path.join(folder, name)
         if match is None or not os.path.isfile(path):
             continue
-        # The version is in the name of the file that the links lead to, if anywhere.
-        real = _LIBRARY.fullmatch(os.path.basename(os.path.realpath(path))) or match
+        # The version is in the name of the file that links lead to, if anywhere; and what that
+        # needs in turn lies beside it, not beside the link.
+        target = os.path.realpath(path)
+        real = _LIBRARY.fullmatch(os.path.basename(target)) or match
         version = tuple(int(part) for part in max(real[2], match[2], key=len).split(".")[1:])
-        found, known = Found(path, version, origin), best.get(match[1])
+        found, known = Found(target, version, origin), best.get(match[1])
         if known is None or (version, len(path)) > (known.version, len(known.path)):
             best[match[1]] = found
     for name, found in best.items():
+        if name == "nvrtc" and len(found.version) < 2:
+            found = found._replace(version=_of_builtins(found.path) or found.version)
         table.libraries[name].append(found)
+
+
+def _of_builtins(nvrtc: str) -> tuple[int, ...]:
+    names = os.listdir(os.path.dirname(nvrtc))
+    matches = [match for match in map(_BUILTINS.fullmatch, names) if match is not None]
+    return max(((int(match[1]), int(match[2])) for match in matches), default=())
 
 
 def _listing(place: Place) -> Iterator[tuple[str, list[str]]]:
@@ -207,13 +219,14 @@ def _listing(place: Place) -> Iterator[tuple[str, list[str]]]:
         waiting += sorted(below)
 
 
-def choose(found: Sequence[Found], at_most: Optional[int] = None) -> Optional[Found]:
-    """Return the library to use: the first of them whose major version is not above ``at_most``.
+def choose(found: Sequence[Found], at_most: Sequence[int] = ()) -> Optional[Found]:
+    """Return the library to use: the first of them that is not newer than ``at_most``.
 
-    What a newer CUDA compiles an older driver refuses, so that nothing newer than the driver is
-    any good. A library without a version in its name is taken as it is.
+    Args:
+        found: Libraries, best place first. One whose name tells no version is taken as it is.
+        at_most: As much of a version as counts, such as ``(13, 0)``; nothing: any.
     """
     for library in found:
-        if at_most is None or not library.version or library.version[0] <= at_most:
+        if library.version[: len(at_most)] <= tuple(at_most):
             return library
     return None

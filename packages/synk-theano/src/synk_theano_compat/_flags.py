@@ -16,9 +16,9 @@ from typing import Any
 from synk_theano_compat import _blas
 
 FOR_CUDNN = {
-    "dnn.conv.algo_fwd": "time_once",
-    "dnn.conv.algo_bwd_data": "time_once",
-    "dnn.conv.algo_bwd_filter": "time_once",
+    "dnn.conv.algo_fwd": "time_on_shape_change",
+    "dnn.conv.algo_bwd_data": "time_on_shape_change",
+    "dnn.conv.algo_bwd_filter": "time_on_shape_change",
 }
 
 SHOWN = (
@@ -40,8 +40,9 @@ def set_defaults() -> str:
 
     ``blas.ldflags``: Theano asks NumPy for its BLAS in a way that fails, at import, since 1.22.
     ``device`` with ``force_device``: the processor, with no look at GPUs.
-    ``dnn.conv.algo_*``: on a GPU, cuDNN's fastest algorithms, measured at the first call, where
-    Theano takes ones that need little memory. Other devices do not look at them.
+    ``dnn.conv.algo_*``: on a GPU, cuDNN's fastest algorithms, measured at the first call of each
+    shape, where Theano takes ones that need little memory. Other devices do not look at them.
+    (``time_once`` keeps the first shape's memory for all: a larger batch then fails.)
     """
     from theano import configparser
 

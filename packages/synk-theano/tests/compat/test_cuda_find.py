@@ -108,10 +108,19 @@ def test_lines_of_the_linkers_cache():
 
 
 def test_nothing_newer_than_the_driver_is_chosen():
-    new, old, unknown = Found("new", (13, 0), ""), Found("old", (12, 9), ""), Found("?", (), "")
+    new, old, unknown = Found("new", (13, 2), ""), Found("old", (12, 9), ""), Found("?", (), "")
     assert choose([new, old]) == new
-    assert choose([new, old], at_most=13) == new
-    assert choose([new, old], at_most=12) == old
-    assert choose([new], at_most=12) is None
-    assert choose([unknown, new], at_most=12) == unknown
+    assert choose([new, old], (13,)) == choose([new, old], (13, 2)) == new
+    assert choose([new, old], (13, 0)) == choose([new, old], (12,)) == old
+    assert choose([new], (12,)) is None
+    assert choose([unknown, new], (12,)) == unknown
     assert choose([]) is None
+
+
+def test_version_of_a_wheels_nvrtc(tmp_path: Path):
+    make(tmp_path / "libnvrtc.so.13", tmp_path / "libnvrtc-builtins.so.13.5")
+    (nvrtc,) = scan([Place(str(tmp_path), "test")]).libraries["nvrtc"]
+    assert nvrtc.version == (13, 5)
+    make(tmp_path / "libnvrtc.so.13.0.88")
+    (nvrtc,) = scan([Place(str(tmp_path), "test")]).libraries["nvrtc"]
+    assert nvrtc.version == (13, 0, 88)

@@ -158,3 +158,21 @@ def test_what_libgpuarray_will_not_find_is_told_once(run, call):
         "assert 'nccl' not in str(one.message) and 'SYNKHRONOS_CUDA_PATH' in str(one.message)\n"
         "assert set(_cuda.missing) == {'cuda', 'nvrtc', 'cublas', 'nccl'}\n"
     )
+
+
+def test_what_is_newer_than_the_driver_is_not_taken(run):
+    run(
+        PYGPU + "_cuda.driver_version = lambda: (13, 0)\n"
+        "def found(version): return [_cuda_find.Found('/x', version, 'test')]\n"
+        "table = _cuda_find.scan([])\n"
+        "table.libraries.update(nvrtc=found((13, 5)), cublas=found((13, 5)))\n"
+        "_cuda_find.here = lambda: table\n"
+        "lent = []\n"
+        "_cuda._cuda_links.lend_name = lambda name, path, compiler: lent.append(name)\n"
+        "with warnings.catch_warnings():\n"
+        "    warnings.simplefilter('ignore')\n"
+        "    _cuda.prepare()\n"
+        "assert lent == ['libcublas.so'], lent\n"
+        "assert _cuda.missing['nvrtc'] == "
+        "'/x is for CUDA 13.5, newer than the driver, which is for 13.0'\n"
+    )

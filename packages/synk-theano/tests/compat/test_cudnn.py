@@ -232,8 +232,8 @@ def test_other_ops_are_made_whatever_is_gone(run):
     run(
         PATCHED + "dnn.version = lambda raises=True: 91400\n"
         "version = dnn.GpuDnnConv().c_code_cache_version()\n"
-        "assert dnn.GpuDnnConv().algo == 'time_once' and version[-1] > 2**32, version\n"
-        "assert dnn.GpuDnnConvGradW(num_groups=2).algo == 'time_once'\n"
+        "assert dnn.GpuDnnConv().algo == 'time_on_shape_change' and version[-1] > 2**32, version\n"
+        "assert dnn.GpuDnnConvGradW(num_groups=2).algo == 'time_on_shape_change'\n"
         "assert dnn.GpuDnnConvGradI(algo='none').algo == 'none'\n"
         "dnn.GpuDnnPool(), dnn.GpuDnnBatchNorm(), dnn.GpuDnnSoftmax('accurate', 'channel')\n"
     )
@@ -243,7 +243,7 @@ def test_algorithms_that_the_user_has_set_stay(run):
     code = (
         "from theano import config\nfrom synk_theano_compat import _flags\n"
         "assert config.dnn.conv.algo_fwd == 'small'\n"
-        "assert config.dnn.conv.algo_bwd_filter == 'time_once'\n"
+        "assert config.dnn.conv.algo_bwd_filter == 'time_on_shape_change'\n"
         "flags = _flags.in_force()\n"
         "by = {name: flags[name]['set_by'] for name in flags}\n"
         "assert by['dnn.conv.algo_fwd'] == 'THEANO_FLAGS'\n"

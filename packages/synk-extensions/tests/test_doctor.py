@@ -1,0 +1,306 @@
+"""``synkhronos doctor``: on this machine, on broken ones, and on made-up ones with GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from synkhronos_cli import _gpu, _machine, _software
+from synkhronos_cli._items import GOOD, MISSING, WARNING, Item, Report
+from synkhronos_cli._probe import Answer, ask, ask_module
+
+TIMEOUT_S = 400
+
+
+def command(*arguments: str, **changes: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "synkhronos_cli", *arguments],
+        env={**os.environ, **changes},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def states(items: list[Item]) -> dict[str, str]:
+    return {item.name: item.state for item in items}
+
+
+# ------------------------------------------------------------------------------- the command
+
+
+def test_this_machine(tmp_path: Path):
+    done = command("doctor", "--json", THEANORC=os.devnull)
+    report = json.loads(done.stdout)
+    assert done.stderr == ""
+    assert done.returncode == (0 if report["ok"] else 1)
+    software = {item["name"]: item for item in report["sections"]["Software"]}
+    assert software["NumPy"]["found"] == version("numpy")
+    assert software["Theano"]["state"] in (GOOD, WARNING)
+    assert "GFLOP/s" in software.get("BLAS", {"found": "GFLOP/s"})["found"]
+    assert report["flags"]["dnn.conv.algo_fwd"] == {
+        "value": "time_on_shape_change",
+        "set_by": "synk_theano_compat",
+    }
+    machine = {item["name"] for item in report["sections"]["Machine"]}
+    assert machine == {"shared memory", "open files", "locked memory", "cores"}
+    if not list(Path("/dev").glob("nvidia[0-9]*")):
+        (item,) = report["sections"]["GPUs"]
+        assert item["state"] == GOOD
+        assert item["found"].startswith("none")
+
+
+@pytest.mark.parametrize("module", ["theano", "numpy"])
+def test_a_broken_machine(tmp_path: Path, module: str):
+    (tmp_path / f"{module}.py").write_text("import os\nos.abort()\n")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    done = command("doctor", PYTHONPATH=path, COLUMNS="200")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert "Needed, and missing or broken:" in done.stdout
+    assert "died of SIGABRT" in done.stdout
+
+
+def test_a_compiler_that_is_missing_is_named_with_its_package(tmp_path: Path):
+    done = command("doctor", PATH=str(tmp_path), COLUMNS="200")
+    assert done.returncode == 1
+    assert "apt install g++" in done.stdout
+
+
+def test_version_and_help():
+    assert command("--version").stdout == f"synkhronos {version('synkhronos')}\n"
+    assert "doctor" in command("--help").stdout
+    assert command("cure").returncode == 2
+
+
+def test_the_command_does_not_import_what_it_looks_at():
+    code = (
+        "import sys, synkhronos_cli._doctor\n"
+        "heavy = {'theano', 'numpy', 'synk_theano', 'synkhronos', 'pygpu', 'lasagne'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# ------------------------------------------------------------------------------- probes
+
+
+def test_probe_answers():
+    answer = ask("print('noise')\nanswer(one=1, two=[2])\nprint('more')", 30)
+    assert (answer["one"], answer["two"], answer.problem) == (1, [2], "")
+
+
+@pytest.mark.parametrize(
+    "code, problem",
+    [
+        ("import os; os.abort()", "died of SIGABRT"),
+        ("raise ValueError('no')", "ValueError: no"),
+        ("pass", "ended with status 0 and said nothing"),
+        ("raise SystemExit(3)", "ended with status 3 and said nothing"),
+    ],
+)
+def test_probe_that_fails(code: str, problem: str):
+    answer = ask(code, 30)
+    assert answer.problem == problem
+    assert answer.get("anything") is None
+
+
+def test_probe_that_hangs_is_killed_with_what_it_started(tmp_path: Path):
+    pid = tmp_path / "pid"
+    code = (
+        "import subprocess, sys, time, pathlib\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(pid)!r}).write_text(str(p.pid))\n"
+        "time.sleep(600)\n"
+    )
+    assert ask(code, 3).problem == "no answer in 3 s"
+    status = Path("/proc", pid.read_text(), "status")
+    deadline = time.monotonic() + 20
+    while status.exists() and "State:\tZ" not in status.read_text():
+        assert time.monotonic() < deadline, "still there"
+        time.sleep(0.05)
+
+
+def test_module_that_is_missing():
+    assert "No module named" in ask_module(["no_such_module_at_all"], 30).problem
+
+
+# ------------------------------------------------------------------------------- GPUs
+
+GPU = {
+    "hardware": ["/dev/nvidia0", "/dev/nvidia1"],
+    "driver": [13, 0],
+    "devices": [{"name": "NVIDIA H200", "memory": 150754820096, "capability": [9, 0]}] * 2,
+    "error": "",
+    "prepared": {"cuda": "found by its own name", "nvrtc": "/n", "cublas": "/b", "nccl": "/c"},
+    "missing": {},
+    "libraries": {"cudnn": [{"path": "/lib/libcudnn.so.9", "version": [9], "origin": "x"}]},
+    "cudnn": {
+        "library": "/lib/libcudnn.so.9",
+        "header": "/include/cudnn.h",
+        "version": 91400,
+        "cuda_headers": ["/include"],
+    },
+    "path_variable": "",
+}
+PYGPU = Answer({"version": "0.7.6", "api": [2, 10000], "path": "/pygpu"})
+WORKS = Answer({"cudnn": 91400, "cudnn_problem": ""})
+
+
+@pytest.fixture
+def look(monkeypatch):
+    def looked(changes: dict, pygpu: Answer = PYGPU, device: Answer = WORKS) -> list[Item]:
+        probes = {_gpu._PYGPU: pygpu, _gpu._DEVICE: device}
+        monkeypatch.setattr(_gpu, "ask", lambda code, timeout_s: probes[code])
+        monkeypatch.setattr(_gpu, "other_pythons", list)
+        return _gpu.look_at_gpus(Answer({**GPU, **changes}), True)
+
+    return looked
+
+
+def broken(items: list[Item]) -> list[str]:
+    return [item.name for item in items if item.broken]
+
+
+def test_a_machine_with_gpus(look):
+    items = look({})
+    found = states(items)
+    assert broken(items) == []
+    assert found.pop("nccl4py") in (GOOD, WARNING)
+    assert set(found.values()) == {GOOD}
+    assert "cuda1: NVIDIA H200, 140 GiB, compute capability 9.0" in items[1].found
+    assert "RNNBlock" in next(item.found for item in items if item.name == "cuDNN")
+
+
+@pytest.mark.parametrize(
+    "changes, name, cure",
+    [
+        ({"driver": [0, 0]}, "driver", "nvidia-driver"),
+        ({"devices": [], "error": "CUDA error 100: no device"}, "GPUs", "CUDA_VISIBLE_DEVICES"),
+        (
+            {"missing": {"nvrtc": "not found"}},
+            "libnvrtc",
+            "synkhronos[gpu-cu13]' 'nvidia-cuda-nvrtc==13.0.*'",
+        ),
+        ({"missing": {"cublas": "x"}, "driver": [12, 4]}, "libcublas", "synkhronos[gpu-cu12]"),
+    ],
+)
+def test_what_is_needed_and_missing(look, changes, name, cure):
+    items = look(changes)
+    assert broken(items) == [name]
+    assert cure in next(item.cure for item in items if item.name == name)
+
+
+def test_pygpu_comes_from_apt(look):
+    for pygpu in (Answer(problem="No module named 'pygpu'"), Answer({**PYGPU.values, "api": [3]})):
+        items = look({}, pygpu)
+        assert broken(items) == ["pygpu"]
+        cure = next(item.cure for item in items if item.name == "pygpu")
+        assert "apt install python3-pygpu libgpuarray-dev" in cure
+
+
+def test_a_device_on_which_theano_fails(look):
+    items = look({}, device=Answer(problem="died of SIGSEGV"))
+    assert broken(items) == ["Theano on cuda0"]
+
+
+@pytest.mark.parametrize(
+    "changes, device",
+    [
+        ({"cudnn": None}, WORKS),
+        ({"cudnn": None, "libraries": {}}, WORKS),
+        ({"cudnn": {**GPU["cudnn"], "cuda_headers": None}}, WORKS),
+        ({}, Answer({"cudnn": -1, "cudnn_problem": "cannot compile"})),
+    ],
+)
+def test_cudnn_is_missed_but_not_needed(look, changes, device):
+    items = look(changes, device=device)
+    assert states(items)["cuDNN"] == WARNING
+    assert broken(items) == []
+
+
+def test_nccl_is_missed_by_several_gpus_only(look):
+    assert states(look({"missing": {"nccl": "not found"}}))["NCCL"] == WARNING
+    one = {"missing": {"nccl": "not found"}, "devices": GPU["devices"][:1]}
+    assert states(look(one))["NCCL"] == GOOD
+
+
+def test_libraries_of_other_pythons_are_offered(look, monkeypatch, tmp_path: Path):
+    look({})
+    monkeypatch.setattr(_gpu, "other_pythons", lambda: ["/opt/torch/nvidia"])
+    items = _gpu.look_at_gpus(Answer({**GPU, "missing": {"nvrtc": "not found"}}), True)
+    cure = next(item.cure for item in items if item.name == "libnvrtc")
+    assert cure.startswith("export SYNKHRONOS_CUDA_PATH=/opt/torch/nvidia, or pip install")
+
+
+def test_other_pythons_are_those_with_nvidias_wheels(monkeypatch, tmp_path: Path):
+    wheels = tmp_path / "lib/python3.12/site-packages/nvidia"
+    wheels.mkdir(parents=True)
+    program = tmp_path / "bin/python3"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert str(wheels) in _gpu.other_pythons()
+
+
+def test_a_driver_that_hangs():
+    items = _gpu.look_at_gpus(Answer(problem="no answer in 60 s"), True)
+    assert broken(items) == ["CUDA"]
+
+
+# ------------------------------------------------------------------------------- the rest
+
+
+@pytest.mark.parametrize(
+    "compat, broken_",
+    [
+        (Answer(problem="died of SIGSEGV"), {"NumPy", "Theano", "C++ compiler"}),
+        (Answer({"versions": {"numpy": "2.1.0", "Theano": None}, "compiler": "g++"}), {"NumPy"}),
+        (Answer({"versions": {"numpy": "1.23.5"}, "error": "x", "compiler": "g++"}), set()),
+    ],
+)
+def test_software_that_is_broken(monkeypatch, compat, broken_):
+    monkeypatch.setattr(_software, "ask", lambda *_: Answer(problem="not asked"))
+    assert broken_ | {"Theano"} <= set(broken(_software.look_at_software(compat)))
+
+
+def test_a_slow_blas_is_told(monkeypatch):
+    compat = Answer({"blas": {"origin": "some BLAS"}})
+    slow = _software._blas(compat, Answer({"seconds": 1.0, "right": True}))
+    assert (slow.state, slow.broken) == (WARNING, False)
+    assert _software._blas(compat, Answer({"seconds": 0.01, "right": True})).state == GOOD
+    assert _software._blas(compat, Answer({"seconds": 0.01, "right": False})).broken
+    assert _software._blas(compat, Answer(problem="died of SIGILL")).broken
+
+
+def test_limits(monkeypatch):
+    monkeypatch.setattr(_machine, "_limit", lambda kind: 512)
+    few = _machine.look_at_machine(True)
+    assert states(few)["open files"] == states(few)["locked memory"] == WARNING
+    assert states(_machine.look_at_machine(False))["locked memory"] == GOOD
+    monkeypatch.setattr(_machine, "_SHARED_MEMORY", "/nowhere")
+    assert broken(_machine.look_at_machine(False)) == ["shared memory"]
+
+
+def test_units():
+    assert _machine.in_units(1 << 30) == "1 GiB"
+    assert _machine.in_units(1536) == "1.5 KiB"
+    assert _machine.in_units(12) == "12 bytes"
+
+
+def test_only_what_is_needed_is_broken():
+    report = Report({"a": [Item("x", MISSING, ""), Item("y", WARNING, "", needed=True)]})
+    assert report.broken == []
+    assert report.as_json()["ok"] is True
+    report.sections["b"] = [Item("z", MISSING, "", needed=True)]
+    assert [item.name for item in report.broken] == ["z"]
+    assert report.as_json()["ok"] is False

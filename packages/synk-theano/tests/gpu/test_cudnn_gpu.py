@@ -1,0 +1,280 @@
+"""cuDNN through Theano on a real device: convolutions of every kind, pooling, batch norm; and how
+it is found. Each test is a process of its own; what it compares with is NumPy, or Theano without
+GPU. Skipped where there is no CUDA device, or no pygpu.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from functools import lru_cache
+from glob import glob
+
+import pytest
+
+TIMEOUT_S = 500
+PATH_VARIABLE = "SYNKHRONOS_CUDA_PATH"
+
+
+@lru_cache
+def status() -> dict:
+    """Return what is found of CUDA, in a process of its own: none is left behind in this one."""
+    done = subprocess.run(
+        [sys.executable, "-m", "synk_theano_compat", "--cuda"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def reason() -> str:
+    """Return why there is nothing to test here; nothing if there is."""
+    if not glob("/dev/nvidia[0-9]*") and not glob("/dev/dxg"):
+        return "no CUDA device is there (/dev/nvidia0)"
+    if importlib.util.find_spec("pygpu") is None:
+        return "pygpu is not installed (apt install python3-pygpu libgpuarray-dev)"
+    if not status()["devices"]:
+        return f"no CUDA device can be used: {status()['error']}"
+    return ""
+
+
+REASON = reason()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(REASON), reason=REASON)]
+
+START = """
+import itertools
+import numpy as np
+import synk_theano
+import theano, theano.tensor as T, theano.gpuarray
+from theano.gpuarray import dnn
+assert dnn.dnn_available(None), dnn.dnn_available.msg
+random = np.random.RandomState(7)
+CPU = theano.compile.mode.get_mode("FAST_RUN").excluding("gpuarray_opt", "gpua_scanOp_make_inplace")
+
+def ops(function):
+    return {type(node.op).__name__ for node in function.maker.fgraph.toposort()}
+
+def close(got, expected, tolerance=1e-4):
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape, (got.shape, expected.shape)
+    scale = np.abs(expected).max()
+    assert np.abs(got - expected).max() <= tolerance * scale, np.abs(got - expected).max() / scale
+"""
+
+# Cross-correlation and its gradients, one offset of the filters at a time.
+NUMPY_CONV = """
+def reference(x, w, dy, pad, stride, groups):
+    n, o, nd = len(x), len(w), x.ndim - 2
+    xp = np.pad(x, [(0, 0), (0, 0)] + [(pad, pad)] * nd).astype("float64")
+    outer = [(size - k) // stride + 1 for size, k in zip(xp.shape[2:], w.shape[2:])]
+    w64 = w.reshape(groups, o // groups, w.shape[1], *w.shape[2:]).astype("float64")
+    dy64 = dy.reshape(n, groups, o // groups, -1).astype("float64")
+    y, dw, dxp = np.zeros_like(dy64), np.zeros_like(w64), np.zeros_like(xp)
+    for offset in itertools.product(*map(range, w.shape[2:])):
+        index = tuple(slice(a, a + stride * (b - 1) + 1, stride) for a, b in zip(offset, outer))
+        index = (slice(None), slice(None)) + index
+        patch = xp[index].reshape(n, groups, x.shape[1] // groups, -1)
+        at = (slice(None), slice(None), slice(None)) + offset
+        y += np.einsum("ngcs,goc->ngos", patch, w64[at])
+        dw[at] = np.einsum("ngcs,ngos->goc", patch, dy64)
+        dxp[index] += np.einsum("ngos,goc->ngcs", dy64, w64[at]).reshape(xp[index].shape)
+    inner = (slice(None), slice(None)) + tuple(slice(pad, pad + size) for size in x.shape[2:])
+    return y.reshape(n, o, *outer), dxp[inner], dw.reshape(w.shape)
+
+def check(nd, pad, stride, groups, dtype="float32", tolerance=1e-4):
+    shape = (4, 6) + (9, 11, 10)[:nd]
+    x = random.normal(size=shape).astype(dtype)
+    w = random.normal(size=(8, 6 // groups) + (3,) * nd).astype(dtype)
+    outer = tuple((size + 2 * pad - 3) // stride + 1 for size in shape[2:])
+    dy = random.normal(size=(4, 8) + outer).astype(dtype)
+    variables = [T.TensorType(dtype, (False,) * (nd + 2))() for _ in range(3)]
+    vx, vw, vdy = variables
+    conv = T.nnet.conv2d if nd == 2 else T.nnet.conv3d
+    vy = conv(vx, vw, border_mode=pad, subsample=(stride,) * nd, filter_flip=False,
+              num_groups=groups, input_shape=None, filter_shape=w.shape)
+    gradients = theano.grad(None, [vx, vw], known_grads={vy: vdy})
+    f = theano.function(variables, [vy] + gradients, on_unused_input="ignore")
+    wanted = {"GpuDnnConv", "GpuDnnConvGradI", "GpuDnnConvGradW"}
+    assert wanted <= ops(f), ops(f)
+    for _ in range(2):  # the second call takes the algorithm that the first has chosen
+        for got, expected in zip(f(x, w, dy), reference(x, w, dy, pad, stride, groups)):
+            close(got, expected, tolerance)
+"""
+
+
+def environment(**changes: str) -> dict[str, str]:
+    # TF32, which cuDNN may take for float32 since Ampere, has 10 bits: that is no fault.
+    clean = {name: value for name, value in os.environ.items() if name != "THEANO_FLAGS"}
+    return {**clean, "NVIDIA_TF32_OVERRIDE": "0", **changes}
+
+
+def run(code: str, flags: str = "", **changes: str) -> str:
+    flags = ",".join(filter(None, ["device=cuda0,force_device=True,floatX=float32", flags]))
+    done = subprocess.run(
+        [sys.executable, "-c", START + code],
+        env=environment(THEANO_FLAGS=flags, **changes),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_convolution_and_both_gradients():
+    run(NUMPY_CONV + "check(2, 0, 1, 1)\ncheck(2, 1, 1, 1)\ncheck(2, 1, 2, 1)\n")
+
+
+def test_grouped_convolution():
+    run(NUMPY_CONV + "check(2, 1, 1, 2)\ncheck(2, 0, 2, 2)\n")
+
+
+def test_convolution_in_three_dimensions():
+    run(NUMPY_CONV + "check(3, 0, 1, 1)\ncheck(3, 1, 2, 1)\ncheck(3, 1, 1, 2)\n")
+
+
+def test_convolution_of_float64():
+    run(NUMPY_CONV + "check(2, 1, 1, 1, 'float64', 1e-10)\n")
+
+
+@pytest.mark.parametrize("algorithm", ["guess_once", "guess_on_shape_change", "none"])
+def test_other_ways_to_choose_the_algorithm(algorithm):
+    names = ("algo_fwd", "algo_bwd_data", "algo_bwd_filter")
+    flags = ",".join(f"dnn.conv.{name}={algorithm}" for name in names)
+    run(NUMPY_CONV + "check(2, 1, 1, 1)\ncheck(3, 1, 1, 1)\n", flags)
+
+
+def test_pooling():
+    run(
+        """
+from theano.tensor.signal.pool import pool_2d, pool_3d
+for pool, nd in ((pool_2d, 2), (pool_3d, 3)):
+    value = random.normal(size=(2, 3) + (8, 10, 6)[:nd]).astype("float32")
+    for mode in ("max", "average_exc_pad", "average_inc_pad"):
+        x = T.TensorType("float32", (False,) * (nd + 2))()
+        y = pool(x, ws=(2,) * nd, ignore_border=True, mode=mode)
+        outputs = [y, theano.grad((y ** 2).sum(), x)]
+        f, g = theano.function([x], outputs), theano.function([x], outputs, mode=CPU)
+        assert {"GpuDnnPool", "GpuDnnPoolGrad"} <= ops(f), ops(f)
+        assert not any(name.startswith("Gpu") for name in ops(g))
+        for got, expected in zip(f(value), g(value)):
+            close(got, expected)
+"""
+    )
+
+
+def test_batch_normalization():
+    run(
+        """
+from theano.tensor.nnet.bn import batch_normalization_train, batch_normalization_test
+x, gamma, beta = T.ftensor4(), T.fvector(), T.fvector()
+as_x = lambda v: v.dimshuffle("x", 0, "x", "x")
+y, mean, invstd = batch_normalization_train(x, as_x(gamma), as_x(beta), "spatial")
+outputs = [y, mean, invstd] + theano.grad((y ** 3).sum(), [x, gamma, beta])
+values = [random.normal(size=s).astype("float32") for s in ((8, 5, 6, 7), 5, 5)]
+f = theano.function([x, gamma, beta], outputs)
+g = theano.function([x, gamma, beta], outputs, mode=CPU)
+assert {"GpuDnnBatchNorm", "GpuDnnBatchNormGrad"} <= ops(f), ops(f)
+for got, expected in zip(f(*values), g(*values)):
+    close(got, expected, 1e-3 if np.ndim(expected) == 1 else 1e-4)
+normal = values[0].astype("float64")
+normal = (normal - normal.mean((0, 2, 3), keepdims=True)) / np.sqrt(
+    normal.var((0, 2, 3), keepdims=True) + 1e-4)
+close(f(*values)[0], normal * values[1].reshape(1, 5, 1, 1) + values[2].reshape(1, 5, 1, 1))
+m, v = T.fvector(), T.fvector()
+y = batch_normalization_test(x, as_x(gamma), as_x(beta), as_x(m), as_x(v), "spatial")
+inputs = [x, gamma, beta, m, v]
+f, g = theano.function(inputs, y), theano.function(inputs, y, mode=CPU)
+assert "GpuDnnBatchNormInference" in ops(f), ops(f)
+more = [*values, values[1], np.abs(values[2]) + 1]
+close(f(*more), g(*more))
+"""
+    )
+
+
+def test_softmax_and_reductions():
+    run(
+        """
+x = T.fmatrix()
+value = random.normal(size=(20, 30)).astype("float32")
+for outputs, wanted in (
+    ([T.nnet.softmax(x), theano.grad((T.nnet.softmax(x) ** 2).sum(), x)], "GpuDnnSoftmax"),
+    ([x.sum(axis=0), x.max(axis=1)], "GpuDnnReduction"),
+):
+    f, g = theano.function([x], outputs), theano.function([x], outputs, mode=CPU)
+    assert wanted in ops(f), ops(f)
+    for got, expected in zip(f(value), g(value)):
+        close(got, expected)
+"""
+    )
+
+
+def test_recurrent_networks():
+    code = """
+if dnn.version() >= 9000:
+    try:
+        dnn.RNNBlock("float32", 4, 1, "lstm")
+    except RuntimeError as error:
+        assert f"got cuDNN {dnn.version()}" in str(error) and "theano.scan" in str(error)
+    else:
+        raise AssertionError("no error")
+else:
+    assert dnn.RNNBlock("float32", 4, 1, "lstm").get_param_size((2, 3)) > 0
+# A recurrent network without cuDNN, whatever its version.
+x = T.ftensor3()
+states, _ = theano.scan(lambda row, state: T.tanh(row + state), sequences=x,
+                        outputs_info=T.zeros_like(x[0]))
+value = random.normal(size=(3, 2, 4)).astype("float32")
+got, expected = theano.function([x], states[-1])(value), np.zeros((2, 4))
+for row in value:
+    expected = np.tanh(row + expected)
+close(got, expected)
+"""
+    run(code)
+
+
+def test_libraries_are_found_without_the_linkers_help():
+    """Of LD_LIBRARY_PATH only libgpuarray's own folder stays."""
+    folders = [f for f in os.environ.get("LD_LIBRARY_PATH", "").split(":") if f]
+    ours = [folder for folder in folders if glob(os.path.join(folder, "libgpuarray.so*"))]
+    theirs = [
+        os.path.dirname(one["path"]) for all_ in status()["libraries"].values() for one in all_
+    ]
+    roots = os.environ.get(PATH_VARIABLE) or os.pathsep.join(
+        dict.fromkeys([*theirs, *(os.path.join(os.path.dirname(f), "include") for f in theirs)])
+    )
+    code = """
+from synk_theano_compat import _cuda
+assert set(_cuda.results) == {"cuda", "nvrtc", "cublas", "nccl"}, _cuda.results
+assert not _cuda.missing, _cuda.missing
+assert any(result != "found by its own name" for result in _cuda.results.values()), _cuda.results
+x = theano.shared(np.eye(64, dtype="float32"))
+assert np.allclose(theano.function([], T.dot(x, x))(), np.eye(64))
+check(2, 1, 1, 1)
+"""
+    changes = {"LD_LIBRARY_PATH": ":".join(ours), PATH_VARIABLE: roots}
+    run(NUMPY_CONV + code, **changes)
+
+
+NO_CONTEXT = """
+import ctypes
+from synk_theano_compat._cuda_status import cuda_status
+assert cuda_status()["devices"]
+driver, context = ctypes.CDLL("libcuda.so"), ctypes.c_void_p()
+assert driver.cuCtxGetCurrent(ctypes.byref(context)) == 0
+assert not context.value
+flags, active = ctypes.c_uint(), ctypes.c_int(7)
+assert driver.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active)) == 0
+assert active.value == 0
+"""
+
+
+def test_what_tells_about_cuda_takes_no_devices_memory():
+    subprocess.run([sys.executable, "-c", NO_CONTEXT], env=environment(), timeout=120, check=True)
