@@ -14,7 +14,6 @@ from synk_theano.exceptions import (
     InputTypeError,
     InputValueError,
     OpError,
-    StartError,
     SynkError,
 )
 
@@ -113,8 +112,6 @@ def test_wrong_settings():
     ):
         with pytest.raises(InputValueError, match="got"):
             Runtime(**settings)
-    with pytest.raises(StartError, match="CPU processes only"):
-        Runtime(use_gpu=True)
 
 
 def test_a_closed_runtime_says_so():

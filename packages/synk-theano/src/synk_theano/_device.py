@@ -150,9 +150,10 @@ class Gpu:
         """
         import pygpu
 
-        value = pygpu.empty(array.shape, dtype=array.dtype, context=self._context)
+        dtype = array.dtype.newbyteorder("=")
+        value = pygpu.empty(array.shape, dtype=dtype, context=self._context)
         if array.size:
-            array = np.ascontiguousarray(array)
+            array = np.ascontiguousarray(array, dtype)
             if self._pages is None or not self._pages.copy(array, int(value.gpudata)):
                 value.write(array)
         return value
