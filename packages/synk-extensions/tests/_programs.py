@@ -13,6 +13,7 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 DEVICES = [name for name in os.environ.get("SYNK_TEST_DEVICES", "").split(",") if name]
 CPU_PROCESSES = 2
+WITHOUT_CONVOLUTIONS = any(name.startswith("opencl") for name in DEVICES)
 LIMIT_S = 300
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -76,7 +76,11 @@ def test_a_compiler_that_is_missing_is_named_with_its_package(tmp_path: Path):
 
 
 def test_version_and_help():
-    assert command("--version").stdout == f"synkhronos {version('synkhronos')}\n"
+    try:
+        expected = f"synkhronos {version('synkhronos')}\n"
+    except PackageNotFoundError:
+        expected = "synkhronos, not installed as a package (a folder on PYTHONPATH)\n"
+    assert command("--version").stdout == expected
     assert "doctor" in command("--help").stdout
     assert command("cure").returncode == 2
 
@@ -271,6 +275,17 @@ def test_a_driver_that_hangs():
 def test_software_that_is_broken(monkeypatch, compat, broken_):
     monkeypatch.setattr(_software, "ask", lambda *_: Answer(problem="not asked"))
     assert broken_ | {"Theano"} <= set(broken(_software.look_at_software(compat)))
+
+
+def test_a_hook_that_is_not_active_by_itself_is_told(monkeypatch):
+    monkeypatch.setattr(_software, "ask", lambda *_: Answer({"seconds": 0.01, "right": True}))
+    compat = {"versions": {"numpy": "1.23.5", "Theano": "1.0.5"}, "compiler": "g++", "pth": None}
+    for active, state in ((True, GOOD), (False, WARNING)):
+        items = _software.look_at_software(Answer({**compat, "active": active}))
+        assert states(items)["Theano"] == state
+        assert states(items)["BLAS"] == GOOD
+    (theano,) = (item for item in items if item.name == "Theano")
+    assert theano.cure == "python -m synk_theano_compat --install"
 
 
 def test_a_slow_blas_is_told(monkeypatch):

@@ -7,7 +7,14 @@ import importlib.util
 import re
 
 import pytest
-from _programs import EXAMPLES, number_of_ranks, on_devices, on_one_device, run
+from _programs import (
+    EXAMPLES,
+    WITHOUT_CONVOLUTIONS,
+    number_of_ranks,
+    on_devices,
+    on_one_device,
+    run,
+)
 
 pytestmark = [
     pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples belong to the repository"),
@@ -37,6 +44,8 @@ def train(program, *options):
 
 @pytest.fixture(scope="module")
 def plain():
+    if WITHOUT_CONVOLUTIONS:
+        pytest.skip("these devices have no convolutions")
     return train("train_plain.py", *on_one_device())
 
 
