@@ -32,7 +32,7 @@ _SIGNS = {GOOD: "[green]good[/]", WARNING: "[yellow]warning[/]", MISSING: "[red]
 def examine() -> Report:
     """Look at everything and return the report. Raises nothing, whatever the machine is like."""
     report = Report()
-    compat = ask_module(["synk_theano_compat", "--json"], THEANO_TIMEOUT_S)
+    compat = ask_module(["synk_theano_compat", "--json", "--activate"], THEANO_TIMEOUT_S)
     cuda = ask_module(["synk_theano_compat", "--cuda"], CUDA_TIMEOUT_S)
     has_gpu = bool(cuda.get("hardware") or cuda.get("devices"))
     _fill(report, "Software", lambda: look_at_software(compat))

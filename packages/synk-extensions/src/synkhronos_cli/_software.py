@@ -36,11 +36,11 @@ def look_at_software(compat: Answer) -> list[Item]:
     """Return what there is to compute with.
 
     Args:
-        compat: What ``python -m synk_theano_compat --json`` says.
+        compat: What ``python -m synk_theano_compat --json --activate`` says.
     """
     theano = _theano(compat)
     items = [_python(), _numpy(compat), theano, _compiler(compat), _headers()]
-    if theano.state == GOOD:
+    if theano.state != MISSING:
         items.append(_blas(compat, ask(_GEMM, GEMM_TIMEOUT_S)))
     items.append(_lasagne(compat))
     return items
@@ -80,7 +80,7 @@ def _theano(compat: Answer) -> Item:
         return Item("Theano", MISSING, "not installed", cure, needed=True)
     found += f", {compat.get('compiledir')}"
     if not compat.get("active"):
-        found += "; the hook that lets it import is not active by itself"
+        found += "; `import theano` works after `import synkhronos` only"
         return Item("Theano", WARNING, found, _cure_of_import(compat))
     return Item("Theano", GOOD, found)
 

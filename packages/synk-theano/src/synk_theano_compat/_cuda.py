@@ -37,11 +37,13 @@ def watch_pygpu() -> str:
 
 def _prepared(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def prepared(device: Any, *arguments: Any, **options: Any) -> Any:
+    def prepared(*arguments: Any, **options: Any) -> Any:
+        # The first argument of both, by position or by its name there.
+        device = arguments[0] if arguments else options.get("dev", options.get("kind", ""))
         name = device.decode() if isinstance(device, bytes) else str(device)
         if name.startswith("cuda"):
             prepare()
-        return function(device, *arguments, **options)
+        return function(*arguments, **options)
 
     return prepared
 

@@ -153,22 +153,31 @@ def here() -> Table:
 def scan(looked_at: Iterable[Place]) -> Table:
     """Return what is in the folders. A folder that cannot be read has nothing.
 
+    Headers are also looked for in ``include`` beside a library's folder, after all other places.
     Of each library the newest in a folder is listed, by the file that links to it lead to.
     """
     table = Table({name: [] for name in LIBRARIES}, {name: [] for name in HEADERS})
     seen: set[str] = set()
     for place in looked_at:
         for folder, names in _listing(place):
-            if folder in seen:
-                continue
-            seen.add(folder)
-            _note_libraries(table, folder, names, place.origin)
-            for header in HEADERS:
-                if header.split("/")[0] in names and os.path.isfile(os.path.join(folder, header)):
-                    table.headers[header].append(
-                        Found(os.path.join(folder, header), (), place.origin)
-                    )
+            if folder not in seen:
+                seen.add(folder)
+                _note_libraries(table, folder, names, place.origin)
+                _note_headers(table, folder, names, place.origin)
+    for library in [one for all_ in table.libraries.values() for one in all_]:
+        beside = os.path.join(os.path.dirname(os.path.dirname(library.path)), "include")
+        for folder, names in _listing(Place(beside, library.origin)):
+            if folder not in seen:
+                seen.add(folder)
+                _note_headers(table, folder, names, library.origin)
     return table
+
+
+def _note_headers(table: Table, folder: str, names: Iterable[str], origin: str) -> None:
+    for header in HEADERS:
+        path = os.path.join(folder, header)
+        if header.split("/")[0] in names and os.path.isfile(path):
+            table.headers[header].append(Found(path, (), origin))
 
 
 def _note_libraries(table: Table, folder: str, names: Iterable[str], origin: str) -> None:

@@ -22,6 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
         description="Show whether Theano is made to work on this Python, and how.",
     )
     parser.add_argument("--json", action="store_true", help="print the status as JSON")
+    parser.add_argument(
+        "--activate",
+        action="store_true",
+        help="put the hook in place first if no .pth file has, as `import synk_theano` does",
+    )
     action = parser.add_mutually_exclusive_group()
     action.add_argument(
         "--install", action="store_true", help="write the .pth file (after an editable install)"
@@ -41,14 +46,20 @@ def main(arguments: list[str] | None = None) -> int:
         done = "written" if options.install else "removed"
         sys.stdout.write(f"{_pth.pth_path()}: {done if changed else 'nothing to do'}\n")
         return 0
-    report = status()
+    report = status(activate=options.activate)
     sys.stdout.write(json.dumps(report, indent=2) + "\n" if options.json else _text(report))
     return 1 if report["error"] else 0
 
 
-def status() -> dict[str, Any]:
-    """Import Theano, if there is one, and return what was done to it, as JSON's kinds of values."""
-    error = ""
+def status(*, activate: bool = False) -> dict[str, Any]:
+    """Import Theano, if there is one, and return what was done to it, as JSON's kinds of values.
+
+    Args:
+        activate: Put the hook in place first if it is not. ``active`` tells whether it was.
+    """
+    error, active = "", _hook.installed()
+    if activate and os.environ.get("SYNK_THEANO_COMPAT") != "0":
+        _hook.install()
     if find_spec("theano") is not None:
         try:
             with warnings.catch_warnings():
@@ -62,7 +73,7 @@ def status() -> dict[str, Any]:
         config = None
     names = ("synk-theano", "Theano", "Lasagne", "numpy", "scipy")
     return {
-        "active": _hook.installed(),
+        "active": active,
         "switched_off": os.environ.get("SYNK_THEANO_COMPAT") == "0",
         "pth": str(_pth.pth_path()) if _pth.pth_path().exists() else None,
         "error": error,

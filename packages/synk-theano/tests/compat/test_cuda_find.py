@@ -79,6 +79,17 @@ def test_headers(tmp_path: Path):
     assert names == {"cudnn.h", "crt/host_config.h"}
 
 
+def test_headers_beside_a_library(tmp_path: Path):
+    make(tmp_path / "cudnn/lib/libcudnn.so.9", tmp_path / "cudnn/include/cudnn.h")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/libcudnn.so").symlink_to(tmp_path / "cudnn/lib/libcudnn.so.9")
+    for folder in ("cudnn/lib", "links"):
+        table = scan([Place(str(tmp_path / folder), "test")])
+        assert [one.path for one in table.headers["cudnn.h"]] == [
+            str(tmp_path / "cudnn/include/cudnn.h")
+        ]
+
+
 def test_order_of_places(tmp_path: Path):
     wheel = tmp_path / "site" / "nvidia" / "cu13" / "lib"
     wheel.mkdir(parents=True)

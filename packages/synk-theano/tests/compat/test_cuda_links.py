@@ -145,7 +145,12 @@ def test_nothing_is_done_for_other_devices(run):
 
 
 @pytest.mark.parametrize(
-    "call", ["pygpu.init('cuda1', sched='multi')", "gpuarray.count_devices('cuda', 0)"]
+    "call",
+    [
+        "pygpu.init('cuda1', sched='multi')",
+        "pygpu.init(dev='cuda1')",
+        "gpuarray.count_devices(b'cuda', 0)",
+    ],
 )
 def test_what_libgpuarray_will_not_find_is_told_once(run, call):
     run(

@@ -41,6 +41,25 @@ def test_report_of_an_environment_that_is_switched_off(run):
     assert "import theano: AttributeError" in done.stdout
 
 
+def test_hook_is_put_in_place_where_no_pth_file_has(run):
+    code = (
+        "import sys, synk_theano_compat._hook as hook\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, hook.Finder)]\n"
+    )
+    report = json.loads(run(code + MAIN.format(["--json", "--activate"])).stdout)
+    assert report["active"] is False
+    assert report["error"] == ""
+    assert report["flags"]["device"] == {"value": "cpu", "set_by": "synk_theano_compat"}
+
+
+def test_cuda_report(run):
+    report = json.loads(run(MAIN.format(["--cuda"])).stdout)
+    assert set(report["prepared"]) == {"cuda", "nvrtc", "cublas", "nccl"}
+    assert bool(report["devices"]) == (not report["error"])
+    if not report["hardware"]:
+        assert report["devices"] == []
+
+
 def test_pth_file_is_written_and_removed(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     path = tmp_path / "synk_theano_compat.pth"
