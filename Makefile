@@ -9,7 +9,7 @@ PACKAGE_TESTS := $(PACKAGES:%=test-%)
 # More arguments for pytest: make test-synk-shm ARGS="-k resize -x"
 ARGS :=
 
-.PHONY: help setup demo test nightly $(PACKAGE_TESTS) test-integration lint format bench bench-shm bench-comm bench-theano bench-gpu docs build clean
+.PHONY: help setup demo test nightly $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu docs build clean
 
 ## help: this list
 help:
@@ -42,6 +42,10 @@ $(PACKAGE_TESTS): test-%: setup
 ## test-integration: the tests that cross packages
 test-integration: setup
 	@$(PY) scripts/run_tests.py integration -- $(ARGS)
+
+## test-devices: the whole API on every device set of this machine: CPU processes, OpenCL, CUDA
+test-devices: setup
+	$(PY) integration/multi_gpu/run.py $(ARGS)
 
 ## lint: ruff, its formatter and mypy, changing nothing
 lint: setup

@@ -21,15 +21,15 @@ def expected(op, held):
     return result if held[0].dtype.kind == "f" else result.astype(held[0].dtype)
 
 
-def test_floats_lie_on_the_device_after_fork(synk, device_set):
-    """As in Theano: floats that are arrays do, scalars and integers do not."""
+def test_arrays_lie_on_the_device_after_fork_and_scalars_on_the_host(synk, device_set):
+    """As Theano has it: what it does not want on a device is a scalar, or complex."""
     from theano.tensor.sharedvar import TensorSharedVariable
 
-    for dtype in FLOATS:
-        variable = theano.shared(np.zeros((2, 2), dtype))
-        assert isinstance(variable, TensorSharedVariable) == (device_set.kind == "cpu")
-    for value in (np.zeros(2, "int32"), np.zeros(2, bool)):
-        assert isinstance(theano.shared(value), TensorSharedVariable)
+    for dtype in ALL:
+        on_host = isinstance(theano.shared(np.zeros((2, 2), dtype)), TensorSharedVariable)
+        assert on_host == (device_set.kind == "cpu"), dtype
+    for value in (np.float32(1), np.int64(1), 1.5, np.zeros(2, "complex64")):
+        assert not hasattr(theano.shared(value).type, "context_name")
 
 
 @pytest.mark.parametrize("dtype", ALL)
