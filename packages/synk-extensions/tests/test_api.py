@@ -168,9 +168,11 @@ def test_progress_is_printed_unless_it_is_not_wanted(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_gpus_are_refused_in_words():
-    with pytest.raises(exceptions.StartError, match="CPU processes only"):
-        synk.fork(use_gpu=True)
+def test_gpus_that_are_not_there_are_refused_with_a_cure():
+    with pytest.raises(exceptions.StartError, match=r"device opencl9:9: .*synkhronos doctor"):
+        synk.fork(devices=["opencl9:9"])
+    with pytest.raises(exceptions.InputValueError, match="use_gpu=False"):
+        synk.fork(devices=["cpu"])
 
 
 def test_errors_are_of_one_family_and_of_the_usual_kinds():
