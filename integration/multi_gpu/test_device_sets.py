@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 280
 
-# In the usual run, and of which tests: kernels of an empty cache take OpenCL minutes. Other sets are
+# In the usual run, and of which tests: kernels of an empty cache take OpenCL minutes. Others are
 # the business of `run.py`, on a machine that has them; failures on CPU processes are that of the
 # packages' own tests.
 SETS = {"cpu-2": "", "opencl-2": "test_aliases or test_shared"}
