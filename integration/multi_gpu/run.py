@@ -167,7 +167,10 @@ def end_all(record: Path) -> None:
 
 
 def _tail(log: Path, most: int = 6000) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-most:]
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    # Of hundreds of names, after the stacks of a process that crashed.
+    kept = [line for line in lines if not line.startswith("Extension modules:")]
+    return "\n".join(kept)[-most:]
 
 
 def read(record: Path) -> tuple[list[Result], str | None]:
