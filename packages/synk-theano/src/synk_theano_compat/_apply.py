@@ -60,6 +60,7 @@ AFTER: dict[str, tuple[Step, ...]] = {
         Step("G3", "compute capability of three digits", _gpu.long_architectures),
         Step("G4", "C code compiled with our header", _gpu.header_in_version),
         Step("G5", "recurrent networks, gone in cuDNN 9", _gpu.no_recurrent_networks),
+        Step("G6", "cuDNN's reductions", _gpu.sound_reductions),
     ),
     "theano.gpuarray.linalg": (Step("P10", "pkg_resources", _setuptools.take_back),),
     "pygpu": (Step("G1", "CUDA's libraries", _gpu.watch_pygpu),),

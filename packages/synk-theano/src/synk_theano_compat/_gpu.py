@@ -39,3 +39,10 @@ def no_recurrent_networks() -> str:
     from synk_theano_compat import _dnn_patches
 
     return _dnn_patches.no_recurrent_networks()
+
+
+def sound_reductions() -> str:
+    """G6: leave to cuDNN only the reductions that it does right."""
+    from synk_theano_compat import _dnn_reductions
+
+    return _dnn_reductions.sound_reductions()

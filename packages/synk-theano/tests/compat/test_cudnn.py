@@ -190,7 +190,7 @@ done = {name: result for name, _, result in _apply.applied}
 
 def test_patches_are_applied_where_there_is_no_gpu(run):
     done = run(PATCHED + "print(sorted(name for name in done if name[0] == 'G'))")
-    assert done.stdout == "['G2', 'G3', 'G4', 'G5']\n" or "'G1'" in done.stdout
+    assert done.stdout == "['G2', 'G3', 'G4', 'G5', 'G6']\n" or "'G1'" in done.stdout
     assert done.stderr == ""
 
 
@@ -236,6 +236,9 @@ def test_other_ops_are_made_whatever_is_gone(run):
         "assert dnn.GpuDnnConvGradW(num_groups=2).algo == 'time_on_shape_change'\n"
         "assert dnn.GpuDnnConvGradI(algo='none').algo == 'none'\n"
         "dnn.GpuDnnPool(), dnn.GpuDnnBatchNorm(), dnn.GpuDnnSoftmax('accurate', 'channel')\n"
+        "made = dnn.GpuDnnReduction('add', (0,), 'float32', 'float32', False)\n"
+        "code = made.code_sections['support_code_struct']\n"
+        "assert 'zero-size array' in code and 'zero-size array' in made.func_codes[-1]\n"
     )
 
 
@@ -252,3 +255,15 @@ def test_algorithms_that_the_user_has_set_stay(run):
         "assert flags['gpuarray.preallocate']['value'] == '0.0'\n"
     )
     run("import theano\n" + code, flags="dnn.conv.algo_fwd=small")
+
+
+def test_the_reductions_code_is_the_one_that_is_corrected():
+    import theano.gpuarray.dnn
+
+    from synk_theano_compat._dnn_reductions import FIRST_USE, OF_NOTHING, with_sum_of_nothing
+
+    code = (Path(theano.gpuarray.dnn.__file__).parent / "c_code" / "dnn_redux.c").read_text()
+    corrected = with_sum_of_nothing(code)
+    assert corrected.index(OF_NOTHING) < corrected.index(FIRST_USE)
+    with pytest.raises(ValueError, match=r"dnn_redux\.c of Theano 1\.0\.5"):
+        with_sum_of_nothing("int main() {}")

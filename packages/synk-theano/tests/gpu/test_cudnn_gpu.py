@@ -262,6 +262,36 @@ check(2, 1, 1, 1)
     run(NUMPY_CONV + code, **changes)
 
 
+def test_reductions_of_nothing_and_of_float16_are_right():
+    code = """
+x = T.fmatrix()
+made = theano.function([x], [x.sum(axis=0), x.sum(), x.sum(axis=1), abs(x).sum(axis=0), x.mean()])
+names = [type(node.op).__name__ for node in made.maker.fgraph.toposort()]
+assert "GpuDnnReduction" in names, names
+for rows in (0, 1, 5):
+    value = random.normal(size=(rows, 3)).astype("float32")
+    expected = [value.sum(axis=0), value.sum(), value.sum(axis=1), abs(value).sum(axis=0)]
+    for got, right in zip(made(value), expected):
+        close(got, right)
+most = theano.function([x], x.max(axis=0))
+close(most(value), value.max(axis=0))
+assert most(np.zeros((5, 0), "float32")).shape == (0,)
+try:
+    most(np.zeros((0, 3), "float32"))
+except ValueError as error:
+    assert "zero-size array" in str(error)
+else:
+    raise AssertionError("no error")
+close(theano.function([x], x.prod(axis=0))(np.zeros((0, 3), "float32")), np.ones(3))
+h = T.tensor("float16", (False, False))
+half = theano.function([h], [h.sum(axis=0), h.max(axis=0), h.sum()])
+value = random.normal(size=(7, 3)).astype("float16")
+for got, right in zip(half(value), [value.sum(axis=0), value.max(axis=0), value.sum()]):
+    assert np.allclose(got, right, rtol=1e-2, atol=1e-2), (got, right)
+"""
+    run(code)
+
+
 NO_CONTEXT = """
 import ctypes
 from synk_theano_compat._cuda_status import cuda_status
