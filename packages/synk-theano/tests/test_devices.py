@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from synk_comm import cuda
-from synk_theano import InputTypeError, InputValueError, Runtime, StartError, _device, _devices
+from synk_theano import InputTypeError, InputValueError, Runtime, StartError, _devices, _host_memory
 from synk_theano._arrays import PIECE, ArrayCache
 
 
@@ -172,7 +172,7 @@ class FakeDriver:
 
 def test_pages_are_locked_once_and_for_as_long_as_the_array_lives():
     driver = FakeDriver()
-    pages = _device._LockedPages(driver, 3)
+    pages = _host_memory.LockedPages(driver, 3)
     whole = np.zeros(100_000)
     address = whole.__array_interface__["data"][0]
     pages.lock(whole[10:20])
@@ -192,7 +192,7 @@ def test_pages_are_locked_once_and_for_as_long_as_the_array_lives():
 def test_what_cannot_be_locked_is_copied_the_other_way():
     driver = FakeDriver()
     driver.refuse = True
-    pages = _device._LockedPages(driver, 3)
+    pages = _host_memory.LockedPages(driver, 3)
     array = np.zeros(100_000)
     pages.lock(array)
     assert not pages.copy(array, 1)
@@ -224,3 +224,41 @@ def test_workers_take_no_device_that_the_users_flags_name(monkeypatch):
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["cpu", "float32", "''"]
+
+
+class Stand:
+    """A device array that lies in host memory."""
+
+    def __init__(self, value):
+        self.values = np.ascontiguousarray(value)
+        self.dtype, self.shape = self.values.dtype, self.values.shape
+        self.size, self.itemsize = self.values.size, self.values.itemsize
+        self.flags, self.offset = {"C_CONTIGUOUS": True}, 0
+        self.gpudata = self.values.__array_interface__["data"][0]
+
+
+def test_small_results_are_sent_home_at_once_and_large_ones_fetched(monkeypatch):
+    import ctypes
+
+    driver = FakeDriver()
+    ordered = []
+    driver.download_on = lambda *order: ordered.append(order)
+    monkeypatch.setattr(_host_memory, "is_on_device", lambda value: isinstance(value, Stand))
+    letters = _host_memory.Letters(driver, 3, np.zeros(64, np.uint8))
+    small = [Stand(np.float32(1.5)), Stand(np.arange(3.0)), Stand(np.zeros((0, 2)))]
+    host, large = np.arange(4), Stand(np.arange(100))
+    posted = letters.post([small[0], host, large, small[1], small[2]])
+    assert posted[1] is host
+    assert posted[2] is large
+    assert posted[4] is small[2]
+    assert letters.under_way
+    for stream, address, pointer, nbytes in ordered:
+        assert stream == 0
+        ctypes.memmove(address, pointer, nbytes)
+    assert not driver.done
+    letters.arrive()
+    assert driver.done
+    assert not letters.under_way
+    np.testing.assert_array_equal(posted[0].room, np.float32(1.5))
+    np.testing.assert_array_equal(posted[3].room, np.arange(3.0))
+    assert posted[0].room.dtype == np.float32

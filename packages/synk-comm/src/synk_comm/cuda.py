@@ -41,6 +41,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuEventQuery": [ctypes.c_void_p],
     "cuMemHostRegister_v2": [ctypes.c_void_p, _SIZE, ctypes.c_uint],
     "cuMemHostUnregister": [ctypes.c_void_p],
+    "cuMemcpyDtoHAsync_v2": [ctypes.c_void_p, _POINTER, _SIZE, _STREAM],
     "cuMemcpyHtoDAsync_v2": [_POINTER, ctypes.c_void_p, _SIZE, _STREAM],
     "cuPointerGetAttribute": [ctypes.c_void_p, ctypes.c_int, _POINTER],
     "cuMemAlloc_v2": [ctypes.POINTER(_POINTER), _SIZE],
@@ -237,6 +238,10 @@ class Driver:
         copy is done; otherwise it has been read when this returns.
         """
         self._call("cuMemcpyHtoDAsync_v2", pointer, address, nbytes, stream)
+
+    def download_on(self, stream: int, address: int, pointer: int, nbytes: int) -> None:
+        """Copy to host memory whose pages are locked, on a stream; returns at once."""
+        self._call("cuMemcpyDtoHAsync_v2", address, pointer, nbytes, stream)
 
     def download(self, address: int, pointer: int, nbytes: int) -> None:
         """Copy to host memory, after what the default stream has to do, and wait for it."""

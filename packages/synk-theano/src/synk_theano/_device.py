@@ -10,35 +10,25 @@ from __future__ import annotations
 
 import logging
 import mmap
-import os
 import threading
-import time
-import weakref
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 import synk_comm
 from synk_comm import cuda
 
+from ._host_memory import LARGEST_LOCK, LETTERS, SMALLEST_LOCK, STREAM, Letter, Letters, LockedPages
 from ._values import is_on_device, on_host
 
 _logger = logging.getLogger(__name__)
 
-SMALLEST_LOCK = 1 << 16
-"""Bytes; for less, to lock pages takes longer than it saves."""
-
-LARGEST_LOCK = 1 << 30
-"""Bytes; rows of larger arrays go by way of a buffer with locked pages. To lock takes a third of a
-second for a gigabyte, and what is locked cannot be swapped out."""
-
-_STREAM = 0
-"""The default stream: libgpuarray's own waits for it, and it for libgpuarray's."""
-
-_BUSY_S = 0.002
-
 NCCL_DTYPES = frozenset(
-    ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
+    np.dtype(name)
+    for name in (
+        *("int8", "uint8", "int32", "uint32", "int64", "uint64"),
+        *("float16", "float32", "float64"),
+    )
 )
 """What NCCL can reduce."""
 
@@ -75,6 +65,10 @@ class Host:
     def settle(self) -> None:
         """Nothing is under way."""
 
+    def send(self, values: List[Any]) -> List[Any]:
+        """The values themselves: they are where they have to be."""
+        return values
+
     def fetch(self, comm: Any, results: List[Any]) -> List[Any]:  # noqa: ARG002 - as of any device
         """Results as the user gets them."""
         return results
@@ -99,11 +93,12 @@ class Gpu:
         self.takes_collectives = False
         self._context = context
         self._nccl = nccl
-        self._pages: Optional[_LockedPages] = None
+        self._pages: Optional[LockedPages] = None
         self._entered = threading.local()
+        self._letters: Optional[Letters] = None
         if name.startswith("cuda"):
             self._driver = driver = cuda.Driver()
-            self._pages = _LockedPages(driver, ordinal_of(driver, name, context))
+            self._pages = LockedPages(driver, ordinal_of(driver, name, context))
 
     def enter(self) -> None:
         """Make this thread fit to compute on the device.
@@ -119,7 +114,7 @@ class Gpu:
         """The communicator for values, given the one for host memory; all ranks do so together."""
         if not self._nccl or self._pages is None or comm.size == 1:
             return comm
-        made = synk_comm.nccl(comm, device=self._pages.device, stream=_STREAM)
+        made = synk_comm.nccl(comm, device=self._pages.device, stream=STREAM)
         self.takes_collectives = True
         return made
 
@@ -163,13 +158,32 @@ class Gpu:
         if self._pages is not None:
             self._pages.settle()
 
+    def send(self, values: List[Any]) -> List[Any]:
+        """Order small values to host memory, now: what is ordered after that need not be awaited.
+
+        Returns:
+            The values, small device arrays replaced by what `fetch` makes host arrays of.
+        """
+        if self._pages is None:
+            return values
+        if self._letters is None:
+            room = self.empty((LETTERS,), np.uint8)
+            self._letters = Letters(self._driver, self._pages.device, room)
+        return self._letters.post(values)
+
     def fetch(self, comm: Any, results: List[Any]) -> List[Any]:
         """Results as the user gets them: in host memory. Waits for the device.
 
         While it waits it notices if a rank dies that the device waits for.
         """
-        if self.takes_collectives and any(map(_has_device_values, results)):
-            comm.synchronize()
+        letters = self._letters
+        if self.takes_collectives:
+            if any(_has(is_on_device, result) for result in results):
+                comm.synchronize()
+            elif letters is not None and letters.under_way:
+                comm.synchronize(event=letters.event)
+        if letters is not None:
+            letters.arrive()
         return [_fetched(result) for result in results]
 
 
@@ -177,95 +191,23 @@ AnyDevice = Any
 """`Host` or `Gpu`."""
 
 
-def _has_device_values(result: Any) -> bool:
+def _has(kind: Callable[[Any], bool], result: Any) -> bool:
+    """Whether there is a value of a kind in a result."""
+    if isinstance(result, Letter):
+        return False
     if isinstance(result, (list, tuple)):
-        return any(map(_has_device_values, result))
-    return is_on_device(result)
+        return any(_has(kind, item) for item in result)
+    return kind(result)
 
 
 def _fetched(result: Any) -> Any:
+    if isinstance(result, Letter):
+        return np.array(result.room)
     if isinstance(result, list):
         return [_fetched(item) for item in result]
     if hasattr(result, "_replace"):
         return result._replace(values=_fetched(result.values))
     return on_host(result)
-
-
-class _LockedPages:
-    """Host memory with locked pages, and the copies from it that are under way.
-
-    Args:
-        device: ordinal of the device.
-    """
-
-    def __init__(self, driver: Any, device: int) -> None:
-        self.device = device
-        self._driver = driver
-        self._spans: Dict[int, int] = {}  # begin -> end
-        self._refused: Dict[int, int] = {}
-        self._event = 0
-        self._pending = False
-        self._owner = os.getpid()
-
-    def lock(self, array: np.ndarray) -> None:
-        """Lock the pages of an array for as long as it lives; nothing if that is refused.
-
-        The pages are those of the array that it is a view of, if these are not too many.
-        """
-        while isinstance(array.base, np.ndarray) and array.base.nbytes <= LARGEST_LOCK:
-            array = array.base
-        begin = _address(array)
-        end = begin + array.nbytes
-        if self._holds(begin, end) or self._refused.get(begin) == end:
-            return
-        try:
-            with self._driver.entered(self.device):
-                self._driver.lock_pages(begin, end - begin)
-        except cuda.CudaError as error:
-            # A limit of the container, or pages that are locked under another array: copies from
-            # pages that are not locked are right, too.
-            self._refused[begin] = end
-            _logger.debug("pages of %d bytes are not locked: %s", array.nbytes, error)
-            return
-        self._spans[begin] = end
-        weakref.finalize(array, self._unlock, begin).atexit = False
-
-    def _unlock(self, begin: int) -> None:
-        if os.getpid() == self._owner and self._spans.pop(begin, None) is not None:
-            self.settle()
-            with self._driver.entered(self.device):
-                self._driver.unlock_pages(begin)
-
-    def _holds(self, begin: int, end: int) -> bool:
-        return any(start <= begin and end <= stop for start, stop in self._spans.items())
-
-    def copy(self, array: np.ndarray, pointer: int) -> bool:
-        """Enqueue a copy to the device; False if the array's pages are not locked."""
-        begin = _address(array)
-        if not self._holds(begin, begin + array.nbytes):
-            return False
-        driver = self._driver
-        with driver.entered(self.device):
-            if not self._event:
-                self._event = driver.event()
-            driver.upload_on(_STREAM, pointer, begin, array.nbytes)
-            driver.record(self._event, _STREAM)
-        self._pending = True
-        return True
-
-    def settle(self) -> None:
-        """Wait for the copies. What keeps them waiting in turn is watched by the communicator."""
-        if not self._pending:
-            return
-        began = time.monotonic()
-        with self._driver.entered(self.device):
-            while not self._driver.has_happened(self._event):
-                time.sleep(0 if time.monotonic() - began < _BUSY_S else 0.0001)
-        self._pending = False
-
-
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def ordinal_of(driver: Any, name: str, context: Any) -> int:
@@ -281,4 +223,4 @@ def ordinal_of(driver: Any, name: str, context: Any) -> int:
 
 def takes_reduction(values: Sequence[Any]) -> bool:
     """Whether NCCL can reduce values of these dtypes."""
-    return all(str(value.dtype) in NCCL_DTYPES for value in values)
+    return all(value.dtype in NCCL_DTYPES for value in values)

@@ -169,7 +169,9 @@ class PreparedCall:
                 collect(self._comm, self._master, op, None if values is None else values[i], weight)
                 for i, op in enumerate(self._ops)
             ]
-        return CallResult(results, counts) if rank == self._master else None
+        if rank != self._master:
+            return None
+        return CallResult(self._device.send(results), counts)
 
     def _compute_whole(self, origin: int) -> List[Any]:
         """One execution on views of the inputs, or on excerpts by index."""

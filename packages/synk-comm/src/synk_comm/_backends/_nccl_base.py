@@ -201,8 +201,12 @@ class NcclBase(Communicator):
         else:
             self._link.close()
 
-    def synchronize(self, timeout_s: float | None = None) -> None:
+    def synchronize(self, timeout_s: float | None = None, *, event: int | None = None) -> None:
         """Wait until the GPU has done all that this communicator's calls have enqueued.
+
+        Args:
+            event: a CUDA event of this device (``synk_comm.cuda.Driver.event``): wait for that
+                instead.
 
         Unlike a plain wait for the stream this ends if a peer dies or gives up, or when the time
         is over: NCCL is stopped then, and the group has ended. No collective.
@@ -212,7 +216,7 @@ class NcclBase(Communicator):
         """
         deadline = self._deadline(timeout_s)
         with self._turn:
-            self._link.synchronize(deadline)
+            self._link.synchronize(deadline, event)
 
     # -- arguments ------------------------------------------------------------------------
 

@@ -35,6 +35,8 @@ _GUARD_S = 0.05
 """How often the guard looks; calls that take less are not its business."""
 _FAREWELL_S = 0.5
 """How long work on the GPU may go on when a peer's process has ended."""
+_BUSY_S, _NAP_S = 0.002, 0.00005
+"""How long a wait for the GPU looks all the time, and how long it sleeps then between two looks."""
 _LEAVE_S = 2.0
 """How long ``close`` gives NCCL to end in order before it is left behind in its thread."""
 
@@ -265,28 +267,35 @@ class Link:
             time.sleep(SLICE_S)
         return NcclError(f"NCCL failed: {text}. {detail}".strip())
 
-    def synchronize(self, deadline: float) -> None:
-        """Wait until the streams have done all that was enqueued by ``run``."""
-        gone_since: float | None = None
-        with self.driver.entered(self.device):
+    def synchronize(self, deadline: float, event: int | None = None) -> None:
+        """Wait until the streams have done all that was enqueued by ``run``, or for an event."""
+        driver = self.driver
+        with driver.entered(self.device):
+            if event is not None:
+                self._wait(lambda: driver.has_happened(event), deadline)
+                return
             for stream in sorted(self._streams):
-                began = looked = time.monotonic()
-                while not self.driver.is_done(stream):
-                    now = time.monotonic()
-                    if now - looked > SLICE_S:
-                        looked = now
-                        gone_since = self._farewell(gone_since)
-                        self._check_time(deadline, "synchronize()")
-                        status = self.binding.comm_get_async_error(self.handle)
-                        if status:
-                            raise self._failure(self.binding.get_error_string(status))
-                    if now - began < 0.002:
-                        _nap()
-                    else:
-                        time.sleep(0.0002)
-                if self._rescue is not None:
-                    raise self._rescue  # it is idle because NCCL was stopped
+                self._wait(lambda stream=stream: driver.is_done(stream), deadline)  # type: ignore[misc]
                 self._streams.discard(stream)
+
+    def _wait(self, over: Callable[[], bool], deadline: float) -> None:
+        gone_since: float | None = None
+        began = looked = time.monotonic()
+        while not over():
+            now = time.monotonic()
+            if now - looked > SLICE_S:
+                looked = now
+                gone_since = self._farewell(gone_since)
+                self._check_time(deadline, "synchronize()")
+                status = self.binding.comm_get_async_error(self.handle)
+                if status:
+                    raise self._failure(self.binding.get_error_string(status))
+            if now - began < _BUSY_S:
+                _nap()
+            else:
+                time.sleep(_NAP_S)
+        if self._rescue is not None:
+            raise self._rescue  # it is over because NCCL was stopped
 
     # -- the end --------------------------------------------------------------------------
 
