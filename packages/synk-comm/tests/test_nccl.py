@@ -688,7 +688,8 @@ def test_a_call_that_never_returns_from_nccl_is_stopped_in_time():
     assert sorted(broken_group(run).aborted) == [0, 1]
 
 
-def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it():
+def with_a_dying_peer(wait):
+    """Let rank 1 die while rank 0's GPU waits for it, which calls ``wait``; return the stand-in."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
     def run(comm, fake):
@@ -702,48 +703,57 @@ def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it():
             # As if rank 1 lived in that process.
             comm._link._vigil.add(1, Identity(child.pid, 0, identity().namespace))
             comm.all_reduce(x)
-            with pytest.raises(PeerLost, match="rank 1") as caught:
-                comm.synchronize(10)
-            assert caught.value.rank == 1
-            assert "lost rank 1" in repr(comm)
+            wait(comm, fake)
             with pytest.raises(PeerLost):
                 comm.all_reduce(x)
 
     try:
-        assert 0 in broken_group(run).aborted
+        return broken_group(run)
     finally:
         child.kill()
         child.wait()
         child.stdin.close()
+
+
+def test_a_dead_process_is_noticed_while_the_gpu_waits_for_it():
+    def wait(comm, fake):
+        with pytest.raises(PeerLost, match="rank 1") as caught:
+            comm.synchronize(10)
+        assert caught.value.rank == 1
+        assert "lost rank 1" in repr(comm)
+
+    assert 0 in with_a_dying_peer(wait).aborted
 
 
 def test_a_dead_process_frees_the_gpu_even_if_nobody_asks_this_communicator():
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    def wait(comm, fake):
+        # As a library does that waits for the GPU by itself.
+        deadline = time.monotonic() + 10
+        while fake.gpus.pending() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not fake.gpus.pending()
+        with pytest.raises(PeerLost, match="rank 1"):
+            comm.synchronize(10)
+
+    assert 0 in with_a_dying_peer(wait).aborted
+
+
+def test_synchronize_waits_for_an_event_alone():
+    asked = []
 
     def run(comm, fake):
         x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
-        if comm.rank:
-            comm._link.run = lambda calls, stream, deadline: None
-            comm.all_reduce(x)
-            time.sleep(0.2)
-            child.kill()
-        else:
-            comm._link._vigil.add(1, Identity(child.pid, 0, identity().namespace))
-            comm.all_reduce(x)
-            # As a library does that waits for the GPU by itself.
-            deadline = time.monotonic() + 10
-            while fake.gpus.pending() and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert not fake.gpus.pending()
-            with pytest.raises(PeerLost, match="rank 1"):
-                comm.synchronize(10)
+        comm.all_reduce(x)
+        if comm.rank == 0:
+            # The event happens at the third look.
+            comm._link.driver.has_happened = lambda event: asked.append(event) or len(asked) > 2
+            comm.synchronize(10, event=77)
+            assert asked == [77] * 3
+        comm.synchronize(10)
+        comm.barrier()
+        comm.close()
 
-    try:
-        assert 0 in broken_group(run).aborted
-    finally:
-        child.kill()
-        child.wait()
-        child.stdin.close()
+    broken_group(run)
 
 
 def test_what_nccl_reports_ends_the_group():

@@ -164,12 +164,12 @@ class Driver:
 
     def is_done(self, stream: int) -> bool:
         """Tell whether a stream has nothing left to do; its device must be entered."""
-        status: int = self._lib.cuStreamQuery(stream)
-        if status == _NOT_READY:
-            return False
-        if status:
+        return self._is_ready(self._lib.cuStreamQuery(stream))
+
+    def _is_ready(self, status: int) -> bool:
+        if status not in (0, _NOT_READY):
             raise CudaError(f"a CUDA stream has failed: {self._text(status)} (error {status})")
-        return True
+        return status == 0
 
     # -- events; their device must be entered ---------------------------------------------
 
@@ -185,12 +185,7 @@ class Driver:
 
     def has_happened(self, event: int) -> bool:
         """Tell whether an event has happened, or was never recorded."""
-        status: int = self._lib.cuEventQuery(event)
-        if status == _NOT_READY:
-            return False
-        if status:
-            raise CudaError(f"a CUDA stream has failed: {self._text(status)} (error {status})")
-        return True
+        return self._is_ready(self._lib.cuEventQuery(event))
 
     # -- host memory; a device must be entered --------------------------------------------
 
