@@ -43,6 +43,8 @@ class Suite:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pytest", str(folder_of(name)), *arguments],
             cwd=ROOT,
+            # Tests of GPUs name their devices; all others are of CPU processes, wherever they run.
+            env={"SYNKHRONOS_USE_GPU": "0", **os.environ},
             start_new_session=True,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,

@@ -86,6 +86,8 @@ def environment(unit: Unit, record: Path, options: argparse.Namespace) -> dict[s
     given = os.environ.get("THEANO_FLAGS", "")
     return {
         **os.environ,
+        # What fork() takes by itself is among what is tested.
+        "SYNKHRONOS_USE_GPU": "",
         **({"SYNK_DEVICE_ALONE": "1"} if options.jobs == 1 else {}),
         "THEANO_FLAGS": ",".join(part for part in (flags, given) if part),
         "SYNK_DEVICE_SET": unit.device_set.name,

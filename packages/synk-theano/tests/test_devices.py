@@ -19,6 +19,8 @@ from synk_theano._arrays import PIECE, ArrayCache
 def gpus(monkeypatch):
     """Say how many GPUs there are, why none can be used, and which one this process holds."""
 
+    monkeypatch.delenv(_devices.USE_GPU, raising=False)
+
     def tell(count, problem="", held=None):
         monkeypatch.setattr(_devices, "usable_gpus", lambda: (0 if problem else count, problem))
         monkeypatch.setattr(_devices, "there_are_gpus", lambda: count > 0)
@@ -47,6 +49,20 @@ def test_cpu_processes_if_there_are_none_or_they_are_asked_for(gpus):
     ranks = _devices.choose(3, None, 2, None)
     assert (ranks.devices, ranks.noun) == ((), "3 CPU processes")
     assert len(ranks.lines) == 1
+
+
+def test_the_environment_says_what_is_meant_if_the_program_does_not(gpus, monkeypatch):
+    monkeypatch.setenv(_devices.USE_GPU, "0")
+    assert _devices.choose(2, None, 0, None).devices == ()
+    assert _devices.choose(2, True, 0, None).devices == ("cuda0", "cuda1")
+    assert _devices.choose(None, None, 0, ["cuda1"]).devices == ("cuda1",)
+    monkeypatch.setenv(_devices.USE_GPU, "1")
+    gpus(0, "no GPU is visible")
+    with pytest.raises(StartError, match="no GPU is visible"):
+        _devices.choose(2, None, 0, None)
+    monkeypatch.setenv(_devices.USE_GPU, "maybe")
+    with pytest.raises(InputValueError, match="got 'maybe', expected 0 or 1"):
+        _devices.choose(2, None, 0, None)
 
 
 def test_gpus_that_cannot_be_used_are_mentioned_or_refused(gpus):

@@ -37,8 +37,8 @@ def fork(
         n_parallel: number of ranks, this process included. By default the environment variable
             ``SYNKHRONOS_N_PARALLEL``, else one for each GPU, or if there are none for each core
             that this process may use.
-        use_gpu: None takes GPUs if there are any that Theano can use; True demands them; False
-            demands CPU processes.
+        use_gpu: True demands GPUs, False CPU processes. None: what the environment variable
+            ``SYNKHRONOS_USE_GPU`` says (1 or 0), else GPUs if there are any that Theano can use.
         master_rank: the rank of this process, from 0 to ``n_parallel - 1``.
         profile_workers: each worker writes ``synkhronos_profile_rank<r>.prof`` into the current
             folder when it stops.

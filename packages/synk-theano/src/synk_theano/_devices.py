@@ -7,6 +7,7 @@ free to take any of them into use later, or none.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
@@ -17,6 +18,9 @@ from . import _environ
 from ._device import Gpu, Host, ordinal_of
 from ._plan import is_int
 from .exceptions import InputTypeError, InputValueError, StartError
+
+USE_GPU = "SYNKHRONOS_USE_GPU"
+"""The environment variable that says what ``use_gpu=None`` means: 0 is False, 1 is True."""
 
 DOCTOR = "`synkhronos doctor` says what is there, and what to install"
 
@@ -62,6 +66,8 @@ def choose(
     """
     if devices is not None:
         return _named(devices, n_parallel, use_gpu, master_rank)
+    if use_gpu is None:
+        use_gpu = _use_gpu_from_environment()
     lines: Tuple[str, ...] = ()
     if use_gpu is not False:
         count, problem = usable_gpus()
@@ -88,6 +94,17 @@ def choose(
     many = f"{size} processes on {cores} detected CPU cores"
     line = f"Synkhronos attempting to use {some if size <= cores else many}..."
     return Ranks(size, (), (*lines, line))
+
+
+def _use_gpu_from_environment() -> Optional[bool]:
+    """
+    Raises:
+        InputValueError: the variable is neither 0 nor 1.
+    """
+    text = os.environ.get(USE_GPU, "").strip()
+    if text not in ("", "0", "1"):
+        raise InputValueError(f"environment variable {USE_GPU}: got {text!r}, expected 0 or 1")
+    return {"": None, "0": False, "1": True}[text]
 
 
 def _named(

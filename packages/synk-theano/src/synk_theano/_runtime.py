@@ -70,8 +70,8 @@ class Runtime:
     Args:
         n_parallel: number of ranks, the master included; by default one per GPU, or per
             available core.
-        use_gpu: None for GPUs if there are any that Theano can use, else CPU processes; True
-            demands GPUs, False CPU processes.
+        use_gpu: True demands GPUs, False CPU processes. None: what the environment variable
+            ``SYNKHRONOS_USE_GPU`` says (1 or 0), else GPUs if there are any that Theano can use.
         master_rank: the rank of the calling process.
         profile_workers: every worker writes ``synkhronos_profile_rank<r>.prof`` when it stops,
             in the current folder, for `pstats`.
