@@ -20,7 +20,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Mapping
 
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER))
@@ -128,7 +128,7 @@ class Run:
         if job.kind == "ddp":
             command = [options.torch_python, str(FOLDER / "ddp.py"), *more]
             # What was put on the path is for the other Python.
-            environment = {k: v for k, v in environment.items() if k != "PYTHONPATH"}
+            environment = _of_its_own(environment)
         else:
             command = [sys.executable, "-m", "gpubench.job", job.kind, *more]
         _say(f"{job.name} begins; {self._left():.0f} s are left")
@@ -240,8 +240,14 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
     return environment
 
 
+def _of_its_own(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without the paths that were set for this Python: torch brings CUDA's libraries along."""
+    ours = ("PYTHONPATH", "LD_LIBRARY_PATH")
+    return {name: value for name, value in environment.items() if name not in ours}
+
+
 def _has_torch(python: str) -> bool:
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment = _of_its_own(os.environ)
     code = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
     command = [python, "-c", code, "torch", "torchvision"]
     try:
