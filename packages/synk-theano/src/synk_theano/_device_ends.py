@@ -76,9 +76,10 @@ class _Ends:
         spoiled: Set[int] = set(flat.outputs)
         for place, (_, sources, outputs) in enumerate(flat.nodes):
             for source in arguments.intersection(sources):
-                if _is_copy(self._op(place), "GpuFromHost"):
+                if _is_copy(self._op(place), "GpuFromHost") and source not in candidates:
                     candidates[source] = flat.types[outputs[0][0]]
                 elif type(self._op(place)).__name__ not in _SHAPES:
+                    # Also a second copy: an in-place operation may use up each of them.
                     spoiled.add(source)
         return {number: type_ for number, type_ in candidates.items() if number not in spoiled}
 
