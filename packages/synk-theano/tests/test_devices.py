@@ -100,6 +100,9 @@ def test_cpu_processes_are_refused_where_variables_lie_on_a_device(gpus):
         ((None, None, 0, "cuda0"), InputTypeError, "expected a list of names"),
         ((None, None, 0, []), InputTypeError, "expected a list of names"),
         ((None, None, 0, [0, 1]), InputTypeError, "expected a list of names"),
+        ((None, None, 0, 5), InputTypeError, "expected a list of names"),
+        ((None, None, 0, ["cuda"]), InputValueError, "expected a name such as 'cuda0'"),
+        ((None, None, 0, ["opencl"]), InputValueError, "expected a name such as 'cuda0'"),
         ((None, None, 0, ["cpu"]), InputValueError, "use_gpu=False"),
         ((3, None, 0, ["cuda0"]), InputValueError, "give devices alone"),
         ((None, False, 0, ["cuda0"]), InputValueError, "give devices alone"),
@@ -213,6 +216,32 @@ def test_what_cannot_be_locked_is_copied_the_other_way():
     pages.lock(array)
     assert not pages.copy(array, 1)
     assert driver.copies == []
+
+
+def test_arrays_in_too_large_a_memory_are_not_locked_and_a_refusal_is_not_for_ever(monkeypatch):
+    driver = FakeDriver()
+    pages = _host_memory.LockedPages(driver, 3)
+    monkeypatch.setattr(_host_memory, "LARGEST_LOCK", 100_000)
+    large = np.zeros(100_000)
+    pages.lock(large[:100])
+    assert driver.locked == {}
+    small = [np.zeros(10_000), np.zeros(12_000)]
+    pages.lock(small[0])
+    driver.refuse = True
+    pages.lock(small[1])
+    driver.refuse = False
+    pages.lock(small[1])
+    assert len(driver.locked) == 1
+    del small[0]
+    gc.collect()
+    pages.lock(small[0])
+    assert list(driver.locked.values()) == [12_000 * 8]
+
+
+def test_outputs_that_are_no_arrays_are_the_masters_own():
+    from synk_theano._collecting import collect_on_device
+
+    assert collect_on_device(None, 0, [None], [[1, 2]], 1.0) == [[1, 2]]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

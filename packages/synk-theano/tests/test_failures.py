@@ -61,6 +61,23 @@ def test_an_exception_in_a_worker_is_raised_in_the_master(runtime):
         assert f(np.full(8, -1.0)) == -16.0
 
 
+def test_a_failing_device_is_named_by_its_rank(pair):
+    def lose_the_device(values):
+        from synk_comm.cuda import CudaError
+
+        raise CudaError("an illegal memory access was encountered")
+
+    x, y = misbehaving(lose_the_device)
+    f = pair.function([x], (y.sum(), "sum"))
+    with pytest.raises(WorkerFailed, match="illegal memory access") as caught:
+        f(np.array([0.0, 0, 0, 1]))
+    assert caught.value.rank == 1
+    assert "in lose_the_device" in caught.value.traceback
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        f(np.array([1.0, 0, 0, 0]))
+    assert f(np.full(4, -1.0)) == -8.0
+
+
 def test_an_exception_in_the_master_lets_the_workers_go(pair):
     x, y = misbehaving(fail)
     f = pair.function([x], (y, "gather"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Dict, Iterable, Optional
 
 import numpy as np
@@ -51,8 +51,12 @@ class ArrayCache:
             self._pool.submit(array.take, index[start:stop], 0, out[start:stop], "clip")
             for start, stop in zip(cuts, cuts[1:])
         ]
-        for copy in copies:
-            copy.result()
+        # Whatever interrupts: the room is used again only when nobody writes to it any more.
+        try:
+            for copy in copies:
+                copy.result()
+        finally:
+            wait(copies)
         return out
 
     def forget(self, keys: Iterable[int]) -> None:

@@ -40,8 +40,9 @@ def collect_on_device(
     results = list(values)
     together: Dict[str, List[int]] = {}
     for i, (op, value) in enumerate(zip(ops, values)):
-        reducible = op == "gather" or takes_reduction([value])
-        if op is not None and is_on_device(value) and reducible:
+        if op is None or not is_on_device(value):
+            results[i] = collect(comm, master, op, value, weight)
+        elif op == "gather" or takes_reduction([value]):
             together.setdefault(op, []).append(i)
         else:
             results[i] = collect(comm, master, op, value, weight)

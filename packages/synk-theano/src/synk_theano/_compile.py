@@ -17,6 +17,7 @@ from ._linking import linked_by_kind
 from ._messages import Form
 from ._pickling import deep_recursion
 from ._spec import FunctionSpec, default_update_op, is_random
+from ._values import is_device_type
 from .exceptions import InputValueError
 
 
@@ -41,7 +42,11 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool) -> Any:
         givens += [(s, _like(s, s[index])) for s in spec.sliceable]
     givens += spec.givens
 
-    outputs = list(spec.outputs)
+    outputs = [
+        # A variable of a device would else be returned from there.
+        variable.transfer("cpu") if through_host and is_device_type(variable.type) else variable
+        for variable, through_host in zip(spec.outputs, spec.host_outputs)
+    ]
     updates = [(target, value) for target, value, _ in spec.updates]
     kwargs = dict(spec.kwargs)
     if form.accumulate:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import mmap
-import threading
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -18,7 +17,16 @@ import numpy as np
 import synk_comm
 from synk_comm import cuda
 
-from ._host_memory import LARGEST_LOCK, LETTERS, SMALLEST_LOCK, STREAM, Letter, Letters, LockedPages
+from ._host_memory import (
+    LARGEST_LOCK,
+    LETTERS,
+    SMALLEST_LOCK,
+    STREAM,
+    Letter,
+    Letters,
+    LockedPages,
+    owner_of,
+)
 from ._values import is_on_device, on_host
 
 _logger = logging.getLogger(__name__)
@@ -94,8 +102,8 @@ class Gpu:
         self._context = context
         self._nccl = nccl
         self._pages: Optional[LockedPages] = None
-        self._entered = threading.local()
         self._letters: Optional[Letters] = None
+        self._comm: Any = None
         if name.startswith("cuda"):
             self._driver = driver = cuda.Driver()
             self._pages = LockedPages(driver, ordinal_of(driver, name, context))
@@ -106,15 +114,15 @@ class Gpu:
         Some of Theano's operations (cuDNN's reductions and batch normalization) do not name their
         device: they work on the thread's current one, which is the first if nothing was said.
         """
-        if self._pages is not None and not hasattr(self._entered, "done"):
+        if self._pages is not None and self._driver.current_device() != self._pages.device:
             self._driver.make_current(self._pages.device)
-            self._entered.done = True
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
         """The communicator for values, given the one for host memory; all ranks do so together."""
         if not self._nccl or self._pages is None or comm.size == 1:
             return comm
         made = synk_comm.nccl(comm, device=self._pages.device, stream=STREAM)
+        self._comm = made
         self.takes_collectives = True
         return made
 
@@ -131,12 +139,12 @@ class Gpu:
 
     def lock(self, array: np.ndarray) -> None:
         """Lock the pages of an array, for as long as it lives, if that makes copies quicker."""
-        if self._pages is not None and SMALLEST_LOCK <= array.nbytes <= LARGEST_LOCK:
+        if self._pages is not None and array.nbytes >= SMALLEST_LOCK:
             self._pages.lock(array)
 
     def wants_buffer(self, array: np.ndarray) -> bool:
         """Whether rows should be copied to a buffer of `empty` first: the array is too large."""
-        return self._pages is not None and array.nbytes > LARGEST_LOCK
+        return self._pages is not None and owner_of(array).nbytes > LARGEST_LOCK
 
     def bring(self, array: np.ndarray) -> Any:
         """A new device array with these values.
@@ -154,8 +162,13 @@ class Gpu:
         return value
 
     def settle(self) -> None:
-        """Wait until all that was brought has been read."""
-        if self._pages is not None:
+        """Wait until all that was brought has been read.
+
+        That may be behind a collective: while it waits it notices if a rank dies.
+        """
+        if self._pages is not None and self._pages.under_way:
+            if self._comm is not None:
+                self._comm.synchronize(event=self._pages.event)
             self._pages.settle()
 
     def send(self, values: List[Any]) -> List[Any]:

@@ -30,7 +30,8 @@ def on_device(function: Any, host_outputs: Sequence[bool]) -> Any:
     Args:
         host_outputs: for each output, whether it is to be in host memory all the same.
     """
-    if not is_flat_able(function):
+    # A profile belongs to the function as it was compiled.
+    if not is_flat_able(function) or function.profile:
         return function
     flat = _Ends(flatten(function), host_outputs).moved()
     if flat is None:

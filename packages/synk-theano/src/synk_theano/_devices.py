@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
@@ -113,14 +114,14 @@ def _named(
     use_gpu: Optional[bool],
     master_rank: int,
 ) -> Ranks:
-    names = tuple(devices)
-    if isinstance(devices, str) or not names or not all(isinstance(name, str) for name in names):
+    names = tuple(devices) if isinstance(devices, (list, tuple)) else ()
+    if not names or not all(isinstance(name, str) for name in names):
         raise InputTypeError(
             f"devices: got {devices!r}, expected a list of names such as ['cuda0', 'cuda1'], one "
             f"for each rank"
         )
     for name in names:
-        if not name.startswith(("cuda", "opencl")):
+        if not re.fullmatch(r"cuda\d+|opencl\d+:\d+", name):
             raise InputValueError(
                 f"devices: got {name!r}, expected a name such as 'cuda0' or 'opencl0:0'; for CPU "
                 f"processes use use_gpu=False"
@@ -173,7 +174,7 @@ def why_no_pygpu() -> str:
     """Why Theano's GPU back end cannot be loaded; "" if it can."""
     try:
         importlib.import_module("pygpu")
-    except ImportError as error:
+    except Exception as error:  # noqa: BLE001 - one made for another NumPy raises anything
         return f"Theano's GPU back end needs pygpu, which cannot be imported ({error})"
     import theano
 

@@ -147,6 +147,7 @@ class Function:
             *args, **kwargs: arrays or `Data`, as in `__call__`, without the options of it.
         """
         values = self._signature.ordered(args, kwargs)
+        self._launcher.enter_device()
         plain = self._plain(*(v.data if isinstance(v, Data) else v for v in values))
         return self._returned([on_host(value) for value in plain], None)
 

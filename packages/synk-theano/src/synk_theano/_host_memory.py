@@ -42,6 +42,10 @@ class LockedPages:
 
     Args:
         device: ordinal of the device.
+
+    Attributes:
+        event: happens when the copies that were ordered last are done.
+        under_way: whether there are any.
     """
 
     def __init__(self, driver: Any, device: int) -> None:
@@ -49,20 +53,20 @@ class LockedPages:
         self._driver = driver
         self._spans: Dict[int, int] = {}  # begin -> end
         self._refused: Dict[int, int] = {}
-        self._event = 0
-        self._pending = False
+        self.event = 0
+        self.under_way = False
         self._owner = os.getpid()
 
     def lock(self, array: np.ndarray) -> None:
         """Lock the pages of an array for as long as it lives; nothing if that is refused.
 
-        The pages are those of the array that it is a view of, if these are not too many.
+        The pages are those of the array that it is a view of: whole ones never overlap.
         """
-        while isinstance(array.base, np.ndarray) and array.base.nbytes <= LARGEST_LOCK:
-            array = array.base
+        array = owner_of(array)
         begin = _address(array)
         end = begin + array.nbytes
-        if self._holds(begin, end) or self._refused.get(begin) == end:
+        too_many = array.nbytes > LARGEST_LOCK
+        if too_many or self._holds(begin, end) or self._refused.get(begin) == end:
             return
         try:
             with self._driver.entered(self.device):
@@ -78,12 +82,14 @@ class LockedPages:
 
     def _unlock(self, begin: int) -> None:
         if os.getpid() == self._owner and self._spans.pop(begin, None) is not None:
+            self._refused.clear()  # it may have been in the way
             self.settle()
             with self._driver.entered(self.device):
                 self._driver.unlock_pages(begin)
 
     def _holds(self, begin: int, end: int) -> bool:
-        return any(start <= begin and end <= stop for start, stop in self._spans.items())
+        spans = tuple(self._spans.items())  # a finalizer may change it at any time
+        return any(start <= begin and end <= stop for start, stop in spans)
 
     def copy(self, array: np.ndarray, pointer: int) -> bool:
         """Enqueue a copy to the device; False if the array's pages are not locked."""
@@ -92,18 +98,25 @@ class LockedPages:
             return False
         driver = self._driver
         with driver.entered(self.device):
-            if not self._event:
-                self._event = driver.event()
+            if not self.event:
+                self.event = driver.event()
             driver.upload_on(STREAM, pointer, begin, array.nbytes)
-            driver.record(self._event, STREAM)
-        self._pending = True
+            driver.record(self.event, STREAM)
+        self.under_way = True
         return True
 
     def settle(self) -> None:
         """Wait for the copies."""
-        if self._pending:
-            _await(self._driver, self.device, self._event)
-            self._pending = False
+        if self.under_way:
+            _await(self._driver, self.device, self.event)
+            self.under_way = False
+
+
+def owner_of(array: np.ndarray) -> np.ndarray:
+    """The array whose memory it is; itself, if it is no view of another."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def _address(array: np.ndarray) -> int:

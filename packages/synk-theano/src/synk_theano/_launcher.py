@@ -22,6 +22,9 @@ class Launcher(Protocol):
     def exclusive(self) -> ContextManager[Any]:
         """Held while something is staged and run: other threads wait."""
 
+    def enter_device(self) -> None:
+        """Make this thread fit to compute where this rank does."""
+
     def perform(self, prepared: Sequence[Prepared]) -> List[Any]:
         """Have all ranks perform acts, in order; blocks until they have."""
 

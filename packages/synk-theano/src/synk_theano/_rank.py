@@ -13,6 +13,7 @@ import contextlib
 from typing import Any, Callable, Dict, List, Optional
 
 import synk_comm
+from synk_comm import cuda
 
 from . import _collectives
 from ._arrays import ArrayCache
@@ -146,6 +147,10 @@ class Rank:
             return results
         except synk_comm.CommError as error:
             self._undo(known, order)
+            if isinstance(error, cuda.CudaError):
+                # Not the others' doing, but this rank's own device.
+                self._decline(error)
+                raise
             self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
             raise
         except BaseException as error:
@@ -215,7 +220,10 @@ class Rank:
             self.in_step = True
 
     def close(self) -> None:
-        """Drop everything. Never blocks."""
+        """Drop everything. Never blocks for long."""
+        if self._comm is not None:
+            # First: to free what the device still works on would wait for it.
+            self._comm.close()
         self.times = None
         for act in self._acts.values():
             if isinstance(act, PreparedCall):
@@ -224,8 +232,6 @@ class Rank:
         self.arrays.clear()
         self.functions.clear()
         self.registry.truncate(0)
-        if self._comm is not None:
-            self._comm.close()
 
 
 class _Distribution:

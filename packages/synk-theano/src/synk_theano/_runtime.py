@@ -198,7 +198,12 @@ class Runtime:
             warn_of_wrong(spec)
         return function
 
+    def enter_device(self) -> None:
+        """Make this thread fit to compute where this rank does."""
+        self._rank.device.enter()
+
     def _compile(self, spec: FunctionSpec, form: Form) -> Any:
+        self.enter_device()
         return compile_form(spec, form, self._rank.device.is_gpu)
 
     def _register_variables(self, compiled: Any) -> None:

@@ -191,13 +191,13 @@ class NcclBase(Communicator):
         """
         if self._closed:
             return
-        failed = self.ended() is not None
+        failed = self.ended() is not None or not self._link.is_idle_within(_STOP_S)
         self._closed = True
         self._host.close()
         if os.getpid() != self._turn.pid:
             return
         if failed:
-            self._link.abort()
+            self._link.abort(_STOP_S)
         else:
             self._link.close()
 

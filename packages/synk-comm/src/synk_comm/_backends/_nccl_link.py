@@ -297,6 +297,15 @@ class Link:
         if self._rescue is not None:
             raise self._rescue  # it is over because NCCL was stopped
 
+    def is_idle_within(self, seconds: float) -> bool:
+        """Tell whether the streams have done all, or do so within a time."""
+        deadline = time.monotonic() + seconds
+        try:
+            self.synchronize(deadline)
+        except (CommError, OSError):
+            return False
+        return True
+
     # -- the end --------------------------------------------------------------------------
 
     def abort(self, wait_s: float = 0.0) -> None:
