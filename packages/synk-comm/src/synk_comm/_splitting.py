@@ -38,7 +38,8 @@ def watch_also(watch: Watch | None, old: Fabric, new: Fabric, members: Sequence[
             watch()
         late = [rank for mine, rank in enumerate(members) if not new.has_entered(mine)]
         failure = old.gone(late) if late else None
-        if failure is not None and getattr(failure, "rank", -1) in late:
+        # Given up by this rank, from another thread: the late ones heard of it, and do not come.
+        if failure is not None and getattr(failure, "rank", -1) in (*late, old.rank):
             raise failure
 
     return watch_both

@@ -361,6 +361,8 @@ class ZmqFabric(Fabric):
         with self._io:
             for socket, _ in self._poller.poll(0):
                 self._listen_to(socket)
+            if isinstance(self._failure, AbortedError):
+                return self._failure  # who gave the group up may have left it since
             for peer in self._peers.values():
                 if peer.gone and peer.rank in ranks:
                     return lost(peer.rank, peer.gone)
