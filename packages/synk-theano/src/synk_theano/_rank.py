@@ -149,7 +149,8 @@ class Rank:
             self._undo(known, order)
             if isinstance(error, cuda.CudaError):
                 # Not the others' doing, but this rank's own device.
-                self._decline(error)
+                if not ending:
+                    self._decline(error)
                 raise
             self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
             raise
