@@ -178,3 +178,24 @@ def test_an_act_that_fails_stops_the_step_there(pair):
         assert s.get_value() == before + 1
         assert pair.step(f.delayed(np.zeros(3)))[0] == 0
     assert len(set(pair.collectives.gather(s).tolist())) == 1
+
+
+def test_an_act_is_known_by_the_names_of_its_arguments_too():
+    """``through_host=True`` and ``weights_of=1`` are equal values of different arguments."""
+    with Runtime(2) as runtime:
+        x, s = T.dvector(), theano.shared(np.zeros(()), name="s")
+        runtime.function([], [])
+        f = runtime.function([x], x.sum())
+        assert f.number == 1
+
+        def set_to_rank():
+            for rank in range(2):
+                runtime.collectives.set_value(rank, s, np.asarray(float(rank)))
+
+        reduce = runtime.delayed.all_reduce
+        set_to_rank()
+        runtime.step(f.delayed(np.ones(3)), reduce(s, "avg", weights=f))
+        assert s.get_value() == pytest.approx(1 / 3)
+        set_to_rank()
+        runtime.collectives.all_reduce(s, "c_avg")
+        assert s.get_value() == 0.5

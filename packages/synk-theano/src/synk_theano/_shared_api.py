@@ -143,11 +143,11 @@ class Collectives:
         def arguments(standing: Standing) -> Arguments:
             given: Dict[str, Any] = {"op": name, "weights": weights, **_way(op)}
             if isinstance(weights, Function):
-                # Its rows will be known when the step has come to it.
-                now = weights.number not in standing.called
-                given["weights"] = _rows_of(weights) if now else None
-                if not now:
-                    given["weights_of"] = weights.number
+                if weights.number in standing.called:
+                    # Its rows will be known when the step has come to it.
+                    given.update(weights=None, weights_of=weights.number)
+                else:
+                    given["weights"] = _rows_of(weights)
             return given, 0
 
         return self._perform("all_reduce", variables, arguments)
@@ -221,7 +221,7 @@ class Collectives:
         def prepare(standing: Standing) -> Prepared:
             numbers = self._launcher.numbers(variables)
             given, origin = arguments(standing) if callable(arguments) else (arguments, 0)
-            name = (kind, numbers, *given.values()) if again else None
+            name = (kind, numbers, *given.items()) if again else None
             number = self._launcher.enter(Collective(kind, numbers, given), name)
             event = Event(
                 # What does not change the variables is all one to `lint()`.
