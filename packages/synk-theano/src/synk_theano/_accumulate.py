@@ -7,20 +7,13 @@ but for rounding.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, List, Optional
 
 import numpy as np
 
-from . import _device_sums
-from ._values import concatenated, is_on_device
+from . import _device_sums, _host_sums
+from ._values import at_least_1d, concatenated, is_on_device
 from .exceptions import InputValueError, OpError
-
-_COMBINE: Dict[str, Callable[[Any, Any], Any]] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
-}
 
 
 class Accumulator:
@@ -38,6 +31,7 @@ class Accumulator:
         self._weight = 0.0
         self._parts: List[Any] = []
         self._dtype: Any = None
+        self._sums: Any = _host_sums
 
     def add(self, value: Any, rows: float) -> None:
         """Take in the value of a slice of so many rows.
@@ -54,44 +48,25 @@ class Accumulator:
                 f"'gather', as in (variable, 'gather')"
             )
         self._dtype = value.dtype
-        if is_on_device(value):
-            self._add_on_device(value, rows)
-        elif self._op == "avg":
-            if value.dtype == np.float16:
-                value = value.astype(np.float32)
-            value = value * value.dtype.type(rows)
-            self._weight += rows
-            self._value = value if self._value is None else self._value + value
-        elif self._op == "gather":
-            self._parts.append(np.atleast_1d(value))
-        elif self._op == "last" or self._value is None:
-            self._value = value
-        else:
-            self._value = _COMBINE[self._op](self._value, value)
-
-    def _add_on_device(self, value: Any, rows: float) -> None:
+        self._sums = _device_sums if is_on_device(value) else _host_sums
         if self._op == "avg":
             self._weight += rows
-            if self._value is None:
-                self._value = _device_sums.scaled(value, rows)
-            else:
-                _device_sums.add_scaled(self._value, value, rows)
+            self._value = (
+                self._sums.scaled(value, rows)
+                if held is None
+                else self._sums.add_scaled(held, value, rows)
+            )
         elif self._op == "gather":
-            self._parts.append(value if value.ndim else value.reshape((1,)))
-        elif self._op == "last" or self._value is None:
+            self._parts.append(at_least_1d(value))
+        elif self._op == "last" or held is None:
             self._value = value
         else:
-            _device_sums.combine(self._op, self._value, value)
+            self._value = self._sums.combine(self._op, held, value)
 
     def result(self) -> Any:
         """The value for all slices taken in so far (at least one), where the slices' lie."""
         if self._op == "gather":
             return concatenated(self._parts)
-        value = self._value
-        if is_on_device(value):
-            return (
-                _device_sums.quotient(value, self._weight, self._dtype) if self._weight else value
-            )
         if self._op == "avg":
-            value = value / np.asarray(value).dtype.type(self._weight)
-        return np.asarray(value, dtype=self._dtype)
+            return self._sums.quotient(self._value, self._weight, self._dtype)
+        return self._value

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence
 import numpy as np
 
 from ._device import takes_reduction
-from ._values import concatenated, in_c_order, is_on_device
+from ._values import at_least_1d, concatenated, in_c_order, is_on_device
 from .exceptions import InputValueError
 
 
@@ -16,10 +16,10 @@ def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float
     memory."""
     if op is None:
         return value
-    if comm.size == 1 and is_on_device(value):
-        return value.reshape((1,)) if op == "gather" and not value.ndim else value
     if value is not None:
-        value = np.asarray(value) if op != "gather" else np.atleast_1d(np.asarray(value))
+        alone = comm.size == 1 and is_on_device(value)
+        value = value if alone else np.asarray(value)
+        value = at_least_1d(value) if op == "gather" else value
     if comm.size == 1:
         return value
     if op == "gather":
@@ -40,17 +40,15 @@ def collect_on_device(
     results = list(values)
     together: Dict[str, List[int]] = {}
     for i, (op, value) in enumerate(zip(ops, values)):
-        if op is None or not is_on_device(value):
-            results[i] = collect(comm, master, op, value, weight)
-        elif op == "gather" or takes_reduction([value]):
-            together.setdefault(op, []).append(i)
+        stays = op is not None and is_on_device(value)
+        if stays and (op == "gather" or takes_reduction([value])):
+            together.setdefault(str(op), []).append(i)
         else:
             results[i] = collect(comm, master, op, value, weight)
     for op, places in together.items():
         group = [in_c_order(values[i]) for i in places]
         if op == "gather":
-            group = [value if value.ndim else value.reshape((1,)) for value in group]
-            collected = comm.gather(group, master)
+            collected = comm.gather([at_least_1d(value) for value in group], master)
         else:
             options = {"weight": weight} if op == "avg" else {}
             collected = comm.reduce(group, op, master, **options)

@@ -6,6 +6,7 @@ others when a call first needs them.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, List
 
@@ -59,16 +60,12 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool) -> Any:
         updates = [(target, value) for target, value in updates if is_random(target)]
         if kwargs.get("no_default_updates") is not True:
             kwargs["no_default_updates"] = [*(kwargs.get("no_default_updates") or ()), *targets]
-    with deep_recursion():
-        if not is_gpu:
-            return theano.function(
-                inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs
-            )
-        with linked_by_kind():
-            compiled = theano.function(
-                inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs
-            )
-        return on_device(compiled, spec.host_outputs)
+    # A device's function is linked twice: with and without its ends.
+    with deep_recursion(), linked_by_kind() if is_gpu else nullcontext():
+        compiled = theano.function(
+            inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs
+        )
+        return on_device(compiled, spec.host_outputs) if is_gpu else compiled
 
 
 def with_default_updates(spec: FunctionSpec, plain: Any) -> FunctionSpec:

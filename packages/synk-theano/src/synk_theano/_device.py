@@ -8,9 +8,8 @@ with an act: it waits for copies, not for what is computed from them.
 
 from __future__ import annotations
 
-import logging
 import mmap
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -28,8 +27,6 @@ from ._host_memory import (
     owner_of,
 )
 from ._values import is_on_device, on_host
-
-_logger = logging.getLogger(__name__)
 
 NCCL_DTYPES = frozenset(
     np.dtype(name)
@@ -77,7 +74,7 @@ class Host:
         """The values themselves: they are where they have to be."""
         return values
 
-    def fetch(self, comm: Any, results: List[Any]) -> List[Any]:  # noqa: ARG002 - as of any device
+    def fetch(self, results: List[Any]) -> List[Any]:
         """Results as the user gets them."""
         return results
 
@@ -89,21 +86,17 @@ class Gpu:
         name: Theano's, as in "cuda0" or "opencl0:0".
         context: libgpuarray's.
         nccl: whether collectives go through NCCL; else through host memory.
-
-    Attributes:
-        takes_collectives: whether the communicator takes device arrays.
     """
 
     is_gpu = True
 
     def __init__(self, name: str, context: Any, nccl: bool) -> None:
         self.name = name
-        self.takes_collectives = False
         self._context = context
         self._nccl = nccl
         self._pages: Optional[LockedPages] = None
         self._letters: Optional[Letters] = None
-        self._comm: Any = None
+        self._comm: Any = None  # through NCCL, once there is one
         if name.startswith("cuda"):
             self._driver = driver = cuda.Driver()
             self._pages = LockedPages(driver, ordinal_of(driver, name, context))
@@ -121,10 +114,13 @@ class Gpu:
         """The communicator for values, given the one for host memory; all ranks do so together."""
         if not self._nccl or self._pages is None or comm.size == 1:
             return comm
-        made = synk_comm.nccl(comm, device=self._pages.device, stream=STREAM)
-        self._comm = made
-        self.takes_collectives = True
-        return made
+        self._comm = synk_comm.nccl(comm, device=self._pages.device, stream=STREAM)
+        return self._comm
+
+    @property
+    def takes_collectives(self) -> bool:
+        """Whether the communicator takes device arrays."""
+        return self._comm is not None
 
     def empty(self, shape: Tuple[int, ...], dtype: Any) -> np.ndarray:
         """Room in host memory for what is to be brought, its pages locked."""
@@ -184,33 +180,32 @@ class Gpu:
             self._letters = Letters(self._driver, self._pages.device, room)
         return self._letters.post(values)
 
-    def fetch(self, comm: Any, results: List[Any]) -> List[Any]:
+    def fetch(self, results: List[Any]) -> List[Any]:
         """Results as the user gets them: in host memory. Waits for the device.
 
         While it waits it notices if a rank dies that the device waits for.
         """
         letters = self._letters
-        if self.takes_collectives:
-            if any(_has(is_on_device, result) for result in results):
-                comm.synchronize()
+        if self._comm is not None:
+            if _has_device_values(results):
+                self._comm.synchronize()
             elif letters is not None and letters.under_way:
-                comm.synchronize(event=letters.event)
+                self._comm.synchronize(event=letters.event)
         if letters is not None:
             letters.arrive()
         return [_fetched(result) for result in results]
 
 
-AnyDevice = Any
-"""`Host` or `Gpu`."""
+AnyDevice = Union[Host, Gpu]
 
 
-def _has(kind: Callable[[Any], bool], result: Any) -> bool:
-    """Whether there is a value of a kind in a result."""
+def _has_device_values(result: Any) -> bool:
+    """Whether there is a device array in a result that is not on its way already."""
     if isinstance(result, Letter):
         return False
     if isinstance(result, (list, tuple)):
-        return any(_has(kind, item) for item in result)
-    return kind(result)
+        return any(map(_has_device_values, result))
+    return is_on_device(result)
 
 
 def _fetched(result: Any) -> Any:

@@ -16,7 +16,6 @@ from typing import Any, Dict, List, Sequence, Set, Tuple
 from theano.compile.ops import deep_copy_op
 
 from ._flat import FlatFunction, flatten, is_flat_able, rebuild
-from ._linking import linked_by_kind
 
 _SHAPES = ("Shape", "Shape_i")
 """Operations that tell of an array's shape, wherever it lies."""
@@ -34,10 +33,7 @@ def on_device(function: Any, host_outputs: Sequence[bool]) -> Any:
     if not is_flat_able(function) or function.profile:
         return function
     flat = _Ends(flatten(function), host_outputs).moved()
-    if flat is None:
-        return function
-    with linked_by_kind():
-        return rebuild(flat)
+    return function if flat is None else rebuild(flat)
 
 
 class _Ends:

@@ -1,4 +1,4 @@
-"""The few sums that accumulate values of slices on a device: one kernel each.
+"""The sums that accumulate values of slices on a device: one kernel each.
 
 A kernel is made for each operation and dtypes at its first use; libgpuarray keeps it compiled.
 """
@@ -30,15 +30,17 @@ def scaled(value: Any, factor: float) -> Any:
     return result
 
 
-def add_scaled(into: Any, value: Any, factor: float) -> None:
-    """``into += factor * value``, in the dtype of `into`."""
+def add_scaled(into: Any, value: Any, factor: float) -> Any:
+    """``into + factor * value``, in the dtype of `into`, which is used up."""
     kernel = _kernel(into.context, "a = a + b * w", _names(into.dtype, value.dtype), True)
     kernel(into, value, into.dtype.type(factor))
+    return into
 
 
-def combine(op: str, into: Any, value: Any) -> None:
-    """``into = into op value``: sum, prod, max or min."""
+def combine(op: str, into: Any, value: Any) -> Any:
+    """``into op value``: sum, prod, max or min; `into` is used up."""
     _kernel(into.context, _COMBINE[op], _names(into.dtype, value.dtype), False)(into, value)
+    return into
 
 
 def quotient(value: Any, divisor: float, dtype: Any) -> Any:

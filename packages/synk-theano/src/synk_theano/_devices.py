@@ -74,13 +74,13 @@ def choose(
         count, problem = usable_gpus()
         if use_gpu and problem:
             raise StartError(f"use_gpu=True: {problem}; {DOCTOR}")
-        if count:
+        if not problem:
             size = count if n_parallel is None else whole(n_parallel, 1, count, "n_parallel")
             master = whole(master_rank, 0, size - 1, "master_rank")
             line = f"Synkhronos attempting to use {size} of {count} detected GPUs..."
             names, notes = _with_held([f"cuda{i}" for i in range(count)], size, master)
             return Ranks(size, names, (line, *notes))
-        if problem and there_are_gpus():
+        if count:
             lines = (f"Synkhronos: GPUs are left alone: {problem}; {DOCTOR}",)
     held = device_in_use()
     if held is not None:
@@ -150,24 +150,15 @@ def _with_held(
     return tuple(chosen), (f"Synkhronos: this process uses {held} already, which stays its own.",)
 
 
-def there_are_gpus() -> bool:
-    """Whether the driver knows of GPUs, usable or not."""
-    try:
-        return cuda.Driver().device_count() > 0
-    except cuda.CudaError:
-        return False
-
-
 def usable_gpus() -> Tuple[int, str]:
-    """How many GPUs Theano can use here, and why it cannot use any ("" if it can)."""
+    """How many GPUs there are, and why Theano cannot use any of them ("" if it can)."""
     try:
         count = cuda.Driver().device_count()
     except cuda.CudaError as error:
         return 0, str(error)
     if not count:
         return 0, "no GPU is visible to this process (see CUDA_VISIBLE_DEVICES)"
-    problem = why_no_pygpu()
-    return (0, problem) if problem else (count, "")
+    return count, why_no_pygpu()
 
 
 def why_no_pygpu() -> str:

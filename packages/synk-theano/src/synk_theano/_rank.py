@@ -56,7 +56,7 @@ class Rank:
         master: int,
         *,
         reseed: bool = True,
-        device: AnyDevice = None,
+        device: Optional[AnyDevice] = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -64,7 +64,7 @@ class Rank:
         self.registry = VariableRegistry()
         self.functions: Dict[int, LoadedFunction] = {}
         self.arrays = ArrayCache(min(threads_per_rank(size), MOST_THREADS))
-        self.device = device or Host()
+        self.device: AnyDevice = device or Host()
         self.in_step = True
         self.also_declined: Dict[int, str] = {}
         self.doing = ""
@@ -142,21 +142,14 @@ class Rank:
             if not synchronized and self.size > 1:
                 self.comm.barrier()
             if self.is_master:
-                results = self.device.fetch(self.comm, results)
+                results = self.device.fetch(results)
             self.in_step = True
             return results
-        except synk_comm.CommError as error:
-            self._undo(known, order)
-            if isinstance(error, cuda.CudaError):
-                # Not the others' doing, but this rank's own device.
-                if not ending:
-                    self._decline(error)
-                raise
-            self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
-            raise
         except BaseException as error:
             self._undo(known, order)
-            if not ending:
+            if is_of_the_group(error):
+                self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
+            elif not ending:
                 self._decline(error)
             raise
 
@@ -233,6 +226,11 @@ class Rank:
         self.arrays.clear()
         self.functions.clear()
         self.registry.truncate(0)
+
+
+def is_of_the_group(error: BaseException) -> bool:
+    """Whether an error is about all ranks: one of the communicator, not of this rank's device."""
+    return isinstance(error, synk_comm.CommError) and not isinstance(error, cuda.CudaError)
 
 
 class _Distribution:

@@ -61,6 +61,11 @@ def in_c_order(value: Any) -> Any:
     return value
 
 
+def at_least_1d(value: Any) -> Any:
+    """The array itself; of a scalar, a vector of one entry."""
+    return value if value.ndim else value.reshape((1,))
+
+
 def concatenated(parts: Sequence[Any]) -> Any:
     """All of them one after the other along axis 0, where they lie.
 

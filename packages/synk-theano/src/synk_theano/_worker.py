@@ -160,27 +160,21 @@ def _prepare(hello: Hello) -> Any:
 def _obey(rank: Any, channel: Channel) -> bool:
     """Perform the next order; False if it was to stop."""
     import synk_comm
-    from synk_comm import cuda
+
+    from ._rank import is_of_the_group
 
     try:
         return rank.perform() is not None
     except (synk_comm.PeerDeclined, synk_comm.MismatchError):
         # Another rank's failure, or one that the master sees itself.
         pass
-    except (synk_comm.CommError, ChannelClosed) as error:
-        if not isinstance(error, cuda.CudaError):
-            raise ChannelClosed("the ranks have lost each other") from None
-        _tell(rank, channel, error)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
-        _tell(rank, channel, error)
-    return True
-
-
-def _tell(rank: Any, channel: Channel, error: BaseException) -> None:
-    """Tell the master why this rank has failed."""
-    channel.send(pickle.dumps(_failure(rank.serial, rank.rank, rank.doing, error)))
-    if not rank.in_step:
+        if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
+            channel.send(pickle.dumps(_failure(rank.serial, rank.rank, rank.doing, error)))
+            if rank.in_step:
+                return True
         raise ChannelClosed("the ranks have lost each other") from None
+    return True
 
 
 def _failure(serial: int, rank: int, doing: str, error: BaseException) -> Failure:
