@@ -372,6 +372,43 @@ def test_a_fabric_that_was_forgotten_goes_without_hanging():
     assert context.closed
 
 
+class Struck(Exception):
+    pass
+
+
+def test_no_signal_is_lost_while_large_messages_are_taken_in(pair, monkeypatch):
+    """Frames of pyzmq swallow what a handler raises while they are freed."""
+    monkeypatch.setattr("sys.unraisablehook", lambda _: None)
+    data = np.ones(1 << 20, np.uint8)
+    source, peer = pair[0]._peers[1].socket, pair[1]._peers[0]
+    strikes = swallowed = 0
+
+    def strike(*_):
+        nonlocal strikes
+        strikes += 1
+        raise Struck
+
+    before = signal.signal(signal.SIGALRM, strike)
+    until = time.monotonic() + 2.0
+    try:
+        while time.monotonic() < until:
+            seen = strikes
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.002)
+                while strikes == seen:
+                    source.send(data, zmq.NOBLOCK)
+                    while not peer.receive():
+                        pass
+                swallowed += 1
+            except Struck:
+                pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert strikes > 100
+    assert swallowed == 0
+
+
 def test_a_group_without_peers():
     (fabric,) = wired(1)
     fabric.slot()[:4] = 5

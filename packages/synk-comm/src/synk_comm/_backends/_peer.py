@@ -86,9 +86,14 @@ class Peer:
         self.follow()
 
     def receive(self) -> list[Any]:
-        """Return the frames of the next message; empty if there is none."""
+        """Return the frames of the next message; empty if there is none.
+
+        They are copies once the peer is met. pyzmq's own frames look for signals when they are
+        freed, where nothing can be raised: a Ctrl-C at that moment (the longer the frame the
+        longer it lasts) would be lost, and with it the only end of an endless program.
+        """
         try:
-            frames: list[Any] = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            frames: list[Any] = self.socket.recv_multipart(zmq.NOBLOCK, copy=self.met)
         except zmq.Again:
             return []
         return frames
@@ -129,13 +134,13 @@ class Peer:
 
     def read(self, frames: list[Any]) -> Message:
         """Return the message that these frames are; PeerLost if they are not from this peer."""
-        first = frames[0].bytes
+        first = frames[0]
         if not hmac.compare_digest(first[:COOKIE_BYTES], self._cookies[1]):
             raise lost(self.rank, "a stranger has taken its place")
         if len(first) < _ENVELOPE.size or len(frames) > 3:
             raise lost(self.rank, "it sent something that is no message")
         _, kind, number, own, common = _ENVELOPE.unpack_from(first)
-        data: list[Array] = [np.frombuffer(frame.buffer, np.uint8) for frame in frames[1:]]
+        data: list[Array] = [np.frombuffer(frame, np.uint8) for frame in frames[1:]]
         data += [NOTHING, NOTHING]
         return Message(kind, number, (own, common), first[_ENVELOPE.size :], (data[0], data[1]))
 
