@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, FrozenSet, List, Optional, Sequence, Tuple
 
 from ._rowwise import (
@@ -68,10 +68,16 @@ def check_updates(spec: FunctionSpec) -> List[Verdict]:
     """
     walk = _walk(spec)
     accumulated = [target for target, _, _ in spec.accumulated]
-    return [
-        _verdict(walk, place, target, value, op)
+    verdicts = [
+        (value, _verdict(walk, place, target, value, op))
         for place, (target, value, op) in enumerate(spec.updates)
         if any(target is other for other in accumulated)
+    ]
+    return [
+        replace(verdict, verdict="unknown", reason=f"Cannot tell: {verdict.reason}")
+        if walk is not None and value in walk.met and verdict.verdict == "exact"
+        else verdict
+        for value, verdict in verdicts
     ]
 
 
@@ -123,6 +129,11 @@ def _verdict(
     verdict, reason = _judge(value, op)
     if variable in walk.random and verdict == "exact":
         reason += " Random draws are part of it: equal in distribution, not in numbers."
+    if variable in walk.met and verdict == "exact":
+        reason += (
+            " It is computed with an in-graph all_reduce: exact on any split over ranks; of each "
+            "slice if the call is sliced."
+        )
     return Verdict(place, name, op, verdict, reason)
 
 
@@ -214,13 +225,16 @@ def _node(node: Any) -> str:
     return text + (f" at {place}" if place else "")
 
 
+_NOT_USERS = ("theano", "synk_theano")
+
+
 def _written_at(variable: Any) -> str:
-    """The line of the user's that made a variable: the innermost one outside Theano."""
+    """The line of the user's that made a variable: the innermost one outside Theano and this."""
     traces: Sequence[Any] = getattr(variable.tag, "trace", None) or ()
     for trace in traces[:1]:
         for frame in reversed(trace):
             filename, line = str(frame[0]), frame[1]
-            if f"{os.sep}theano{os.sep}" not in filename:
+            if not any(f"{os.sep}{name}{os.sep}" in filename for name in _NOT_USERS):
                 return f"{os.path.basename(filename)}:{line}"
     return ""
 

@@ -13,6 +13,7 @@ from typing import Any, List
 import theano
 import theano.tensor as T
 
+from ._all_reduce import in_one_order
 from ._device_ends import on_device
 from ._linking import linked_by_kind
 from ._messages import Form
@@ -65,6 +66,7 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool) -> Any:
         compiled = theano.function(
             inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs
         )
+        compiled = in_one_order(compiled)
         return on_device(compiled, spec.host_outputs) if is_gpu else compiled
 
 

@@ -107,7 +107,9 @@ def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int
         reads=numbered(leaf for leaves in everything for leaf in leaves),
         updates=numbered(target for target, _ in updates),
         rank_dependent_updates=numbered(
-            t for t, leaves in updates if differs_by_rank(leaves, spec)
+            target
+            for target, leaves in lineage.since_reduced
+            if not is_random_state(target) and differs_by_rank(leaves, spec)
         ),
         sliceable=numbered(spec.sliceable),
         sources={numbers(target): numbered(leaves) for target, leaves in updates},

@@ -14,6 +14,7 @@ from theano.compile import SharedVariable
 from theano.gof import Constant
 from theano.tensor.raw_random import RandomStateType
 
+from ._all_reduce import is_reduced
 from ._spec import FunctionSpec, is_random
 
 Leaves = Tuple[Any, ...]
@@ -27,10 +28,15 @@ class Lineage:
         outputs: for each output the inputs and shared variables that it is computed from.
         updates: the same for each update, those of random states and default updates included:
             (shared variable, leaves of its new value).
+        since_reduced: as `updates`, but in-graph reductions over ranks, whose results are equal
+            everywhere, are not looked behind: what the ranks' new values can differ by.
+        has_reductions: whether there are any such.
     """
 
     outputs: Tuple[Leaves, ...]
     updates: Tuple[Tuple[Any, Leaves], ...]
+    since_reduced: Tuple[Tuple[Any, Leaves], ...]
+    has_reductions: bool
 
 
 def lineage_of(spec: FunctionSpec) -> Lineage:
@@ -41,7 +47,8 @@ def lineage_of(spec: FunctionSpec) -> Lineage:
     """
     walk = _Walk(spec)
     outputs = tuple(walk.leaves(variable) for variable in spec.outputs)
-    updates = [(target, walk.leaves(value)) for target, value, _ in spec.updates]
+    values = [(target, value) for target, value, _ in spec.updates]
+    updates = [(target, walk.leaves(value)) for target, value in values]
     no_defaults = spec.kwargs.get("no_default_updates") or ()
     if no_defaults is not True:
         seen = {id(target) for target, _ in updates} | {id(variable) for variable in no_defaults}
@@ -53,9 +60,26 @@ def lineage_of(spec: FunctionSpec) -> Lineage:
                 continue
             seen.add(id(variable))
             leaves = walk.leaves(variable.default_update)
+            values.append((variable, variable.default_update))
             updates.append((variable, leaves))
             reached.extend(_shared([leaves]))
-    return Lineage(outputs, tuple(updates))
+    followed = tuple(updates)
+    if not walk.has_reductions:
+        return Lineage(outputs, followed, followed, False)
+    short = _Walk(spec, behind_reductions=False)
+    since_reduced = tuple((target, short.leaves(value)) for target, value in values)
+    return Lineage(outputs, followed, since_reduced, True)
+
+
+def replicated_updates(spec: FunctionSpec) -> List[Tuple[Any, str]]:
+    """The updates that have the same new value on all ranks if reduced over them in the graph,
+    each with its op over slices; none if nothing is reduced in the graph.
+    """
+    lineage = lineage_of(spec)
+    if not lineage.has_reductions:
+        return []
+    alike = {id(t) for t, leaves in lineage.since_reduced if not differs_by_rank(leaves, spec)}
+    return [(target, op) for target, _, op in spec.accumulated if id(target) in alike]
 
 
 def draws(leaves: Leaves) -> bool:
@@ -91,7 +115,9 @@ def _shared(several: Sequence[Leaves]) -> List[Any]:
 class _Walk:
     """Sets of leaves, as bits, for every variable seen so far."""
 
-    def __init__(self, spec: FunctionSpec) -> None:
+    def __init__(self, spec: FunctionSpec, behind_reductions: bool = True) -> None:
+        self.has_reductions = False
+        self._behind_reductions = behind_reductions
         self._givens = {id(key): value for key, value in spec.givens}
         # Keeps everything alive whose id is a key here; but for default updates, which their
         # variables keep.
@@ -114,6 +140,9 @@ class _Walk:
             if key in sets:
                 stack.pop()
                 continue
+            if not self._behind_reductions and is_reduced(variable):
+                sets[key] = 0
+                continue
             parents = self._parents(variable)
             if key not in entered:
                 entered.add(key)
@@ -134,6 +163,8 @@ class _Walk:
     def _parents(self, variable: Any) -> Sequence[Any]:
         if id(variable) in self._givens:
             return [self._givens[id(variable)]]
+        if is_reduced(variable):
+            self.has_reductions = True
         return [] if variable.owner is None else list(variable.owner.inputs)
 
     def _bit(self, leaf: Any) -> int:

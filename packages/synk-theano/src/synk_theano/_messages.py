@@ -39,6 +39,10 @@ class Recipe:
     """What a rank needs to know of a function besides its compiled forms.
 
     Shared variables are named by their number in the registry.
+
+    Attributes:
+        replicated: updated variables, each with its op over slices, that in-graph reductions
+            make equal on all ranks; none in a function without such.
     """
 
     function_id: int
@@ -48,6 +52,7 @@ class Recipe:
     updated: Tuple[int, ...]
     sliceable: Tuple[int, ...]
     row_shares: Tuple[int, ...]
+    replicated: Tuple[Tuple[int, str], ...] = ()
 
 
 class ArrayRef(NamedTuple):

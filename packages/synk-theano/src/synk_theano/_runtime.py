@@ -50,6 +50,7 @@ from ._devices import choose, choose_nccl
 from ._distributor import Distributor
 from ._facts import Event, facts_of, unequal_replicas
 from ._function import Function
+from ._lineage import replicated_updates
 from ._lint import Findings, lint
 from ._messages import PLAIN, Act, ArrayRef, Form, Recipe, Step
 from ._share import LoadedFunction
@@ -224,6 +225,7 @@ class Runtime:
                 for variable in plain.get_shared()
                 if getattr(variable.tag, "synk_row_share", False)
             ),
+            replicated=tuple((number_of(target), op) for target, op in replicated_updates(spec)),
         )
 
     def row_share(self) -> Any:

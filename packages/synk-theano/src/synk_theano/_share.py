@@ -18,6 +18,7 @@ from ._accumulate import Accumulator
 from ._arrays import ArrayCache
 from ._collecting import collect, collect_on_device
 from ._device import AnyDevice
+from ._meeting import meeting_for
 from ._messages import Call, Form, Recipe, Rows
 from ._plan import Selection, select, split_rows
 from ._selectors import read_selector
@@ -95,6 +96,8 @@ class PreparedCall:
         self._master = master
         self._times = times
         self._function = loaded.forms[call.form]
+        replicated = loaded.recipe.replicated
+        self._meeting = meeting_for(self._function, replicated, comm, registry)
         self._scattered = [(arrays.get(item.array), item) for item in call.scattered]
         self._broadcast = [arrays.get(ref) for ref in call.broadcast]
         self._selectors = [(arrays.get(s.array), s.is_slice) for s in call.selectors]
@@ -148,6 +151,8 @@ class PreparedCall:
         begin = perf_counter()
         values: Optional[List[Any]]
         if self._whole:
+            if self._meeting is not None:
+                self._meeting.begin(counts, 1)
             values = self._compute_whole(origin)
         else:
             selection = None
@@ -156,7 +161,11 @@ class PreparedCall:
                 counts = self._agree_on_rows(selection)
                 self._check_own_result(counts)
                 begin = perf_counter()
+            if self._meeting is not None:
+                self._meeting.begin(counts, self._call.num_slices)
             values = self._compute(origin, counts, selection)
+        if self._meeting is not None:
+            self._meeting.finish()
         if place < len(self._times):
             self._times[place] = perf_counter() - begin
         self._loaded.counts = counts
@@ -193,7 +202,10 @@ class PreparedCall:
             if self._brings:
                 bring = self._device.bring
                 arguments = [bring(a) if b else a for a, b in zip(arguments, self._brought)]
-            results: List[Any] = self._function(*arguments)
+            if self._meeting is None:
+                results: List[Any] = self._function(*arguments)
+            else:
+                results = self._meeting.execute(self._function, arguments)
         except BaseException:
             # Theano does so only after a success; here it would keep shared memory alive.
             for container in self._function.input_storage[: len(arguments)]:

@@ -44,6 +44,8 @@ from typing import (
 import numpy as np
 from theano.gof import Apply, Constant, Variable
 
+from synk_theano._all_reduce import AllReduce
+
 ROW = "row"
 """The layout of an axis with one entry per row, in order. Others:
 
@@ -167,8 +169,8 @@ def rule(
 
 
 def _find_rule(op_class: type) -> Optional[_Rule]:
-    """The rule for a class of Theano, or of a parent of it; none for what users derive."""
-    if op_class.__module__.split(".")[0] != "theano":
+    """The rule for a class of Theano or ours, or of a parent; none for what users derive."""
+    if op_class.__module__.split(".")[0] not in ("theano", "synk_theano"):
         return None
     for base in op_class.__mro__:
         if base.__name__ in _RULES:
@@ -265,6 +267,10 @@ class Walk:
         known: values to start from (scattered inputs). Variables that are neither in it nor
             computed are fixed.
         reshapes: of variables, the nodes that reshape them.
+
+    Attributes:
+        random: variables that random draws are part of.
+        met: variables that a reduction over ranks is part of.
     """
 
     def __init__(
@@ -275,6 +281,7 @@ class Walk:
         self.values: Dict[Any, Value] = dict(known or {})
         self.reshapes = reshapes or {}
         self.random: Set[Any] = set()
+        self.met: Set[Any] = set()
         self._rules: Dict[type, Optional[_Rule]] = {}
 
     def value(self, variable: Any) -> Value:
@@ -310,11 +317,14 @@ class Walk:
         if isinstance(result, Value):
             result = [result] * len(node.outputs)
         draws = type(node.op).__name__ in _RANDOM or any(v in self.random for v in node.inputs)
+        meets = type(node.op) is AllReduce or any(v in self.met for v in node.inputs)
         for output, value in zip(node.outputs, result):
             # A variable may have a value from the start: givens replace results, too.
             self.values.setdefault(output, value)
             if draws:
                 self.random.add(output)
+            if meets:
+                self.met.add(output)
 
     def _apply(self, node: Apply, values: List[Value]) -> Union[Value, Sequence[Value]]:
         op_class = type(node.op)

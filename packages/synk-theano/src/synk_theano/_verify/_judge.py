@@ -25,12 +25,18 @@ class Judge:
         rows: of the whole call.
         limit: epsilons, in place of the two limits above.
         found: takes the comparisons.
+        alone: whether pieces give alone what they give together; else they are not compared.
     """
 
     def __init__(
-        self, run: str, rows: int, limit: Optional[float], found: List[Comparison]
+        self,
+        run: str,
+        rows: int,
+        limit: Optional[float],
+        found: List[Comparison],
+        alone: bool = True,
     ) -> None:
-        self._run, self._found = run, found
+        self._run, self._found, self._alone = run, found, alone
         self._pieces_limit = PIECES_LIMIT if limit is None else limit
         self._serial_limit = SERIAL_LIMIT * np.sqrt(max(rows, 1)) if limit is None else limit
 
@@ -38,6 +44,8 @@ class Judge:
         self, what: str, op: Optional[str], got: Any, parts: Sequence[Any], weights: Sequence[float]
     ) -> None:
         """Compare with plain Theano's results for the pieces, combined."""
+        if not self._alone:
+            return
         expected = parts[0] if len(parts) == 1 else combine(op, parts, weights)
         difference = measure(got, _as_collected(expected, op), _scale(op, parts))
         self._note(what, op, "pieces", difference, self._pieces_limit)

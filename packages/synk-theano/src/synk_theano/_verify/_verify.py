@@ -15,6 +15,8 @@ rank's new value is compared with its pieces; all of them, combined by the updat
 all_reduce() would, with the serial one. What does not depend on rows must be the serial value on
 every rank that had rows; ranks without rows keep what they had.
 
+With in-graph reductions over ranks no piece can be computed alone: only the serial result counts.
+
 The limit: errors are counted in machine epsilons of the largest magnitude in the array and in the
 pieces that were combined, not of each entry, because entries that cancel to nearly nothing have
 no more digits than what they were made of.
@@ -141,6 +143,7 @@ class _Verification:
             for target, leaves in lineage.updates
             if not is_random_state(target) and place(target) >= 0
         }
+        self._own_leaves = {place(target): leaves for target, leaves in lineage.since_reduced}
         self._ops = {i: ops.get(i, "last") for i in self._leaves}
         everything = [*lineage.outputs, *(leaves for _, leaves in lineage.updates)]
         self._read = {
@@ -175,7 +178,8 @@ class _Verification:
                 parallel = self._parallel(count, subset)
             pieces = pieces_of(spec, master, count, rows, whole, sliced)
             label = f"{count} slices" if count > 1 else "parallel"
-            judge = Judge(label, sum(rows), self._limit, self._found)
+            alone = not self._lineage.has_reductions
+            judge = Judge(label, sum(rows), self._limit, self._found, alone)
             self._compare(judge, subset, parallel, pieces, serial)
         for target, _ in self._lineage.updates:
             if is_random_state(target):
@@ -187,6 +191,8 @@ class _Verification:
         """Why the function cannot run in slices; "" if it can."""
         if not self._spec.n_scattered and not self._spec.sliceable:
             return "the function has no rows to slice"
+        if self._lineage.has_reductions:
+            return "what it reduces over ranks in its graph, it reduces slice by slice"
         lengths = {tuple(len(part[i]) for part in sliced) for i in self._sliceable}
         if lengths - {rows}:
             return "sliceable shared variables have other rows than the scattered inputs"
@@ -202,7 +208,7 @@ class _Verification:
                 ours, theirs = saved[rank][i], saved[master][i]
                 if equal_bits(ours, theirs) or i not in self._read:
                     continue
-                own = i in self._leaves and differs_by_rank(self._leaves[i], self._spec)
+                own = i in self._leaves and differs_by_rank(self._own_leaves[i], self._spec)
                 drifts.append(Drift(self._names[i], rank, measure(ours, theirs), own))
                 unequal.add(i)
         if self._sync:
@@ -326,10 +332,15 @@ class _Verification:
             self._skip(what, op, "draws random numbers")
             return
         parts = [run.updated[i] for run in runs]
+        differs = differs_by_rank(self._own_leaves[i], self._spec)
+        equalized = self._lineage.has_reductions and not differs
         weights: Dict[int, int] = {}
         for rank, values in enumerate(updated):
             mine = [k for k, piece in enumerate(pieces) if piece.rank == rank]
             where = f"{what} on rank {rank}"
+            if not mine and equalized:
+                weights[rank] = 0
+                continue
             if not mine:
                 judge.unchanged(where, op, values[i], self._start[rank][i])
                 continue
@@ -337,7 +348,7 @@ class _Verification:
             weights[rank] = sum(rows)
             judge.pieces(where, op, values[i], [parts[k] for k in mine], rows)
         together = {what: [updated[rank][i] for rank in weights]}
-        if not differs_by_rank(leaves, self._spec):
+        if not differs:
             together = {f"{what} on rank {rank}": [updated[rank][i]] for rank in weights}
         elif len({value.shape for value in together[what]}) > 1 and op != "last":
             self._skip(what, op, "its shape differs between ranks")

@@ -1,0 +1,226 @@
+r"""Batch normalisation over the rows of all ranks, for Lasagne 0.1 and 0.2.dev1.
+
+A batch normalisation layer takes mean and variance over the rows that it sees: in a function over
+several ranks, each rank's own. That is another network than the serial one, its gradients are
+others, and so are the running averages of each rank. The layer here takes them over the rows of
+all ranks, in the forward and in the backward pass, and the same training script gives the same
+numbers on any number of processes (to rounding), whatever their shares of the rows::
+
+    from synkhronos.extensions.lasagne import SyncBatchNormLayer, convert, sync_batch_norm
+
+    network = sync_batch_norm(DenseLayer(network, 800))    # in place of lasagne.layers.batch_norm
+    convert(network)                                       # or: all that a finished network has
+
+Each layer makes every rank wait for all others twice in the forward and twice in the backward
+pass. In plain Theano, on one rank, and with the running averages (``deterministic=True``) it is
+an ordinary batch normalisation.
+
+Source: Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167); names and defaults are
+those of ``lasagne.layers.BatchNormLayer`` in Lasagne 0.2.dev1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import theano
+import theano.tensor as T
+
+from synkhronos.in_graph import all_reduce
+
+try:
+    import lasagne
+except ImportError as error:
+    raise ImportError(
+        "synkhronos.extensions.lasagne needs Lasagne: pip install 'synkhronos[lasagne]'"
+    ) from error
+
+__all__ = ["SyncBatchNormLayer", "convert", "sync_batch_norm"]
+
+
+class SyncBatchNormLayer(lasagne.layers.Layer):  # type: ignore[misc] # Lasagne has no types
+    r"""Normalises its input by the statistics of all ranks' rows.
+
+    :math:`y = \gamma (x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta`, with mean and variance over
+    ``axes`` of the rows that all ranks together have in an execution. In a call with
+    ``num_slices``, that is a slice: its statistics are of the k-th slices of all ranks.
+
+    Args:
+        incoming: The layer below, or the shape of its output. Axis 0 is that of the rows, and
+            all rows have the same number of entries.
+        axes: "auto" (all but axis 1, which is for dense and convolution layers), an int, or a
+            tuple of ints. Axis 0 has to be among them.
+        epsilon: Added to the variance.
+        alpha: Of the running averages, ``(1 - alpha) * old + alpha * new`` after each call.
+        beta, gamma: Initializer, array or shared variable of the shape of ``incoming`` without
+            ``axes``, or None for none. Trainable; gamma is regularizable.
+        mean, inv_std: The same for the running averages of mean and ``1 / sqrt(var + epsilon)``,
+            tagged ``batch_norm_stat``, not trainable. After a call they are equal on all ranks.
+        cost: "mean" if the training cost is a mean over rows, as training losses are; "sum" if it
+            is a sum over rows. See :func:`synkhronos.in_graph.all_reduce`.
+        **kwargs: As for every layer: ``name``.
+
+    Raises:
+        ValueError: ``axes`` has no 0, ``cost`` is neither, or a size is None that has to be known.
+    """
+
+    def __init__(
+        self,
+        incoming: Any,
+        axes: str | int | Sequence[int] = "auto",
+        epsilon: float = 1e-4,
+        alpha: float = 0.1,
+        beta: Any = lasagne.init.Constant(0),  # noqa: B008 - it has no state
+        gamma: Any = lasagne.init.Constant(1),  # noqa: B008
+        mean: Any = lasagne.init.Constant(0),  # noqa: B008
+        inv_std: Any = lasagne.init.Constant(1),  # noqa: B008
+        cost: str = "mean",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(incoming, **kwargs)
+        self.axes = _axes(axes, len(self.input_shape))
+        self.epsilon = epsilon
+        self.alpha = alpha
+        self.cost = _checked_cost(cost)
+        shape = [size for axis, size in enumerate(self.input_shape) if axis not in self.axes]
+        if any(size is None for size in shape):
+            raise ValueError(
+                f"got an input of shape {self.input_shape}, expected sizes for all axes but "
+                f"{self.axes}: they are the shape of the parameters"
+            )
+        self.beta = self.gamma = None
+        if beta is not None:
+            self.beta = self.add_param(beta, shape, "beta", regularizable=False)
+        if gamma is not None:
+            self.gamma = self.add_param(gamma, shape, "gamma")
+        statistic = {"trainable": False, "regularizable": False, "batch_norm_stat": True}
+        self.mean = self.add_param(mean, shape, "mean", **statistic)
+        self.inv_std = self.add_param(inv_std, shape, "inv_std", **statistic)
+
+    def get_output_for(
+        self,
+        input: Any,  # noqa: A002 - Lasagne's name for it
+        deterministic: bool = False,
+        batch_norm_use_averages: bool | None = None,
+        batch_norm_update_averages: bool | None = None,
+        **kwargs: Any,  # noqa: ARG002 - for other layers
+    ) -> Any:
+        """Return the expression of the layer's output.
+
+        Args:
+            input: Expression of the input.
+            deterministic: Use the running averages, and leave them as they are.
+            batch_norm_use_averages: Use them; by default as ``deterministic`` says.
+            batch_norm_update_averages: Update them; by default unless ``deterministic``.
+        """
+        use = deterministic if batch_norm_use_averages is None else batch_norm_use_averages
+        update = not deterministic
+        if batch_norm_update_averages is not None:
+            update = batch_norm_update_averages
+        kept = iter(range(input.ndim - len(self.axes)))
+        pattern = ["x" if axis in self.axes else next(kept) for axis in range(input.ndim)]
+        mean, inv_std = self.mean, self.inv_std
+        if update or not use:
+            # The variance after the mean, not from squares: nothing cancels.
+            over_all = all_reduce(input.mean(self.axes), "avg", cost=self.cost)
+            squares = T.sqr(input - over_all.dimshuffle(pattern)).mean(self.axes)
+            variance = all_reduce(squares, "avg", cost=self.cost)
+            now = (over_all, T.inv(T.sqrt(variance + self.epsilon)))
+            if not use:
+                mean, inv_std = now
+            if update:
+                # As Lasagne's: they take part in the graph, so that Theano finds their updates.
+                mean = mean + 0 * self._updated(self.mean, now[0])
+                inv_std = inv_std + 0 * self._updated(self.inv_std, now[1])
+        scale = inv_std if self.gamma is None else self.gamma * inv_std
+        result = (input - mean.dimshuffle(pattern)) * scale.dimshuffle(pattern)
+        return result if self.beta is None else result + self.beta.dimshuffle(pattern)
+
+    def _updated(self, variable: Any, value: Any) -> Any:
+        """The same variable, with a running average for a default update."""
+        running = theano.clone(variable, share_inputs=False)
+        running.default_update = (1 - self.alpha) * running + self.alpha * value
+        return running
+
+
+def sync_batch_norm(layer: Any, **kwargs: Any) -> Any:
+    """Put synchronised batch normalisation between a layer and its nonlinearity.
+
+    As ``lasagne.layers.batch_norm``: the layer's nonlinearity becomes one of its own, and its
+    bias, which the normalisation would take off again, is dropped.
+
+    Args:
+        layer: The layer, which is changed.
+        **kwargs: Of :class:`SyncBatchNormLayer`.
+
+    Returns:
+        The topmost of the new layers.
+    """
+    nonlinearity = getattr(layer, "nonlinearity", None)
+    if nonlinearity is not None:
+        layer.nonlinearity = lasagne.nonlinearities.identity
+    if getattr(layer, "b", None) is not None:
+        del layer.params[layer.b]
+        layer.b = None
+    own_name = getattr(layer, "name", None)
+    name = kwargs.pop("name", None) or (f"{own_name}_bn" if own_name else None)
+    result = SyncBatchNormLayer(layer, name=name, **kwargs)
+    if nonlinearity is None:
+        return result
+    name = f"{name}_nonlin" if name else None
+    return lasagne.layers.NonlinearityLayer(result, nonlinearity, name=name)
+
+
+def convert(network: Any, *, cost: str = "mean") -> Any:
+    """Make all batch normalisation layers of a network synchronised ones, where they stand.
+
+    Layers and parameters stay the same objects, with their values. Layers that another layer has
+    inside, such as those of a ``CustomRecurrentLayer``, are left as they are.
+
+    Args:
+        network: The output layer, or a list of them.
+        cost: As for :class:`SyncBatchNormLayer`.
+
+    Returns:
+        ``network``.
+
+    Raises:
+        TypeError: A layer is of a class derived from Lasagne's, which may compute something else.
+        ValueError: A layer normalises each row by itself: axis 0 is not among its axes.
+    """
+    ordinary = getattr(lasagne.layers, "BatchNormLayer", None)
+    if ordinary is None:
+        return network  # Lasagne 0.1 has none
+    found = [item for item in lasagne.layers.get_all_layers(network) if isinstance(item, ordinary)]
+    for layer in found:
+        if not type(layer).__module__.startswith("lasagne."):
+            raise TypeError(
+                f"layer {layer.name or layer!r} is a {type(layer).__name__}, derived from "
+                f"BatchNormLayer; put a SyncBatchNormLayer in its place by hand"
+            )
+        _axes(layer.axes, len(layer.input_shape))
+    for layer in found:
+        layer.__class__ = SyncBatchNormLayer
+        layer.cost = _checked_cost(cost)
+    return network
+
+
+def _axes(axes: str | int | Sequence[int], ndim: int) -> tuple[int, ...]:
+    if isinstance(axes, str):
+        if axes != "auto":
+            raise ValueError(f"got axes {axes!r}, expected 'auto', an int or a tuple of ints")
+        return (0, *range(2, ndim))
+    found = (axes,) if isinstance(axes, int) else tuple(axes)
+    if 0 not in found:
+        raise ValueError(
+            f"got axes {found}, expected axis 0, that of the rows, among them: without it each row "
+            f"has its own statistics, and nothing is to be synchronised"
+        )
+    return found
+
+
+def _checked_cost(cost: str) -> str:
+    if cost not in ("mean", "sum"):
+        raise ValueError(f"got cost {cost!r}, expected 'mean' or 'sum'")
+    return cost
