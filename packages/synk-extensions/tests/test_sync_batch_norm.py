@@ -1,0 +1,366 @@
+"""Synchronised batch normalisation over ranks is ordinary batch normalisation over all rows."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import lasagne
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from lasagne.layers import (
+    Conv2DLayer,
+    DenseLayer,
+    InputLayer,
+    Layer,
+    NonlinearityLayer,
+    get_all_layers,
+    get_all_params,
+    get_output,
+)
+from theano.compile.ops import as_op
+
+import synkhronos as synk
+from synk_theano.testing import child_processes
+from synkhronos.extensions import updates
+from synkhronos.extensions.lasagne import SyncBatchNormLayer, convert, sync_batch_norm
+from synkhronos.extensions.train import make_train_function
+
+# Workers cannot import test modules by the names that pytest gives them.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+TOLERANCE = 1e-10
+BATCHES = (7, 8, 2, 1, 12, 7, 3, 8, 5, 9)  # of 3 ranks: also such that one or two have no rows
+CLASSES = 3
+RATES = {"learning_rate": 0.1, "momentum": 0.9}
+QUICK = theano.Mode("py", "fast_compile")  # nothing in C: compiling it would take longest
+
+
+class Ordinary(Layer):
+    """Batch normalisation over the rows that it sees, as Lasagne 0.2.dev1 defines it."""
+
+    def __init__(self, incoming, axes="auto", epsilon=1e-4, alpha=0.1):
+        super().__init__(incoming)
+        self.axes = (0, *range(2, len(self.input_shape))) if axes == "auto" else axes
+        self.epsilon, self.alpha = epsilon, alpha
+        shape = [n for axis, n in enumerate(self.input_shape) if axis not in self.axes]
+        zero, one = lasagne.init.Constant(0), lasagne.init.Constant(1)
+        self.beta = self.add_param(zero, shape, "beta", regularizable=False)
+        self.gamma = self.add_param(one, shape, "gamma")
+        fixed = {"trainable": False, "regularizable": False}
+        self.mean = self.add_param(zero, shape, "mean", **fixed)
+        self.inv_std = self.add_param(one, shape, "inv_std", **fixed)
+
+    def get_output_for(self, input, deterministic=False, **kwargs):  # noqa: A002
+        mean, inv_std = self.mean, self.inv_std
+        if not deterministic:
+            mean = input.mean(self.axes)
+            inv_std = 1 / T.sqrt(input.var(self.axes) + self.epsilon)
+            for held, now in ((self.mean, mean), (self.inv_std, inv_std)):
+                running = theano.clone(held, share_inputs=False)
+                running.default_update = (1 - self.alpha) * running + self.alpha * now
+                mean = mean + 0 * running.sum()
+        pattern = ["x"] * input.ndim
+        pattern[1] = 0
+        value = (input - mean.dimshuffle(pattern)) * (self.gamma * inv_std).dimshuffle(pattern)
+        return value + self.beta.dimshuffle(pattern)
+
+
+# What a serial script has: Lasagne's own layer where it has one.
+ORDINARY = getattr(lasagne.layers, "BatchNormLayer", Ordinary)
+needs_batch_norm = pytest.mark.skipif(
+    ORDINARY is Ordinary, reason=f"Lasagne {lasagne.__version__} has no BatchNormLayer"
+)
+
+
+@as_op([T.dmatrix], [T.dmatrix])
+def refuse_large(value):
+    if abs(value).max() > 1e6:
+        raise ValueError("cannot stand it")
+    return value * 1
+
+
+refuse_large.grad = lambda inputs, gradients: gradients
+
+
+class Net:
+    """A small classifier; two of them start with equal parameters."""
+
+    def __init__(self, normalized, kind="dense", touchy=False):
+        lasagne.random.set_rng(np.random.RandomState(5))
+        self.x, self.y = (T.dtensor4 if kind == "conv" else T.dmatrix)("x"), T.ivector("y")
+        if kind == "conv":
+            layer = InputLayer((None, 2, 5, 5), self.x)
+            layer = Conv2DLayer(layer, 3, (3, 3), nonlinearity=None)
+            layer = NonlinearityLayer(normalized(layer), T.nnet.relu)
+        else:
+            layer = InputLayer((None, 4), self.x)
+        layer = DenseLayer(layer, 6, nonlinearity=None)
+        layer = normalized(layer)
+        if touchy:
+            layer = NonlinearityLayer(layer, refuse_large)
+        layer = NonlinearityLayer(layer, T.tanh)
+        layer = normalized(DenseLayer(layer, CLASSES, nonlinearity=None))
+        self.top = NonlinearityLayer(layer, T.nnet.softmax)
+        self.params = get_all_params(self.top, trainable=True)
+        self.averages = get_all_params(self.top, trainable=False)
+        self.loss = self.loss_of(get_output(self.top))
+
+    def loss_of(self, output):
+        return T.nnet.categorical_crossentropy(output, self.y).mean()
+
+    def values(self):
+        return [held.get_value() for held in (*self.params, *self.averages)]
+
+    def serial_function(self):
+        """Lasagne's and Theano's own training step."""
+        rule = lasagne.updates.nesterov_momentum(self.loss, self.params, **RATES)
+        return theano.function([self.x, self.y], self.loss, updates=rule)
+
+    def parallel_function(self):
+        return make_train_function(
+            self.loss, self.params, [self.x, self.y], updates.nesterov_momentum, **RATES
+        )
+
+
+def batches(kind="dense"):
+    rng = np.random.RandomState(8)
+    for rows in BATCHES:
+        shape = (rows, 2, 5, 5) if kind == "conv" else (rows, 4)
+        yield 2 + 3 * rng.randn(*shape), rng.randint(0, CLASSES, rows).astype("int32")
+
+
+def largest(pairs):
+    return max(np.abs(np.asarray(a) - b).max() for a, b in pairs)
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=lambda n: f"{n}-processes")
+def processes(request):
+    """Fork."""
+    before = child_processes()
+    assert synk.fork(request.param, use_gpu=False, verbose=False) == request.param
+    yield request.param
+    synk.close()
+    assert child_processes() <= before
+
+
+with_three = pytest.mark.parametrize("processes", [3], indirect=True, ids=["3-processes"])
+
+
+@pytest.mark.parametrize("kind", ["dense", "conv"])
+def test_ten_steps_equal_the_serial_ones(processes, kind):
+    serial, parallel = Net(ORDINARY, kind), Net(SyncBatchNormLayer, kind)
+    assert largest(zip(serial.values(), parallel.values())) == 0
+    f, g = serial.serial_function(), parallel.parallel_function()
+    synk.distribute()
+    start = serial.values()
+    for x, y in batches(kind):
+        assert abs(g(x, y) - f(x, y)) < TOLERANCE
+        assert largest(zip(serial.values(), parallel.values())) < TOLERANCE
+    assert largest(zip(start, serial.values())) > 0.1
+    for rank in range(processes):
+        for held, expected in zip((*parallel.params, *parallel.averages), serial.values()):
+            assert np.abs(synk.get_value(rank, held) - expected).max() < TOLERANCE
+        for held in serial.averages:
+            assert np.abs(held.get_value()).max() > 0.01
+    x, y = next(batches(kind))
+    predict = synk.function([parallel.x], (get_output(parallel.top, deterministic=True), "gather"))
+    expected = get_output(serial.top, deterministic=True).eval({serial.x: x})
+    assert np.abs(predict(x) - expected).max() < TOLERANCE
+    assert largest(zip(serial.values(), parallel.values())) < TOLERANCE
+
+
+@with_three
+def test_ordinary_batch_normalisation_is_another_network(processes):
+    serial, parallel = Net(ORDINARY), Net(ORDINARY)
+    f, g = serial.serial_function(), parallel.parallel_function()
+    synk.distribute()
+    x, y = next(batches())
+    assert abs(f(x, y) - g(x, y)) > 1e-3
+    assert largest(zip(serial.values(), parallel.values())) > 1e-3
+    first, last = (synk.get_value(rank, parallel.averages[0]) for rank in (0, processes - 1))
+    assert np.abs(first - last).max() > 1e-3
+
+
+@with_three
+def test_without_weights_by_rows_it_would_be_wrong(processes):
+    """The shares are uneven: 3, 2 and 2 rows. Then the average has to know that."""
+    x = T.dmatrix("x")
+    ranks = synk.in_graph.all_reduce(T.constant(1.0))
+    unweighted = synk.in_graph.all_reduce(x.mean(axis=0)) / ranks
+    weighted = synk.in_graph.all_reduce(x.mean(axis=0), "avg")
+    f = synk.function([x], [(unweighted, "max"), weighted])
+    value = next(batches())[0]
+    wrong, right = f(value)
+    assert np.abs(right - value.mean(axis=0)).max() < TOLERANCE
+    assert np.abs(wrong - value.mean(axis=0)).max() > 1e-3
+
+
+@with_three
+def test_slices_have_statistics_of_their_own(processes):
+    """The k-th slices of all ranks are a batch for the serial network."""
+    serial, parallel = Net(ORDINARY), Net(SyncBatchNormLayer)
+    g = parallel.parallel_function()
+    synk.distribute()
+    gradients = T.grad(serial.loss, serial.params)
+    f = theano.function([serial.x, serial.y], [serial.loss, *gradients])
+    x, y = next(batches())  # 7 rows: 0 1 2 / 3 4 / 5 6 by rank
+    rounds = [[0, 1, 3, 5], [2, 4, 6]]
+    start = [held.get_value() for held in serial.averages]
+    parts, averages = [], []
+    for rows in rounds:
+        for held, value in zip(serial.averages, start):
+            held.set_value(value)
+        parts.append([value * len(rows) / 7 for value in f(x[rows], y[rows])])
+        averages.append([held.get_value() * len(rows) / 7 for held in serial.averages])
+    loss, *expected = [sum(values) for values in zip(*parts)]
+    assert abs(g(x, y, num_slices=2) - loss) < TOLERANCE
+    whole = np.concatenate([value.ravel() for value in expected])
+    assert np.abs(g.flat_grad.get_value()[: len(whole)] - whole).max() < TOLERANCE
+    for rank in range(processes):
+        for held, expected in zip(parallel.averages, [sum(v) for v in zip(*averages)]):
+            assert np.abs(synk.get_value(rank, held) - expected).max() < TOLERANCE
+
+
+@with_three
+def test_a_failing_rank(processes):
+    """In the middle of the graph, between two layers that wait for it: nothing moves."""
+    serial, parallel = Net(ORDINARY), Net(SyncBatchNormLayer, touchy=True)
+    f, g = serial.serial_function(), parallel.parallel_function()
+    synk.distribute()
+    x, y = next(batches())
+    before = parallel.values()
+    for layer in get_all_layers(parallel.top):
+        if isinstance(layer, SyncBatchNormLayer):
+            gamma = layer.gamma
+            break
+    synk.set_value(1, gamma, gamma.get_value() * 1e300)
+    with pytest.raises(synk.WorkerFailed, match="cannot stand it"):
+        g(x, y)
+    synk.broadcast(gamma)
+    assert largest(zip(before, parallel.values())) == 0
+    assert abs(g(x, y) - f(x, y)) < TOLERANCE
+    assert largest(zip(serial.values(), parallel.values())) < TOLERANCE
+
+
+@with_three
+def test_check_verify_and_lint(processes):
+    net = Net(SyncBatchNormLayer)
+    train = net.parallel_function()
+    synk.distribute()
+    assert [found.verdict for found in synk.check(train.grad_function)] == ["exact"]
+    x, y = next(batches())
+    for rows in (7, 2):
+        report = train.grad_function.verify(x[:rows], y[:rows], limit=1e4)
+        assert report.ok, str(report)
+    train(x, y)
+    train(x[:2], y[:2])
+    own = {train.grad_function.number, train.update_function.number}
+    assert [f for f in synk.lint() if own.intersection(f.functions)] == []
+
+
+def test_plain_theano():
+    """Serially it is the ordinary layer, with all of its options."""
+    ordinary, ours = Net(ORDINARY, "conv"), Net(SyncBatchNormLayer, "conv")
+    f, g = ordinary.serial_function(), ours.serial_function()
+    for x, y in batches("conv"):
+        assert abs(f(x, y) - g(x, y)) < TOLERANCE
+    assert largest(zip(ordinary.values(), ours.values())) < TOLERANCE
+
+
+def test_parameters_and_averages():
+    x = np.random.RandomState(0).randn(6, 4, 3)
+    symbol = T.dtensor3()
+    layer = SyncBatchNormLayer(
+        InputLayer((None, 4, 3), symbol), axes=(0, 2), epsilon=0.5, alpha=0.25,
+        beta=None, gamma=None, mean=np.full(4, 2.0), inv_std=np.full(4, 3.0), name="n",
+    )  # fmt: skip
+    assert [held.name for held in layer.get_params()] == ["n.mean", "n.inv_std"]
+    assert layer.get_params(batch_norm_stat=True) == layer.get_params(trainable=False)
+    mean, inv_std = x.mean((0, 2)), 1 / np.sqrt(x.var((0, 2)) + 0.5)
+    by_row = (x - mean[:, None]) * inv_std[:, None]
+    by_averages = (x - 2) * 3
+
+    def output(**options):
+        return theano.function([symbol], layer.get_output_for(symbol, **options), mode=QUICK)(x)
+
+    np.testing.assert_allclose(output(batch_norm_update_averages=False), by_row, rtol=1e-12)
+    np.testing.assert_allclose(output(deterministic=True), by_averages, rtol=1e-12)
+    np.testing.assert_array_equal(layer.mean.get_value(), np.full(4, 2.0))
+    np.testing.assert_allclose(output(batch_norm_use_averages=True), by_averages, rtol=1e-12)
+    np.testing.assert_allclose(layer.mean.get_value(), 1.5 + mean / 4, rtol=1e-12)
+    np.testing.assert_allclose(layer.inv_std.get_value(), 2.25 + inv_std / 4, rtol=1e-12)
+    np.testing.assert_allclose(output(), by_row, rtol=1e-12)
+    tags = SyncBatchNormLayer((None, 4))
+    assert tags.get_params(trainable=True) == [tags.beta, tags.gamma]
+    assert tags.get_params(regularizable=True) == [tags.gamma]
+
+
+def test_the_wrapper():
+    dense = DenseLayer(InputLayer((None, 4)), 5, nonlinearity=T.tanh, name="d")
+    top = sync_batch_norm(dense, epsilon=0.1)
+    assert isinstance(top, NonlinearityLayer)
+    assert (top.nonlinearity, top.name) == (T.tanh, "d_bn_nonlin")
+    middle = top.input_layer
+    assert isinstance(middle, SyncBatchNormLayer)
+    assert (middle.input_layer, middle.epsilon, middle.name) == (dense, 0.1, "d_bn")
+    assert dense.b is None
+    assert dense.get_params() == [dense.W]
+    assert dense.nonlinearity is lasagne.nonlinearities.identity
+    assert type(sync_batch_norm(InputLayer((None, 4)))) is SyncBatchNormLayer
+
+
+@pytest.fixture(params=["look-alike", pytest.param("Lasagne's", marks=needs_batch_norm)])
+def ordinary(request, monkeypatch):
+    """Lasagne's layer, or one that stands in its place where there is none."""
+    if request.param == "Lasagne's":
+        return ORDINARY
+    made = type("BatchNormLayer", (Ordinary,), {"__module__": "lasagne.layers.normalization"})
+    monkeypatch.setattr(lasagne.layers, "BatchNormLayer", made, raising=False)
+    return made
+
+
+def test_conversion(ordinary):
+    net, same = Net(ordinary), Net(SyncBatchNormLayer)
+    layers, params = get_all_layers(net.top), get_all_params(net.top)
+    assert convert(net.top, cost="sum") is net.top
+    assert get_all_layers(net.top) == layers
+    assert get_all_params(net.top) == params
+    assert sum(type(layer) is SyncBatchNormLayer for layer in layers) == 2
+    assert {layer.cost for layer in layers if type(layer) is SyncBatchNormLayer} == {"sum"}
+    assert convert([net.top]) == [net.top]
+    x, _ = next(batches())
+    output, expected = (
+        theano.function([n.x], get_output(n.top), mode=QUICK)(x) for n in (net, same)
+    )
+    np.testing.assert_array_equal(output, expected)
+
+
+def test_what_is_not_converted(ordinary):
+    derived = type("Derived", (ordinary,), {})
+    with pytest.raises(TypeError, match="'mine' is a Derived"):
+        top = derived(InputLayer((None, 4)))
+        top.name = "mine"
+        convert(top)
+    wrong = ordinary(InputLayer((3, 4)), axes=(1,))
+    with pytest.raises(ValueError, match="expected axis 0"):
+        convert([ordinary(InputLayer((3, 4))), wrong])
+    assert type(wrong) is ordinary
+
+
+def test_a_network_without_any():
+    net = DenseLayer(InputLayer((None, 4)), 5)
+    assert convert(net) is net
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="expected axis 0"):
+        SyncBatchNormLayer((3, 4), axes=1)
+    with pytest.raises(ValueError, match="got axes 'rows'"):
+        SyncBatchNormLayer((3, 4), axes="rows")
+    with pytest.raises(ValueError, match="expected sizes for all axes"):
+        SyncBatchNormLayer((3, None))
+    with pytest.raises(ValueError, match="got cost 'median'"):
+        SyncBatchNormLayer((3, 4), cost="median")
