@@ -24,6 +24,7 @@ from theano.compile.ops import as_op
 
 import synkhronos as synk
 from synk_theano.testing import child_processes
+from synkhronos import in_graph
 from synkhronos.extensions import updates
 from synkhronos.extensions.lasagne import SyncBatchNormLayer, convert, sync_batch_norm
 from synkhronos.extensions.train import make_train_function
@@ -188,9 +189,9 @@ def test_ordinary_batch_normalisation_is_another_network(processes):
 def test_without_weights_by_rows_it_would_be_wrong(processes):
     """The shares are uneven: 3, 2 and 2 rows. Then the average has to know that."""
     x = T.dmatrix("x")
-    ranks = synk.in_graph.all_reduce(T.constant(1.0))
-    unweighted = synk.in_graph.all_reduce(x.mean(axis=0)) / ranks
-    weighted = synk.in_graph.all_reduce(x.mean(axis=0), "avg")
+    ranks = in_graph.all_reduce(T.constant(1.0))
+    unweighted = in_graph.all_reduce(x.mean(axis=0)) / ranks
+    weighted = in_graph.all_reduce(x.mean(axis=0), "avg")
     f = synk.function([x], [(unweighted, "max"), weighted])
     value = next(batches())[0]
     wrong, right = f(value)
@@ -358,6 +359,7 @@ def test_a_network_without_any():
 def test_errors():
     with pytest.raises(ValueError, match="expected axis 0"):
         SyncBatchNormLayer((3, 4), axes=1)
+    assert SyncBatchNormLayer((3, 4), axes=np.int64(0)).axes == (0,)
     with pytest.raises(ValueError, match="got axes 'rows'"):
         SyncBatchNormLayer((3, 4), axes="rows")
     with pytest.raises(ValueError, match="expected sizes for all axes"):

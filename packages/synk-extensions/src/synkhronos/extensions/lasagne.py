@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import theano
 import theano.tensor as T
 
@@ -211,7 +212,7 @@ def _axes(axes: str | int | Sequence[int], ndim: int) -> tuple[int, ...]:
         if axes != "auto":
             raise ValueError(f"got axes {axes!r}, expected 'auto', an int or a tuple of ints")
         return (0, *range(2, ndim))
-    found = (axes,) if isinstance(axes, int) else tuple(axes)
+    found = tuple(int(axis) for axis in np.atleast_1d(axes))
     if 0 not in found:
         raise ValueError(
             f"got axes {found}, expected axis 0, that of the rows, among them: without it each row "
