@@ -62,7 +62,8 @@ def project(folder: str) -> dict[str, Any]:
         (["pyproject.toml"], ALL),
         ([".github/workflows/ci.yml"], ALL),
         (["README.md", "docs/index.md", "docs/conf.py"], []),
-        (["integration/test_ci.py", "examples/intro.py"], []),
+        (["integration/test_ci.py"], []),
+        (["packages/synk-extensions/src/synkhronos_examples/intro.py"], ALL[3:]),
         (["docs/index.md", "packages/synk-theano/LICENSE"], ALL[2:]),
     ],
 )

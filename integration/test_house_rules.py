@@ -42,7 +42,7 @@ DEFAULT = "packages/synk-extensions/src/synkhronos/_default.py"
 # Installed together and released together, so they may know each other's private files.
 ONE_DISTRIBUTION = {"synk_theano", "synk_theano_compat"}
 # Modules whose distribution has another name.
-DISTRIBUTIONS = {"zmq": "pyzmq"}
+DISTRIBUTIONS = {"sklearn": "scikit_learn", "zmq": "pyzmq"}
 # What no Python index has: it comes from the system's packages.
 ON_NO_INDEX = {"pygpu"}
 # What a package has through a sibling that alone decides on the versions.
@@ -225,6 +225,8 @@ def test_each_package_declares_what_it_imports(package: Path) -> None:
     declared = {Requirement(text).name.lower().replace("-", "_") for text in texts}
     declared |= THROUGH_SIBLINGS.get(package.name, set()) | ON_NO_INDEX
     own = {path.name for path in (package / "src").iterdir()}
+    # Programs import the files beside them.
+    own |= {path.stem for path in (package / "src/synkhronos_examples").rglob("*.py")}
     missing = {
         f"{path.relative_to(package)}:{line} imports {imported}"
         for path in (package / "src").rglob("*.py")

@@ -19,14 +19,9 @@ from typing import Any
 from theano.gof import Variable
 
 import synkhronos as synk
-from synkhronos.extensions._serial import SerialTrainFunction
 
-__all__ = [
-    "SerialTrainFunction",
-    "TrainFunction",
-    "make_train_function",
-    "make_train_function_theano",
-]
+from ._serial import SerialTrainFunction
+from ._state import TrainingState, training_state
 
 
 class TrainFunction:
@@ -38,12 +33,23 @@ class TrainFunction:
         update_function: The :class:`synkhronos.Function` that moves the parameters from there.
         flat_grad: The flat shared vector (list of shared variables for ``sgd_nonflat``). After a
             call it holds, in every rank, the gradient over the whole batch.
+        state: :class:`TrainingState`: the shared variables that a step changes.
+        output_names: Names of what a call returns: those of the expressions, or None.
     """
 
-    def __init__(self, grad_function: Any, update_function: Any, flat_grad: Any) -> None:
+    def __init__(
+        self,
+        grad_function: Any,
+        update_function: Any,
+        flat_grad: Any,
+        state: TrainingState,
+        output_names: Sequence[Any] = (None,),
+    ) -> None:
         self.grad_function = grad_function
         self.update_function = update_function
         self.flat_grad = flat_grad
+        self.state = state
+        self.output_names = tuple(output_names)
 
     def __call__(
         self,
@@ -143,18 +149,22 @@ def make_train_function(
         What ``synkhronos.function`` raises.
     """
     inputs, update_rule, args = _call_form(inputs, update_rule, args)
-    grad_updates, param_updates, flat_grad = _apply(update_rule, loss, params, args, kwargs)
+    split = _apply(update_rule, loss, params, args, kwargs)
+    grad_updates, param_updates, flat_grad = split
+    pairs = _pairs(updates)
     grad_function = synk.function(
         inputs,
         outputs=_all_outputs(loss, outputs),
         bcast_inputs=bcast_inputs,
-        updates=[(target, value, "avg") for target, value in grad_updates] + _pairs(updates),
+        updates=[(target, value, "avg") for target, value in grad_updates] + pairs,
         givens=givens,
         sliceable_shareds=sliceable_shareds,
         name=f"{name}: gradient",
     )
     update_function = synk.function([], updates=param_updates, name=f"{name}: update")
-    return TrainFunction(grad_function, update_function, flat_grad)
+    state = _state(params, split, loss, outputs, pairs, _pairs(givens))
+    names = _names(loss, outputs)
+    return TrainFunction(grad_function, update_function, flat_grad, state, names)
 
 
 def make_train_function_theano(
@@ -182,8 +192,9 @@ def make_train_function_theano(
         ``update_function`` are compiled Theano functions.
     """
     inputs, update_rule, args = _call_form(inputs, update_rule, args)
+    split = _apply(update_rule, loss, params, args, kwargs)
     return SerialTrainFunction(
-        _apply(update_rule, loss, params, args, kwargs),
+        split,
         inputs=inputs,
         outputs=_all_outputs(loss, outputs),
         bcast_inputs=list(bcast_inputs or []),
@@ -191,6 +202,8 @@ def make_train_function_theano(
         givens=_pairs(givens),
         sliceable_shareds=list(sliceable_shareds or []),
         name=name,
+        state=_state(params, split, loss, outputs, _pairs(updates), _pairs(givens)),
+        output_names=_names(loss, outputs),
     )
 
 
@@ -222,6 +235,23 @@ def _apply(rule: Any, loss: Any, params: Any, args: tuple[Any, ...], kwargs: Any
 
 def _all_outputs(loss: Any, outputs: Sequence[Any] | None) -> Any:
     return loss if outputs is None else [loss, *outputs]
+
+
+def _expression(output: Any) -> Any:
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _names(loss: Any, outputs: Sequence[Any] | None) -> list[Any]:
+    return [getattr(_expression(output), "name", None) for output in (loss, *(outputs or ()))]
+
+
+def _state(
+    params: Any, split: Any, loss: Any, outputs: Any, updates: Sequence[Any], givens: Sequence[Any]
+) -> TrainingState:
+    grad_updates, param_updates, _ = split
+    expressions = [_expression(output) for output in (loss, *(outputs or ()))]
+    expressions += [value for _, value in (*grad_updates, *givens)]
+    return training_state(params, param_updates, expressions, updates)
 
 
 def _pairs(updates: Any) -> list[Any]:

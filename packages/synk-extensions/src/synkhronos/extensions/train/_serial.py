@@ -9,6 +9,8 @@ import numpy as np
 import theano
 import theano.tensor as T
 
+from ._state import TrainingState
+
 _REDUCTIONS: dict[str, Any] = {
     "sum": np.add,
     "max": np.maximum,
@@ -24,6 +26,8 @@ class SerialTrainFunction:
         grad_function: Theano function that writes the gradient into :attr:`flat_grad`.
         update_function: Theano function that moves the parameters from there.
         flat_grad: The flat shared vector (list of shared variables for ``sgd_nonflat``).
+        state: :class:`TrainingState`: the shared variables that a step changes.
+        output_names: Names of what a call returns: those of the expressions, or None.
     """
 
     def __init__(
@@ -36,7 +40,11 @@ class SerialTrainFunction:
         givens: Sequence[Any],
         sliceable_shareds: Sequence[Any],
         name: str,
+        state: TrainingState,
+        output_names: Sequence[Any],
     ) -> None:
+        self.state = state
+        self.output_names = tuple(output_names)
         grad_updates, param_updates, self.flat_grad = split_updates
         self._single = not isinstance(outputs, list)
         pairs = [_with_op(output) for output in ([outputs] if self._single else outputs)]
