@@ -16,9 +16,6 @@ from __future__ import annotations
 from synk_theano import Data, Function  # isort: skip - brings Theano to life first
 
 from ._api import (
-    all_gather,
-    all_reduce,
-    broadcast,
     check,
     close,
     data,
@@ -26,18 +23,29 @@ from ._api import (
     distribute,
     fork,
     function,
+    lint,
+    row_share,
+    stats,
+    step,
+    timeline,
+)
+
+# Collectives over shared variables.
+from ._collective_api import (
+    all_gather,
+    all_reduce,
+    broadcast,
     gather,
     get_lengths,
     get_shapes,
     get_value,
-    lint,
     reduce,
-    row_share,
     scatter,
     set_value,
-    stats,
-    step,
 )
+
+# What a person at a terminal sees.
+from ._progress import progress
 
 # Errors.
 from .exceptions import SynkError, WorkerDied, WorkerFailed
@@ -65,10 +73,12 @@ __all__ = [
     "get_shapes",
     "get_value",
     "lint",
+    "progress",
     "reduce",
     "row_share",
     "scatter",
     "set_value",
     "stats",
     "step",
+    "timeline",
 ]

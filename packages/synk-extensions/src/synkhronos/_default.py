@@ -13,6 +13,7 @@ from synk_theano import AlreadyForked, InputValueError, NotForked, Runtime
 
 _lock = threading.Lock()
 _runtime: Optional[Runtime] = None
+_recorded = 0
 
 
 def open_default(**settings: Any) -> Runtime:
@@ -60,6 +61,17 @@ def reporter(verbose: bool) -> Callable[[str], None]:
 
 def _keep_quiet(_line: str) -> None:
     pass
+
+
+def timeline_from_environment() -> Optional[str]:
+    """SYNKHRONOS_TIMELINE, with a number for each `fork()` after the first; None if not set."""
+    global _recorded  # noqa: PLW0603 - this file is where the default lives
+    path = os.environ.get("SYNKHRONOS_TIMELINE", "").strip()
+    if not path:
+        return None
+    _recorded += 1
+    stem, suffix = os.path.splitext(path)
+    return path if _recorded == 1 else f"{stem}.{_recorded}{suffix}"
 
 
 def processes_from_environment() -> Optional[int]:

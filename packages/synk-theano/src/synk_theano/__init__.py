@@ -21,6 +21,7 @@ from ._lint import Finding, Findings  # noqa: E402
 from ._runtime import Runtime  # noqa: E402
 from ._shared_api import Collectives, DelayedCollectives  # noqa: E402
 from ._stats import FunctionStats, Stats  # noqa: E402
+from ._timeline import Timeline  # noqa: E402
 from ._verify import Report  # noqa: E402
 from .exceptions import (  # noqa: E402
     AlreadyForked,
@@ -68,6 +69,7 @@ __all__ = [
     "StartError",
     "Stats",
     "SynkError",
+    "Timeline",
     "Verdict",
     "Verdicts",
     "VerifyError",

@@ -8,6 +8,7 @@ data moves, those of several variables in one comparison: so all change, or none
 from __future__ import annotations
 
 import hashlib
+from time import perf_counter
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from ._arrays import ArrayCache
 from ._device import AnyDevice, takes_reduction
 from ._messages import ArrayRef, Collective, Rows
+from ._recorder import Recorder
 from ._share import LoadedFunction
 from ._shared_vars import VariableRegistry, store, value_of
 from ._values import concatenated, empty_like, in_c_order, is_on_device, is_plain, on_host
@@ -32,9 +34,11 @@ class Group:
         arrays: ArrayCache,
         functions: Dict[int, LoadedFunction],
         device: AnyDevice,
+        recorder: Recorder,
     ) -> None:
         self.comm = comm
         self.device = device
+        self.recorder = recorder
         self.master = master
         self.registry = registry
         self.arrays = arrays
@@ -84,16 +88,18 @@ class PreparedCollective:
         self._act = act
         self._perform = KINDS[act.kind]
         self._has_rows = act.arguments.get("rows") is not None
-        self.doing = f"{act.kind}()"
+        self.name = self.doing = f"{act.kind}()"
 
     def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
         """Do this rank's part; `origin` is the lowest of the rows that are taken."""
         act = self._act
         more = {"origin": origin} if self._has_rows else {}
+        began = perf_counter()
         try:
             return self._perform(self._group, act.variables, **act.arguments, **more)
         finally:
             self._group.device.settle()
+            self._group.recorder.add("collective", self.name, began, perf_counter())
 
 
 def broadcast(

@@ -43,6 +43,7 @@ class Controller:
         reseed: give each worker's random streams a seed of their own.
         on_end: called when all has ended.
         nccl: whether collectives of devices go through NCCL.
+        record: have all ranks record spans of time from the start.
 
     Attributes:
         rank: the master's.
@@ -66,6 +67,7 @@ class Controller:
         reseed: bool,
         on_end: Callable[[], None],
         nccl: bool,
+        record: bool,
     ) -> None:
         size = ranks.size
         self.rank = Rank(master, size, master)
@@ -90,7 +92,7 @@ class Controller:
         self._owner = os.getpid()
         self._group = synk_comm.create_group(size, backend) if size > 1 else None
         try:
-            self._pool = self._start_workers(profile, nccl)
+            self._pool = self._start_workers(profile, nccl, record)
         except BaseException:
             if self._group is not None:
                 self._group.close()
@@ -103,7 +105,7 @@ class Controller:
             self._end(f"{type(error).__name__} at its start")
             raise
 
-    def _start_workers(self, profile: bool, nccl: bool) -> WorkerPool:
+    def _start_workers(self, profile: bool, nccl: bool, record: bool) -> WorkerPool:
         if self._group is None:
             return WorkerPool(())
         devices = self._ranks.devices
@@ -126,6 +128,7 @@ class Controller:
                 reseed=self._reseed,
                 device=devices[rank] if devices else None,
                 nccl=nccl,
+                record=record,
             )
             for rank in range(self.rank.size)
             if rank != self.rank.master
@@ -208,7 +211,8 @@ class Controller:
         try:
             self.turn.running = True
             extras = self.book.extras()
-            results = self.rank.perform(Order(next(self._serials), steps, extras))
+            order = Order(next(self._serials), steps, extras)
+            results = self.rank.perform(order, self.turn.began)
             if extras is not None:
                 self.book.sent(extras)
         except BaseException as error:

@@ -164,11 +164,18 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class Record:
+    """Begin to record spans of time, or end it and hand them to the master."""
+
+    begin: bool
+
+
+@dataclass(frozen=True)
 class Stop:
     """Leave."""
 
 
-Act = Union[Distribute, Call, Collective, Stop]
+Act = Union[Distribute, Call, Collective, Record, Stop]
 
 
 class Step(NamedTuple):
@@ -212,6 +219,7 @@ class Hello:
         reseed: give the states of random streams a seed of this rank's own.
         device: where it computes, by Theano's name; None for the processor.
         nccl: whether collectives of devices go through NCCL.
+        record: record spans of time from the start.
     """
 
     rank: int
@@ -226,6 +234,7 @@ class Hello:
     reseed: bool
     device: Optional[str]
     nccl: bool
+    record: bool
 
 
 @dataclass(frozen=True)

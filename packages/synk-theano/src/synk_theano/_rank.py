@@ -10,6 +10,7 @@ told to raise what it else warns of): it declines the collective that the others
 from __future__ import annotations
 
 import contextlib
+from time import perf_counter
 from typing import Any, Callable, Dict, List, Optional
 
 import synk_comm
@@ -19,9 +20,10 @@ from . import _collectives
 from ._arrays import ArrayCache
 from ._device import AnyDevice, Host
 from ._environ import threads_per_rank
-from ._messages import Act, Call, Collective, Distribute, Extras, Order, Stop
+from ._messages import Act, Call, Collective, Distribute, Extras, Order, Record, Stop
 from ._orders import OrderLine
 from ._payload import take_over
+from ._recorder import Recorder
 from ._share import LoadedFunction, PreparedCall
 from ._shared_vars import VariableRegistry
 
@@ -47,6 +49,7 @@ class Rank:
         doing: the act under way, in words.
         serial: of the order under way.
         times: where each rank writes how long it computed, by act of the order and rank.
+        recorder: what it did when, if that is recorded.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Rank:
         self.doing = ""
         self.serial = 0
         self.times: Any = None
+        self.recorder = Recorder()
         self._reseed = reseed
         self._acts: Dict[int, Any] = {}
         self._comm: Optional[synk_comm.Communicator] = None
@@ -101,11 +105,14 @@ class Rank:
             self._line = OrderLine(host, self.master)
             self._comm = self.device.connect(host)
 
-    def perform(self, order: Optional[Order] = None) -> Optional[List[Any]]:
+    def perform(
+        self, order: Optional[Order] = None, began: Optional[float] = None
+    ) -> Optional[List[Any]]:
         """Do this rank's part of an order. Blocks until all ranks have done theirs.
 
         Args:
             order: what the master wants; the other ranks wait for it here.
+            began: when the master began to prepare it, by `time.perf_counter`.
 
         Returns:
             On the master what each act asks for; None elsewhere if the order was to stop.
@@ -117,33 +124,36 @@ class Rank:
         # Pessimistic: whatever interrupts in between, the ranks may have lost each other.
         self.in_step, self.doing = False, ""
         self.device.enter()
+        prepared = perf_counter()
         if order is None:
             order = self.line.take()
+            began = prepared = perf_counter()
         elif self._line is not None:
             self._line.give(order)
         self.serial = order.serial
         self.doing = "taking in what is new"
         known = len(self.registry)
+        recorder = self.recorder
+        recording = recorder.on
         ending = False
         try:
             if order.extras is not None:
                 self._take_in(order.extras)
             results = []
             place, synchronized = self.rank, self.size == 1
-            for number, origin in order.steps:
+            for i, (number, origin) in enumerate(order.steps):
                 act = self._acts[number]
                 if act is None:
                     return None
                 self.doing = act.doing
+                recorder.place = order.serial, i
                 results.append(act(origin, place))
                 place += self.size
                 synchronized = act.synchronizes
             ending = True
-            if not synchronized and self.size > 1:
-                self.comm.barrier()
-            if self.is_master:
-                results = self.device.fetch(results)
-            self.in_step = True
+            results = self._finish(results, synchronized)
+            if recording:
+                self._record(order, began or prepared, prepared)
             return results
         except BaseException as error:
             self._undo(known, order)
@@ -152,6 +162,30 @@ class Rank:
             elif not ending:
                 self._decline(error)
             raise
+
+    def _finish(self, results: List[Any], synchronized: bool) -> List[Any]:
+        """Wait until all ranks are done, if nothing has told so; results as the user gets them."""
+        began = perf_counter()
+        if not synchronized and self.size > 1:
+            self.comm.barrier()
+            self.recorder.add("wait", "until all are done", began, perf_counter())
+        if self.is_master:
+            began = perf_counter()
+            results = self.device.fetch(results)
+            if self.device.is_gpu:
+                self.recorder.add("copy", "results from the device", began, perf_counter())
+        self.in_step = True
+        return results
+
+    def _record(self, order: Order, began: float, prepared: float) -> None:
+        """Record an order as a whole: when the master began it, and when it gave it."""
+        add, end = self.recorder.add, perf_counter()
+        self.recorder.place = order.serial, len(order.steps)
+        names = [self._acts[number].name for number, _ in order.steps]
+        add("call", ", ".join(names), began, end)
+        if self.is_master:
+            add("scatter", "check, plan, copy", began, prepared)
+        self.recorder.place = None
 
     def tell(self, order: Order, timeout_s: float) -> None:
         """Have the other ranks perform an order without this one: the last order of all."""
@@ -178,14 +212,23 @@ class Rank:
                 self.master,
                 self.times,
                 self.device,
+                self.recorder,
             )
         if isinstance(act, Collective):
             group = _collectives.Group(
-                self.comm, self.master, self.registry, self.arrays, self.functions, self.device
+                self.comm,
+                self.master,
+                self.registry,
+                self.arrays,
+                self.functions,
+                self.device,
+                self.recorder,
             )
             return _collectives.PreparedCollective(group, act)
         if isinstance(act, Distribute):
             return _Distribution(self, act)
+        if isinstance(act, Record):
+            return _Recording(self, act)
         if isinstance(act, Stop):
             return None
         raise TypeError(f"rank {self.comm.rank} got {act!r}, which is nothing to perform")
@@ -199,6 +242,7 @@ class Rank:
 
     def _undo(self, known: int, order: Order) -> None:
         """Keep nothing of an order that failed: the master counts nothing as sent."""
+        self.recorder.place = None
         if not self.is_master:
             self.registry.truncate(known)
         if order.extras is not None:
@@ -236,7 +280,7 @@ def is_of_the_group(error: BaseException) -> bool:
 class _Distribution:
     """An act of `Distribute`."""
 
-    doing = "distribute()"
+    name = doing = "distribute()"
     synchronizes = False
 
     def __init__(self, rank: Rank, act: Distribute) -> None:
@@ -244,4 +288,25 @@ class _Distribution:
         self._act = act
 
     def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
+        began = perf_counter()
         self._rank.take_over(self._act)
+        self._rank.recorder.add("distribute", "take over", began, perf_counter())
+
+
+class _Recording:
+    """An act of `Record`."""
+
+    name = doing = "timeline()"
+    synchronizes = False
+
+    def __init__(self, rank: Rank, act: Record) -> None:
+        self._rank = rank
+        self._begin = act.begin
+
+    def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
+        """Begin; or end, with what all ranks have, in the master."""
+        rank = self._rank
+        if self._begin:
+            rank.recorder.start()
+            return None
+        return rank.comm.gather_object(rank.recorder.take(), root=rank.master)

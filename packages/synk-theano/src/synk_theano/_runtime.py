@@ -19,14 +19,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import (
     Any,
     Callable,
+    ContextManager,
     Deque,
     Dict,
     Hashable,
@@ -36,13 +38,13 @@ from typing import (
     Sequence,
     Set,
     Tuple,
+    Union,
 )
 
 import numpy as np
-import theano
 
+from ._builder import Builder
 from ._check import Verdicts, check_spec, warn_of_wrong
-from ._compile import check_sliceable, compile_form, with_default_updates
 from ._controller import Controller
 from ._data import Data
 from ._delayed import Delayed, Prepared, Standing
@@ -50,14 +52,13 @@ from ._devices import choose, choose_nccl
 from ._distributor import Distributor
 from ._facts import Event, facts_of, unequal_replicas
 from ._function import Function
-from ._lineage import replicated_updates
 from ._lint import Findings, lint
-from ._messages import PLAIN, Act, ArrayRef, Form, Recipe, Step
-from ._share import LoadedFunction
+from ._messages import Act, ArrayRef, Form, Record, Step
 from ._shared_api import Collectives, DelayedCollectives
 from ._spec import FunctionSpec, make_spec
 from ._stats import Ledger, Stats, Tally
 from ._store import DataStore
+from ._timeline import Recorded, Timeline
 from ._turn import Turn
 from .exceptions import InputTypeError, InputValueError
 
@@ -84,7 +85,9 @@ class Runtime:
             in ``["cuda0", "cuda2"]`` or ``["opencl0:0"]``.
         nccl: whether collectives of GPUs go through NCCL; None for that if it is there and each
             rank has a GPU to itself, else they go through host memory.
+        timeline: a file for a `Timeline` from the start to `close()`; see `timeline`.
         report: takes lines of progress; None keeps quiet.
+        track: shows work that takes long: given a description, a context manager.
 
     Returns when this process has its device; workers start in the background, and are awaited when
     first needed. From then on, variables that `theano.shared` makes of floats lie on the device,
@@ -108,7 +111,9 @@ class Runtime:
         random_streams: str = "per_rank",
         devices: Optional[Sequence[str]] = None,
         nccl: Optional[bool] = None,
+        timeline: Optional[str] = None,
         report: Optional[Callable[[str], None]] = None,
+        track: Callable[[str], ContextManager[Any]] = nullcontext,
     ) -> None:
         if backend not in ("shm", "zmq"):
             raise InputValueError(f"backend: got {backend!r}, expected 'shm' or 'zmq'")
@@ -121,8 +126,9 @@ class Runtime:
         self.master = int(master_rank)
         through_nccl, note = choose_nccl(ranks, nccl)
         self._report = report = report or _keep_quiet
+        self._track = track
+        self._timeline: Optional[Timeline] = None
         self._specs: Dict[int, FunctionSpec] = {}
-        self._row_share: Any = None
         self._recording = True
         self._hidden: Set[int] = set()
         self._events: Deque[Event] = deque(maxlen=EVENTS)
@@ -141,9 +147,14 @@ class Runtime:
             reseed=random_streams == "per_rank",
             on_end=self._forget_functions,
             nccl=through_nccl,
+            record=timeline is not None,
         )
         self._rank = self._controller.rank
+        if timeline is not None:
+            self._rank.recorder.start()
+            self._timeline = self._new_timeline(timeline, None)
         self._ledger = Ledger(self.size, self.master)
+        self._builder = Builder(self._rank, self._specs, track)
         self._distributor = Distributor(self._rank, self._run_once, self._store)
         self.collectives = Collectives(self)
         self.delayed = DelayedCollectives(self)
@@ -169,7 +180,37 @@ class Runtime:
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
-        self._controller.close()
+        try:
+            if self._timeline is not None:
+                self._timeline.stop()
+        finally:
+            self._controller.close()
+
+    def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
+        """Record what all ranks do; see `synkhronos.timeline`."""
+        if self._timeline is not None and self._timeline.recording:
+            raise InputValueError(
+                f"timeline(): {self._timeline.path} is being recorded already; stop() it first"
+            )
+        with self.exclusive:
+            self._timeline = self._new_timeline(path, lambda: self._record(True))
+        return self._timeline
+
+    def _new_timeline(
+        self, path: Union[str, os.PathLike[str]], begin: Optional[Callable[[], None]]
+    ) -> Timeline:
+        return Timeline(path, begin, self._end_recording, self.size, self.master)
+
+    def _record(self, begin: bool) -> Any:
+        (result,) = self._controller.run([Step(self.enter(Record(begin)))])
+        return result
+
+    def _end_recording(self) -> Dict[int, Recorded]:
+        """What every rank has recorded; of a closed runtime what the master has."""
+        if not self.closed:
+            with self.exclusive:
+                return dict(enumerate(self._record(False)))
+        return {self.master: self._rank.recorder.take()}
 
     def _forget_functions(self) -> None:
         # Users may keep functions; these must not keep shared memory.
@@ -180,17 +221,9 @@ class Runtime:
     def function(self, inputs: Any, outputs: Any = None, **kwargs: Any) -> Function:
         """Build a function; see `synkhronos.function`."""
         self._controller.require_open()
-        spec = make_spec(inputs, outputs, **kwargs)
-        plain = self._compile(spec, PLAIN)
-        check_sliceable(spec, plain)
-        spec = with_default_updates(spec, plain)
+        spec, plain = self._builder.compile(make_spec(inputs, outputs, **kwargs))
         with self.exclusive:
-            function_id = len(self._specs)
-            self._register_variables(plain)
-            loaded = LoadedFunction(self._recipe(spec, function_id, plain))
-            loaded.forms[PLAIN] = plain
-            self._rank.functions[function_id] = loaded
-            self._specs[function_id] = spec
+            function_id = self._builder.enter(spec, plain)
             if not self._recording:
                 self._hidden.add(function_id)
             function = Function(spec, function_id, plain, self)
@@ -203,40 +236,10 @@ class Runtime:
         """Make this thread fit to compute where this rank does."""
         self._rank.device.enter()
 
-    def _compile(self, spec: FunctionSpec, form: Form) -> Any:
-        self.enter_device()
-        return compile_form(spec, form, self._rank.device.is_gpu)
-
-    def _register_variables(self, compiled: Any) -> None:
-        for variable in compiled.get_shared():
-            self._rank.registry.number_of(variable)
-
-    def _recipe(self, spec: FunctionSpec, function_id: int, plain: Any) -> Recipe:
-        number_of = self._rank.registry.number_of
-        return Recipe(
-            function_id=function_id,
-            name=spec.name or f"function {function_id}",
-            output_ops=spec.output_ops,
-            update_ops=tuple(op for _, _, op in spec.accumulated),
-            updated=tuple(number_of(target) for target, _, _ in spec.accumulated),
-            sliceable=tuple(number_of(variable) for variable in spec.sliceable),
-            row_shares=tuple(
-                number_of(variable)
-                for variable in plain.get_shared()
-                if getattr(variable.tag, "synk_row_share", False)
-            ),
-            replicated=tuple((number_of(target), op) for target, op in replicated_updates(spec)),
-        )
-
     def row_share(self) -> Any:
         """A symbolic scalar; see `synkhronos.row_share`."""
         self._controller.require_open()
-        if self._row_share is None:
-            one = np.asarray(1.0, dtype=theano.config.floatX)
-            self._row_share = theano.shared(one, name="row_share")
-            # A graph may outlive this runtime, and be built again by the next.
-            self._row_share.tag.synk_row_share = True
-        return self._row_share
+        return self._builder.row_share()
 
     def data(self, value: Any = None, var: Any = None, **settings: Any) -> Data:
         """Make a `Data`; see `synkhronos.data`."""
@@ -247,10 +250,12 @@ class Runtime:
         """Replicate what is new; see `synkhronos.distribute`."""
         with self.exclusive:
             self._controller.require_open()
-            self._controller.await_workers()
+            with self._track("waiting for the workers' start"):
+                self._controller.await_workers()
             self._report("Synkhronos distributing functions...")
             start = time.monotonic()
-            self._distributor.send_all()
+            with self._track("distributing functions and variables"):
+                self._distributor.send_all()
         self._report(f"...distribution complete ({time.monotonic() - start:.0f} s).")
 
     def step(self, *acts: Any) -> List[Any]:
@@ -372,11 +377,7 @@ class Runtime:
     def require_form(self, function_id: int, form: Form) -> None:
         """Have `form` of the function on every rank; compiles and distributes if needed."""
         self._controller.require_open()
-        loaded = self._rank.functions[function_id]
-        if form not in loaded.forms:
-            compiled = self._compile(self._specs[function_id], form)
-            self._register_variables(compiled)
-            loaded.forms[form] = compiled
+        self._builder.require_form(function_id, form)
         if not self._distributor.has_form(function_id, form):
             self._distributor.send((function_id,))
 

@@ -21,6 +21,7 @@ from ._device import AnyDevice
 from ._meeting import meeting_for
 from ._messages import Call, Form, Recipe, Rows
 from ._plan import Selection, select, split_rows
+from ._recorder import Recorder
 from ._selectors import read_selector
 from ._shared_vars import VariableRegistry, store, value_of
 from ._values import is_device_type
@@ -70,8 +71,10 @@ class PreparedCall:
         master: the rank that gets the outputs.
         times: where the rank writes how long it computed.
         device: where it computes.
+        recorder: what the rank did when.
 
     Attributes:
+        name: of the function.
         doing: what this is, in words.
         synchronizes: whether the master has the result only when all ranks have computed.
     """
@@ -86,9 +89,11 @@ class PreparedCall:
         master: int,
         times: Any,
         device: AnyDevice,
+        recorder: Recorder,
     ) -> None:
         self._loaded = loaded
         self._device = device
+        self._recorder = recorder
         self._arrays = arrays
         self._call = call
         self._registry = registry
@@ -133,6 +138,7 @@ class PreparedCall:
             elif i >= len(self._scattered) or self._index is None:
                 device.lock(array)
         self._trusted = self._may_trust()
+        self.name = recipe.name
         self.doing = f"function {recipe.name!r}"
         self.synchronizes = any(op is not None for op in self._ops)
 
@@ -147,7 +153,7 @@ class PreparedCall:
         Returns:
             On the master the outputs, None elsewhere.
         """
-        counts, rank = self._counts, self._comm.rank
+        counts, rank, recorder = self._counts, self._comm.rank, self._recorder
         begin = perf_counter()
         values: Optional[List[Any]]
         if self._whole:
@@ -160,14 +166,19 @@ class PreparedCall:
                 selection = self._select()
                 counts = self._agree_on_rows(selection)
                 self._check_own_result(counts)
-                begin = perf_counter()
+                agreed = perf_counter()
+                recorder.add("wait", "agree on rows", begin, agreed)
+                begin = agreed
             if self._meeting is not None:
                 self._meeting.begin(counts, self._call.num_slices)
             values = self._compute(origin, counts, selection)
         if self._meeting is not None:
             self._meeting.finish()
+        computed = perf_counter()
         if place < len(self._times):
-            self._times[place] = perf_counter() - begin
+            self._times[place] = computed - begin
+        if recorder.on:
+            recorder.add("compute", self.name, begin, computed, rows=counts[rank])
         self._loaded.counts = counts
         # A call without rows is the master's alone, whose result counts whole.
         weight = float(counts[rank]) or 1.0
@@ -178,6 +189,8 @@ class PreparedCall:
                 collect(self._comm, self._master, op, None if values is None else values[i], weight)
                 for i, op in enumerate(self._ops)
             ]
+        if recorder.on and self.synchronizes:
+            recorder.add("reduce", self.name, computed, perf_counter())
         if rank != self._master:
             return None
         return CallResult(self._device.send(results), counts)
@@ -200,8 +213,9 @@ class PreparedCall:
     def _run(self, arguments: Sequence[np.ndarray]) -> List[Any]:
         try:
             if self._brings:
-                bring = self._device.bring
+                bring, began = self._device.bring, perf_counter()
                 arguments = [bring(a) if b else a for a, b in zip(arguments, self._brought)]
+                self._recorder.add("copy", "to the device", began, perf_counter())
             if self._meeting is None:
                 results: List[Any] = self._function(*arguments)
             else:
@@ -299,12 +313,16 @@ class PreparedCall:
         accumulators = [Accumulator(op, self.doing) for op in ops]
         values: List[Any] = []
         try:
-            for start, stop in pieces:
+            for i, (start, stop) in enumerate(pieces):
+                began = perf_counter()
                 self._set_row_share((stop - start) / total if total else 1.0)
                 values = self._execute(origin, first, start, stop, selection)
                 for accumulator, value in zip(accumulators, values):
                     # The one piece of a call without rows counts whole.
                     accumulator.add(value, stop - start or 1)
+                if sliced:
+                    name = f"slice {i + 1} of {len(pieces)}"
+                    self._recorder.add("slice", name, began, perf_counter(), rows=stop - start)
         finally:
             self._set_row_share(1.0)
         if not sliced:
@@ -345,7 +363,10 @@ class PreparedCall:
 
     def _inputs(self, origin: int, start: int, stop: int) -> List[np.ndarray]:
         """The arguments for rows ``start:stop`` of the selection."""
+        began = perf_counter()
         excerpts = [self._excerpt(i, origin, start, stop) for i in range(len(self._scattered))]
+        if self._copies and self._recorder.on:
+            self._recorder.add("copy", "rows", began, perf_counter(), rows=stop - start)
         return excerpts + self._broadcast
 
     def _excerpt(self, position: int, origin: int, start: int, stop: int) -> np.ndarray:

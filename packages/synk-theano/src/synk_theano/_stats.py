@@ -7,6 +7,8 @@ waiting for a slower rank is the collecting of results, and the way of orders to
 
 from __future__ import annotations
 
+import html
+import io
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 
@@ -38,26 +40,45 @@ class FunctionStats(NamedTuple):
 
 
 class Stats(Dict[str, FunctionStats]):
-    """`FunctionStats` by name of function, or of collective as in ``all_reduce()``."""
+    """`FunctionStats` by name of function, or of collective as in ``all_reduce()``.
 
-    def __str__(self) -> str:
-        columns = ("calls", "scatter", "compute", "wait", "reduce", "input MB", "slowest rank")
-        rows: List[Tuple[str, ...]] = [("", *columns)]
+    Printed, at a prompt, in a notebook or by rich it is a table.
+    """
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("")
+        for title in ("calls", "scatter", "compute", "wait", "reduce", "input MB", "slowest rank"):
+            table.add_column(title, justify="right", no_wrap=True)
         for name, item in self.items():
             times = (item.scatter_s, item.compute_s, item.wait_s, item.reduce_s)
-            share = [f"{seconds:.3f} s" for seconds in times]
             most = max(item.slowest, default=0)
             slowest = (
                 f"{item.slowest.index(most)} ({most / sum(item.slowest):.0%})" if most else "-"
             )
-            megabytes = f"{item.input_bytes / 1e6:.1f}"
-            rows.append((name, str(item.calls), *share, megabytes, slowest))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join(
-            row[0].ljust(widths[0])
-            + "".join(f"  {text:>{width}}" for text, width in zip(row[1:], widths[1:]))
-            for row in rows
-        )
+            table.add_row(
+                name,
+                str(item.calls),
+                *(f"{seconds:.3f} s" for seconds in times),
+                f"{item.input_bytes / 1e6:.1f}",
+                slowest,
+            )
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        # As wide as it takes: a terminal wraps it if it must.
+        console = Console(file=io.StringIO(), width=1000, color_system=None)
+        console.print(self, markup=False)
+        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 class Tally:

@@ -17,7 +17,8 @@ class Turn:
     Attributes:
         running: whether an order is being performed.
         several: the holder does several calls one after the other, as `verify()` does.
-        began: when the turn was taken, in seconds of `time.perf_counter`.
+        began: when the turn was taken, or the latest of several calls began, in seconds of
+            `time.perf_counter`.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class Turn:
                 "handler), expected one at a time; synk.step() has several things done in one go"
             )
         try:
-            if not self._depth:
+            if not self._depth or self.several:
                 self.began = perf_counter()
             self._depth += 1
         except BaseException:  # a signal: nobody will leave

@@ -154,6 +154,8 @@ def _prepare(hello: Hello) -> Any:
     rank = Rank(hello.rank, hello.size, hello.master, reseed=hello.reseed, device=device)
     times: Any = synk_shm.attach(hello.times.handle)
     rank.times = memoryview(times)
+    if hello.record:
+        rank.recorder.start()
     return rank
 
 

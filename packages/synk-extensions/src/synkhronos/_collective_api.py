@@ -1,0 +1,124 @@
+"""Collectives over shared variables, of the default runtime.
+
+Each blocks until all ranks have done their part. Argument ``nccl`` of 1.0 is accepted: there is
+nothing to set, as ranks choose alike by themselves; ops ``"c_avg"`` and so on go through host
+memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+from . import _default
+
+
+def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
+    """Give every rank the master's values of shared variables, or `values`.
+
+    Args:
+        shared_vars: a Theano shared variable, or a list of them.
+        values: None, or an array or `Data` (one for each variable of a list).
+        nccl: accepted as in 1.0.
+    """
+    _default.default().collectives.broadcast(shared_vars, values)
+
+
+def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
+    """Split values along axis 0 over the ranks' shared variables.
+
+    Args:
+        shared_vars: a Theano shared variable, or a list of them.
+        values: an array or `Data` (one for each variable of a list).
+        batch: rows of the values to use, as in calls.
+    """
+    _default.default().collectives.scatter(shared_vars, values, batch)
+
+
+def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
+    """All ranks' values of shared variables, in the master.
+
+    Args:
+        shared_vars: a Theano shared variable, or a list of them.
+        nd_up: 1 stacks the values along a new first axis; 0 concatenates them along axis 0, where
+            lengths may differ.
+        nccl: accepted as in 1.0.
+
+    Returns:
+        An array; for a list of variables a tuple of arrays.
+    """
+    return _default.default().collectives.gather(shared_vars, nd_up)
+
+
+def all_gather(shared_vars: Any, nccl: bool = True) -> None:
+    """Every rank's value becomes all ranks' values, concatenated along axis 0."""
+    _default.default().collectives.all_gather(shared_vars)
+
+
+def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
+    """Reduce all ranks' values of shared variables into the master; workers' values stay.
+
+    Args:
+        shared_vars: a Theano shared variable, or a list of them.
+        op: avg, sum, max, min or prod.
+        in_place: overwrite the master's value; otherwise return the result.
+        nccl: accepted as in 1.0.
+
+    Returns:
+        None if `in_place`; else an array, for a list of variables a tuple of arrays.
+    """
+    return _default.default().collectives.reduce(shared_vars, op, in_place)
+
+
+def all_reduce(
+    shared_vars: Any,
+    op: str = "avg",
+    nccl: bool = True,
+    weights: Any = None,
+) -> None:
+    """Every rank's value of shared variables becomes the reduction of all ranks' values.
+
+    Args:
+        shared_vars: a Theano shared variable, or a list of them.
+        op: avg, sum, max, min or prod.
+        nccl: accepted as in 1.0.
+        weights: one number per rank, or a function. ``avg`` is then ``sum(w * x) / sum(w)``: with
+            ``weights=f`` the average is exact for any split of the last call of ``f``.
+    """
+    _default.default().collectives.all_reduce(shared_vars, op, weights)
+
+
+def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:
+    """Set the values of shared variables on one rank.
+
+    Args:
+        rank: which rank.
+        shared_vars: a Theano shared variable, or a list of them.
+        values: an array or `Data` (one for each variable of a list).
+        batch: rows of the values to use, as in calls.
+    """
+    _default.default().collectives.set_value(rank, shared_vars, values, batch)
+
+
+def get_value(rank: int, shared_vars: Any) -> Any:
+    """The values of shared variables on one rank: an array, or a tuple of arrays for a list."""
+    return _default.default().collectives.get_value(rank, shared_vars)
+
+
+def get_lengths(shared_vars: Any) -> Tuple[Any, ...]:
+    """The lengths of shared variables along axis 0 on all ranks, in rank order.
+
+    Returns:
+        A tuple of ints; for a list of variables a tuple of such tuples.
+    """
+    lengths: Tuple[Any, ...] = _default.default().collectives.get_lengths(shared_vars)
+    return lengths
+
+
+def get_shapes(shared_vars: Any) -> Tuple[Any, ...]:
+    """The shapes of shared variables on all ranks, in rank order.
+
+    Returns:
+        A tuple of shapes; for a list of variables a tuple of such tuples.
+    """
+    shapes: Tuple[Any, ...] = _default.default().collectives.get_shapes(shared_vars)
+    return shapes

@@ -1,0 +1,189 @@
+"""What all ranks did and when, as a file that trace viewers open.
+
+The format is Chrome's trace events, in its JSON object form ("Trace Event Format", sections on
+complete events and metadata): Perfetto (ui.perfetto.dev) and chrome://tracing show it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+
+from ._recorder import Span
+from .exceptions import InputTypeError, InputValueError
+
+Recorded = Tuple[List[Span], int]
+"""A rank's spans, and how many were lost."""
+
+WAITS = frozenset({"reduce", "collective"})
+"""Kinds that begin with waiting for the rank that comes last."""
+
+
+class Timeline:
+    """A recording of all ranks; made by `synkhronos.timeline`. A context manager.
+
+    Args:
+        path: the file to write, in a folder that is there.
+        begin: has all ranks begin to record; None if they do already.
+        end: has all ranks end it; returns what was recorded, by rank.
+        size: number of ranks.
+        master: the rank that writes the file.
+
+    Attributes:
+        path: the file.
+        recording: whether it goes on.
+
+    Raises:
+        InputTypeError: `path` is no path.
+        InputValueError: no file can be written there.
+    """
+
+    def __init__(
+        self,
+        path: Union[str, os.PathLike[str]],
+        begin: Optional[Callable[[], None]],
+        end: Callable[[], Dict[int, Recorded]],
+        size: int,
+        master: int,
+    ) -> None:
+        self.path = _checked(path)
+        self._end = end
+        self._size = size
+        self._master = master
+        if begin is not None:
+            begin()
+        self.recording = True
+        self._owner = os.getpid()
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """End the recording and write the file. Idempotent; blocks until all ranks have told.
+
+        If the runtime is closed already, after a failure, the file has what the master knows, and
+        names the ranks that are missing.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if not self.recording or os.getpid() != self._owner:
+            return
+        self.recording = False
+        atexit.unregister(self.stop)
+        write(self.path, trace_of(self._end(), self._size, self._master))
+
+    def __enter__(self) -> Timeline:  # noqa: PYI034 - typing.Self is not there on Python 3.9
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "recording" if self.recording else "written"
+        return f"<Timeline {str(self.path)!r}, {state}>"
+
+
+def _checked(path: Union[str, os.PathLike[str]]) -> Path:
+    try:
+        path = Path(path).expanduser().absolute()
+    except TypeError:
+        raise InputTypeError(
+            f"timeline(): got {path!r} of type {type(path).__name__} as path, expected the name of "
+            f"a file to write, as in 'trace.json'"
+        ) from None
+    if path.is_dir():
+        raise InputValueError(f"timeline(): {path} is a folder, expected a file's name")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise InputValueError(
+            f"timeline(): cannot write {path}: the folder {path.parent} is not there, or nobody "
+            f"may write into it; make it first, or choose another one"
+        )
+    return path
+
+
+def trace_of(recorded: Mapping[int, Recorded], size: int, master: int) -> Dict[str, Any]:
+    """Chrome's trace object.
+
+    Times are microseconds from the first span on. A process stands for a rank, a thread for one
+    of the master's threads (workers have one).
+    """
+    waits = list(_waits(recorded))
+    every = [(rank, span) for rank, (spans, _) in recorded.items() for span in spans] + waits
+    start = min((span.begin for _, span in every), default=0.0)
+    threads: Dict[Tuple[int, int], int] = {}
+    events: List[Dict[str, Any]] = []
+    # Who begins first comes first, and of those the longest: as viewers nest them.
+    for rank, span in sorted(every, key=lambda item: (item[1].begin, -item[1].end)):
+        known = sum(1 for other, _ in threads if other == rank)
+        event: Dict[str, Any] = {
+            "ph": "X",
+            "name": span.name,
+            "cat": span.kind,
+            "ts": round((span.begin - start) * 1e6, 3),
+            "dur": round((span.end - span.begin) * 1e6, 3),
+            "pid": rank,
+            "tid": threads.setdefault((rank, span.thread), known),
+        }
+        more = dict(span.more or {})
+        if span.place is not None:
+            more["order"] = span.place[0]
+        if more:
+            event["args"] = more
+        events.append(event)
+    names = [
+        {
+            "ph": "M",
+            "name": kind,
+            "pid": rank,
+            "tid": 0,
+            "args": {key: f"rank {rank}{' (master)' if rank == master else ''}"}
+            if key == "name"
+            else {key: rank},
+        }
+        for rank in range(size)
+        for kind, key in (("process_name", "name"), ("process_sort_index", "sort_index"))
+    ]
+    return {
+        "traceEvents": names + events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "program": "synkhronos",
+            "ranks": size,
+            "missing ranks": sorted(set(range(size)) - set(recorded)),
+            "lost spans": {rank: lost for rank, (_, lost) in recorded.items() if lost},
+        },
+    }
+
+
+def _waits(recorded: Mapping[int, Recorded]) -> Iterator[Tuple[int, Span]]:
+    """Within what ranks do together: how long those that came early waited for the last one."""
+    last: Dict[Any, float] = {}
+    for spans, _ in recorded.values():
+        for span in spans:
+            if span.kind in WAITS and span.place is not None:
+                last[span.place] = max(span.begin, last.get(span.place, span.begin))
+    for rank, (spans, _) in recorded.items():
+        for span in spans:
+            if span.kind in WAITS and span.place is not None:
+                end = min(last[span.place], span.end)
+                if end > span.begin:
+                    name = "for the last rank"
+                    yield rank, span._replace(kind="wait", name=name, end=end, more=None)
+
+
+def write(path: Path, trace: Mapping[str, Any]) -> None:
+    """Write it whole or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(trace, file)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
