@@ -55,6 +55,7 @@ AFTER: dict[str, tuple[Step, ...]] = {
     "lasagne": (
         Step("P10", "pkg_resources", _setuptools.take_back),
         Step("L1", "Lasagne's old word for conv2d", _lasagne.hide_image_shape_warning),
+        Step("L2", "pooling without its import", _lasagne.import_pooling),
     ),
     "theano.gpuarray.dnn": (
         Step("G3", "compute capability of three digits", _gpu.long_architectures),

@@ -1,7 +1,8 @@
-"""What Lasagne 0.1 of 2015 needs besides ``theano.tensor.signal.downsample``."""
+"""What Lasagne 0.1 and 0.2.dev1 need besides ``theano.tensor.signal.downsample``."""
 
 from __future__ import annotations
 
+import importlib
 import warnings
 
 
@@ -17,3 +18,13 @@ def hide_image_shape_warning() -> str:
         module=r"lasagne\.",
     )
     return "one warning filtered"
+
+
+def import_pooling() -> str:
+    """L2: load the module that Lasagne 0.2.dev1 reaches as ``theano.tensor.signal.pool``.
+
+    It does not import it: with the Theano of its time some other module had done so. In 1.0.5
+    only the GPU back end does.
+    """
+    importlib.import_module("theano.tensor.signal.pool")
+    return "theano.tensor.signal.pool imported"

@@ -1,10 +1,18 @@
-"""Lasagne 0.1: the removed downsample module, and networks against NumPy."""
+"""Lasagne 0.1 and 0.2.dev1: the removed downsample module, and networks against NumPy."""
 
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
+
+
+def folders():
+    """Where Lasagne is, without importing it."""
+    spec = importlib.util.find_spec("lasagne")
+    return [] if spec is None else spec.submodule_search_locations or []
+
 
 needs_lasagne = pytest.mark.skipif(
     importlib.util.find_spec("lasagne") is None, reason="Lasagne is not installed"
@@ -186,3 +194,62 @@ assert "pkg_resources" not in sys.modules
 def test_without_setuptools(run):
     run(HIDDEN)
     assert "pkg_resources" in run(HIDDEN, skip="P10", fails=True).stderr
+
+
+# As the layers of 0.2.dev1 do it: the module is reached, but imported nowhere.
+POOLING = """
+import sys, pathlib, tempfile
+folder = pathlib.Path(tempfile.mkdtemp())
+(folder / "lasagne").mkdir()
+(folder / "lasagne" / "__init__.py").write_text(
+    "import theano.tensor as T\\n"
+    "def pool(x):\\n    return T.signal.pool.pool_2d(x, ws=(2, 2), ignore_border=True)\\n"
+)
+sys.path.insert(0, str(folder))
+import lasagne, theano.tensor as T
+assert lasagne.__file__.startswith(str(folder))
+assert lasagne.pool(T.tensor4()).ndim == 4
+"""
+
+
+def test_pooling_of_the_development_version(run):
+    run(POOLING)
+    assert "no attribute 'signal'" in run(POOLING, skip="L2", fails=True).stderr
+
+
+needs_development_version = pytest.mark.skipif(
+    not any((Path(folder) / "layers/special.py").exists() for folder in folders()),
+    reason="Lasagne 0.2.dev1 is not installed (it is on no package index)",
+)
+
+DEVELOPMENT = (
+    STRICT
+    + """
+import lasagne
+import theano, theano.tensor as T, numpy as np
+from lasagne.layers import *
+lasagne.random.set_rng(np.random.RandomState(3))
+x = T.tensor4()
+X = np.random.RandomState(1).randn(6, 2, 8, 8).astype(x.dtype)
+net = Conv2DLayer(InputLayer((None, 2, 8, 8), x), 3, (3, 3), b=None, nonlinearity=None)
+norm = BatchNormLayer(net)
+net = MaxPool2DLayer(norm, (2, 2))
+net = batch_norm(DenseLayer(net, 4))
+before, after = theano.function([x], [get_output(norm.input_layer), get_output(norm)])(X)
+axes = (0, 2, 3)
+std = np.sqrt(before.var(axes, keepdims=True) + 1e-4)
+expected = (before - before.mean(axes, keepdims=True)) / std
+np.testing.assert_allclose(after, expected, rtol=1e-8, atol=1e-10)
+np.testing.assert_allclose(norm.mean.get_value(), 0.1 * before.mean(axes), rtol=1e-10)
+loss = T.sqr(get_output(net)).mean()
+params = get_all_params(net, trainable=True)
+train = theano.function([x], loss, updates=lasagne.updates.amsgrad(loss, params, 0.01))
+losses = [float(train(X)) for _ in range(4)]
+assert losses[-1] < losses[0], losses
+"""
+)
+
+
+@needs_development_version
+def test_numbers_of_the_development_version(run):
+    run(DEVELOPMENT, flags="gcc.cxxflags=-O0,optimizer=fast_compile")

@@ -3,6 +3,7 @@
 :mod:`synkhronos.extensions.updates`: update rules in two halves, with one flat gradient between.
 :mod:`synkhronos.extensions.train`: one callable that takes an exact data-parallel step.
 :mod:`synkhronos.extensions.batches`: shuffled index batches out of one shared data set.
+:mod:`synkhronos.extensions.lasagne`: batch normalisation over the rows of all ranks.
 """
 
 from __future__ import annotations
