@@ -25,12 +25,56 @@ were equal before the step are equal after it, in all ranks, with no further com
 Every rule takes ``lr`` for ``learning_rate``, as in release 1.0. All numbers a rule takes
 (learning rate, momentum, betas, epsilon) may also be Theano scalars, for instance a shared
 variable that a schedule sets (in all ranks: :func:`synkhronos.broadcast`).
+
+What can be had with any rule comes as a wrapper: a function that takes a rule and returns one
+with the same arguments and results. They go into each other::
+
+    rule = updates.clip_by_global_norm(
+        updates.norm_constraint(updates.weight_decay(updates.adam, 1e-4), max_norm=3.0),
+        max_norm=1.0,
+    )
+    train = make_train_function(loss, params, [x, y], rule, learning_rate=1e-3)
+
+The gradient passes them from the outside in, and the new parameters from the inside out. Here it
+is clipped, the decay is added to it, adam makes its step, and the norms are constrained.
+
+============================== ================================================================
+before the rule, the gradient
+============================== ================================================================
+:func:`clip_by_global_norm`    is scaled down to a largest norm, all parameters together
+:func:`clip_by_value`          is bounded element by element
+:func:`weight_decay`           gets a multiple of the parameters added
+============================== ================================================================
+
+============================== ================================================================
+after the rule, the parameters
+============================== ================================================================
+:func:`decoupled_weight_decay` shrink by the learning rate times a multiple of themselves
+:func:`norm_constraint`        are scaled down, unit by unit, to a largest norm
+:func:`value_constraint`       are bounded element by element
+============================== ================================================================
+
+All of this happens in ``param_updates``, with the gradient averaged over the ranks, and is
+therefore what one process would do with the whole batch. ``flat_grad`` is left as it was averaged.
 """
 
 from __future__ import annotations
 
 # adaptive step sizes
-from synkhronos.extensions.updates._adaptive import adadelta, adagrad, adam, adamax, rmsprop
+from synkhronos.extensions.updates._adaptive import (
+    adadelta,
+    adagrad,
+    adam,
+    adamax,
+    amsgrad,
+    rmsprop,
+)
+
+# the gradient before a rule sees it
+from synkhronos.extensions.updates._clipping import clip_by_global_norm, clip_by_value
+
+# the parameters after a rule has moved them
+from synkhronos.extensions.updates._constraints import norm_constraint, value_constraint
 
 # steps along the gradient
 from synkhronos.extensions.updates._first_order import (
@@ -43,15 +87,25 @@ from synkhronos.extensions.updates._first_order import (
 # what a rule returns
 from synkhronos.extensions.updates._flatten import SplitUpdates
 
+# a pull towards zero, through the gradient or beside the rule
+from synkhronos.extensions.updates._weight_decay import decoupled_weight_decay, weight_decay
+
 __all__ = [
     "SplitUpdates",
     "adadelta",
     "adagrad",
     "adam",
     "adamax",
+    "amsgrad",
+    "clip_by_global_norm",
+    "clip_by_value",
+    "decoupled_weight_decay",
     "momentum",
     "nesterov_momentum",
+    "norm_constraint",
     "rmsprop",
     "sgd",
     "sgd_nonflat",
+    "value_constraint",
+    "weight_decay",
 ]

@@ -178,6 +178,69 @@ def adam(
 
 
 @accepts_lr
+def amsgrad(
+    loss_or_grads: Any,
+    params: Any,
+    learning_rate: Any = 0.001,
+    beta1: Any = 0.9,
+    beta2: Any = 0.999,
+    epsilon: Any = 1e-8,
+) -> SplitUpdates:
+    r"""Do as :func:`adam`, with the largest of the average sizes so far: steps never grow back.
+
+    .. math::
+        t &\leftarrow t + 1 \\
+        m &\leftarrow \beta_1\, m + (1 - \beta_1)\, g \\
+        v &\leftarrow \beta_2\, v + (1 - \beta_2)\, g^2 \\
+        u &\leftarrow \max(u, v) \\
+        \theta &\leftarrow \theta
+            - \eta\, \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t}\, \frac{m}{\sqrt{u} + \epsilon}
+
+    The paper's algorithm 2 has neither the correction of the bias, the first fraction, nor
+    :math:`\epsilon`. This is the form of Lasagne 0.2, to the letter. PyTorch's
+    ``Adam(amsgrad=True)`` is the same but for :math:`\epsilon`, which it adds to
+    :math:`\sqrt{u} / \sqrt{1 - \beta_2^t}`; with :math:`\epsilon = 0` they are equal. Both take
+    the maximum before the bias is corrected.
+
+    Args:
+        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
+        params: Shared variables, all of one floating-point dtype.
+        learning_rate: :math:`\eta`, a number or Theano scalar; also accepted as ``lr``.
+        beta1: :math:`\beta_1`, how much of the average gradient is kept at each step.
+        beta2: :math:`\beta_2`, how much of the average squared gradient is kept at each step.
+        epsilon: A small number against division by zero, outside the root.
+
+    Returns:
+        As :func:`sgd`. State: "step", one counter for all parameters, and "mean(W)",
+        "squares(W)" and "largest(W)" for each.
+
+    Source: S. J. Reddi, S. Kale and S. Kumar, "On the Convergence of Adam and Beyond", ICLR
+    (2018), algorithm 2.
+    """
+    grads = FlatGradient(loss_or_grads, params)
+    eta = scalar(learning_rate, grads.dtype, "learning_rate")
+    b1 = scalar(beta1, grads.dtype, "beta1")
+    b2 = scalar(beta2, grads.dtype, "beta2")
+    eps = scalar(epsilon, grads.dtype, "epsilon")
+    step = grads.scalar_state("step")
+    t = step + 1
+    rate = eta * T.sqrt(1 - b2**t) / (1 - b1**t)
+    updates = [(step, t)]
+    for param, grad, state in grads:
+        mean, squares, largest = state("mean"), state("squares"), state("largest")
+        m = b1 * mean + (1 - b1) * grad
+        v = b2 * squares + (1 - b2) * T.sqr(grad)
+        u = T.maximum(largest, v)
+        updates += [
+            (mean, m),
+            (squares, v),
+            (largest, u),
+            (param, param - rate * m / (T.sqrt(u) + eps)),
+        ]
+    return grads.split(updates)
+
+
+@accepts_lr
 def adamax(
     loss_or_grads: Any,
     params: Any,

@@ -58,11 +58,8 @@ class FlatGradient:
         self.updates = [(self.vector, T.patternbroadcast(joined, (False,)))]
 
     def __iter__(self) -> Iterator[tuple[Any, Any, State]]:
-        start = 0
-        for index, param in enumerate(self._params):
-            value = _value(param)
-            part = self.vector[start : start + value.size].reshape(value.shape)
-            start += value.size
+        for index, (param, place) in enumerate(zip(self._params, places(self._params))):
+            part = self.vector[place].reshape(_value(param).shape)
             yield param, T.patternbroadcast(part, param.broadcastable), State(param, index)
 
     def scalar_state(self, name: str) -> Any:
@@ -83,6 +80,12 @@ class State:
 
     def __call__(self, kind: str) -> Any:
         return zeros_like(self._param, f"{kind}({label(self._param, self._index)})")
+
+
+def places(params: Sequence[Any]) -> list[slice]:
+    """Return where in the flat vector the elements of each parameter are."""
+    ends = np.cumsum([_value(param).size for param in params]).tolist()
+    return [slice(start, end) for start, end in zip([0, *ends], ends)]
 
 
 def zeros_like(param: Any, name: str) -> Any:

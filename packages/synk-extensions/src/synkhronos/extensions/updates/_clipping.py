@@ -1,0 +1,101 @@
+"""Wrappers that bound the gradient before a rule sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import theano.tensor as T
+
+from synkhronos.extensions.updates._arguments import scalar
+from synkhronos.extensions.updates._flatten import SplitUpdates
+from synkhronos.extensions.updates._wrapping import (
+    UpdateRule,
+    check_number,
+    stores,
+    with_gradients,
+    wrap,
+)
+
+
+def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
+    r"""Scale the whole gradient down to a largest Euclidean norm before ``rule`` sees it.
+
+    .. math:: g \leftarrow g\, \frac{c}{\max(c, \lVert g \rVert_2)}
+
+    The norm is that of the gradients of all parameters together, and of their average over the
+    ranks: it is taken in the second half of the step, so that all ranks scale alike, by what the
+    gradient of the whole batch asks for. ``flat_grad`` keeps the gradient as it was.
+
+    ::
+
+        train = make_train_function(
+            loss, params, [x, y], updates.clip_by_global_norm(updates.adam, max_norm=1.0),
+            learning_rate=1e-3,
+        )
+
+    A shorter gradient is left alone, to the last bit. The norm is added up in float64 whatever
+    the dtype of the parameters, since the squares of an exploding gradient, which this is there
+    for, exceed float32 at once. PyTorch's ``clip_grad_norm_`` divides by the norm plus 1e-6 and
+    Lasagne's ``total_norm_constraint`` by the norm plus 1e-7; apart from that they do the same.
+
+    Args:
+        rule: An update rule, for instance :func:`adam`; may be a wrapped one.
+        max_norm: :math:`c`, a positive number or Theano scalar.
+
+    Returns:
+        A rule with the arguments and results of ``rule``.
+
+    Raises:
+        TypeError: ``rule`` is no function, or ``max_norm`` neither number nor Theano scalar.
+        ValueError: ``max_norm`` is not positive, or no scalar.
+
+    Source: R. Pascanu, T. Mikolov and Y. Bengio, "On the difficulty of training recurrent neural
+    networks", ICML (2013), algorithm 1.
+    """
+    name = "clip_by_global_norm"
+    limit = scalar(check_number(max_norm, f"{name}: max_norm", above=0), "float64", "max_norm")
+
+    def change(parts: SplitUpdates, _params: list[Any], _rate: Any) -> SplitUpdates:
+        squares = [T.sum(T.sqr(T.cast(store, "float64"))) for store in stores(parts)]
+        factor = limit / T.maximum(limit, T.sqrt(sum(squares)))
+        return with_gradients(
+            parts, [store * T.cast(factor, store.dtype) for store in stores(parts)]
+        )
+
+    return wrap(rule, name, change)
+
+
+def clip_by_value(rule: UpdateRule, max_value: Any) -> UpdateRule:
+    r"""Bound each element of the gradient to [-max_value, max_value] before ``rule`` sees it.
+
+    .. math:: g \leftarrow \min(\max(g, -c), c)
+
+    As in :func:`clip_by_global_norm` it is the gradient averaged over the ranks that is bounded,
+    in the second half of the step, and ``flat_grad`` keeps it as it was. The direction of the
+    gradient changes. PyTorch's ``clip_grad_value_`` does the same.
+
+    Args:
+        rule: An update rule, for instance :func:`adam`; may be a wrapped one.
+        max_value: :math:`c`, a positive number or Theano scalar.
+
+    Returns:
+        A rule with the arguments and results of ``rule``.
+
+    Raises:
+        TypeError: ``rule`` is no function, or ``max_value`` neither number nor Theano scalar.
+        ValueError: ``max_value`` is not positive, or no scalar.
+
+    Source: T. Mikolov, "Statistical Language Models Based on Neural Networks", PhD thesis, Brno
+    University of Technology (2012), section 3.2.2.
+    """
+    name = "clip_by_value"
+    limit = check_number(max_value, f"{name}: max_value", above=0)
+
+    def change(parts: SplitUpdates, _params: list[Any], _rate: Any) -> SplitUpdates:
+        bounds = [scalar(limit, str(store.dtype), "max_value") for store in stores(parts)]
+        return with_gradients(
+            parts,
+            [T.clip(store, -bound, bound) for store, bound in zip(stores(parts), bounds)],
+        )
+
+    return wrap(rule, name, change)

@@ -1,0 +1,39 @@
+"""The problem of _update_problem.py as Theano graphs, and how a rule is run on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import theano
+import theano.tensor as T
+from _update_problem import NAMES, data, start_values
+
+# NumPy computes, so that hundreds of small graphs need no C compiler; what is under test are the
+# graphs, and these are the same. test_train.py runs the rules compiled.
+MODE = theano.Mode(linker="py", optimizer="fast_compile")
+TOLERANCE = 1e-10
+
+
+def make_params(dtype="float64"):
+    patterns = [None, None, (False, True), (), (True, True)]
+    return [
+        theano.shared(value, name=name, broadcastable=pattern)
+        for value, name, pattern in zip(start_values(dtype), NAMES, patterns)
+    ]
+
+
+def loss_of(x, W, b, column, scale, last):
+    hidden = T.tanh(T.dot(x, W) + b)
+    out = T.dot(hidden, column) * scale + last
+    return T.mean(T.sqr(out - T.sin(x.sum(axis=1, keepdims=True))))
+
+
+def run_split(rule_updates, x):
+    f_grad = theano.function([x], updates=rule_updates.grad_updates, mode=MODE)
+    f_step = theano.function([], updates=rule_updates.param_updates, mode=MODE)
+    for batch in data():
+        f_grad(batch)
+        f_step()
+
+
+def largest_difference(params, expected):
+    return max(np.abs(p.get_value() - e).max() for p, e in zip(params, expected))

@@ -1,0 +1,107 @@
+"""Ten steps of each rule and wrapper equal those of PyTorch's CPU optimisers.
+
+torch_reference.json has PyTorch's numbers (make_torch_reference.py made it, and says in which
+settings the definitions agree); where PyTorch is installed it is asked as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from _update_graphs import MODE, TOLERANCE, loss_of, make_params
+from _update_problem import data
+
+from synkhronos.extensions import updates
+
+REFERENCE = json.loads(Path(__file__).with_name("torch_reference.json").read_text(encoding="utf-8"))
+RATE = {"learning_rate": 0.05}
+MOMENTUM = {"learning_rate": 0.05, "momentum": 0.8}
+ADAM = {"learning_rate": 0.02, "beta1": 0.8, "beta2": 0.95, "epsilon": 0}
+
+
+def _is_matrix(param):
+    return param.ndim > 1
+
+
+# PyTorch's case -> (the same rule here, its settings)
+CASES = {
+    "sgd": (updates.sgd, RATE),
+    "momentum": (updates.momentum, MOMENTUM),
+    "nesterov_momentum": (updates.nesterov_momentum, MOMENTUM),
+    "adagrad": (updates.adagrad, {"learning_rate": 0.05, "epsilon": 0}),
+    "rmsprop": (updates.rmsprop, {"learning_rate": 0.02, "rho": 0.7, "epsilon": 0}),
+    "adadelta": (updates.adadelta, {"learning_rate": 0.9, "rho": 0.8, "epsilon": 1e-4}),
+    "adam": (updates.adam, ADAM),
+    "amsgrad": (updates.amsgrad, ADAM),
+    "adamax": (updates.adamax, ADAM),
+    "momentum, clip_grad_norm_": (updates.clip_by_global_norm(updates.momentum, 0.6), MOMENTUM),
+    "momentum, clip_grad_value_": (updates.clip_by_value(updates.momentum, 0.2), MOMENTUM),
+    "momentum, weight_decay": (updates.weight_decay(updates.momentum, 0.3), MOMENTUM),
+    "adam, weight_decay of matrices": (updates.weight_decay(updates.adam, 0.3, _is_matrix), ADAM),
+    "AdamW": (updates.decoupled_weight_decay(updates.adam, 0.4), ADAM),
+    "AdamW of matrices, amsgrad": (
+        updates.decoupled_weight_decay(updates.amsgrad, 0.4, _is_matrix),
+        ADAM,
+    ),
+    "momentum, renorm": (updates.norm_constraint(updates.momentum, 0.9), MOMENTUM),
+    "adam, clamp": (updates.value_constraint(updates.adam, -0.3, 0.4), ADAM),
+    "clip_grad_norm_, AdamW, renorm, clamp": (
+        updates.value_constraint(
+            updates.norm_constraint(
+                updates.decoupled_weight_decay(updates.clip_by_global_norm(updates.adam, 0.6), 0.4),
+                0.9,
+            ),
+            -0.3,
+            0.4,
+        ),
+        ADAM,
+    ),
+}
+
+
+def _steps(rule, settings):
+    """Yield the elements of all parameters, end to end, after each of ten steps."""
+    x = T.dmatrix("x")
+    params = make_params()
+    split = rule(loss_of(x, *params), params, **settings)
+    f_grad = theano.function([x], updates=split.grad_updates, mode=MODE)
+    f_step = theano.function([], updates=split.param_updates, mode=MODE)
+    for batch in data():
+        f_grad(batch)
+        f_step()
+        yield np.concatenate([param.get_value().ravel() for param in params])
+
+
+def _assert_equal(name, expected):
+    rule, settings = CASES[name]
+    steps = list(_steps(rule, settings))
+    assert list(expected) == ["1", "2", "10"]
+    for number, values in expected.items():
+        np.testing.assert_allclose(steps[int(number) - 1], values, rtol=0, atol=TOLERANCE)
+
+
+def test_every_case_is_there_and_none_is_like_another():
+    """A setting that did nothing would make its case like the one without it."""
+    assert set(REFERENCE["cases"]) == set(CASES)
+    assert REFERENCE["torch"].split(".")[0].isdecimal()
+    for one, other in itertools.combinations(REFERENCE["cases"].values(), 2):
+        assert np.abs(np.subtract(one["10"], other["10"])).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ten_steps_equal_the_recorded_ones_of_pytorch(name):
+    _assert_equal(name, REFERENCE["cases"][name])
+
+
+def test_ten_steps_equal_those_of_the_installed_pytorch():
+    pytest.importorskip("torch", reason="PyTorch is gigabytes; its recorded numbers are compared")
+    from make_torch_reference import reference
+
+    for name in CASES:
+        _assert_equal(name, reference(name))
