@@ -91,7 +91,8 @@ from synk_theano import Runtime
 runtime = Runtime(2)
 x = T.dmatrix("x")
 w = theano.shared(np.ones(3), name="w")
-step = runtime.function([x], updates=[(w, w - x.mean(axis=0))], name="train", mode="FAST_COMPILE")
+loss = x.dot(w).mean()
+step = runtime.function([x], loss, updates=[(w, w - x.mean(0))], name="train", mode="FAST_COMPILE")
 for _ in range(3):
     step(np.ones((4, 3)))
 """
