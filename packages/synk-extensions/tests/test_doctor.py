@@ -51,7 +51,14 @@ def test_this_machine(tmp_path: Path):
         "set_by": "synk_theano_compat",
     }
     machine = {item["name"] for item in report["sections"]["Machine"]}
-    assert machine == {"shared memory", "open files", "locked memory", "cores"}
+    assert machine == {
+        "shared memory",
+        "open files",
+        "locked memory",
+        "processes",
+        "core files",
+        "cores",
+    }
     if not list(Path("/dev").glob("nvidia[0-9]*")):
         (item,) = report["sections"]["GPUs"]
         assert item["state"] == GOOD

@@ -37,6 +37,7 @@ def function(name, reads="", updates=None, own="", sliceable="", has_rows=True):
         sliceable=numbers(sliceable.split()),
         sources={NUMBERS[u]: numbers(sources.split()) for u, sources in updates.items()},
         has_rows=has_rows,
+        shown=numbers(reads.split()),
     )
 
 
@@ -46,7 +47,7 @@ MOMENTUM = function(
     "update", updates={"velocity": "velocity grad", "w": "w velocity grad"}, has_rows=False
 )
 VALIDATE = function("validate", reads="w")
-LOCAL = function("local step", updates={"w": "w"}, own="w")
+LOCAL = function("local step", reads="w", updates={"w": "w"}, own="w")
 ACCUMULATE = function("accumulate", updates={"grad": "grad w"}, own="grad")
 CLEAR = function("clear", updates={"grad": ""}, has_rows=False)
 COUNT = function("count", updates={"total": "total"}, own="total")
@@ -180,7 +181,7 @@ PROGRAMS = [
         "a total that nobody collects",
         (COUNT,),
         3 * "count;",
-        (("warning", "replicas-drift", "total"),),
+        (("warning", "own-averages", "total"),),
     ),
     Program("once is no drift", (COUNT,), "count;"),
     Program(
@@ -217,7 +218,7 @@ PROGRAMS = [
         "statistics of own batches, used in validation",
         (STATISTICS, UPDATE, VALIDATE_TOO),
         3 * "statistics; all_reduce grad; update; validate too;",
-        (("warning", "replicas-drift", "total"),),
+        (("warning", "own-averages", "total"),),
     ),
     Program(
         "data sliced here and whole there",

@@ -70,7 +70,7 @@ def look_at_gpus(cuda: Answer, has_gpu: bool) -> list[Item]:
         found = "none: functions run on the cores, and nothing for GPUs is needed"
         return [Item("GPUs", GOOD, found)]
     if cuda.problem:
-        cure = "nvidia-smi tells whether the driver answers at all"
+        cure = "timeout 20 nvidia-smi"
         return [Item("CUDA", MISSING, cuda.problem, cure, needed=True)]
     items = [_driver(cuda), _gpus(cuda)]
     items += [_library(cuda, name, purpose) for name, purpose in _LIBRARIES.items()]

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 GOOD, WARNING, MISSING = "good", "warning", "missing"
+
+# Cures that need no root and ask nothing: whole commands, which end where the cure ends.
+_COMMAND = re.compile(r"(pip install|python -m synk_theano_compat --install|synkhronos clean)\b")
+_MODULES = {"pip": "pip", "synkhronos": "synkhronos_cli"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,15 @@ class Item:
         """True if it is needed and missing."""
         return self.needed and self.state == MISSING
 
+    @property
+    def fix(self) -> list[str]:
+        """The cure as arguments of a process with this Python; empty if a person has to do it."""
+        if self.state == GOOD or not _COMMAND.match(self.cure):
+            return []
+        program, *rest = shlex.split(self.cure)
+        module = _MODULES.get(program)
+        return [sys.executable, *(["-m", module, *rest] if module else rest)]
+
 
 @dataclass
 class Report:
@@ -43,7 +59,12 @@ class Report:
     @property
     def broken(self) -> list[Item]:
         """The items that are needed and missing."""
-        return [item for items in self.sections.values() for item in items if item.broken]
+        return [item for item in self.items if item.broken]
+
+    @property
+    def items(self) -> list[Item]:
+        """All items, in their order."""
+        return [item for items in self.sections.values() for item in items]
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON's kinds of values."""

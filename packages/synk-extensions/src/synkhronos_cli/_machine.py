@@ -11,13 +11,15 @@ from ._items import GOOD, MISSING, WARNING, Item
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
 _LEAST_SHARED = 1 << 30
 _LEAST_FILES = 1024
+_LEAST_PROCESSES = 1024
 _LEAST_LOCKED = 64 << 20
 _UNITS = (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10))
 
 
 def look_at_machine(has_gpu: bool) -> list[Item]:
     """Return what this process may use of the machine."""
-    return [_shared_memory(), _open_files(), _locked_memory(has_gpu), _cores()]
+    limits = [_open_files(), _locked_memory(has_gpu), _processes(), _core_files()]
+    return [_shared_memory(), *limits, _cores()]
 
 
 def in_units(size: float) -> str:
@@ -33,14 +35,31 @@ def _shared_memory() -> Item:
     try:
         state = os.statvfs(_SHARED_MEMORY)
     except OSError as error:
-        cure = "mount a tmpfs there: mount -t tmpfs -o size=8g tmpfs /dev/shm"
+        cure = f"mkdir -p {_SHARED_MEMORY} && mount -t tmpfs -o size=8g tmpfs {_SHARED_MEMORY}"
         return Item(name, MISSING, str(error), cure, needed=True)
     size, free = state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
     found = f"{_SHARED_MEMORY}: {in_units(free)} free of {in_units(size)}"
+    if not os.access(_SHARED_MEMORY, os.W_OK | os.X_OK):
+        cure = f"chmod 1777 {_SHARED_MEMORY} (as root)"
+        return Item(name, MISSING, f"{found}, and not writable", cure, needed=True)
     if free < _LEAST_SHARED:
-        cure = "more room for data: docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm"
+        found += ", which is little room for data"
+        if _in_container():
+            cure = "docker run --shm-size=8g (a container has 64 MB unless told otherwise)"
+        else:
+            cure = f"mount -o remount,size=8g {_SHARED_MEMORY} (as root)"
         return Item(name, WARNING, found, cure)
     return Item(name, GOOD, found)
+
+
+def _in_container() -> bool:
+    if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
+        return True
+    try:
+        groups = Path("/proc/1/cgroup").read_text(errors="replace")
+    except OSError:
+        return False
+    return any(word in groups for word in ("docker", "kubepods", "containerd", "libpod"))
 
 
 def _limit(kind: int) -> int:
@@ -68,18 +87,76 @@ def _locked_memory(has_gpu: bool) -> Item:
     return Item("locked memory", GOOD, found)
 
 
+def _processes() -> Item:
+    limit = _limit(resource.RLIMIT_NPROC)
+    if limit == resource.RLIM_INFINITY:
+        return Item("processes", GOOD, "no limit")
+    found = f"at most {limit} processes and threads of this user"
+    few = limit < _LEAST_PROCESSES
+    cure = f"ulimit -u {4 * _LEAST_PROCESSES}" if few else ""
+    return Item("processes", WARNING if few else GOOD, found, cure)
+
+
+def _core_files() -> Item:
+    limit = _limit(resource.RLIMIT_CORE)
+    if limit == 0:
+        return Item("core files", GOOD, "none: a crash leaves none (ulimit -c unlimited for some)")
+    size = "of any size" if limit == resource.RLIM_INFINITY else f"of at most {in_units(limit)}"
+    return Item("core files", GOOD, f"{size}: a crash of a worker leaves one")
+
+
 def _cores() -> Item:
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     found = f"{usable} of {present}"
-    quota = _quota()
-    if quota is not None and quota < usable:
-        found += f", and the time of {quota:g} of them (a container's limit)"
-    return Item("cores", GOOD, found)
+    quota = cpu_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+    if quota is None or quota >= usable:
+        return Item("cores", GOOD, found)
+    found += f", and the time of {quota:.3g} of them (a limit of this container or service)"
+    if quota >= 2:
+        cure = f"export SYNKHRONOS_N_PARALLEL={int(quota)}"
+        return Item("cores", WARNING, f"{found}: more processes than that only wait", cure)
+    return Item("cores", WARNING, found, "docker run --cpus=4 (more than one process needs them)")
 
 
-def _quota() -> float | None:
+def cpu_quota(mount: Path, groups: Path) -> float | None:
+    """Return how many cores' time this process may use; None if as much as there is.
+
+    Args:
+        mount: Where control groups are mounted, of version 1 or 2.
+        groups: The file that tells the groups of this process.
+    """
+    quotas = [_quota_of_v1(mount / "cpu")]
     try:
-        allowed, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        lines = groups.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        number, _, path = line.partition(":")
+        controllers, _, path = path.partition(":")
+        inner = path.strip("/")
+        # The limit of each group that this one lies in holds, too.
+        for depth in range(len(inner.split("/")) + 1 if inner else 1):
+            parts = inner.split("/")[:depth]
+            if number == "0":
+                quotas.append(_quota_of_v2(mount.joinpath(*parts)))
+            elif "cpu" in controllers.split(","):
+                quotas.append(_quota_of_v1(mount.joinpath("cpu", *parts)))
+    quotas.append(_quota_of_v2(mount))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota_of_v2(group: Path) -> float | None:
+    try:
+        allowed, period = (group / "cpu.max").read_text().split()
         return None if allowed == "max" else int(allowed) / int(period)
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _quota_of_v1(group: Path) -> float | None:
+    try:
+        allowed = int((group / "cpu.cfs_quota_us").read_text())
+        period = int((group / "cpu.cfs_period_us").read_text())
+        return allowed / period if allowed > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
         return None

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Mapping, Optional
 
 # The answer is the last line that begins with this: what is imported may print what it likes.
 _MARK = "synkhronos-doctor:"
@@ -37,14 +37,15 @@ class Answer:
         return self.values.get(name, default)
 
 
-def ask(code: str, timeout_s: float) -> Answer:
+def ask(code: str, timeout_s: float, environment: Optional[Mapping[str, str]] = None) -> Answer:
     """Run Python code that calls ``answer(name=value, ...)`` once; return what it said.
 
     Args:
         code: Source; ``answer`` is defined in it, and takes what JSON takes.
         timeout_s: It is killed, with what it has started, after so many seconds.
+        environment: Variables that it gets besides those of this process.
     """
-    done = _run(["-c", _ANSWER + code], timeout_s)
+    done = _run(["-c", _ANSWER + code], timeout_s, environment)
     if isinstance(done, Answer):
         return done
     status, output, errors = done
@@ -75,12 +76,15 @@ def _read(text: str) -> Answer:
     )
 
 
-def _run(arguments: list[str], timeout_s: float) -> "Answer | tuple[int, str, str]":
+def _run(
+    arguments: list[str], timeout_s: float, environment: Optional[Mapping[str, str]] = None
+) -> "Answer | tuple[int, str, str]":
     # Files, not pipes: what a killed probe has started could keep a pipe open for ever.
     try:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
+                env={**os.environ, **(environment or {}), "PYTHONIOENCODING": "utf-8"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,

@@ -1,4 +1,4 @@
-"""Python, NumPy, Theano, the compiler, BLAS and Lasagne."""
+"""Python, NumPy, Theano, the compiler, BLAS, Lasagne, and what processes talk through."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import platform
 import sys
 import sysconfig
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
 
 from ._items import GOOD, MISSING, WARNING, Item
 from ._probe import Answer, ask
@@ -31,6 +33,28 @@ answer(seconds=sorted(times)[2], right=bool((f(a, a) == 768).all()))
 """
 _GEMM_FLOP = 2 * 768**3
 
+IMPORT_TIMEOUT_S = 60.0
+_LASAGNE = """
+import synk_theano
+import lasagne, lasagne.layers
+answer(version=lasagne.__version__, path=lasagne.__file__)
+"""
+_ZMQ = """
+import zmq
+answer(version=f"{zmq.__version__}, ZeroMQ {zmq.zmq_version()}", path=zmq.__file__)
+"""
+_POSIX_IPC = """
+import posix_ipc
+answer(version=posix_ipc.VERSION, path=posix_ipc.__file__)
+"""
+_SHARED_ARRAY = """
+import synk_shm
+array = synk_shm.ones((1 << 18,), "float32")
+assert array.sum() == 1 << 18
+answer(version=synk_shm.__version__, path=synk_shm.__file__)
+"""
+_OURS = ("synkhronos", "synk-theano", "synk-shm", "synk-comm")
+
 
 def look_at_software(compat: Answer) -> list[Item]:
     """Return what there is to compute with.
@@ -38,12 +62,58 @@ def look_at_software(compat: Answer) -> list[Item]:
     Args:
         compat: What ``python -m synk_theano_compat --json --activate`` says.
     """
-    theano = _theano(compat)
-    items = [_python(), _numpy(compat), theano, _compiler(compat), _headers()]
+    theano, compiler = _theano(compat), _compiler(compat)
+    items = [_python(), _packages(), _numpy(compat), theano, compiler, _headers()]
     if theano.state != MISSING:
-        items.append(_blas(compat, ask(_GEMM, GEMM_TIMEOUT_S)))
-    items.append(_lasagne(compat))
+        gemm = ask(_GEMM, GEMM_TIMEOUT_S)
+        spoiled = bool(gemm.problem) and compiler.state == GOOD and _works_in_a_fresh_folder()
+        items.append(_spoiled(compat, gemm) if spoiled else _blas(compat, gemm))
+    items.append(_lasagne(compat, ask(_LASAGNE, IMPORT_TIMEOUT_S)))
+    items.append(_module("pyzmq", ask(_ZMQ, IMPORT_TIMEOUT_S), "pip install pyzmq"))
+    items.append(_module("posix_ipc", ask(_POSIX_IPC, IMPORT_TIMEOUT_S), "pip install posix_ipc"))
+    shared = ask(_SHARED_ARRAY, IMPORT_TIMEOUT_S)
+    items.append(_module("shared arrays", shared, "python -m pip check"))
     return items
+
+
+def _packages() -> Item:
+    name, found, missing = "Synkhronos", [], []
+    for package in _OURS:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            missing.append(package)
+    if not missing:
+        return Item(name, GOOD, ", ".join(found))
+    # A folder on PYTHONPATH is as good: the items that follow tell whether it can be imported.
+    text = ", ".join([*found, f"not installed as packages: {', '.join(missing)}"])
+    return Item(name, WARNING, text, f"pip install {' '.join(missing)}")
+
+
+def _module(name: str, answer: Answer, cure: str) -> Item:
+    if answer.problem:
+        return Item(name, MISSING, answer.problem, cure, needed=True)
+    return Item(name, GOOD, f"{answer.get('version')}, {answer.get('path')}")
+
+
+def _works_in_a_fresh_folder() -> bool:
+    """Whether Theano computes when it may compile into an empty folder."""
+    with tempfile.TemporaryDirectory(prefix="synkhronos-doctor-") as folder:
+        flags = f"{os.environ.get('THEANO_FLAGS', '')},compiledir={folder}".lstrip(",")
+        return not ask(_GEMM, GEMM_TIMEOUT_S, {"THEANO_FLAGS": flags}).problem
+
+
+def _spoiled(compat: Answer, gemm: Answer) -> Item:
+    folder = str(compat.get("compiledir"))
+    found = f"{folder}: {gemm.problem}; in an empty folder Theano works"
+    if not os.access(folder, os.W_OK):
+        return Item("compiled modules", MISSING, found, _other_folder(), needed=True)
+    return Item("compiled modules", MISSING, found, "synkhronos clean --theano-cache", needed=True)
+
+
+def _other_folder() -> str:
+    folder = os.path.join(tempfile.gettempdir(), f"theano-{os.getuid()}")
+    return f"export THEANO_FLAGS=base_compiledir={folder}"
 
 
 def _python() -> Item:
@@ -70,14 +140,16 @@ def _numpy(compat: Answer) -> Item:
 
 
 def _theano(compat: Answer) -> Item:
-    cure = "pip install synk-theano"
     if compat.problem:
+        cure = "pip install synk-theano"
+        if "synk_theano_compat" not in compat.problem:
+            cure = "python -m synk_theano_compat"
         return Item("Theano", MISSING, compat.problem, cure, needed=True)
     found, error = _versions(compat).get("Theano"), compat.get("error")
     if error:
         return Item("Theano", MISSING, f"{found}: {error}", _cure_of_import(compat), needed=True)
     if not found:
-        return Item("Theano", MISSING, "not installed", cure, needed=True)
+        return Item("Theano", MISSING, "not installed", "pip install Theano==1.0.5", needed=True)
     found += f", {compat.get('compiledir')}"
     if not compat.get("active"):
         found += "; `import theano` works after `import synkhronos` only"
@@ -88,9 +160,11 @@ def _theano(compat: Answer) -> Item:
 def _cure_of_import(compat: Answer) -> str:
     if compat.get("switched_off"):
         return "unset SYNK_THEANO_COMPAT"
+    if "compiledir" in str(compat.get("error")):
+        return _other_folder()
     if compat.get("pth") is None:
         return "python -m synk_theano_compat --install"
-    return "python -m synk_theano_compat tells more"
+    return "python -m synk_theano_compat"
 
 
 def _compiler(compat: Answer) -> Item:
@@ -125,8 +199,11 @@ def _blas(compat: Answer, gemm: Answer) -> Item:
     return Item("BLAS", GOOD, found)
 
 
-def _lasagne(compat: Answer) -> Item:
-    found = _versions(compat).get("Lasagne")
-    if found:
-        return Item("Lasagne", GOOD, found)
-    return Item("Lasagne", WARNING, "not installed", "pip install 'synkhronos[lasagne]'")
+def _lasagne(compat: Answer, lasagne: Answer) -> Item:
+    installed = _versions(compat).get("Lasagne") or lasagne.get("version")
+    cure = "pip install Lasagne==0.1"
+    if not installed:
+        return Item("Lasagne", WARNING, "not installed; networks are made without it", cure)
+    if lasagne.problem:
+        return Item("Lasagne", WARNING, f"{installed}: {lasagne.problem}", cure)
+    return Item("Lasagne", GOOD, f"{installed}, {lasagne.get('path')} (0.1 and 0.2.dev1 both work)")

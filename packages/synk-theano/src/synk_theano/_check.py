@@ -270,10 +270,15 @@ def warn_of_wrong(spec: FunctionSpec) -> None:
 
 
 def _warn(text: str) -> None:
-    frame, level = sys._getframe(1), 2
+    warnings.warn(text, DecompositionWarning, stacklevel=outside())
+
+
+def outside() -> int:
+    """The `stacklevel` for a warning of the caller's that is meant for the user's own line."""
+    frame, level = sys._getframe(1), 1
     while frame.f_back is not None and _is_ours(frame):
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, DecompositionWarning, stacklevel=level)
+    return level
 
 
 def _is_ours(frame: Any) -> bool:

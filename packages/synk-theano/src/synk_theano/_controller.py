@@ -143,6 +143,11 @@ class Controller:
         return "ready" if self._joined else "starting"
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether it is another process's: this one is a child that was forked from there."""
+        return os.getpid() != self._owner
+
+    @property
     def closed(self) -> bool:
         """Whether it is of no more use."""
         return self._closed is not None
@@ -157,7 +162,7 @@ class Controller:
         Raises:
             Closed: it was closed, a failure has closed it, or it is another process's.
         """
-        if os.getpid() != self._owner:
+        if self.is_foreign:
             raise Closed(
                 f"this runtime belongs to process {self._owner}, and this is its child "
                 f"{os.getpid()}; use it there, or call fork() of synkhronos in a fresh process"
@@ -308,7 +313,7 @@ class Controller:
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
-        if self._released or os.getpid() != self._owner:
+        if self._released or self.is_foreign:
             return
         was_open, self._closed = self._closed is None, self._closed or "by close()"
         try:

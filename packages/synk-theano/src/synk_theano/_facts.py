@@ -28,6 +28,7 @@ class FunctionFacts:
         sources: for each update, what its new value is computed from; without an entry it is
             all that the function reads.
         has_rows: whether it has scattered inputs or sliceable variables.
+        shown: what its outputs are computed from.
     """
 
     function_id: int
@@ -38,6 +39,7 @@ class FunctionFacts:
     sliceable: FrozenSet[int]
     sources: Mapping[int, FrozenSet[int]] = field(default_factory=dict)
     has_rows: bool = True
+    shown: FrozenSet[int] = frozenset()
 
     def consumers(self, variable: int) -> List[int]:
         """The variables whose new value is computed from `variable`."""
@@ -114,4 +116,5 @@ def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int
         sliceable=numbered(spec.sliceable),
         sources={numbers(target): numbered(leaves) for target, leaves in updates},
         has_rows=bool(spec.n_scattered or spec.sliceable),
+        shown=numbered(leaf for leaves in lineage.outputs for leaf in leaves),
     )

@@ -33,6 +33,7 @@ class Finding:
 
     Attributes:
         rule: "unreduced-read", "reduced-on-master-only", "set-on-one-rank", "replicas-drift",
+            "own-averages" (a drift on which only the variable's own next value depends),
             "scattered-read", "replicas-differ", "sliceable-updated" or "sliceable-read-whole".
         variables: numbers of the shared variables concerned.
         functions: numbers of the functions concerned: who wrote, then who read.
@@ -221,12 +222,18 @@ class _Replay:
         for variable, writer in drifts.items():
             message = (
                 f"{writer.name} updates {self._label(variable)} on each rank from the rank's own "
-                f"rows, again and again, and nothing ever combines it: the replicas drift apart. "
-                f"all_reduce() it, or update it from an all-reduced gradient in a second function"
+                f"rows, again and again, and nothing ever combines it"
             )
-            found.append(
-                Finding("replicas-drift", WARNING, message, (variable,), (writer.function_id,))
-            )
+            if variable in writer.shown or set(writer.consumers(variable)) - {variable}:
+                rule = "replicas-drift"
+                message += (
+                    ": the replicas drift apart. all_reduce() it, or update it from an all-reduced "
+                    "gradient in a second function"
+                )
+            else:
+                rule = "own-averages"
+                message += "; all_reduce() it before it is used or stored"
+            found.append(Finding(rule, WARNING, message, (variable,), (writer.function_id,)))
         return found
 
     def _collective(self, event: Event, variable: int) -> None:

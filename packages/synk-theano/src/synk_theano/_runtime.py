@@ -19,24 +19,22 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 import weakref
-from collections import deque
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import (
     Any,
     Callable,
     ContextManager,
-    Deque,
     Dict,
     Hashable,
     Iterator,
     List,
     Optional,
     Sequence,
-    Set,
     Tuple,
     Union,
 )
@@ -50,9 +48,10 @@ from ._data import Data
 from ._delayed import Delayed, Prepared, Standing
 from ._devices import choose, choose_nccl
 from ._distributor import Distributor
-from ._facts import Event, facts_of, unequal_replicas
+from ._facts import unequal_replicas
 from ._function import Function
-from ._lint import Findings, lint
+from ._history import History
+from ._lint import Findings
 from ._messages import Act, ArrayRef, Form, Record, Step
 from ._shared_api import Collectives, DelayedCollectives
 from ._spec import FunctionSpec, make_spec
@@ -61,9 +60,6 @@ from ._store import DataStore
 from ._timeline import Recorded, Timeline
 from ._turn import Turn
 from .exceptions import InputTypeError, InputValueError
-
-EVENTS = 10_000
-"""Calls and collectives that `lint()` looks back on."""
 
 
 class Runtime:
@@ -129,9 +125,6 @@ class Runtime:
         self._track = track
         self._timeline: Optional[Timeline] = None
         self._specs: Dict[int, FunctionSpec] = {}
-        self._recording = True
-        self._hidden: Set[int] = set()
-        self._events: Deque[Event] = deque(maxlen=EVENTS)
         self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
         for line in (*ranks.lines, *note):
             report(line)
@@ -153,6 +146,8 @@ class Runtime:
         if timeline is not None:
             self._rank.recorder.start()
             self._timeline = self._new_timeline(timeline, None)
+        atexit.register(self.close)
+        self._history = History(self._rank.registry, self._specs, self.size)
         self._ledger = Ledger(self.size, self.master)
         self._builder = Builder(self._rank, self._specs, track)
         self._distributor = Distributor(self._rank, self._run_once, self._store)
@@ -180,7 +175,12 @@ class Runtime:
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
+        atexit.unregister(self.close)
+        if self._controller.is_foreign:
+            return
         try:
+            if not self.closed:
+                self._history.remind()
             if self._timeline is not None:
                 self._timeline.stop()
         finally:
@@ -217,6 +217,8 @@ class Runtime:
         for function in self._functions:
             function.release()
         self._specs.clear()
+        if self._timeline is None:
+            atexit.unregister(self.close)
 
     def function(self, inputs: Any, outputs: Any = None, **kwargs: Any) -> Function:
         """Build a function; see `synkhronos.function`."""
@@ -224,8 +226,7 @@ class Runtime:
         spec, plain = self._builder.compile(make_spec(inputs, outputs, **kwargs))
         with self.exclusive:
             function_id = self._builder.enter(spec, plain)
-            if not self._recording:
-                self._hidden.add(function_id)
+            self._history.hide(function_id)
             function = Function(spec, function_id, plain, self)
             self._functions.add(function)
         if self.size > 1:
@@ -295,28 +296,20 @@ class Runtime:
         """Look for mistakes over all functions and recorded calls; see `synkhronos.lint`."""
         with self.unrecorded():
             self._controller.require_open()
-            registry = self._rank.registry
-            facts = [
-                facts_of(spec, registry.number_of, number)
-                for number, spec in self._specs.items()
-                if number not in self._hidden
-            ]
-            variables = {number: registry[number] for number in range(len(registry))}
-            unequal = unequal_replicas(self.collectives, variables) if self._events else frozenset()
-            names = {number: v.name for number, v in variables.items() if v.name}
-            truncated = len(self._events) == EVENTS
-            events = tuple(self._events)
-            return Findings(lint(facts, events, names, self.size, truncated, unequal))
+            if not len(self._history):
+                return self._history.findings()
+            variables = dict(enumerate(self._rank.registry))
+            return self._history.findings(unequal_replicas(self.collectives, variables))
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
         """The turn, for several calls one after the other; none of them is `lint()`'s business."""
         with self.exclusive:
-            self._recording, self.exclusive.several = False, True
+            self._history.on, self.exclusive.several = False, True
             try:
                 yield
             finally:
-                self._recording, self.exclusive.several = True, False
+                self._history.on, self.exclusive.several = True, False
 
     def stats(self, reset: bool = False) -> Stats:
         """Where the time went; see `synkhronos.stats`."""
@@ -335,9 +328,8 @@ class Runtime:
         began = perf_counter()
         results = controller.run([act.step for act in prepared])
         run_s = perf_counter() - began
-        if self._recording:
-            self._events.extend(act.event for act in prepared)
         self._ledger.record(prepared, controller.times, began - controller.turn.began, run_s)
+        self._history.note([act.event for act in prepared])
         return [act.finish(result) for act, result in zip(prepared, results)]
 
     def enter(self, act: Act, name: Optional[Hashable] = None) -> int:

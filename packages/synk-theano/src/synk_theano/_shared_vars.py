@@ -8,7 +8,7 @@ The registry keeps variables alive, so that an identity is never used twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from theano.compile import SharedVariable
 
@@ -61,6 +61,9 @@ class VariableRegistry:
 
     def __len__(self) -> int:
         return len(self._variables)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._variables)
 
     def __getitem__(self, number: int) -> Any:
         return self._variables[number]

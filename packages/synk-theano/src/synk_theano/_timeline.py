@@ -6,7 +6,6 @@ complete events and metadata): Perfetto (ui.perfetto.dev) and chrome://tracing s
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import tempfile
@@ -57,8 +56,6 @@ class Timeline:
         if begin is not None:
             begin()
         self.recording = True
-        self._owner = os.getpid()
-        atexit.register(self.stop)
 
     def stop(self) -> None:
         """End the recording and write the file. Idempotent; blocks until all ranks have told.
@@ -69,10 +66,9 @@ class Timeline:
         Raises:
             OSError: the file cannot be written.
         """
-        if not self.recording or os.getpid() != self._owner:
+        if not self.recording:
             return
         self.recording = False
-        atexit.unregister(self.stop)
         write(self.path, trace_of(self._end(), self._size, self._master))
 
     def __enter__(self) -> Timeline:  # noqa: PYI034 - typing.Self is not there on Python 3.9

@@ -16,6 +16,7 @@ __all__ = [
     "DecompositionWarning",
     "InputTypeError",
     "InputValueError",
+    "LintWarning",
     "NestedCall",
     "NotForked",
     "NotSharedVariable",
@@ -91,6 +92,10 @@ class VerifyError(SynkError, AssertionError):
 
 class DecompositionWarning(UserWarning):
     """An output of a function is not what its ranks' shares of rows can give."""
+
+
+class LintWarning(UserWarning):
+    """What `lint()` found in a program that did not ask: its ranks' parameters part."""
 
 
 class WorkerFailed(SynkError, RuntimeError):

@@ -1,0 +1,23 @@
+"""``python -m synkhronos._checking script.py ...``: runs it, reports, and exits."""
+
+from __future__ import annotations
+
+import sys
+
+from ._report import print_report, problems
+from ._script import run_script
+from ._watch import Watch
+
+
+def _main() -> int:
+    watch = Watch()
+    watch.begin()
+    status = run_script(sys.argv[1], sys.argv[2:])
+    watch.finish()
+    sys.stdout.flush()
+    print_report(watch)
+    return status or (1 if problems(watch) else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,53 @@
+"""Runs a file as ``python file`` does, in this process, and tells how it ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tokenize
+from types import ModuleType
+from typing import Any, List
+
+
+def run_script(path: str, arguments: List[str]) -> int:
+    """Run a script as ``__main__``; return the status that Python would exit with.
+
+    An exception is told as Python tells it. The status of an interrupt is 130.
+
+    Args:
+        path: The file.
+        arguments: What it finds in ``sys.argv`` after its own name.
+    """
+    sys.argv = [path, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=path, __builtins__=__builtins__)
+    sys.modules["__main__"] = module
+    try:
+        with tokenize.open(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # noqa: S102 - the script that its user wants to be run
+    except SystemExit as end:
+        return _status(end.code)
+    except BaseException as error:  # noqa: BLE001 - all that Python itself would tell
+        _tell(error)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _tell(error: BaseException) -> None:
+    """Print the traceback from the script's first line on: this file is no part of it."""
+    trace = error.__traceback__
+    error.__traceback__ = trace.tb_next if trace is not None else None
+    sys.stdout.flush()
+    # Theano's hook, or one of the script's own, may be in place.
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _status(code: Any) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stderr.write(f"{code}\n")
+    return 1

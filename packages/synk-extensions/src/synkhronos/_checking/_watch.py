@@ -1,0 +1,102 @@
+"""Looks at each runtime of the program: at its functions when they are built, and at its end."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Dict, List, Tuple
+
+from synk_theano import Finding, Runtime, Verdict
+from synk_theano.exceptions import DecompositionWarning, SynkError
+
+
+@dataclass
+class Checked:
+    """A function and what was found about its outputs.
+
+    Args:
+        name: The function's, or its number in the order of building.
+        verdicts: One for each output.
+        accepted: Whether the script has filtered out the warning of what is wrong.
+    """
+
+    name: str
+    verdicts: List[Verdict]
+    accepted: bool = False
+
+
+@dataclass
+class Watch:
+    """What was found so far.
+
+    Args:
+        functions: In the order of building.
+        findings: What lint found, in the order of looking, each once.
+        notes: Why something could not be looked at.
+    """
+
+    functions: List[Checked] = field(default_factory=list)
+    findings: Dict[Tuple[str, str], Finding] = field(default_factory=dict)
+    notes: List[str] = field(default_factory=list)
+    _open: "weakref.WeakSet[Runtime]" = field(default_factory=weakref.WeakSet)
+
+    def begin(self) -> None:
+        """Look at all runtimes from now on; for the rest of this process."""
+        build, close = Runtime.function, Runtime.close
+
+        @wraps(build)
+        def function(runtime: Any, *arguments: Any, **named: Any) -> Any:
+            made = build(runtime, *arguments, **named)
+            self._open.add(runtime)
+            self._check(runtime, made)
+            return made
+
+        @wraps(close)
+        def closing(runtime: Any) -> None:
+            self._lint(runtime)
+            close(runtime)
+
+        Runtime.function, Runtime.close = function, closing  # type: ignore[assignment, method-assign]
+
+    def finish(self) -> None:
+        """Have lint look at what is still open."""
+        for runtime in list(self._open):
+            self._lint(runtime)
+
+    def _check(self, runtime: Any, made: Any) -> None:
+        name = made.name or f"function {len(self.functions)}"
+        try:
+            verdicts = list(runtime.check(made))
+        except Exception as error:  # noqa: BLE001 - the script goes on, whatever a check stumbles on
+            self.notes.append(f"{name} could not be checked: {type(error).__name__}: {error}")
+            return
+        self.functions.append(Checked(name, verdicts, accepted=_is_filtered(name, verdicts)))
+
+    def _lint(self, runtime: Any) -> None:
+        if runtime not in self._open:
+            return
+        self._open.discard(runtime)
+        try:
+            found = [] if runtime.closed else runtime.lint()
+        except (SynkError, OSError) as error:
+            self.notes.append(f"lint could not look: {type(error).__name__}: {error}")
+            return
+        for finding in found:
+            self.findings[finding.rule, finding.message] = finding
+
+
+def _is_filtered(name: str, verdicts: List[Verdict]) -> bool:
+    """Whether the script's own filters would hide a warning of what is wrong."""
+    wrong = [verdict for verdict in verdicts if verdict.verdict == "wrong"]
+    if not wrong:
+        return False
+    reasons = "\n".join(verdict.reason for verdict in wrong)
+    with warnings.catch_warnings(record=True) as shown:
+        try:
+            text = f"function {name!r} cannot be split over rows as it is:\n{reasons}"
+            warnings.warn(text, DecompositionWarning, stacklevel=4)
+        except DecompositionWarning:
+            return False
+    return not shown

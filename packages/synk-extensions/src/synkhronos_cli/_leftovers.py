@@ -1,0 +1,226 @@
+"""What dead processes of this user left behind: segments, socket folders, compile locks.
+
+Nothing is taken for stale that might be in use: of what cannot be known, the answer is no. Other
+users' files are not looked at.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ._probe import ask
+
+SEGMENT, SOCKETS, LOCK, CACHE = "segment", "socket folder", "compile lock", "compiled modules"
+PROBE_TIMEOUT_S = 60.0
+# So long a folder or lock without contents may be one that is just being made.
+_GRACE_S = 3600.0
+
+_LIST_SEGMENTS = """
+import synk_shm
+answer(segments=[[i.name, i.nbytes] for i in synk_shm.list() if not i.alive and not i.mine])
+"""
+_REMOVE_SEGMENTS = "import synk_shm\nanswer(removed=synk_shm.cleanup())\n"
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Something that nobody uses any more.
+
+    Args:
+        kind: ``segment``, ``socket folder``, ``compile lock`` or ``compiled modules``.
+        name: Its path; of a segment its name.
+        why: How it is known that nobody uses it.
+        nbytes: How much memory or room it takes.
+        removable: False if it is only told of, since nobody can know from here.
+    """
+
+    kind: str
+    name: str
+    why: str
+    nbytes: int = 0
+    removable: bool = True
+
+
+def find_segments() -> tuple[list[Leftover], str]:
+    """Return the segments of dead families of processes, and what went wrong, if anything."""
+    answer = ask(_LIST_SEGMENTS, PROBE_TIMEOUT_S)
+    why = "no process of the family that made it is left"
+    found = [Leftover(SEGMENT, name, why, n) for name, n in answer.get("segments", [])]
+    return found, answer.problem
+
+
+def remove_segments() -> str:
+    """Remove the segments of dead families; return what went wrong, if anything."""
+    return ask(_REMOVE_SEGMENTS, PROBE_TIMEOUT_S).problem
+
+
+# ---- socket folders ------------------------------------------------------------------------------
+
+
+def find_socket_folders() -> list[Leftover]:
+    """Return the folders of groups of synk-comm in which no socket has a listener."""
+    bound = _bound_sockets()
+    if bound is None:
+        return []
+    found = []
+    for path in _entries(Path(tempfile.gettempdir())):
+        status = _status(path)
+        if not path.name.startswith("synk-comm-") or status is None:
+            continue
+        if not stat.S_ISDIR(status.st_mode) or stat.S_IMODE(status.st_mode) != 0o700:
+            continue
+        sockets = _entries(path)
+        if not sockets and not _is_old(status):
+            continue  # its group may not have begun
+        if all(str(one) not in bound and _is_refused(one) for one in sockets):
+            found.append(Leftover(SOCKETS, str(path), "nobody listens at its sockets"))
+    return found
+
+
+def _bound_sockets() -> set[str] | None:
+    """The paths that this machine's Unix sockets are bound to; None if it does not tell."""
+    try:
+        lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return {fields[7] for fields in (line.split(maxsplit=7) for line in lines) if len(fields) > 7}
+
+
+def _is_refused(path: Path) -> bool:
+    """Whether a socket's owner is gone. (It may be another container's, which is not listed.)"""
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1)
+            probe.connect(str(path))
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False  # no socket at all, or nothing that can be known
+    return False
+
+
+# ---- Theano's folders ----------------------------------------------------------------------------
+
+
+def compile_folders() -> list[Path]:
+    """Return the folders in which Theano keeps compiled modules, without asking Theano.
+
+    Importing it might wait for the very lock that is looked for.
+    """
+    settings = _theano_settings()
+    named = settings.get("compiledir")
+    if named:
+        return [Path(os.path.expanduser(named))]
+    default = os.path.join(os.environ.get("HOME") or os.path.expanduser("~"), ".theano")
+    base = Path(os.path.expanduser(settings.get("base_compiledir") or default))
+    return [path for path in _entries(base) if path.name.startswith("compiledir_")]
+
+
+def _theano_settings() -> dict[str, str]:
+    """The settings of Theano in its files and then in THEANO_FLAGS, which win."""
+    files = os.environ.get("THEANORC", os.path.expanduser("~/.theanorc")).split(os.pathsep)
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read([os.path.expanduser(name) for name in files], encoding="utf-8")
+        settings = dict(parser["global"]) if parser.has_section("global") else {}
+    except (configparser.Error, UnicodeDecodeError):
+        settings = {}
+    for part in os.environ.get("THEANO_FLAGS", "").split(","):
+        name, _, value = part.partition("=")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def find_locks() -> list[Leftover]:
+    """Return the compile locks whose owners are dead, or are on another machine."""
+    found = (_judge_lock(folder / "lock_dir") for folder in compile_folders())
+    return [one for one in found if one is not None]
+
+
+def _judge_lock(folder: Path) -> Leftover | None:
+    status = _status(folder)
+    if status is None:
+        return None
+    try:
+        owner = (folder / "lock").read_text(encoding="utf-8", errors="replace").strip()
+        pid, _, host = owner.split("_", 2)
+        number = int(pid)
+    except (OSError, ValueError):
+        # Theano makes the folder first, then writes the owner.
+        return Leftover(LOCK, str(folder), "it has no owner") if _is_old(status) else None
+    if host != socket.gethostname():
+        why = f"held by process {number} of {host}, which cannot be seen from here"
+        return Leftover(LOCK, str(folder), why, removable=False)
+    if _is_alive(number):
+        return None
+    return Leftover(LOCK, str(folder), f"process {number}, which held it, is gone")
+
+
+def find_compiled_modules() -> list[Leftover]:
+    """Return the folders of compiled modules that nobody compiles into at this moment."""
+    found = []
+    for folder in compile_folders():
+        status = _status(folder)
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            continue
+        lock = _judge_lock(folder / "lock_dir")
+        if not (folder / "lock_dir").exists() or (lock is not None and lock.removable):
+            size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            found.append(Leftover(CACHE, str(folder), "Theano compiles anew what it needs", size))
+    return found
+
+
+def remove(one: Leftover) -> str:
+    """Remove a folder or lock, if it is still stale; return what went wrong, if anything."""
+    path = Path(one.name)
+    if one.kind == LOCK and _judge_lock(path) != one:
+        return "it has a new owner"
+    try:
+        # Renamed first: whoever comes meanwhile makes a new one, and loses nothing of it.
+        aside = path.with_name(f"{path.name}.{os.getpid()}.stale")
+        path.rename(aside)
+        shutil.rmtree(aside)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """A file's status; None if it is not there, or another user's."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status if status.st_uid == os.geteuid() else None
+
+
+def _is_old(status: os.stat_result) -> bool:
+    return time.time() - status.st_mtime > _GRACE_S
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # another user's
+    return True

@@ -1,0 +1,119 @@
+"""Reminders: who forgets to average is told without asking; who does it late is left alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+
+from synk_theano import LintWarning, Runtime
+from synk_theano._history import REMINDERS
+
+FAST = {"mode": "FAST_COMPILE"}
+ROWS = np.arange(12.0).reshape(4, 3)
+
+
+def training(runtime):
+    x = T.dmatrix("x")
+    w = theano.shared(np.ones(3), name="w")
+    loss = T.sqr(x.dot(w)).mean()
+    step = runtime.function(
+        [x], loss, updates=[(w, w - 1e-4 * T.grad(loss, w))], name="train", **FAST
+    )
+    return step, w
+
+
+def test_who_never_averages_is_told_at_the_end():
+    with Runtime(2) as runtime:
+        step, _ = training(runtime)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(3):
+                step(ROWS)
+        with pytest.warns(LintWarning, match=r"replicas-drift.*train updates 'w'.*all_reduce"):
+            runtime.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            runtime.close()
+
+
+def test_and_in_long_programs_while_they_run_once(monkeypatch):
+    with Runtime(2) as runtime:
+        step, _ = training(runtime)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(REMINDERS[0] - 1):
+                step(ROWS)
+        with pytest.warns(LintWarning, match="replicas-drift") as caught:
+            step(ROWS)
+        assert caught[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step(ROWS)
+            runtime.close()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_who_averages_now_and_then_or_is_alone_is_not(size):
+    with Runtime(size) as runtime, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step, w = training(runtime)
+        for _ in range(3):
+            step(ROWS)
+        if size > 1:
+            runtime.collectives.all_reduce(w)
+        step(ROWS)
+        runtime.close()
+
+
+def test_a_gradient_that_was_not_averaged_is_told():
+    with Runtime(2) as runtime:
+        x = T.dmatrix("x")
+        w = theano.shared(np.ones(3), name="w")
+        g = theano.shared(np.zeros(3), name="g")
+        loss = T.sqr(x.dot(w)).mean()
+        gradient = runtime.function([x], loss, updates=[(g, T.grad(loss, w))], name="grad", **FAST)
+        move = runtime.function([], updates=[(w, w - 1e-4 * g)], name="move", **FAST)
+        gradient(ROWS)
+        move()
+        with pytest.warns(LintWarning, match="move reads 'g', which grad computed"):
+            runtime.close()
+
+
+PROGRAM = """
+import numpy as np, theano, theano.tensor as T
+from synk_theano import Runtime
+runtime = Runtime(2)
+x = T.dmatrix("x")
+w = theano.shared(np.ones(3), name="w")
+loss = x.dot(w).mean()
+step = runtime.function([x], loss, updates=[(w, w - x.mean(0))], name="train", mode="FAST_COMPILE")
+for _ in range(3):
+    step(np.ones((4, 3)))
+"""
+
+
+def test_the_end_of_the_program_tells_it_too():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "LintWarning: lint() finds in this program:" in done.stderr
+    assert "train updates 'w'" in done.stderr
+
+
+def test_errors_of_its_own_fail_nobody(monkeypatch):
+    def broken(*_):
+        raise RecursionError("a graph too deep")
+
+    with Runtime(2) as runtime:
+        step, _ = training(runtime)
+        step(ROWS)
+        monkeypatch.setattr("synk_theano._history.lint", broken)
+        with pytest.warns(LintWarning, match="a graph too deep.*please report it"):
+            runtime.close()
+        assert runtime.closed
