@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import importlib.util
 import io
 import re
@@ -153,6 +154,58 @@ def test_a_damaged_file_is_refused(mnist_data, mnist, content, complaint):
     (mnist / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
     with pytest.raises(mnist_data.NoDataError, match=complaint):
         mnist_data.load(str(mnist))
+
+
+def test_a_file_that_is_cut_off_is_refused(mnist_data, mnist):
+    path = mnist / "train-images-idx3-ubyte.gz"
+    for content in (path.read_bytes()[:2000], b"no gzip at all", b""):
+        path.write_bytes(content)
+        with pytest.raises(mnist_data.NoDataError, match="train-images"):
+            mnist_data.load(str(mnist))
+
+
+def test_a_download_that_was_cut_off_is_not_taken_for_all(mnist_data, mnist, monkeypatch, capsys):
+    """In the cache the training split alone is half of it; without a network it is not used."""
+    pytest.importorskip("sklearn")
+    (mnist / "mnist").mkdir()
+    for path in mnist.glob("train-*"):
+        path.rename(mnist / "mnist" / path.name)
+    (mnist / "mnist" / "t10k-images-idx3-ubyte.gz.123").write_bytes(b"partial")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(mnist))
+    assert mnist_data.load().x_train.shape[1:] == (1, 8, 8)
+    assert "using scikit-learn's digits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [TimeoutError("timed out"), ConnectionResetError("reset"), http.client.IncompleteRead(b"1")],
+)
+def test_whatever_cuts_a_download_off_the_next_source_is_asked(
+    mnist_data, mnist, tmp_path, monkeypatch, failure
+):
+    files = {path.name: path.read_bytes() for path in mnist.glob("*.gz")}
+    sums = {name[:-3]: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    monkeypatch.setattr(mnist_data, "SHA256", sums)
+
+    class Cut(io.BytesIO):
+        def read(self, *_):
+            raise failure
+
+    def answer(url, timeout):
+        first = url.startswith(mnist_data.SOURCES[0])
+        return Cut() if first else io.BytesIO(files[url.rsplit("/", 1)[1]])
+
+    monkeypatch.setattr(mnist_data.urllib.request, "urlopen", answer)
+    assert len(mnist_data.load(str(tmp_path / "fetched")).x_train) == 600
+
+
+def test_without_digits_the_program_ends_with_one_line(tmp_path):
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"")
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(b"")
+    status, _, err = start(FOLDER / "train_cpu_data.py", "--data", tmp_path, *on_devices())
+    assert status == 1
+    assert err.startswith("no digits to train with: ")
+    assert "Traceback" not in err
 
 
 def test_images_and_labels_have_to_fit(mnist_data, mnist):

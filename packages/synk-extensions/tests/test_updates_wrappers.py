@@ -252,6 +252,19 @@ def test_a_gradient_whose_squares_exceed_float32_is_clipped_to_the_norm(name):
     np.testing.assert_allclose(v.get_value(), [-4], rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["amsgrad", "adamax", "sgd_nonflat"])
+def test_a_gradient_that_is_not_a_number_is_not_hidden(name):
+    w = theano.shared(np.ones((2, 2)), name="w")
+    v = theano.shared(np.ones(2), name="v")
+    rule = updates.clip_by_global_norm(getattr(updates, name), 1.0)
+    rule = updates.value_constraint(updates.norm_constraint(rule, 1.0), -1.0, 1.0)
+    split = rule([np.full((2, 2), 0.5), np.array([0.5, np.nan])], [w, v], learning_rate=0.1)
+    theano.function([], updates=split.grad_updates, mode=MODE)()
+    theano.function([], updates=split.param_updates, mode=MODE)()
+    assert np.isnan(w.get_value()).all()
+    assert np.isnan(v.get_value()).all()
+
+
 # ---- numbers and dtypes ----
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import os
-import urllib.error
 import urllib.request
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +60,8 @@ def load(where: str | None = None) -> Digits:
     named = where or os.environ.get("MNIST_FOLDER")
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(named) if named else Path(cache) / "mnist"
-    if not _splits(folder):
+    # One split in a folder of the user's is what it is; in the cache a download has been cut off.
+    if len(_splits(folder)) < (1 if named else 2):
         try:
             download(folder)
         except OSError as error:
@@ -72,6 +74,14 @@ def load(where: str | None = None) -> Digits:
             print(f"{missing}: using scikit-learn's digits")
             return _scikit_learn()
     return from_folder(folder)
+
+
+def load_or_exit(where: str | None = None) -> Digits:
+    """As `load()`; without digits, end the program with one line that says what to do."""
+    try:
+        return load(where)
+    except NoDataError as error:
+        raise SystemExit(f"no digits to train with: {error}") from None
 
 
 def from_folder(folder: Path) -> Digits:
@@ -95,14 +105,17 @@ def download(folder: Path) -> None:
     """Fetch MNIST's four files into a folder, each checked before it gets its name.
 
     Raises:
-        OSError: no network, or no source has the right file.
+        OSError: no network, no source has the right file, or the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name, expected in SHA256.items():
         content = _fetch(f"{name}.gz", expected)
         partial = folder / f"{name}.gz.{os.getpid()}"
-        partial.write_bytes(content)
-        partial.replace(folder / f"{name}.gz")
+        try:
+            partial.write_bytes(content)
+            partial.replace(folder / f"{name}.gz")
+        finally:
+            partial.unlink(missing_ok=True)  # where the disk is full
 
 
 def read_idx(path: Path) -> Any:
@@ -111,9 +124,15 @@ def read_idx(path: Path) -> Any:
     Raises:
         NoDataError: it is none, or is cut off.
     """
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        content = gzip.decompress(content)
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise NoDataError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); if it is damaged, remove "
+            f"it, and it will be downloaded"
+        ) from error
     if len(content) < 4 or content[:3] != bytes([0, 0, BYTES]):
         raise NoDataError(f"{path}: begins with {content[:4]!r}, expected an IDX file of bytes")
     end = 4 + 4 * content[3]
@@ -130,8 +149,8 @@ def _fetch(name: str, expected: str) -> bytes:
         try:
             with urllib.request.urlopen(source + name, timeout=TIMEOUT_S) as answer:  # noqa: S310
                 content: bytes = answer.read()
-        except urllib.error.URLError as error:
-            refused = error
+        except (OSError, http.client.HTTPException) as error:  # cut off on the way, too
+            refused = OSError(f"{source + name}: {type(error).__name__}: {error}")
             continue
         got = hashlib.sha256(content).hexdigest()
         if got == expected:

@@ -7,6 +7,7 @@ from typing import Any
 import theano.tensor as T
 
 from synkhronos.extensions.updates._arguments import accepts_lr, scalar
+from synkhronos.extensions.updates._elementwise import larger
 from synkhronos.extensions.updates._flatten import FlatGradient, SplitUpdates
 
 
@@ -230,7 +231,7 @@ def amsgrad(
         mean, squares, largest = state("mean"), state("squares"), state("largest")
         m = b1 * mean + (1 - b1) * grad
         v = b2 * squares + (1 - b2) * T.sqr(grad)
-        u = T.maximum(largest, v)
+        u = larger(largest, v)
         updates += [
             (mean, m),
             (squares, v),
@@ -284,6 +285,6 @@ def adamax(
     for param, grad, state in grads:
         mean, largest = state("mean"), state("largest")
         m = b1 * mean + (1 - b1) * grad
-        u = T.maximum(b2 * largest, abs(grad))
+        u = larger(b2 * largest, abs(grad))
         updates += [(mean, m), (largest, u), (param, param - rate * m / (u + eps))]
     return grads.split(updates)

@@ -7,6 +7,7 @@ from typing import Any
 import theano.tensor as T
 
 from synkhronos.extensions.updates._arguments import scalar
+from synkhronos.extensions.updates._elementwise import larger
 from synkhronos.extensions.updates._flatten import SplitUpdates
 from synkhronos.extensions.updates._wrapping import (
     UpdateRule,
@@ -36,7 +37,8 @@ def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
     A shorter gradient is left alone, to the last bit. The norm is added up in float64 whatever
     the dtype of the parameters, since the squares of an exploding gradient, which this is there
     for, exceed float32 at once. PyTorch's ``clip_grad_norm_`` divides by the norm plus 1e-6 and
-    Lasagne's ``total_norm_constraint`` by the norm plus 1e-7; apart from that they do the same.
+    Lasagne's ``total_norm_constraint`` by the norm plus 1e-7; apart from that they do the same. A
+    gradient with a nan makes all parameters nan, there and here.
 
     Args:
         rule: An update rule, for instance :func:`adam`; may be a wrapped one.
@@ -57,7 +59,7 @@ def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
 
     def change(parts: SplitUpdates, _params: list[Any], _rate: Any) -> SplitUpdates:
         squares = [T.sum(T.sqr(T.cast(store, "float64"))) for store in stores(parts)]
-        factor = limit / T.maximum(limit, T.sqrt(sum(squares)))
+        factor = limit / larger(limit, T.sqrt(sum(squares)))
         return with_gradients(
             parts, [store * T.cast(factor, store.dtype) for store in stores(parts)]
         )

@@ -9,6 +9,7 @@ from typing import Any
 import theano.tensor as T
 
 from synkhronos.extensions.updates._arguments import label, scalar
+from synkhronos.extensions.updates._elementwise import larger, smaller
 from synkhronos.extensions.updates._flatten import SplitUpdates
 from synkhronos.extensions.updates._wrapping import (
     UpdateRule,
@@ -71,7 +72,7 @@ def norm_constraint(
                 return value
             limit = scalar(max_norm, str(target.dtype), "max_norm")
             norms = T.sqrt(T.sum(T.sqr(value), axis=over[target], keepdims=True))
-            return value * (limit / T.maximum(limit, norms))
+            return value * (limit / larger(limit, norms))
 
         return with_values(parts, new_value)
 
@@ -120,9 +121,9 @@ def value_constraint(
             if target not in bounded:
                 return value
             if low is not None:
-                value = T.maximum(value, scalar(low, str(target.dtype), "low"))
+                value = larger(scalar(low, str(target.dtype), "low"), value)
             if high is not None:
-                value = T.minimum(value, scalar(high, str(target.dtype), "high"))
+                value = smaller(scalar(high, str(target.dtype), "high"), value)
             return value
 
         return with_values(parts, new_value)
