@@ -15,6 +15,11 @@ from typing import Iterator
 import psutil
 import pytest
 
+# Modules of the tests' own, whose names begin with "_", are imported by name.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _wheels import build, make_environment
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "synk."
@@ -128,3 +133,20 @@ def clean_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         or name.lower() in {"http_proxy", "https_proxy", "no_proxy"}
     }
     return {**kept, "HOME": str(home)}
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One wheel for each package folder."""
+    return build(tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels"))
+
+
+@pytest.fixture(scope="session")
+def installed(
+    wheels: dict[str, Path],
+    clean_environment: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The interpreter of a fresh environment in which all packages are installed."""
+    folder = tmp_path_factory.mktemp("user") / "venv"
+    return make_environment(folder, list(wheels.values()), clean_environment)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional, Sequence, Tuple
 import synk_comm
 from synk_comm import cuda
 
-from . import _environ
+from ._cores import available_cores
 from ._device import Gpu, Host, ordinal_of
 from ._plan import is_int
 from .exceptions import InputTypeError, InputValueError, StartError
@@ -88,7 +88,7 @@ def choose(
             f"this process uses {held} already, so its shared variables lie there, where CPU "
             f"processes cannot have theirs; use devices=[{held!r}, ...], or a fresh process"
         )
-    cores = _environ.available_cores()
+    cores = available_cores()
     size = cores if n_parallel is None else whole(n_parallel, 1, None, "n_parallel")
     whole(master_rank, 0, size - 1, "master_rank")
     some = f"{size} of {cores} detected CPU cores"

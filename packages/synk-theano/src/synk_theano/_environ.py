@@ -9,6 +9,8 @@ from typing import Any, Dict, List, Tuple
 
 import threadpoolctl
 
+from ._cores import available_cores
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Read by the libraries when they are loaded."""
 
@@ -26,13 +28,6 @@ _KEPT_BYTES = 256 << 20
 
 _NO_DEVICE = "device=cpu,force_device=True,init_gpu_device=,contexts="
 """Theano's flags with which it takes no device into use when it is imported."""
-
-
-def available_cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def threads_per_rank(size: int) -> int:
@@ -54,16 +49,37 @@ def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
         on_device: the worker will take a device of its own into use, not the one that the user's
             flags name for this process.
     """
+    import theano
+
     environment = dict(os.environ)
     # Theano sets it for processes that were forked from one that uses a GPU; these are not.
     environment.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)
+    flags = [environment.get("THEANO_FLAGS", "")]
     if on_device:
-        flags = environment.get("THEANO_FLAGS", "")
-        environment["THEANO_FLAGS"] = ",".join(filter(None, (flags, _NO_DEVICE)))
+        flags.append(_NO_DEVICE)
+    if not theano.config.cxx:
+        # Theano has told the user, in two ways; once is enough.
+        flags.append("cxx=")
+        told = [environment.get("PYTHONWARNINGS", ""), "ignore::UserWarning:theano.configdefaults"]
+        environment["PYTHONWARNINGS"] = ",".join(filter(None, told))
+    environment["THEANO_FLAGS"] = ",".join(filter(None, flags))
     environment["PYTHONPATH"] = os.pathsep.join(import_path())
     for name in THREAD_VARIABLES:
         environment.setdefault(name, str(threads_per_rank(size)))
     return environment
+
+
+def compiler_note() -> Tuple[str, ...]:
+    """What to tell the user who has no compiler."""
+    import theano
+
+    if theano.config.cxx or "cxx=" in os.environ.get("THEANO_FLAGS", ""):
+        return ()
+    line = (
+        "Synkhronos: there is no C++ compiler, so functions are computed in Python, many times "
+        "slower; install one (apt install g++); `synkhronos doctor` says what else is missing"
+    )
+    return (line,)
 
 
 def theano_options() -> Dict[str, Any]:

@@ -48,6 +48,7 @@ from ._data import Data
 from ._delayed import Delayed, Prepared, Standing
 from ._devices import choose, choose_nccl
 from ._distributor import Distributor
+from ._environ import compiler_note
 from ._facts import unequal_replicas
 from ._function import Function
 from ._history import History
@@ -126,7 +127,7 @@ class Runtime:
         self._timeline: Optional[Timeline] = None
         self._specs: Dict[int, FunctionSpec] = {}
         self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
-        for line in (*ranks.lines, *note):
+        for line in (*ranks.lines, *note, *compiler_note()):
             report(line)
         self._store = DataStore()
         self._controller = Controller(

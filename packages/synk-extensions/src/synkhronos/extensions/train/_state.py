@@ -50,7 +50,9 @@ def training_state(
         updates: The user's own updates of the gradient function: pairs, or triples with an op.
     """
     trained = _distinct([params] if isinstance(params, SharedVariable) else list(params))
-    optimizer, local, random = [], [], []
+    optimizer: list[Any] = []
+    local: list[Any] = []
+    random: list[Any] = []
     for target, *_ in param_updates:
         (random if is_random(target) else optimizer).append(target)
     for target, *_ in updates:

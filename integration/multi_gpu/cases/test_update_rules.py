@@ -1,0 +1,61 @@
+"""Update rules, plain and wrapped, take the same steps on the device as on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from _lib import TOLERANCE, on_all, shared, values
+
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import make_train_function
+
+# On the host, in NumPy.
+MODE = theano.Mode(linker="py", optimizer=None)
+# Those whose arithmetic test_training.py does not have.
+CASES = [
+    ("adadelta", "float32", False),
+    ("amsgrad", "float32", False),
+    ("adamax", "float32", False),
+    ("sgd_nonflat", "float32", True),
+    ("amsgrad", "float64", True),
+]
+
+
+def _wrapped(rule):
+    rule = updates.clip_by_value(updates.decoupled_weight_decay(rule, 0.2), 0.5)
+    rule = updates.weight_decay(rule, 0.3, params=lambda param: param.ndim > 1)
+    rule = updates.norm_constraint(updates.clip_by_global_norm(rule, 0.6), 0.9)
+    return updates.value_constraint(rule, -0.6, 0.5)
+
+
+def _model(place, dtype):
+    params = [shared(values(dtype, shape), place, f"p{shape}") for shape in [(4, 3), (3,)]]
+    x = T.TensorType(dtype, (False, False))("x")
+    return params, x, T.sqr(x.dot(params[0]) + params[1]).sum(axis=1).mean()
+
+
+@pytest.mark.parametrize("rule, dtype, is_wrapped", CASES)
+def test_steps_are_those_on_the_host(synk, n, device_set, rule, dtype, is_wrapped):
+    place = "host" if device_set.kind == "cpu" else "device"
+    chosen = getattr(updates, rule)
+    chosen = _wrapped(chosen) if is_wrapped else chosen
+    params, x, loss = _model(place, dtype)
+    train = make_train_function(loss, params, [x], chosen, learning_rate=0.05)
+
+    twins, y, twin_loss = _model("host", dtype)
+    split = chosen(twin_loss, twins, learning_rate=0.05)
+    f_grad = theano.function([y], twin_loss, updates=split.grad_updates, mode=MODE)
+    f_step = theano.function([], updates=split.param_updates, mode=MODE)
+
+    for rows in (7, 4 * n, 1):
+        batch = values(dtype, (rows, 4), seed=rows)
+        expected = f_grad(batch)
+        f_step()
+        assert abs(float(train(batch)) - expected) <= 10 * TOLERANCE[dtype] * max(1, expected)
+    for param, twin in zip(params, twins):
+        results = on_all(synk, n, param)
+        assert np.abs(results[0] - twin.get_value()).max() <= 10 * TOLERANCE[dtype]
+        for got in results:
+            np.testing.assert_array_equal(got, results[0])

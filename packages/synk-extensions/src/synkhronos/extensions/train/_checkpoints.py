@@ -1,0 +1,111 @@
+"""A folder of checkpoints: the last few, and the best."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from . import _checkpoint_file
+from ._errors import CheckpointError
+
+_NAME = re.compile(r"step-(\d+)\.npz")
+_UNFINISHED = ".*.npz.tmp"
+
+
+class Checkpoints:
+    """When checkpoints are written, and which are kept: an argument of :class:`Trainer`.
+
+    Files are named after the number of steps taken, ``step-000001200.npz``, and ``best.npz`` is the
+    one of the best epoch so far, by the Trainer's ``monitor``.
+
+    Args:
+        folder: Made if it is not there.
+        every_epochs: Write one after every so many epochs; 0 for none. One is written in any case
+            when a run ends or is interrupted.
+        every_steps: Write one after every so many steps, too, in the middle of epochs.
+        keep: How many of the newest to keep; None for all. ``best.npz`` is kept in any case.
+        best: Keep ``best.npz``.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        every_epochs: int = 1,
+        every_steps: int | None = None,
+        keep: int | None = 3,
+        best: bool = True,
+    ) -> None:
+        for name, number, least in [
+            ("every_epochs", every_epochs, 0),
+            ("every_steps", every_steps, 1),
+            ("keep", keep, 1),
+        ]:
+            if number is not None and number < least:
+                raise ValueError(f"{name} is {number}; expected at least {least}")
+        self.folder = Path(folder)
+        self.every_epochs = every_epochs
+        self.every_steps = every_steps
+        self.keep = keep
+        self.best = best
+
+    @property
+    def best_path(self) -> Path:
+        """Where the best one is."""
+        return self.folder / "best.npz"
+
+    def paths(self) -> list[Path]:
+        """The numbered files in the folder, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
+        return [path for _, path in sorted((int(m[1]), path) for m, path in found if m)]
+
+    def newest(self) -> Path | None:
+        """The file to continue from, or None."""
+        paths = self.paths()
+        return paths[-1] if paths else None
+
+    def write(self, step: int, content: Any) -> Path:
+        """Write a checkpoint, then delete those that are no longer kept.
+
+        Those of later steps go, too: training has gone back before them, and takes another course.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"step-{step:09d}.npz"
+        _checkpoint_file.write(path, content)
+        paths = self.paths()
+        present = paths.index(path) + 1
+        kept = paths[:present] if self.keep is None else paths[:present][-self.keep :]
+        for other in set(paths) - set(kept):
+            other.unlink()
+        for unfinished in self.folder.glob(_UNFINISHED):
+            with contextlib.suppress(FileNotFoundError):
+                unfinished.unlink()
+        return path
+
+    def write_best(self, content: Any) -> None:
+        """Write ``best.npz``."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _checkpoint_file.write(self.best_path, content)
+
+    def require_empty(self) -> None:
+        """
+        Raises:
+            CheckpointError: There are checkpoints, which a new training would mix with.
+        """
+        newest = self.newest()
+        if newest is not None:
+            raise CheckpointError(
+                f"{self.folder} has checkpoints of an earlier training (the newest is "
+                f"{newest.name}): continue it with run(..., resume=True), or take another folder, "
+                "or delete them"
+            )
+
+    def __repr__(self) -> str:
+        return f"<Checkpoints {str(self.folder)!r}, {len(self.paths())} files>"

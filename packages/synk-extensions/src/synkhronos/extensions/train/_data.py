@@ -1,0 +1,113 @@
+"""Data and validation: arrays put into shared memory once, and exact means over all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import synkhronos as synk
+
+
+def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
+    """Data sets where ``function`` finds them: in shared memory, if it is a parallel one.
+
+    Args:
+        function: Has ``build_inputs`` if its values are to be put anywhere.
+        values: An array or ``Data``, or a sequence of them, one per input.
+        what: Name of the argument, for errors.
+
+    Raises:
+        ValueError: There is nothing to divide into batches.
+    """
+    values = tuple(values) if isinstance(values, (tuple, list)) else (values,)
+    if not values:
+        raise ValueError(f"{what} is empty; expected one array or Data for each input")
+    if all(isinstance(value, synk.Data) for value in values):
+        return values
+    if not hasattr(function, "build_inputs"):
+        return tuple(np.asarray(value) for value in values)
+    built = function.build_inputs(*values)
+    return built if isinstance(built, tuple) else (built,)
+
+
+class Validation:
+    """A function of the validation set, whose outputs are means over rows.
+
+    Args:
+        function: A ``synkhronos.Function``, whose averages are exact over ranks and slices; or any
+            callable, as a compiled Theano function, whose outputs are means over the rows it gets.
+        data: An array or ``Data``, or a sequence of them, one per input.
+        num_slices: How many slices to compute one after the other, to save memory.
+        names: Names of the outputs but the first, for the log.
+    """
+
+    def __init__(self, function: Any, data: Any, num_slices: int, names: Sequence[str]) -> None:
+        self._function = function
+        self._data = placed(function, data, "valid_data")
+        if num_slices < 1:
+            raise ValueError(f"valid_slices is {num_slices}; expected at least 1")
+        self._num_slices = num_slices
+        self.columns = ["valid_loss", *(f"valid_{name}" for name in names)]
+        count = _number_of_outputs(function)
+        if count is not None:
+            self._check(count)
+
+    def __call__(self) -> dict[str, float]:
+        """Compute the means, by the names of the log's columns.
+
+        Raises:
+            ValueError: The function returns another number of outputs.
+        """
+        if isinstance(self._function, synk.Function):
+            outputs = as_list(self._function(*self._data, num_slices=self._num_slices))
+        else:
+            outputs = self._weighted()
+        self._check(len(outputs))
+        return {name: scalar(name, value) for name, value in zip(self.columns, outputs)}
+
+    def _check(self, count: int) -> None:
+        if count != len(self.columns):
+            raise ValueError(
+                f"valid returns {count} outputs; expected {len(self.columns)}, for {self.columns}: "
+                "give valid_names, a name for each output but the first"
+            )
+
+    def _weighted(self) -> list[Any]:
+        """The means over slices, each with the weight of its rows."""
+        rows = len(self._data[0])
+        sums: list[Any] = []
+        for part in np.array_split(np.arange(rows), min(self._num_slices, max(rows, 1))):
+            place = slice(part[0], part[-1] + 1) if len(part) else slice(0)
+            outputs = as_list(self._function(*(np.asarray(value)[place] for value in self._data)))
+            share = len(part) / max(rows, 1)
+            weighted = [share * np.asarray(value, dtype="float64") for value in outputs]
+            sums = [a + b for a, b in zip(sums, weighted)] if sums else weighted
+        return sums
+
+
+def _number_of_outputs(function: Any) -> int | None:
+    """How many outputs a function has, where that can be known."""
+    if isinstance(function, synk.Function):
+        return len(function.output_modes)
+    outputs = getattr(getattr(function, "maker", None), "outputs", None)  # a compiled Theano one
+    return None if outputs is None else len(outputs)
+
+
+def as_list(outputs: Any) -> list[Any]:
+    """What a function returned, one output or several, as a list."""
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def scalar(name: str, value: Any) -> float:
+    """
+    Raises:
+        TypeError: The value is more than one number.
+    """
+    if np.size(value) != 1:
+        raise TypeError(
+            f"{name} has the shape {np.shape(value)}; the Trainer's outputs have to be scalars: "
+            "take the mean over the rows, or leave the output to a loop of your own"
+        )
+    return float(np.asarray(value).reshape(()))

@@ -1,0 +1,160 @@
+"""Values of shared variables in all ranks, or in this process alone: one interface for both.
+
+The Trainer and its checkpoints are written against it, so that they work with a parallel step and
+with its serial twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import theano
+import theano.tensor as T
+from theano.tensor.raw_random import RandomStateType
+
+import synkhronos as synk
+from synkhronos import _default
+
+from ._random_state import FromRow, ToRow, from_row, to_row
+
+
+class Ranks(Protocol):
+    """Reads and sets shared variables. Blocks until every rank has done its part."""
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+
+    @property
+    def master(self) -> int:
+        """The rank of this process."""
+
+    def read(self, rank: int, variables: Sequence[Any]) -> list[Any]:
+        """Copies of one rank's values, as arrays."""
+
+    def write(self, rank: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Set one rank's values from arrays."""
+
+    def write_all(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        """Set the same values in all ranks."""
+
+    def average(self, variables: Sequence[Any]) -> None:
+        """Replace every rank's values by the average over the ranks."""
+
+    def read_states(self, variables: Sequence[Any]) -> list[list[Any]]:
+        """For each random state a list of one array per rank."""
+
+    def write_states(self, variables: Sequence[Any], states: Sequence[Sequence[Any]]) -> None:
+        """Set random states, given as :meth:`read_states` returns them."""
+
+
+class OneProcess:
+    """This process alone, for the serial twin."""
+
+    size = 1
+    master = 0
+
+    def read(self, rank: int, variables: Sequence[Any]) -> list[Any]:  # noqa: ARG002 - one rank
+        return [np.array(variable.get_value()) for variable in variables]
+
+    def write(self, rank: int, variables: Sequence[Any], values: Sequence[Any]) -> None:  # noqa: ARG002 - one rank
+        self.write_all(variables, values)
+
+    def write_all(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        for variable, value in zip(variables, values):
+            variable.set_value(value)
+
+    def average(self, variables: Sequence[Any]) -> None:
+        """One rank's values are their average."""
+
+    def read_states(self, variables: Sequence[Any]) -> list[list[Any]]:
+        return [
+            [to_row(variable.get_value()) if _is_object(variable) else variable.get_value()]
+            for variable in variables
+        ]
+
+    def write_states(self, variables: Sequence[Any], states: Sequence[Sequence[Any]]) -> None:
+        for variable, (state, *_) in zip(variables, states):
+            variable.set_value(from_row(state) if _is_object(variable) else state)
+
+
+class AllRanks:
+    """All ranks of the default runtime."""
+
+    def __init__(self) -> None:
+        self._functions: dict[Any, Any] = {}
+
+    @property
+    def size(self) -> int:
+        return _default.default().size
+
+    @property
+    def master(self) -> int:
+        return _default.default().master
+
+    def read(self, rank: int, variables: Sequence[Any]) -> list[Any]:
+        return list(synk.get_value(rank, list(variables))) if variables else []
+
+    def write(self, rank: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        if variables:
+            synk.set_value(rank, list(variables), list(values))
+
+    def write_all(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
+        if variables:
+            synk.broadcast(list(variables), list(values))
+
+    def average(self, variables: Sequence[Any]) -> None:
+        if variables:
+            synk.all_reduce(list(variables), op="avg")
+
+    def read_states(self, variables: Sequence[Any]) -> list[list[Any]]:
+        arrays = [variable for variable in variables if not _is_object(variable)]
+        by_rank = [self.read(rank, arrays) for rank in range(self.size)]
+        columns = iter(zip(*by_rank))
+        return [
+            list(self._reader(variable)()) if _is_object(variable) else list(next(columns))
+            for variable in variables
+        ]
+
+    def write_states(self, variables: Sequence[Any], states: Sequence[Sequence[Any]]) -> None:
+        for variable, values in zip(variables, states):
+            if _is_object(variable):
+                # One row for each rank: scattered, in the order of the ranks.
+                self._writer(variable)(np.stack(values))
+                continue
+            for rank, value in enumerate(values):
+                self.write(rank, [variable], [value])
+
+    def _reader(self, variable: Any) -> Any:
+        """A function that gathers the states of one stream, a row for each rank."""
+        key = ("read", variable)
+        if key not in self._functions:
+            self._functions[key] = synk.function(
+                [],
+                (ToRow()(variable), "gather"),
+                name="read random states",
+                # Reading a state is not to draw from it.
+                no_default_updates=True,
+            )
+        return self._functions[key]
+
+    def _writer(self, variable: Any) -> Any:
+        key = ("write", variable)
+        if key not in self._functions:
+            rows = T.dmatrix("rows")
+            self._functions[key] = synk.function(
+                [rows], updates=[(variable, FromRow()(rows))], name="set random states"
+            )
+        return self._functions[key]
+
+
+def is_float(variable: Any) -> bool:
+    """Whether a shared variable holds floating-point numbers, which can be averaged."""
+    return getattr(variable, "dtype", None) in theano.tensor.float_dtypes
+
+
+def _is_object(variable: Any) -> bool:
+    """Whether a random state is an object of NumPy's, and not an array of MRG_RandomStreams."""
+    return isinstance(variable.type, RandomStateType)

@@ -1,0 +1,96 @@
+"""A small training for the tests of the Trainer: linear regression, with what makes it hard."""
+
+from __future__ import annotations
+
+import numpy as np
+import theano
+import theano.tensor as T
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import make_train_function_theano
+
+ROWS, FEATURES = 50, 4
+STREAMS = {"mrg": MRG_RandomStreams, "numpy": RandomStreams}
+
+
+def dataset(rows=ROWS, seed=1):
+    rng = np.random.RandomState(seed)
+    x = rng.randn(rows, FEATURES)
+    return x, x.dot([1.0, -2.0, 0.5, 3.0]) + 0.1 * rng.randn(rows)
+
+
+class Model:
+    """Its parameters, rate and training function; two of them start equal.
+
+    Args:
+        make: Which training function.
+        noise: "mrg" or "numpy": dropout of the inputs, by random streams of that kind.
+        slow: Applied to the further output.
+        running: Keep a running average of the inputs' mean, and a count of the steps.
+    """
+
+    def __init__(
+        self,
+        make=make_train_function_theano,
+        rule=updates.adam,
+        noise=None,
+        running=False,
+        slow=lambda value: value,
+    ):
+        self.x, self.y = T.dmatrix("x"), T.dvector("y")
+        self.w = theano.shared(np.zeros(FEATURES), name="w")
+        self.b = theano.shared(0.0, name="b")
+        self.rate = theano.shared(0.05, name="rate")
+        self.params = [self.w, self.b]
+        self.mean = theano.shared(np.zeros(FEATURES), name="mean")
+        self.count = theano.shared(0, name="count")
+        seen = self.x
+        if noise:
+            streams = STREAMS[noise](seed=11)
+            seen = seen * streams.binomial(seen.shape, p=0.8, dtype="float64")
+            # Of normal numbers NumPy draws two at a time, and keeps one for later.
+            seen = seen + 0.01 * streams.normal((2,), dtype="float64").sum()
+        self.seen = seen
+        more = []
+        if running:
+            more = [
+                (self.mean, 0.9 * self.mean + 0.1 * self.x.mean(axis=0)),
+                (self.count, self.count + 1),
+            ]
+        self.loss = T.mean((seen.dot(self.w) + self.b - self.y) ** 2)
+        self.clean = T.mean((self.x.dot(self.w) + self.b - self.y) ** 2)
+        self.error = slow(abs(self.x.dot(self.w) + self.b - self.y).mean())
+        self.error.name = "error"
+        self.train = make(
+            self.loss,
+            self.params,
+            [self.x, self.y],
+            rule,
+            learning_rate=self.rate,
+            outputs=[self.error],
+            updates=more,
+        )
+
+    def values(self):
+        """Everything that changes, of this process."""
+        state = self.train.state
+        shareds = [*state.params, *state.optimizer, *state.local, self.rate]
+        return [np.array(shared.get_value()) for shared in shareds]
+
+
+def assert_same(values, others):
+    assert len(values) == len(others)
+    for value, other in zip(values, others):
+        np.testing.assert_array_equal(value, other)
+
+
+def assert_close(values, others, tolerance=1e-10):
+    assert len(values) == len(others)
+    for value, other in zip(values, others):
+        np.testing.assert_allclose(value, other, rtol=0, atol=tolerance)
+
+
+def without_seconds(records):
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in records]

@@ -1,0 +1,474 @@
+"""Checkpoints, with the serial twin: resuming is as if nothing had happened, or changes nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import theano
+from _training import Model, assert_same, dataset, without_seconds
+
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import (
+    Callback,
+    CheckpointError,
+    Checkpoints,
+    EarlyStopping,
+    ReduceOnPlateau,
+    Trainer,
+    cosine,
+    make_train_function_theano,
+)
+from synkhronos.extensions.train import _checkpoint_file as checkpoint_file
+
+GENERATORS = {
+    "seed": lambda: 7,
+    "PCG64": lambda: np.random.default_rng(7),
+    "MT19937": lambda: np.random.Generator(np.random.MT19937(7)),
+    "Philox": lambda: np.random.Generator(np.random.Philox(7)),
+    "SFC64": lambda: np.random.Generator(np.random.SFC64(7)),
+    "RandomState": lambda: np.random.RandomState(7),
+}
+
+
+class StopAt(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, trainer, loss):
+        if trainer.step == self.step:
+            trainer.stop(f"step {self.step}")
+
+
+def plain(model, folder=None, **settings):
+    settings.setdefault("checkpoint", folder)
+    return Trainer(model.train, dataset(), 16, **settings)  # four steps make an epoch
+
+
+def random_values(model):
+    """The states of the random streams, of either kind."""
+    values = [shared.get_value() for shared in model.train.state.random]
+    return [
+        v if isinstance(v, np.ndarray) else np.concatenate([np.ravel(p) for p in v.get_state()[1:]])
+        for v in values
+    ]
+
+
+# Before the first step's end there is nothing; 4 and 8 are ends of epochs.
+@pytest.mark.parametrize(
+    "noise, rule, generator, stop",
+    [
+        ("mrg", "adam", "seed", 1),
+        ("numpy", "momentum", "PCG64", 6),
+        ("numpy", "adadelta", "MT19937", 4),
+        ("mrg", "adagrad", "Philox", 7),
+        (None, "rmsprop", "SFC64", 8),
+        (None, "sgd_nonflat", "RandomState", 5),
+    ],
+)
+def test_resuming_equals_an_uninterrupted_run_bit_for_bit(tmp_path, noise, rule, generator, stop):
+    def build(folder, *callbacks):
+        model = Model(rule=getattr(updates, rule), noise=noise, running=True)
+        valid = theano.function([model.x, model.y], model.clean)
+        return model, plain(
+            model,
+            folder,
+            seed=GENERATORS[generator](),
+            valid=valid,
+            valid_data=dataset(9),
+            valid_slices=2,
+            learning_rate=model.rate,
+            schedule=cosine(0.1, 12),
+            schedule_by="step",
+            log=Path(folder, "log.csv"),
+            callbacks=callbacks,
+        )
+
+    whole, trainer = build(tmp_path / "whole")
+    expected = trainer.run(3)
+
+    first, trainer = build(tmp_path / "parts", StopAt(stop))
+    assert trainer.run(3).status == "stopped"
+    second, trainer = build(tmp_path / "parts")
+    history = trainer.run(3, resume=True)
+
+    assert history.status == "finished"
+    assert without_seconds(history) == without_seconds(expected)
+    assert_same(second.values(), whole.values())
+    assert_same(random_values(second), random_values(whole))
+    if noise:
+        assert (random_values(second)[0] != random_values(first)[0]).any()
+    with Path(tmp_path, "parts", "log.csv").open(newline="") as file:
+        assert [int(line["epoch"]) for line in csv.DictReader(file)] == [1, 2, 3]
+    seconds = history["seconds"]
+    assert seconds == sorted(seconds)
+
+
+def test_a_training_that_is_killed_between_checkpoints_doubles_no_line(tmp_path):
+    """Checkpoints after every second epoch; the log knows three epochs when the end comes."""
+
+    class Die(Callback):
+        def on_step_end(self, trainer, loss):
+            if trainer.step == 14:
+                raise KeyboardInterrupt
+
+    def build(name, *callbacks):
+        model = Model(noise="mrg")
+        checkpoint = Checkpoints(tmp_path / name, every_epochs=2, best=False)
+        log = tmp_path / f"{name}.jsonl"
+        return model, plain(model, checkpoint=checkpoint, log=log, callbacks=callbacks), log
+
+    whole, trainer, _ = build("whole")
+    expected = trainer.run(5)
+    _, trainer, log = build("parts", Die())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(5)
+    assert len(log.read_text().splitlines()) == 3
+    with log.open("a") as file:
+        file.write('{"epoch": 4, "st')  # and a line that was not finished
+    model, trainer, _ = build("parts")
+    history = trainer.run(5, resume=True)
+    assert trainer.step == 20
+    assert without_seconds(history) == without_seconds(expected)
+    assert [json.loads(line) for line in log.read_text().splitlines()] == history.records
+    assert_same(model.values(), whole.values())
+
+
+def test_early_stopping_and_plateau_go_on_where_they_were(tmp_path):
+    losses = [5, 4, 4.5, 4.2, 4.1, 3.9, 4.0, 4.0, 4.0, 4.0, 1.0]
+
+    def build(folder, start=0):
+        model = Model()
+        waiting = iter(losses[start:])
+        schedule = ReduceOnPlateau(0.1, 0.5, patience=2)
+        return model, plain(
+            model,
+            folder,
+            valid=lambda *_: next(waiting),
+            valid_data=dataset(2),
+            learning_rate=model.rate,
+            schedule=schedule,
+            callbacks=[EarlyStopping(4, restore_best=True)],
+        )
+
+    whole, trainer = build(tmp_path / "whole")
+    expected = trainer.run(len(losses))
+    assert (expected.status, len(expected)) == ("stopped", 10)
+    parts = tmp_path / "parts"
+    build(parts)[1].run(2)
+    build(parts, 2)[1].run(8, resume=True)
+    model, trainer = build(parts, 8)
+    history = trainer.run(len(losses), resume=True)
+    assert without_seconds(history) == without_seconds(expected)
+    assert history["learning_rate"] == [0.1] * 4 + [0.05] * 4 + [0.025] * 2
+    assert_same([model.w.get_value()], [whole.w.get_value()])
+    # A training that was stopped stays so, and its best parameters come back.
+    again, trainer = build(parts)
+    assert len(trainer.run(100, resume=True)) == 10
+    assert_same([again.w.get_value()], [whole.w.get_value()])
+
+
+def test_the_last_and_the_best_are_kept(tmp_path):
+    losses = iter([5.0, 3.0, 4.0, 4.0, 3.5])
+    model, after = Model(), []
+    trainer = plain(
+        model,
+        checkpoint=Checkpoints(tmp_path, keep=2),
+        valid=lambda *_: next(losses),
+        valid_data=dataset(2),
+        callbacks=[lambda *_: after.append(model.w.get_value())],
+    )
+    trainer.run(5)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["best.npz", "step-000000016.npz", "step-000000020.npz"]
+    other = Model()
+    trainer = plain(other, tmp_path)
+    with pytest.raises(CheckpointError, match="monitor: 'valid_loss' in the checkpoint, 'train_"):
+        trainer.resume(tmp_path / "best.npz")
+    trainer = plain(other, tmp_path, valid=lambda *_: 9.0, valid_data=dataset(2))
+    assert trainer.resume(tmp_path / "best.npz")
+    assert (trainer.epoch, trainer.step) == (2, 8)
+    assert_same([other.w.get_value()], [after[1]])
+    # The training takes another course from there: what was later on the first one goes.
+    trainer.run(3)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["best.npz", "step-000000012.npz"]
+    assert repr(Checkpoints(tmp_path)) == f"<Checkpoints '{tmp_path}', 1 files>"
+
+
+@pytest.mark.parametrize(
+    "settings, steps",
+    [
+        ({"every_steps": 3, "keep": None}, [3, 4, 6, 8, 9]),
+        ({"every_steps": 3, "keep": 2}, [8, 9]),
+        ({"every_epochs": 2, "keep": None}, [8, 9]),
+        ({"every_epochs": 0, "keep": None}, [9]),
+    ],
+)
+def test_when_checkpoints_are_written(tmp_path, settings, steps):
+    checkpoint = Checkpoints(tmp_path, best=False, **settings)
+    plain(Model(), checkpoint=checkpoint, callbacks=[StopAt(9)]).run(9)
+    assert [int(path.stem[5:]) for path in checkpoint.paths()] == steps
+    assert {path.suffix for path in tmp_path.iterdir()} == {".npz"}
+
+
+def test_a_folder_of_another_training_is_not_mixed_with(tmp_path):
+    assert plain(Model(), tmp_path).resume() is False
+    plain(Model(), tmp_path).run(1)
+    trainer = plain(Model(), tmp_path)
+    with pytest.raises(CheckpointError, match=r"earlier training.*resume=True"):
+        trainer.run(2)
+    assert trainer.step == 0
+    with pytest.raises(ValueError, match="without path needs a folder"):
+        plain(Model()).resume()
+    with pytest.raises(ValueError, match="no folder"):
+        plain(Model()).save()
+    for settings in ({"every_epochs": -1}, {"every_steps": 0}, {"keep": 0}):
+        with pytest.raises(ValueError, match="expected at least"):
+            Checkpoints(tmp_path, **settings)
+
+
+def test_a_checkpoint_holds_no_pickles_and_numbers_to_the_last_bit(tmp_path):
+    plain(Model(noise="numpy"), tmp_path).run(1)
+    (path,) = Checkpoints(tmp_path).paths()
+    with zipfile.ZipFile(path) as file:
+        assert all(name.endswith(".npy") for name in file.namelist())
+    with np.load(path, allow_pickle=False) as file:
+        told = json.loads(str(file["meta"]))
+        assert all(not file[name].dtype.hasobject for name in file.files)
+    assert (told["format"], told["version"]) == ("synkhronos training checkpoint", 1)
+    content = {
+        "floats": [0.1 + 0.2, float("inf"), 5e-324],
+        "big": 2**127 + 1,
+        "none": None,
+        "flag": True,
+        "nested": [{"a": np.arange(3, dtype="int8")}, {"b": [np.float32(0.1), np.zeros((0, 2))]}],
+    }
+    checkpoint_file.write(tmp_path / "c.npz", content)
+    back = checkpoint_file.read(tmp_path / "c.npz")
+    assert {k: back[k] for k in ("floats", "big", "none", "flag")} == {
+        k: content[k] for k in ("floats", "big", "none", "flag")
+    }
+    assert back["nested"][0]["a"].dtype == np.int8
+    assert_same([back["nested"][0]["a"]], [np.arange(3)])
+    assert back["nested"][1]["b"][0] == np.float32(0.1)
+    assert back["nested"][1]["b"][1].shape == (0, 2)
+    for wrong in ({"a": object()}, {"a": np.array([None])}):
+        with pytest.raises(TypeError, match=r"^a: "):
+            checkpoint_file.write(tmp_path / "c.npz", wrong)
+    assert checkpoint_file.read(tmp_path / "c.npz")["big"] == content["big"]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-700])
+
+
+def turn_a_bit(path):
+    with zipfile.ZipFile(path) as file:
+        place = file.getinfo("variables.params.0.value.npy").header_offset
+    data = bytearray(path.read_bytes())
+    data[place + 200] ^= 1
+    path.write_bytes(data)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def pickled(path):
+    np.savez(path, meta=np.array([{}], dtype=object))
+
+
+def other_arrays(path):
+    np.savez(path, a=np.zeros(3))
+
+
+def edited(change):
+    def edit(path):
+        with np.load(path) as file:
+            arrays = dict(file)
+        told = json.loads(str(arrays["meta"]))
+        change(told, arrays)
+        np.savez(path, **{**arrays, "meta": np.array(json.dumps(told))})
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (cut, "damaged or something else"),
+        (turn_a_bit, "CRC"),
+        (empty, "damaged or something else"),
+        (pickled, "allow_pickle"),
+        (other_arrays, "meta"),
+        (lambda path: path.unlink(), "no such file"),
+        (edited(lambda told, _: told.update(version=2)), "version 2, expected .* version 1"),
+        (edited(lambda told, _: told["content"].pop("memory")), "'memory'"),
+        (edited(lambda told, _: told["content"]["memory"].pop("sums")), "sums"),
+        (edited(lambda told, _: told["content"]["variables"].pop("local")), "'local'"),
+        (edited(lambda _, arrays: arrays.pop("variables.params.1.value")), "params.1.*is missing"),
+        (
+            edited(lambda told, _: told["content"]["partners"][0]["state"].pop("best")),
+            "ReduceOnPlateau refused its state: KeyError",
+        ),
+        (
+            edited(lambda told, _: told["content"]["partners"][1]["state"].pop("best")),
+            "EarlyStopping refused its state: KeyError",
+        ),
+    ],
+)
+def test_a_damaged_file_changes_nothing(tmp_path, damage, message):
+    def build():
+        model = Model(noise="mrg", running=True)
+        schedule = ReduceOnPlateau(0.1, patience=1)
+        stopping = EarlyStopping(1)
+        return model, Trainer(
+            model.train,
+            dataset(),
+            25,
+            checkpoint=tmp_path,
+            learning_rate=model.rate,
+            schedule=schedule,
+            callbacks=[stopping],
+        )
+
+    build()[1].run(1)
+    (path,) = Checkpoints(tmp_path).paths()
+    damage(path)
+    model, trainer = build()
+    generator = trainer._order.get_state()
+    partners = [partner.state() for partner in trainer._keeper._partners]
+    before = [*model.values(), *random_values(model)]
+    with pytest.raises(CheckpointError, match=message):
+        trainer.resume(path)
+    assert_same([*model.values(), *random_values(model)], before)
+    assert trainer._order.get_state() == generator
+    assert [partner.state() for partner in trainer._keeper._partners] == partners
+    assert (trainer.epoch, trainer.step, trainer.records) == (0, 0, [])
+
+
+def another(params=None, rule=updates.momentum, dtype="float64", width=3):
+    """A model whose parameters are not those of the next test's checkpoint."""
+    x = theano.tensor.matrix("x", dtype=dtype)
+    names = params or ["w", "v"]
+    shareds = [theano.shared(np.ones(width, dtype), name=name) for name in names]
+    rate = theano.shared(np.asarray(0.1, dtype), name="rate")
+    loss = ((x.dot(sum(shareds)) - 1) ** 2).mean()
+    train = make_train_function_theano(loss, shareds, [x], rule, learning_rate=rate)
+    data = np.random.RandomState(3).randn(10, width).astype(dtype)
+    return train, rate, data
+
+
+@pytest.mark.parametrize(
+    "here, settings, messages",
+    [
+        (
+            {"params": ["w", "u"]},
+            {},
+            [r"params\[1\]: v float64\(3,\) in the checkpoint, u float64"],
+        ),
+        ({"width": 4}, {}, [r"params\[0\]: w float64\(3,\)", r"optimizer\[1\].*velocity\(v\)"]),
+        ({"dtype": "float32"}, {}, [r"v float64\(3,\) in the checkpoint, v float32\(3,\) here"]),
+        ({"params": ["w"]}, {}, [r"params: 2 variables in the checkpoint \(w, v\), 1 here \(w\)"]),
+        ({"rule": updates.sgd}, {}, ["optimizer: 2 variables", "0 here"]),
+        ({}, {"rate": False}, ["learning_rate: 1 variables", "0 here"]),
+        ({}, {"batch_size": 5}, ["batch_size: 4 in the checkpoint, 5 here .*within an epoch"]),
+        ({}, {"shuffle": False}, ["shuffle: True in the checkpoint, False here"]),
+        ({}, {"seed": np.random.RandomState(0)}, ["rows were shuffled by a Generator"]),
+        (
+            {},
+            {"seed": np.random.Generator(np.random.MT19937(0))},
+            ["seed: the generator refuses its state"],
+        ),
+        ({}, {"callbacks": []}, ["schedule or callback: EarlyStopping in the checkpoint, none"]),
+        ({}, {"mode": "max"}, ["mode: 'min' in the checkpoint, 'max' here"]),
+    ],
+)
+def test_a_checkpoint_of_another_training_changes_nothing(tmp_path, here, settings, messages):
+    def build(here, **settings):
+        train, rate, data = another(**here)
+        settings = {"batch_size": 4, "callbacks": [EarlyStopping(9)], "rate": True, **settings}
+        learning_rate = rate if settings.pop("rate") else None
+        callbacks = [*settings.pop("callbacks"), StopAt(2)]
+        return train, Trainer(
+            train,
+            data,
+            checkpoint=tmp_path,
+            learning_rate=learning_rate,
+            callbacks=callbacks,
+            **settings,
+        )
+
+    build({})[1].run(1)
+    train, trainer = build(here, **settings)
+    shareds = [*train.state.params, *train.state.optimizer]
+    before = [shared.get_value() for shared in shareds]
+    for message in messages:
+        with pytest.raises(CheckpointError, match=message):
+            trainer.resume()
+    assert_same([shared.get_value() for shared in shareds], before)
+    assert trainer.step == 0
+
+
+def test_between_epochs_the_batches_may_become_others(tmp_path):
+    plain(Model(), tmp_path).run(1)
+    model = Model()
+    trainer = Trainer(
+        model.train, dataset(40), 10, checkpoint=tmp_path, callbacks=[EarlyStopping(5)]
+    )
+    history = trainer.run(2, resume=True)
+    assert history["step"] == [4, 8]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from synkhronos.extensions.train import _checkpoint_file as file
+path = Path(sys.argv[2])
+file.write(path, {"old": 1})
+def die(*args):
+    os.kill(os.getpid(), signal.SIGKILL)
+Path.replace = die
+file.write(path, {"new": [0.0] * 100})
+"""
+
+
+def test_a_kill_before_the_new_file_takes_its_place_leaves_the_old_one(tmp_path):
+    path = tmp_path / "step-000000001.npz"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(path)],
+        timeout=120,
+        check=False,
+        env={**os.environ, "SYNKHRONOS_USE_GPU": "0"},
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert checkpoint_file.read(path) == {"old": 1}
+    unfinished = [other for other in tmp_path.iterdir() if other != path]
+    assert len(unfinished) == 1
+    assert Checkpoints(tmp_path).paths() == [path]
+    Checkpoints(tmp_path).write(2, {"new": 2})  # sweeps it up
+    assert not unfinished[0].exists()
+
+
+def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "step-000000001.npz"
+    checkpoint_file.write(path, {"old": 1})
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoint_file.write(path, {"new": 1})
+    assert list(tmp_path.iterdir()) == [path]
+    assert checkpoint_file.read(path) == {"old": 1}

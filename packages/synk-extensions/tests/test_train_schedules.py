@@ -1,0 +1,191 @@
+"""Learning rates against the closed formulas of papers, and against PyTorch's schedulers."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from _training import Model, dataset
+
+from synkhronos.extensions.train import (
+    ReduceOnPlateau,
+    Trainer,
+    cosine,
+    exponential,
+    step_decay,
+    warm_up,
+)
+
+EPOCHS = 13
+
+
+def rates(schedule, n=EPOCHS):
+    return [schedule(t) for t in range(n)]
+
+
+def test_step_decay_by_hand():
+    assert rates(step_decay(0.8, 2, 0.5), 7) == [0.8, 0.8, 0.4, 0.4, 0.2, 0.2, 0.1]
+    assert rates(step_decay(1.0, [3, 1], 0.25), 5) == [1.0, 0.25, 0.25, 0.0625, 0.0625]
+
+
+def test_exponential_by_hand():
+    assert rates(exponential(2.0, 0.5), 4) == [2.0, 1.0, 0.5, 0.25]
+
+
+def test_cosine_is_the_papers_formula():
+    # Equation 5 of SGDR, with T_cur = t and T_i = 8.
+    low, high = 0.01, 0.2
+    expected = [low + 0.5 * (high - low) * (1 + math.cos(t / 8 * math.pi)) for t in range(9)]
+    got = rates(cosine(high, 8, low), 11)
+    np.testing.assert_allclose(got[:9], expected, rtol=1e-14)
+    assert got[0] == high
+    np.testing.assert_allclose(got[8:], low, rtol=1e-14)
+
+
+def test_warm_up_goes_in_a_straight_line_and_then_follows():
+    assert rates(warm_up(0.8, 4), 6) == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 0.8])
+    assert rates(warm_up(0.8, 2, start=0.5), 3) == pytest.approx([0.4, 0.6, 0.8])
+    after = cosine(0.8, 5)
+    assert rates(warm_up(after, 3), 9)[3:] == rates(after, 6)
+
+
+def test_plateau_by_hand():
+    schedule = ReduceOnPlateau(1.0, factor=0.5, patience=2, min_delta=0.1, cooldown=1, lowest=0.2)
+    got = []
+    #          better, better, no,  no: halved; resting, no,  no: halved, rest, no, no: at lowest
+    for loss in [5.0, 4.0, 3.95, 4.5, 4.5, 4.5, 4.5, 4.5, 4.5, 4.5]:
+        schedule.observe(loss)
+        got.append(schedule(0))
+    assert got == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.2]
+
+
+def test_plateau_goes_on_from_its_state_also_within_a_warm_up():
+    losses = np.random.RandomState(0).rand(40)
+
+    def make():
+        return warm_up(ReduceOnPlateau(1.0, 0.5, patience=2, cooldown=1), 3)
+
+    whole, first, second = make(), make(), make()
+    expected, got = [], []
+    for t, loss in enumerate(losses):
+        if t == 17:
+            second.load_state(first.state())
+        half = first if t < 17 else second
+        for schedule, rates in ((whole, expected), (half, got)):
+            rates.append(schedule(t))
+            schedule.observe(loss)
+    assert got == expected
+    assert len(set(expected)) > 4
+
+
+def test_the_schedule_is_asked_by_epochs_or_by_steps():
+    for by, expected in [("epoch", [0, 1]), ("step", [0, 1, 2, 3])]:
+        asked = []
+
+        def schedule(t, asked=asked):
+            asked.append(t)
+            return 0.1 / (1 + t)
+
+        model = Model()
+        trainer = Trainer(
+            model.train,
+            dataset(),
+            25,
+            learning_rate=model.rate,
+            schedule=schedule,
+            schedule_by=by,
+        )
+        history = trainer.run(2)
+        assert asked == expected
+        assert history["learning_rate"][-1] == model.rate.get_value() == 0.1 / (1 + expected[-1])
+
+
+def test_the_trainer_tells_the_plateau_its_losses():
+    model = Model()
+    losses = [3.0, 2.0, 2.0, 2.0, 2.0]
+    waiting = iter(losses)
+    trainer = Trainer(
+        model.train,
+        dataset(),
+        50,
+        valid=lambda *_: next(waiting),
+        valid_data=dataset(2),
+        learning_rate=model.rate,
+        schedule=ReduceOnPlateau(0.4, 0.5, patience=2),
+    )
+    assert trainer.run(5)["learning_rate"] == [0.4, 0.4, 0.4, 0.4, 0.2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: step_decay(0.1, 0),
+        lambda: cosine(0.1, 0),
+        lambda: warm_up(0.1, 0),
+        lambda: ReduceOnPlateau(0.1, patience=0),
+        lambda: ReduceOnPlateau(0.1, factor=1.0),
+    ],
+)
+def test_schedules_refuse_what_makes_no_sense(make):
+    with pytest.raises(ValueError, match="; expected"):
+        make()
+
+
+def pytorch_rates(make, losses=None):
+    """Rates of a PyTorch scheduler, before each of the epochs."""
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it expects the optimiser's steps in between
+        scheduler = make(torch.optim.lr_scheduler, optimizer)
+        got = []
+        for t in range(EPOCHS):
+            got.append(optimizer.param_groups[0]["lr"])
+            scheduler.step(*([] if losses is None else [losses[t]]))
+    return got
+
+
+@pytest.mark.parametrize(
+    "ours, theirs",
+    [
+        (step_decay(0.3, 4, 0.2), lambda s, o: s.StepLR(o, 4, 0.2)),
+        (step_decay(0.3, [2, 3, 9], 0.2), lambda s, o: s.MultiStepLR(o, [2, 3, 9], 0.2)),
+        (exponential(0.3, 0.8), lambda s, o: s.ExponentialLR(o, 0.8)),
+        (cosine(0.3, EPOCHS, 0.02), lambda s, o: s.CosineAnnealingLR(o, EPOCHS, 0.02)),
+        (warm_up(0.3, 5, 0.25), lambda s, o: s.LinearLR(o, 0.25, total_iters=5)),
+        (
+            warm_up(exponential(0.3, 0.8), 5, 0.25),
+            lambda s, o: s.SequentialLR(
+                o, [s.LinearLR(o, 0.25, total_iters=5), s.ExponentialLR(o, 0.8)], milestones=[5]
+            ),
+        ),
+    ],
+    ids=["step", "steps", "exponential", "cosine", "warm-up", "warm-up-and-exponential"],
+)
+def test_rates_are_those_of_pytorch(ours, theirs):
+    np.testing.assert_allclose(rates(ours), pytorch_rates(theirs), rtol=1e-12)
+
+
+@pytest.mark.parametrize("patience, cooldown, min_delta", [(1, 0, 0.0), (3, 0, 0.1), (2, 2, 0.0)])
+def test_plateaus_are_those_of_pytorch(patience, cooldown, min_delta):
+    losses = np.random.RandomState(patience).rand(EPOCHS)
+    schedule = ReduceOnPlateau(0.3, 0.5, patience, min_delta, cooldown, lowest=0.02)
+    got = []
+    for loss in losses:
+        got.append(schedule(0))
+        schedule.observe(loss)
+    expected = pytorch_rates(
+        lambda s, o: s.ReduceLROnPlateau(
+            o,
+            factor=0.5,
+            patience=patience - 1,  # it acts when more than these have passed
+            threshold=min_delta,
+            threshold_mode="abs",
+            cooldown=cooldown,
+            min_lr=0.02,
+        ),
+        losses,
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-12)

@@ -1,0 +1,344 @@
+"""The Trainer's loop, with the serial twin: its numbers are those of NumPy and of a plain loop."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+import signal
+import threading
+
+import numpy as np
+import pytest
+import theano
+from _training import FEATURES, ROWS, Model, assert_close, assert_same, dataset
+
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import Callback, EarlyStopping, Trainer, exponential
+
+
+def numpy_training(epochs, batch_size, rates, seed=0):
+    """Gradient descent on the mean squared error, by hand; losses by epoch, then w and b."""
+    x, y = dataset()
+    rng = np.random.default_rng(seed)
+    w, b = np.zeros(FEATURES), 0.0
+    losses = []
+    for epoch in range(epochs):
+        order = rng.permutation(ROWS)
+        squares = 0.0
+        for start in range(0, ROWS, batch_size):
+            rows = order[start : start + batch_size]
+            residual = x[rows] @ w + b - y[rows]
+            squares += (residual**2).sum()
+            w = w - rates[epoch] * 2 * x[rows].T @ residual / len(rows)
+            b = b - rates[epoch] * 2 * residual.mean()
+        losses.append(squares / ROWS)
+    return losses, w, b
+
+
+def test_epochs_are_those_of_numpy():
+    model = Model(rule=updates.sgd)
+    valid = theano.function([model.x, model.y], [model.clean, model.error])
+    x_valid, y_valid = dataset(23, seed=2)
+    trainer = Trainer(
+        model.train,
+        dataset(),
+        16,  # the last batch has two rows
+        valid=valid,
+        valid_data=(x_valid, y_valid),
+        valid_slices=4,
+        valid_names=["error"],
+        learning_rate=model.rate,
+        schedule=exponential(0.1, 0.5),
+        seed=3,
+    )
+    history = trainer.run(3)
+    losses, w, b = numpy_training(3, 16, [0.1, 0.05, 0.025], seed=3)
+    assert_close([history["train_loss"], model.w.get_value(), model.b.get_value()], [losses, w, b])
+    residual = x_valid @ w + b - y_valid
+    assert_close(
+        [history["valid_loss"][-1], history["valid_error"][-1]],
+        [(residual**2).mean(), abs(residual).mean()],
+    )
+    assert history["learning_rate"] == [0.1, 0.05, 0.025]
+    assert history["step"] == [4, 8, 12]
+    assert (history.status, len(history), trainer.epoch, trainer.step) == ("finished", 3, 3, 12)
+    assert [record["epoch"] for record in history] == [1, 2, 3]
+    assert repr(history) == "<History of 3 epochs, finished>"
+    with pytest.raises(KeyError, match="'loss'; expected one of"):
+        history["loss"]
+
+
+def test_epochs_are_counted_over_runs():
+    model, other = Model(), Model()
+    trainer = Trainer(model.train, dataset(), 16)
+    assert [len(trainer.run(epochs)) for epochs in (1, 1, 3)] == [1, 1, 3]
+    Trainer(other.train, dataset(), 16).run(3)
+    assert_same(model.values(), other.values())
+
+
+@pytest.mark.parametrize("shuffle, drop_last", [(False, False), (True, True), (False, True)])
+def test_rows_come_in_the_order_that_was_asked_for(shuffle, drop_last):
+    x, y = np.arange(7.0 * FEATURES).reshape(7, FEATURES), np.zeros(7)
+    batches = []
+    model = Model()
+    call = model.train.__call__
+    trainer = Trainer(model.train, (x, y), 3, shuffle=shuffle, drop_last=drop_last, seed=5)
+
+    class Spy(type(model.train)):
+        def __call__(self, *data, batch, **options):
+            batches.append(list(batch))
+            return call(*data, batch=batch, **options)
+
+    model.train.__class__ = Spy
+    trainer.run(2)
+    rng = np.random.default_rng(5)
+    expected = []
+    for _ in range(2):
+        order = list(rng.permutation(7)) if shuffle else list(range(7))
+        parts = [order[0:3], order[3:6], order[6:7]]
+        expected += parts[:2] if drop_last else parts
+    assert batches == expected
+
+
+def test_gradients_in_slices_are_the_same():
+    model, other = Model(), Model()
+    Trainer(model.train, dataset(), 16, num_slices=3).run(1)
+    Trainer(other.train, dataset(), 16).run(1)
+    assert_close(model.values(), other.values())
+
+
+@pytest.mark.parametrize("rows, slices", [(23, 1), (23, 4), (3, 7)])
+def test_validation_means_are_exact_for_uneven_slices(rows, slices):
+    model = Model()
+    x_valid, y_valid = dataset(rows, seed=2)
+    sizes = []
+
+    def valid(x, y):
+        sizes.append(len(x))
+        return np.float32(len(x)), (x.sum(axis=1) * y).mean()
+
+    trainer = Trainer(
+        model.train,
+        dataset(),
+        50,
+        valid=valid,
+        valid_data=(x_valid, y_valid),
+        valid_slices=slices,
+        valid_names=["product"],
+    )
+    record = trainer.run(1).records[0]
+    assert sum(sizes) == rows
+    assert len(sizes) == min(slices, rows)
+    np.testing.assert_allclose(record["valid_loss"], sum(n * n for n in sizes) / rows, rtol=1e-14)
+    product = (x_valid.sum(axis=1) * y_valid).mean()
+    np.testing.assert_allclose(record["valid_product"], product, rtol=1e-12)
+
+
+class Notes(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_run_begin(self, trainer):
+        self.seen.append(("begin", trainer.epoch))
+
+    def on_step_end(self, trainer, loss):
+        self.seen.append(("step", trainer.step, loss))
+
+    def on_epoch_end(self, trainer, record):
+        self.seen.append(("epoch", record["epoch"]))
+        record["half"] = record["epoch"] / 2
+
+    def on_run_end(self, trainer, history):
+        self.seen.append(("end", history.status))
+
+
+def test_callbacks_are_called_in_their_order(tmp_path):
+    notes, epochs = Notes(), []
+    log = tmp_path / "log.jsonl"
+    trainer = Trainer(
+        Model().train,
+        dataset(),
+        25,
+        log=log,
+        callbacks=[notes, lambda trainer, record: epochs.append((trainer.epoch, record["half"]))],
+    )
+    history = trainer.run(2)
+    kinds = [entry[0] for entry in notes.seen]
+    assert kinds == ["begin", "step", "step", "epoch", "step", "step", "epoch", "end"]
+    losses = [entry[2] for entry in notes.seen if entry[0] == "step"]
+    assert_close([history["train_loss"]], [[sum(losses[:2]) / 2, sum(losses[2:]) / 2]])
+    assert epochs == [(1, 0.5), (2, 1.0)]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["half"] for line in lines] == history["half"] == [0.5, 1.0]
+
+
+def test_stop_ends_after_the_step_and_the_next_run_goes_on(caplog):
+    caplog.set_level(logging.INFO, logger="synkhronos")
+
+    class StopAt(Callback):
+        def on_step_end(self, trainer, loss):
+            if trainer.step in (2, 4):
+                trainer.stop("enough")
+
+    model, other = Model(), Model()
+    trainer = Trainer(model.train, dataset(), 16, callbacks=[StopAt()])
+    first, second, third = trainer.run(2), trainer.run(2), trainer.run(2)
+    assert (first.status, first.reason, len(first)) == ("stopped", "enough", 0)
+    assert (second.status, len(second)) == ("stopped", 0)  # all steps, but no validation yet
+    assert (third.status, len(third), trainer.step) == ("finished", 2, 8)
+    assert [record.getMessage() for record in caplog.records] == ["training stopped: enough"] * 2
+    history = Trainer(other.train, dataset(), 16).run(2)
+    assert_same(model.values(), other.values())
+    assert history["train_loss"] == third["train_loss"]
+
+
+def stopping_run(losses, stopping, mode="min", epochs=100):
+    """A training whose validation returns the given losses; its history, and w after each epoch."""
+    model = Model()
+    waiting = iter(losses)
+    after = []
+    trainer = Trainer(
+        model.train,
+        dataset(),
+        25,
+        valid=lambda *_: next(waiting),
+        valid_data=dataset(3),
+        mode=mode,
+        callbacks=[lambda trainer, _: after.append(model.w.get_value()), stopping],
+    )
+    return trainer.run(epochs), after, model
+
+
+# The epoch at which to stop, and that of the best, were counted by hand.
+@pytest.mark.parametrize(
+    "losses, settings, mode, epochs, best",
+    [
+        ([5, 4, 4.5, 4.2, 4.1, 1], {"patience": 3}, "min", 5, 2),
+        ([5, 4, 4.5, 3.9, 4.1, 3.9, 1], {"patience": 2}, "min", 6, 4),
+        ([5, 4, 3.9, 3.8, 1], {"patience": 2, "min_delta": 0.5}, "min", 4, 2),
+        ([5, 4, 3.7, 3.4, 3.1], {"patience": 2, "min_delta": 0.5}, "min", None, 4),
+        ([1, 2, 3, 2.5, 2.9, 9], {"patience": 2}, "max", 5, 3),
+        ([math.nan, math.nan, 1], {"patience": 2}, "min", 2, None),
+        ([2, 2, 1], {"patience": 1}, "min", 2, 1),
+    ],
+)
+def test_early_stopping(losses, settings, mode, epochs, best):
+    stopping = EarlyStopping(**settings, restore_best=True)
+    history, after, model = stopping_run(losses, stopping, mode, epochs=len(losses))
+    assert len(history) == (epochs or len(losses))
+    assert history.status == ("stopped" if epochs else "finished")
+    if epochs:
+        assert f"no better valid_loss for {settings['patience']} epochs" in history.reason
+    assert_same([model.w.get_value()], [after[best - 1 if best else -1]])
+
+
+def test_early_stopping_leaves_the_last_parameters_unless_asked():
+    history, after, model = stopping_run([1, 2, 3, 4], EarlyStopping(2))
+    assert len(history) == 3
+    assert_same([model.w.get_value()], [after[-1]])
+
+
+def test_csv_log_has_a_line_per_epoch(tmp_path):
+    path = tmp_path / "logs" / "run.csv"
+    model = Model()
+    valid = theano.function([model.x, model.y], [model.clean, model.error])
+    trainer = Trainer(
+        model.train,
+        dataset(),
+        16,
+        valid=valid,
+        valid_data=dataset(9),
+        valid_names=["error"],
+        learning_rate=model.rate,
+        log=path,
+    )
+    history = trainer.run(2)
+    with path.open(newline="") as file:
+        header, *lines = csv.reader(file)
+    assert header == [
+        "epoch", "step", "seconds", "train_loss", "valid_loss", "train_error", "valid_error",
+        "learning_rate",
+    ]  # fmt: skip
+    assert [[float(text) for text in line] for line in lines] == [
+        [record[name] for name in header] for record in history
+    ]
+    trainer.run(3)
+    assert len(path.read_text().splitlines()) == 4
+    Trainer(model.train, dataset(), 16, log=path).run(1)  # another training begins the file anew
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_log_of_json_lines_is_json_also_without_validation_and_with_nan(tmp_path):
+    path = tmp_path / "log.jsonl"
+    x, y = dataset()
+    y[3] = math.nan
+    Trainer(Model().train, (x, y), 50, log=path).run(2)
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    lines = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert lines[0]["train_loss"] is lines[0]["valid_loss"] is lines[0]["learning_rate"] is None
+
+
+def test_ctrl_c_is_left_alone_in_threads_and_where_it_is_ignored():
+    usual = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def look(trainer, record):
+        seen.append(signal.getsignal(signal.SIGINT))
+
+    trainer = Trainer(Model().train, dataset(), 50, callbacks=[look])
+    trainer.run(1)
+    assert signal.getsignal(signal.SIGINT) is usual
+    thread = threading.Thread(target=trainer.run, args=(2,))
+    thread.start()
+    thread.join()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        trainer.run(3)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert seen[0] is not usual
+    assert seen[1:] == [usual, signal.SIG_IGN]
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"train": sum}, TypeError, "what make_train_function"),
+        ({"data": ()}, ValueError, "data is empty"),
+        ({"batch_size": 0}, ValueError, "50 rows make no batch of batch_size 0"),
+        ({"batch_size": 51, "drop_last": True}, ValueError, "50 rows make no batch"),
+        ({"valid": max}, ValueError, "one of valid and valid_data"),
+        ({"schedule": abs}, ValueError, "no learning_rate"),
+        ({"schedule_by": "hour"}, ValueError, "schedule_by is 'hour'; expected one of 'epoch'"),
+        ({"mode": "low"}, ValueError, "mode is 'low'"),
+        ({"monitor": "valid_loss2"}, ValueError, "monitor is 'valid_loss2'.*'train_error'"),
+        ({"output_names": []}, ValueError, r"output_names: got \[\]; expected 1"),
+        ({"callbacks": [3]}, TypeError, "got 3 among callbacks"),
+        ({"callbacks": [EarlyStopping]}, TypeError, "Callback object"),
+        ({"valid": max, "valid_data": [1], "valid_slices": 0}, ValueError, "valid_slices is 0"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_words(change, error, message):
+    arguments = {"train": Model().train, "data": dataset(), "batch_size": 16}
+    with pytest.raises(error, match=message):
+        Trainer(**{**arguments, **change})
+
+
+def test_outputs_that_no_log_can_hold_are_refused():
+    model = Model()
+    valid = theano.function([model.x, model.y], [model.clean, model.error])
+    with pytest.raises(ValueError, match=r"valid returns 2 outputs; expected 1.*valid_names"):
+        Trainer(model.train, dataset(), 16, valid=valid, valid_data=dataset(3))
+    trainer = Trainer(
+        model.train, dataset(), 16, valid=lambda x, y: x.sum(axis=0), valid_data=dataset(3)
+    )
+    with pytest.raises(TypeError, match=r"valid_loss has the shape \(4,\)"):
+        trainer.run(1)
+    with pytest.raises(ValueError, match="patience is 0"):
+        EarlyStopping(0)

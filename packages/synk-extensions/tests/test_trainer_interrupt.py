@@ -1,0 +1,154 @@
+"""Ctrl-C while the Trainer is at work: it stops after the step, and the second time at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _training import Model, assert_close, assert_same, dataset
+
+from synkhronos.extensions.train import Checkpoints, Trainer
+
+LIMIT_S = 120
+
+PROGRAM = """
+import signal, sys, time
+sys.path.insert(0, sys.argv[1])
+import theano
+import theano.tensor as T
+from _training import Model, dataset
+import synkhronos as synk
+from synk_theano.testing import child_processes
+from synkhronos.extensions.train import Callback, Trainer, make_train_function
+from synkhronos.extensions.train import make_train_function_theano
+
+folder, kind, wait_s = sys.argv[2:5]
+# Whatever this was started from: Ctrl-C is as Python has it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def wait(seconds):
+    begin = time.monotonic()
+    while time.monotonic() - begin < seconds:
+        time.sleep(0.01)
+
+class Slow(theano.gof.Op):
+    __props__ = ()
+    def make_node(self, value, seconds):
+        return theano.gof.Apply(self, [value, seconds], [value.type()])
+    def perform(self, node, inputs, outputs, params=None):
+        wait(float(inputs[1]))
+        outputs[0][0] = inputs[0]
+
+class Tell(Callback):
+    def on_step_end(self, trainer, loss):
+        if trainer.step == 2:
+            set_seconds(float(wait_s))
+            print("step 3", flush=True)
+        elif trainer.step > 2:
+            print("end of step", trainer.step, flush=True)
+
+if kind == "parallel":
+    synk.fork(2, use_gpu=False, verbose=False)
+seconds = theano.shared(0.0, name="seconds")
+model = Model(
+    make_train_function if kind == "parallel" else make_train_function_theano,
+    # All ranks take their time within the step.
+    slow=lambda value: Slow()(value, seconds),
+)
+def set_seconds(value):
+    if kind == "parallel":
+        synk.broadcast(seconds, value)
+    seconds.set_value(value)
+trainer = Trainer(model.train, dataset(), 16, checkpoint=folder, callbacks=[Tell()])
+try:
+    history = trainer.run(1000)
+    print(history.status, len(history), trainer.step, flush=True)
+    if kind == "parallel":
+        # The ranks are there as before.
+        print("ranks", len(synk.gather(model.b)), flush=True)
+except KeyboardInterrupt:
+    print("KeyboardInterrupt", flush=True)
+synk.close()
+print("children", len(child_processes()), flush=True)
+"""
+
+
+def interrupted(folder, kind, times, wait_s):
+    """Run the program and send it SIGINT within its third step; what it prints, and its status."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(folder), kind, str(wait_s)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "SYNKHRONOS_USE_GPU": "0"},
+        start_new_session=True,
+    )
+    try:
+        lines = [process.stdout.readline().strip()]
+        assert lines == ["step 3"], process.communicate(timeout=LIMIT_S)
+        for _ in range(times):
+            time.sleep(0.5)  # into the step; and two signals that come together are one
+            # As a terminal does: to all processes of the group.
+            os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    return lines + out.splitlines(), process.returncode, err
+
+
+@pytest.mark.parametrize("kind", ["serial", "parallel"])
+def test_the_first_ctrl_c_finishes_the_step_and_writes_a_checkpoint(tmp_path, kind):
+    lines, status, err = interrupted(tmp_path, kind, times=1, wait_s=1.5)
+    ranks = ["ranks 2"] if kind == "parallel" else []
+    expected = ["step 3", "end of step 3", "interrupted 0 3", *ranks, "children 0"]
+    assert (lines, status) == (expected, 0), err
+    assert "training interrupted: Ctrl-C, after step 3" in err
+    assert "Traceback" not in err
+    (path,) = Checkpoints(tmp_path).paths()
+    assert path.name == "step-000000003.npz"
+
+    # What it wrote goes on here, as a run that nobody interrupted.
+    model, whole = Model(), Model()
+    trainer = Trainer(model.train, dataset(), 16, checkpoint=tmp_path)
+    history = trainer.run(2, resume=True)
+    expected = Trainer(whole.train, dataset(), 16).run(2)
+    same = assert_same if kind == "serial" else assert_close
+    same(model.values(), whole.values())
+    same([history["train_loss"]], [expected["train_loss"]])
+
+
+@pytest.mark.parametrize("kind", ["serial", "parallel"])
+def test_the_second_ctrl_c_ends_at_once(tmp_path, kind):
+    # The workers are in the middle of their step, and may finish it before they stop.
+    wait_s = LIMIT_S if kind == "serial" else 4.0
+    lines, status, err = interrupted(tmp_path, kind, times=2, wait_s=wait_s)
+    assert (lines, status) == (["step 3", "KeyboardInterrupt", "children 0"], 0), err
+    assert Checkpoints(tmp_path).paths() == []
+
+
+def test_a_handler_of_the_users_is_asked_the_second_time_and_restored():
+    calls = []
+
+    def handler(number, frame):
+        calls.append(number)
+
+    def interrupt(trainer, record):
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+
+    usual = signal.signal(signal.SIGINT, handler)
+    try:
+        trainer = Trainer(Model().train, dataset(), 50, callbacks=[interrupt])
+        history = trainer.run(5)
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert calls == [signal.SIGINT] * 2
+    assert (history.interrupted, len(history)) == (True, 1)
+    assert np.isfinite(history["train_loss"]).all()

@@ -1,0 +1,76 @@
+"""How many cores this process may use: in batch jobs and containers, fewer than there are."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Iterator, List, Optional
+
+_ROOT = Path("/")
+
+
+def available_cores(root: Path = _ROOT) -> int:
+    """The cores that this process may use: by affinity (taskset, batch systems), and by the quota
+    of its control groups (``docker run --cpus``, Kubernetes limits), rounded up.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    quotas = [math.ceil(quota) for quota in _quotas(root)]
+    return max(1, min([cores, *quotas]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """The quotas, in cores, of this process's control groups and those around them.
+
+    See the kernel's Documentation/admin-guide/cgroup-v2.rst ("cpu.max"), and
+    Documentation/scheduler/sched-bwc.rst for version 1.
+    """
+    groups = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "", "/")
+        if not controllers:
+            for folder in _upwards(groups, path):
+                yield from _ratio(_words(folder / "cpu.max"))
+        elif "cpu" in controllers.split(","):
+            for folder in _upwards(groups / "cpu", path):
+                quota = _words(folder / "cpu.cfs_quota_us")
+                yield from _ratio(quota + _words(folder / "cpu.cfs_period_us"))
+
+
+def _upwards(top: Path, path: str) -> Iterator[Path]:
+    """The folder of a group, and of those around it; inside of a container the top is its own."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    for length in range(len(parts), -1, -1):
+        yield top.joinpath(*parts[:length])
+
+
+def _words(file: Path) -> List[str]:
+    try:
+        return file.read_text(encoding="ascii").split()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _ratio(words: List[str]) -> Iterator[float]:
+    """Quota by period; nothing if there is no limit ("max", or -1)."""
+    numbers = [_number(word) for word in words]
+    if len(numbers) == 2:
+        quota, period = numbers
+        if quota is not None and period is not None and quota > 0 and period > 0:
+            yield quota / period
+
+
+def _number(word: str) -> Optional[int]:
+    try:
+        return int(word)
+    except ValueError:
+        return None
