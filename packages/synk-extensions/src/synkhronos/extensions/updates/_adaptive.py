@@ -28,7 +28,7 @@ def adagrad(
         epsilon: A small number against division by zero, inside the root.
 
     Returns:
-        As :func:`sgd`. State: "squares(W)" for each parameter.
+        As :func:`sgd`. The state is "squares(W)" for each parameter.
 
     Source: J. Duchi, E. Hazan and Y. Singer, "Adaptive subgradient methods for online learning
     and stochastic optimization", JMLR 12 (2011).
@@ -66,7 +66,7 @@ def rmsprop(
         epsilon: A small number against division by zero, inside the root.
 
     Returns:
-        As :func:`sgd`. State: "squares(W)" for each parameter.
+        As :func:`sgd`. The state is "squares(W)" for each parameter.
 
     Source: T. Tieleman and G. Hinton, "Lecture 6.5: RMSProp", Neural Networks for Machine
     Learning, Coursera (2012).
@@ -109,7 +109,7 @@ def adadelta(
             must be well above the smallest number of the dtype.
 
     Returns:
-        As :func:`sgd`. State: "squares(W)" and "deltas(W)" for each parameter.
+        As :func:`sgd`. The state is "squares(W)" and "deltas(W)" for each parameter.
 
     Source: M. D. Zeiler, "ADADELTA: an adaptive learning rate method", arXiv:1212.5701 (2012).
     """
@@ -155,7 +155,7 @@ def adam(
             form that the paper gives at the end of its section 2 (as Lasagne has it).
 
     Returns:
-        As :func:`sgd`. State: "step", one counter for all parameters, and "mean(W)" and
+        As :func:`sgd`. The state is "step", one counter for all parameters, and "mean(W)" and
         "squares(W)" for each.
 
     Source: D. P. Kingma and J. Ba, "Adam: A Method for Stochastic Optimization",
@@ -212,7 +212,7 @@ def amsgrad(
         epsilon: A small number against division by zero, outside the root.
 
     Returns:
-        As :func:`sgd`. State: "step", one counter for all parameters, and "mean(W)",
+        As :func:`sgd`. The state is "step", one counter for all parameters, and "mean(W)",
         "squares(W)" and "largest(W)" for each.
 
     Source: S. J. Reddi, S. Kale and S. Kumar, "On the Convergence of Adam and Beyond", ICLR
@@ -267,7 +267,7 @@ def adamax(
         epsilon: A small number against division by zero (0 in the paper).
 
     Returns:
-        As :func:`sgd`. State: "step", one counter for all parameters, and "mean(W)" and
+        As :func:`sgd`. The state is "step", one counter for all parameters, and "mean(W)" and
         "largest(W)" for each.
 
     Source: D. P. Kingma and J. Ba, "Adam: A Method for Stochastic Optimization",

@@ -88,7 +88,7 @@ def clip_by_value(rule: UpdateRule, max_value: Any) -> UpdateRule:
         ValueError: ``max_value`` is not positive, or no scalar.
 
     Source: T. Mikolov, "Statistical Language Models Based on Neural Networks", PhD thesis, Brno
-    University of Technology (2012), section 3.2.2.
+    University of Technology (2012).
     """
     name = "clip_by_value"
     limit = check_number(max_value, f"{name}: max_value", above=0)

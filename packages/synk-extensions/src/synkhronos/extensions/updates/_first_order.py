@@ -86,7 +86,7 @@ def momentum(
             constant gradient ends in steps of :math:`\eta / (1 - \mu)`.
 
     Returns:
-        As :func:`sgd`. State: "velocity(W)" for each parameter.
+        As :func:`sgd`. The state is "velocity(W)" for each parameter.
 
     Source: B. T. Polyak, "Some methods of speeding up the convergence of iteration methods",
     USSR Computational Mathematics and Mathematical Physics 4 (1964).
@@ -122,7 +122,7 @@ def nesterov_momentum(
         momentum: :math:`\mu`, a number or Theano scalar.
 
     Returns:
-        As :func:`sgd`. State: "velocity(W)" for each parameter.
+        As :func:`sgd`. The state is "velocity(W)" for each parameter.
 
     Sources: Y. Nesterov, "A method for solving the convex programming problem with convergence
     rate O(1/k^2)", Doklady 269 (1983); Y. Bengio et al., "Advances in optimizing recurrent
