@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,8 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from synkhronos_cli import _gpu, _machine, _software
+from synkhronos_cli import _app, _doctor, _fix, _gpu, _machine, _software
 from synkhronos_cli._items import GOOD, MISSING, WARNING, Item, Report
 from synkhronos_cli._probe import Answer, ask, ask_module
 
@@ -43,7 +45,7 @@ def test_this_machine(tmp_path: Path):
     assert done.stderr == ""
     assert done.returncode == (0 if report["ok"] else 1)
     software = {item["name"]: item for item in report["sections"]["Software"]}
-    assert software["NumPy"]["found"] == version("numpy")
+    assert software["NumPy"]["found"].startswith(f"{version('numpy')}, ")
     assert software["Theano"]["state"] in (GOOD, WARNING)
     assert "GFLOP/s" in software.get("BLAS", {"found": "GFLOP/s"})["found"]
     assert report["flags"]["dnn.conv.algo_fwd"] == {
@@ -99,6 +101,194 @@ def test_the_command_does_not_import_what_it_looks_at():
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_machine_on_which_much_is_wrong_at_once(tmp_path: Path):
+    """No home, no compiler, a driver's tool that hangs, an old locale, 20 columns, no colours."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nsleep 600\n")
+    smi.chmod(0o755)
+    changes = {
+        "HOME": "/proc/self/nowhere",  # neither there nor to be made
+        "PATH": str(tmp_path),
+        "LC_ALL": "C",
+        "PYTHONIOENCODING": "ascii:strict",
+        "COLUMNS": "20",
+        "NO_COLOR": "1",
+        "TMPDIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join(["/no\u00df", os.environ.get("PYTHONPATH", "")]),
+    }
+    done = command("doctor", **changes)
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    done = command("doctor", "--json", **changes)
+    report = json.loads(done.stdout)
+    assert report["ok"] is False
+    found = {item["name"]: item for item in report["sections"]["Software"]}
+    assert found["C++ compiler"]["cure"].startswith("apt install g++")
+    assert "base_compiledir=" in found["Theano"]["cure"]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_stream(stream: str):
+    number = {"stdout": 1, "stderr": 2}[stream]
+    code = (
+        f"import os, sys; os.close({number}); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'synkhronos_cli', 'demo'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_reader_that_leaves():
+    """As `| head -1` does."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITE_MUCH],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    _, errors = process.communicate(timeout=60)
+    assert errors == b""
+    assert process.returncode == 1
+
+
+WRITE_MUCH = """
+import sys
+from synkhronos_cli import _doctor, main
+from synkhronos_cli._items import Item, Report
+items = [Item(str(i), "good", "x" * 500) for i in range(500)]
+_doctor.examine = lambda: Report({"Software": items})
+sys.argv = ["synkhronos", "doctor"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"versions": [1, 2], "flags": 3, "blas": "x", "compiler": {}},
+        {"versions": {"numpy": 1.5, "Theano": 2}, "flags": {"a": 1, "b": {"value": 3}}},
+        {"versions": {"numpy": "one.two"}, "error": ["x"], "blas": None, "compiledir": 7},
+        {"hardware": 5, "driver": "13", "devices": [1]},
+        {},
+    ],
+)
+def test_answers_of_no_sense(monkeypatch, capsys, answer: dict):
+    """Whatever a probe says, there is a report, and it does not say that all is well."""
+    monkeypatch.setattr(_doctor, "ask_module", lambda *_: Answer(answer))
+    monkeypatch.setattr(_software, "ask", lambda *_: Answer(answer))
+    monkeypatch.setattr(_gpu, "ask", lambda *_: Answer(answer))
+    report = _doctor.examine()
+    _doctor.print_table(report)
+    assert "Needed, and missing or broken" in capsys.readouterr().out
+    json.dumps(report.as_json())
+
+
+@pytest.mark.parametrize("printed", ["{", "no {json}", "[1, 2]", "\udcff", "", "{}" * 3])
+def test_a_module_that_prints_garbage(tmp_path: Path, monkeypatch, printed: str):
+    text = f"import sys; sys.stdout.buffer.write({os.fsencode(printed)!r}); sys.exit(3)"
+    (tmp_path / "garbage_of_test.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    answer = ask_module(["garbage_of_test"], 60)
+    assert answer.problem == "ended with status 3 and said nothing"
+
+
+# ------------------------------------------------------------------------------- --fix
+
+
+def invoke(monkeypatch, reports: "list[Report]", *arguments: str, answer: str = ""):
+    """Run `doctor` over reports made up, one for each examination; return what was run, too."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(_doctor, "examine", lambda: reports.pop(0))
+    monkeypatch.setattr(_fix, "_run", lambda command: commands.append(command) or "")
+    done = CliRunner().invoke(_app._app, ["doctor", *arguments], input=answer)
+    return done, commands
+
+
+def made_up(*items: Item) -> Report:
+    return Report({"Software": list(items)})
+
+
+NUMPY = Item("NumPy", MISSING, "2.1", "pip install 'numpy>=1.21.6,<1.27'", needed=True)
+COMPILER = Item("C++ compiler", MISSING, "none", "apt install g++ (yum: gcc-c++)", needed=True)
+WELL = Item("NumPy", GOOD, "1.23.5")
+
+
+def test_fix_does_what_needs_no_root_and_examines_again(monkeypatch):
+    reports = [made_up(NUMPY, COMPILER), made_up(WELL, COMPILER)]
+    done, commands = invoke(monkeypatch, reports, "--fix", answer="y\n")
+    assert commands == [[sys.executable, "-m", "pip", "install", "numpy>=1.21.6,<1.27"]]
+    assert "  pip install 'numpy>=1.21.6,<1.27'\n" in done.stderr
+    assert done.exit_code == 1
+    last = done.stdout.splitlines()[-1]
+    assert last == "Needed, and missing or broken: C++ compiler", "what is left"
+
+
+@pytest.mark.parametrize("answer", ["n\n", ""])
+def test_fix_does_nothing_unasked(monkeypatch, answer):
+    done, commands = invoke(monkeypatch, [made_up(NUMPY)], "--fix", answer=answer)
+    assert (commands, done.exit_code) == ([], 1)
+
+
+def test_fix_with_yes_and_json(monkeypatch):
+    reports = [made_up(NUMPY), made_up(WELL)]
+    done, commands = invoke(monkeypatch, reports, "--fix", "--yes", "--json")
+    assert (len(commands), done.exit_code) == (1, 0)
+    assert json.loads(done.stdout)["ok"] is True
+
+
+def test_fix_with_nothing_to_do(monkeypatch):
+    done, commands = invoke(monkeypatch, [made_up(COMPILER)], "--fix", "--yes")
+    assert (commands, done.exit_code) == ([], 1)
+    assert "nothing that could be done without root" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "cure, command_",
+    [
+        ("pip install pyzmq", ["-m", "pip", "install", "pyzmq"]),
+        (
+            "python -m synk_theano_compat --install",
+            ["-m", "synk_theano_compat", "--install"],
+        ),
+        ("synkhronos clean", ["-m", "synkhronos_cli", "clean"]),
+        (
+            "synkhronos clean --theano-cache",
+            ["-m", "synkhronos_cli", "clean", "--theano-cache"],
+        ),
+        ("apt install g++", []),
+        ("export A=/x, or pip install y", []),
+        ("python -m synk_theano_compat", []),
+        ("sudo pip install x", []),
+        ("rm -r /somewhere", []),
+    ],
+)
+def test_what_is_done_by_itself(cure, command_):
+    item = Item("x", MISSING, "", cure)
+    assert item.fix == ([sys.executable, *command_] if command_ else [])
+    assert Item("x", GOOD, "", cure).fix == []
+
+
+def test_a_fix_that_fails_is_told(monkeypatch, capfd):
+    assert _fix._run([sys.executable, "-c", "print('said'); raise SystemExit(3)"]) == "status 3"
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "said\n"), "standard output belongs to the report"
+    assert "No such file" in _fix._run(["/no/such/program"])
+
+
+def test_fix_really_removes_what_the_dead_left(tmp_path: Path):
+    group = tmp_path / "synk-comm-stale"
+    group.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(group / "0-1"))
+    done = command("doctor", "--fix", "--yes", "--json", TMPDIR=str(tmp_path))
+    assert "synkhronos clean" in done.stderr
+    assert not group.exists()
+    (item,) = json.loads(done.stdout)["sections"]["Left behind"]
+    assert item["state"] == GOOD
 
 
 # ------------------------------------------------------------------------------- probes
@@ -275,17 +465,28 @@ def test_a_driver_that_hangs():
     "compat, broken_",
     [
         (Answer(problem="died of SIGSEGV"), {"NumPy", "Theano", "C++ compiler"}),
-        (Answer({"versions": {"numpy": "2.1.0", "Theano": None}, "compiler": "g++"}), {"NumPy"}),
-        (Answer({"versions": {"numpy": "1.23.5"}, "error": "x", "compiler": "g++"}), set()),
+        (Answer({"versions": {"Theano": None}, "compiler": "g++"}), {"NumPy"}),
+        (Answer({"versions": {"numpy": "1.23.5"}, "error": "x", "compiler": "g++"}), {"pyzmq"}),
     ],
 )
 def test_software_that_is_broken(monkeypatch, compat, broken_):
     monkeypatch.setattr(_software, "ask", lambda *_: Answer(problem="not asked"))
+    monkeypatch.setattr(_software.shutil, "which", lambda name: None)
     assert broken_ | {"Theano"} <= set(broken(_software.look_at_software(compat)))
 
 
+@pytest.mark.parametrize(
+    "version_, state", [("1.20.3", MISSING), ("1.23.5", GOOD), ("1.26.4", GOOD), ("2.1.0", MISSING)]
+)
+def test_the_numpy_that_theano_can_use(version_, state):
+    item = _software._numpy(Answer({"version": version_, "path": "/numpy"}))
+    assert (item.state, item.broken) == (state, state == MISSING)
+    assert bool(item.fix) == (state == MISSING)
+
+
 def test_a_hook_that_is_not_active_by_itself_is_told(monkeypatch):
-    monkeypatch.setattr(_software, "ask", lambda *_: Answer({"seconds": 0.01, "right": True}))
+    values = {"seconds": 0.01, "right": True, "version": "1.23.5"}
+    monkeypatch.setattr(_software, "ask", lambda *_: Answer(values))
     compat = {"versions": {"numpy": "1.23.5", "Theano": "1.0.5"}, "compiler": "g++", "pth": None}
     for active, state in ((True, GOOD), (False, WARNING)):
         items = _software.look_at_software(Answer({**compat, "active": active}))
@@ -309,8 +510,79 @@ def test_limits(monkeypatch):
     few = _machine.look_at_machine(True)
     assert states(few)["open files"] == states(few)["locked memory"] == WARNING
     assert states(_machine.look_at_machine(False))["locked memory"] == GOOD
+    assert states(few)["processes"] == WARNING
     monkeypatch.setattr(_machine, "_SHARED_MEMORY", "/nowhere")
-    assert broken(_machine.look_at_machine(False)) == ["shared memory"]
+    (shared,) = (item for item in _machine.look_at_machine(False) if item.broken)
+    assert shared.name == "shared memory"
+    assert shared.cure == "mkdir -p /nowhere && mount -t tmpfs -o size=8g tmpfs /nowhere"
+
+
+@pytest.mark.parametrize("contained, cure", [(True, "docker run --shm-size=8g"), (False, "mount")])
+def test_little_shared_memory(monkeypatch, contained, cure):
+    monkeypatch.setattr(_machine, "_LEAST_SHARED", 1 << 60)
+    monkeypatch.setattr(_machine, "_in_container", lambda: contained)
+    item = _machine._shared_memory()
+    assert (item.state, item.broken) == (WARNING, False)
+    assert item.cure.startswith(cure)
+
+
+def test_the_quota_of_cores(tmp_path: Path):
+    groups = tmp_path / "groups"
+    mount = tmp_path / "mount"
+    assert _machine.cpu_quota(mount, groups) is None, "nothing can be read"
+    groups.write_text("0::/a/b\n")
+    (mount / "a" / "b").mkdir(parents=True)
+    (mount / "a" / "b" / "cpu.max").write_text("max 100000\n")
+    assert _machine.cpu_quota(mount, groups) is None
+    (mount / "a" / "cpu.max").write_text("250000 100000\n")
+    assert _machine.cpu_quota(mount, groups) == 2.5, "that of a group around it"
+    (mount / "cpu.max").write_text("50000 100000\n")
+    assert _machine.cpu_quota(mount, groups) == 0.5
+    (mount / "cpu.max").write_text("garbage\n")
+    assert _machine.cpu_quota(mount, groups) == 2.5
+    groups.write_text("4:cpu,cpuacct:/docker/x\n3:memory:/m\nnonsense\n")
+    old = mount / "cpu" / "docker" / "x"
+    old.mkdir(parents=True)
+    (old / "cpu.cfs_quota_us").write_text("150000\n")
+    (old / "cpu.cfs_period_us").write_text("100000\n")
+    assert _machine.cpu_quota(mount, groups) == 1.5
+
+
+def test_a_quota_is_told_with_its_cure(monkeypatch):
+    monkeypatch.setattr(_machine.os, "sched_getaffinity", lambda _: set(range(16)))
+    for quota, state, cure in (
+        (None, GOOD, ""),
+        (16.0, GOOD, ""),
+        (2.5, WARNING, "export SYNKHRONOS_N_PARALLEL=2"),
+        (0.5, WARNING, "docker run --cpus=4"),
+    ):
+        monkeypatch.setattr(_machine, "cpu_quota", lambda *_, quota=quota: quota)
+        item = _machine._cores()
+        assert item.state == state
+        assert item.cure.startswith(cure)
+
+
+def test_compiled_modules_that_are_spoiled(monkeypatch, tmp_path: Path):
+    """Theano fails, but not in an empty folder: that is the cure."""
+    compat = Answer(
+        {
+            "versions": {"numpy": "1.23.5", "Theano": "1.0.5"},
+            "compiler": "g++",
+            "active": True,
+            "compiledir": str(tmp_path),
+        }
+    )
+
+    def asked(code, timeout_s, environment=None):
+        if code == _software._GEMM and environment is None:
+            return Answer(problem="ImportError: undefined symbol")
+        return Answer({"seconds": 0.01, "right": True, "version": "1"})
+
+    monkeypatch.setattr(_software, "ask", asked)
+    items = {item.name: item for item in _software.look_at_software(compat)}
+    assert items["compiled modules"].cure == "synkhronos clean --theano-cache"
+    assert items["compiled modules"].broken
+    assert "BLAS" not in items
 
 
 def test_units():

@@ -50,9 +50,8 @@ def _fill(report: Report, name: str, look: Callable[[], list[Item]]) -> None:
     try:
         report.sections[name] = look()
     except Exception as error:  # noqa: BLE001 - the other sections are worth telling all the same
-        report.sections[name] = [
-            Item(name, WARNING, f"could not be looked at: {type(error).__name__}: {error}")
-        ]
+        found = f"could not be looked at: {type(error).__name__}: {error}"
+        report.sections[name] = [Item(name, MISSING, found, needed=True)]
 
 
 def _flags(compat: Answer) -> dict[str, dict[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -34,6 +35,10 @@ answer(seconds=sorted(times)[2], right=bool((f(a, a) == 768).all()))
 _GEMM_FLOP = 2 * 768**3
 
 IMPORT_TIMEOUT_S = 60.0
+_NUMPY = """
+import numpy
+answer(version=numpy.__version__, path=numpy.__file__)
+"""
 _LASAGNE = """
 import synk_theano
 import lasagne, lasagne.layers
@@ -63,12 +68,16 @@ def look_at_software(compat: Answer) -> list[Item]:
         compat: What ``python -m synk_theano_compat --json --activate`` says.
     """
     theano, compiler = _theano(compat), _compiler(compat)
-    items = [_python(), _packages(), _numpy(compat), theano, compiler, _headers()]
+    numpy = _numpy(ask(_NUMPY, IMPORT_TIMEOUT_S))
+    items = [_python(), _packages(), numpy, theano, compiler, _headers()]
     if theano.state != MISSING:
         gemm = ask(_GEMM, GEMM_TIMEOUT_S)
         spoiled = bool(gemm.problem) and compiler.state == GOOD and _works_in_a_fresh_folder()
         items.append(_spoiled(compat, gemm) if spoiled else _blas(compat, gemm))
-    items.append(_lasagne(compat, ask(_LASAGNE, IMPORT_TIMEOUT_S)))
+    if theano.state == MISSING:
+        items.append(Item("Lasagne", WARNING, "not tried: it needs Theano"))
+    else:
+        items.append(_lasagne(compat, ask(_LASAGNE, IMPORT_TIMEOUT_S)))
     items.append(_module("pyzmq", ask(_ZMQ, IMPORT_TIMEOUT_S), "pip install pyzmq"))
     items.append(_module("posix_ipc", ask(_POSIX_IPC, IMPORT_TIMEOUT_S), "pip install posix_ipc"))
     shared = ask(_SHARED_ARRAY, IMPORT_TIMEOUT_S)
@@ -113,7 +122,8 @@ def _spoiled(compat: Answer, gemm: Answer) -> Item:
 
 def _other_folder() -> str:
     folder = os.path.join(tempfile.gettempdir(), f"theano-{os.getuid()}")
-    return f"export THEANO_FLAGS=base_compiledir={folder}"
+    others = "$THEANO_FLAGS," if os.environ.get("THEANO_FLAGS") else ""
+    return f"export THEANO_FLAGS={others}base_compiledir={folder}"
 
 
 def _python() -> Item:
@@ -128,21 +138,23 @@ def _versions(compat: Answer) -> dict[str, str]:
     return dict(compat.get("versions") or {})
 
 
-def _numpy(compat: Answer) -> Item:
-    found = _versions(compat).get("numpy")
-    cure = "pip install 'numpy>=1.21.6,<1.27'"
-    if not found:
-        return Item("NumPy", MISSING, compat.problem or "not installed", cure, needed=True)
+def _numpy(answer: Answer) -> Item:
+    name, cure = "NumPy", "pip install 'numpy>=1.21.6,<1.27'"
+    if answer.problem:
+        return Item(name, MISSING, answer.problem, cure, needed=True)
+    found = str(answer.get("version"))
     numbers = [int(part) for part in found.split(".")[:2] if part.isdigit()]
     if [1, 21] <= numbers < [1, 27]:
-        return Item("NumPy", GOOD, found)
-    return Item("NumPy", MISSING, f"{found}; Theano needs 1.21 to 1.26", cure, needed=True)
+        return Item(name, GOOD, f"{found}, {answer.get('path')}")
+    return Item(name, MISSING, f"{found}; Theano needs 1.21 to 1.26", cure, needed=True)
 
 
 def _theano(compat: Answer) -> Item:
     if compat.problem:
         cure = "pip install synk-theano"
-        if "synk_theano_compat" not in compat.problem:
+        if "compiledir" in compat.problem:
+            cure = _other_folder()
+        elif "synk_theano_compat" not in compat.problem:
             cure = "python -m synk_theano_compat"
         return Item("Theano", MISSING, compat.problem, cure, needed=True)
     found, error = _versions(compat).get("Theano"), compat.get("error")
@@ -168,7 +180,7 @@ def _cure_of_import(compat: Answer) -> str:
 
 
 def _compiler(compat: Answer) -> Item:
-    found = compat.get("compiler")
+    found = compat.get("compiler") or shutil.which("g++")
     if found:
         return Item("C++ compiler", GOOD, str(found))
     return Item(

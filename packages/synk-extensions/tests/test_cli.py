@@ -1,0 +1,217 @@
+"""The command line: what it says, with which status, and what a mistake on it gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from _cli import command
+from typer.testing import CliRunner
+
+from synkhronos_cli import _app, _bench, _demo, _launch, _plot
+from synkhronos_cli._probe import Answer
+
+COMMANDS = ("doctor", "demo", "bench", "check", "trace", "clean")
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(_app._app, list(arguments))
+
+
+# ---- all commands ------------------------------------------------------------------------------
+
+
+def test_help_names_every_command():
+    done = invoke("--help")
+    assert done.exit_code == 0
+    for name in COMMANDS:
+        assert f"\n  {name} " in done.stdout
+    assert "synkhronos doctor  " in done.stdout, "an example"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_has_an_example(name):
+    done = invoke(name, "-h")
+    assert done.exit_code == 0
+    assert f"\n  synkhronos {name}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (["demo", "nothing"], "no demo 'nothing'; there are intro, shared"),
+        (["demo", "intro", "--epochs", "3"], "demo intro has no option --epochs"),
+        (["demo", "intro", "--devices", "cuda7"], "--devices cuda7"),
+        (["demo", "intro", "--processes", "0"], "'--processes'"),
+        (["demo", "intro", "--processes", "two"], "'--processes'"),
+        (["bench", "nothing"], "no benchmark 'nothing'; there are call"),
+        (["bench", "call", "--plot", "x.png"], "--plot draws the scaling"),
+        (["check"], "SCRIPT"),
+        (["check", "no_such.py"], "no such script: no_such.py"),
+        (["check", "."], ". is a folder"),
+        (["trace", "no_such.py"], "no such script: no_such.py"),
+        (["trace", __file__, "-o", "no/such/folder/x.json"], "--output no/such/folder/x.json"),
+        (["trace", __file__, "--plot", "x.doc"], "expected a file that ends with .png"),
+        (["trace", __file__, "--plot", "no/such/x.png"], "there is no folder no/such"),
+        (["doctor", "--yes"], "--yes goes with --fix"),
+        (["clean", "--nothing"], "--nothing"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(arguments, complaint):
+    pytest.importorskip("matplotlib")
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert complaint in last
+    assert last.startswith(("synkhronos: ", "Error: "))
+    assert "Traceback" not in done.stderr
+
+
+def test_a_plot_without_matplotlib_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(_plot.importlib.util, "find_spec", lambda name: None)
+    for arguments in (["bench", "scaling"], ["trace", __file__]):
+        done = invoke(*arguments, "--plot", str(tmp_path / "x.png"))
+        assert done.exit_code == 1
+        assert done.stderr == (
+            "synkhronos: --plot needs matplotlib: pip install 'synkhronos[plot]'\n"
+        )
+
+
+def test_the_start_imports_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from synkhronos_cli import _app, _bench, _check, _clean, _demo, _doctor, _fix, _trace\n"
+        "heavy = {'theano', 'numpy', 'synk_theano', 'synk_shm', 'synk_comm', 'synkhronos', 'zmq'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# ---- demo --------------------------------------------------------------------------------------
+
+
+def test_demos_are_listed_and_there():
+    done = invoke("demo")
+    assert done.exit_code == 0
+    assert list(_demo.DEMOS) == ["intro", "shared", "data", "batch", "mnist", "resnet"]
+    for name, demo in _demo.DEMOS.items():
+        assert f"synkhronos demo {name}" in done.stdout
+        assert (_demo.FOLDER / demo.program).is_file()
+    assert str(_demo.FOLDER) in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, program, options, environment",
+    [
+        (
+            ["intro", "--processes", "3", "--devices", "cpu"],
+            "intro.py",
+            [],
+            {"SYNKHRONOS_N_PARALLEL": "3", "SYNKHRONOS_USE_GPU": "0"},
+        ),
+        (["data", "--processes", "3"], "demos/demo_2.py", ["--processes", "3"], {}),
+        (["batch", "--devices", "cuda0"], "demos/demo_4.py", ["--devices", "cuda0"], {}),
+        (["resnet"], "resnet/train_synk.py", ["--tiny"], {}),
+        (["resnet", "--full"], "resnet/train_synk.py", [], {}),
+        (
+            ["mnist", "--model", "cnn"],
+            "lasagne_mnist/train_cpu_data.py",
+            ["--model", "cnn"],
+            {},
+        ),
+    ],
+)
+def test_a_demo_gets_its_options(monkeypatch, arguments, program, options, environment):
+    started = []
+    monkeypatch.setattr(_demo, "replace", lambda *given: started.append(given))
+    monkeypatch.setattr(_demo.importlib.util, "find_spec", lambda name: True)
+    assert invoke("demo", *arguments).exit_code == 0
+    # In a session of a user the program takes this one's place with the first.
+    assert started[0] == ([str(_demo.FOLDER / program), *options], environment)
+
+
+def test_a_demo_that_lacks_a_package_says_so(monkeypatch):
+    monkeypatch.setattr(_demo.importlib.util, "find_spec", lambda name: None)
+    done = invoke("demo", "mnist")
+    assert done.exit_code == 1
+    assert "demo mnist needs lasagne: pip install 'synkhronos[examples]'" in done.stderr
+
+
+def test_the_source_of_a_demo_is_its_program():
+    done = invoke("demo", "intro", "--source")
+    assert done.stdout == (_demo.FOLDER / "intro.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name, last", [("intro", "All assertions passed."), ("shared", None)])
+def test_a_demo_prints_what_is_documented(name, last, tmp_path):
+    done = command("demo", name, "--processes", "2", "--devices", "cpu", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = (_demo.FOLDER / _demo.DEMOS[name].program).with_suffix(".txt").read_text()
+    # After the lines about this machine's cores and seconds.
+    assert done.stdout.splitlines()[4:] == expected.splitlines()[4:]
+    assert last is None or done.stdout.splitlines()[-1] == last
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_status_of_a_demo_is_its_own():
+    done = command("demo", "data", "--no-such-option")
+    assert done.returncode == 2
+    assert "demo_2.py: error: unrecognized arguments: --no-such-option" in done.stderr
+
+
+# ---- bench -------------------------------------------------------------------------------------
+
+RESULT = {
+    "bench": "call",
+    "title": "A call",
+    "processes": 2,
+    "rows": [{"what": "f(Data)", "seconds": 2e-5, "peers": {"plain Theano": 4e-6, "Pipe": 1e-6}}],
+}
+
+
+def test_a_benchmark_is_a_table_with_ratios(monkeypatch):
+    monkeypatch.setattr(_bench, "ask_module", lambda *_: Answer(RESULT))
+    done = invoke("bench", "call")
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines[0].strip() == "A call (2 processes)"
+    assert " ".join(lines[2].split()) == "f(Data) 20 us 4 us (5 x) 1 us (20 x)"
+
+
+def test_a_benchmark_that_fails_is_told_and_the_others_go_on(monkeypatch):
+    asked = []
+
+    def answer(arguments, timeout_s):
+        asked.append(arguments[1])
+        return Answer(problem="died of SIGSEGV") if arguments[1] == "scatter" else Answer(RESULT)
+
+    monkeypatch.setattr(_bench, "ask_module", answer)
+    done = invoke("bench")
+    assert done.exit_code == 1
+    assert asked == ["call", "scatter", "allreduce", "scaling"]
+    assert "bench scatter: died of SIGSEGV (synkhronos doctor tells" in done.stderr
+
+
+def test_times_are_in_units():
+    assert [_bench.in_time(s) for s in (2.5, 0.0321, 4.56e-5, 1.2e-7)] == [
+        "2.5 s",
+        "32.1 ms",
+        "45.6 us",
+        "0.12 us",
+    ]
+
+
+# ---- processes ---------------------------------------------------------------------------------
+
+
+def test_a_process_beside_has_its_status(tmp_path: Path):
+    assert _launch.beside(["-c", "raise SystemExit(7)"], {}) == 7
+    killed = "import os; os.kill(os.getpid(), 9)"
+    assert _launch.beside(["-c", killed], {}) == 128 + 9
+    seen = tmp_path / "seen"
+    code = f"import os; open({str(seen)!r}, 'w').write(os.environ['X_OF_TEST'])"
+    assert _launch.beside(["-c", code], {"X_OF_TEST": "here"}) == 0
+    assert seen.read_text() == "here"

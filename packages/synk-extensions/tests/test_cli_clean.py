@@ -1,0 +1,266 @@
+"""``synkhronos clean``: what dead processes left goes, what anybody may use stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from _cli import command
+from typer.testing import CliRunner
+
+from synkhronos_cli import _app, _leftovers
+from synkhronos_cli._probe import Answer
+
+SHARED_MEMORY = Path("/dev/shm")
+HOUR_AGO = time.time() - 4000
+
+
+def dead_pid() -> int:
+    """The number of a process that is gone."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The folder for temporary files, of this process and of the command."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def theano_folder(tmp_path, monkeypatch):
+    """An empty folder of compiled modules."""
+    base = tmp_path / "theano"
+    folder = base / "compiledir_Linux-x"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("THEANO_FLAGS", f"floatX=float32,base_compiledir={base}")
+    return folder
+
+
+def lock(folder: Path, owner: str) -> Path:
+    (folder / "lock_dir").mkdir()
+    (folder / "lock_dir" / "lock").write_text(f"{owner}\n")
+    return folder / "lock_dir"
+
+
+def sockets_in(folder: Path, name: str, *, listening: bool) -> "tuple[Path, socket.socket]":
+    group = folder / f"synk-comm-{name}"
+    group.mkdir(mode=0o700)
+    one = socket.socket(socket.AF_UNIX)
+    one.bind(str(group / "0-1"))
+    if listening:
+        one.listen(1)
+    else:
+        one.close()
+    return group, one
+
+
+# ---- compile locks -------------------------------------------------------------------------------
+
+
+def test_a_lock_of_a_dead_process_goes(theano_folder):
+    held = lock(theano_folder, f"{dead_pid()}_1234567890_{socket.gethostname()}")
+    (found,) = _leftovers.find_locks()
+    assert (found.kind, found.name, found.removable) == ("compile lock", str(held), True)
+    assert "is gone" in found.why
+    assert _leftovers.remove(found) == ""
+    assert list(theano_folder.iterdir()) == []
+
+
+def test_a_lock_of_a_living_process_stays(theano_folder):
+    lock(theano_folder, f"{os.getpid()}_1234567890_{socket.gethostname()}")
+    assert _leftovers.find_locks() == []
+    assert _leftovers.find_compiled_modules() == []
+
+
+def test_a_lock_that_was_taken_meanwhile_stays(theano_folder):
+    held = lock(theano_folder, f"{dead_pid()}_1_{socket.gethostname()}")
+    (found,) = _leftovers.find_locks()
+    (held / "lock").write_text(f"{os.getpid()}_2_{socket.gethostname()}\n")
+    assert _leftovers.remove(found) == "it has a new owner"
+    assert (held / "lock").is_file()
+
+
+def test_a_lock_of_another_machine_is_told_of_only(theano_folder, capfd):
+    held = lock(theano_folder, "77_1234567890_some_other_host")
+    (found,) = _leftovers.find_locks()
+    assert not found.removable
+    assert "process 77 of some_other_host" in found.why
+    done = command("clean")
+    assert done.returncode == 0
+    assert f"rm -r {held}" in " ".join(done.stdout.split())
+    assert held.is_dir()
+
+
+def test_a_lock_without_owner_goes_when_it_is_old(theano_folder):
+    held = theano_folder / "lock_dir"
+    held.mkdir()
+    assert _leftovers.find_locks() == []
+    os.utime(held, (HOUR_AGO, HOUR_AGO))
+    assert [one.name for one in _leftovers.find_locks()] == [str(held)]
+
+
+def test_folders_are_found_as_theano_finds_them(tmp_path, monkeypatch):
+    rc = tmp_path / "rc"
+    rc.write_text(f"[global]\nbase_compiledir = {tmp_path / 'a'}\n")
+    for name in ("a", "b", "home/.theano"):
+        (tmp_path / name / "compiledir_x").mkdir(parents=True)
+    monkeypatch.setenv("THEANORC", str(rc))
+    monkeypatch.setenv("THEANO_FLAGS", "")
+    assert _leftovers.compile_folders() == [tmp_path / "a" / "compiledir_x"]
+    monkeypatch.setenv("THEANO_FLAGS", f"base_compiledir={tmp_path / 'b'}")
+    assert _leftovers.compile_folders() == [tmp_path / "b" / "compiledir_x"]
+    monkeypatch.setenv("THEANO_FLAGS", f"compiledir={tmp_path / 'c'}")
+    assert _leftovers.compile_folders() == [tmp_path / "c"]
+    monkeypatch.setenv("THEANO_FLAGS", "")
+    rc.write_bytes(b"\xff no settings")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert _leftovers.compile_folders() == [tmp_path / "home/.theano/compiledir_x"]
+
+
+def test_compiled_modules_go_when_they_are_asked_for(theano_folder):
+    (theano_folder / "module").mkdir()
+    (theano_folder / "module" / "mod.so").write_bytes(b"x" * 2048)
+    (found,) = _leftovers.find_compiled_modules()
+    assert (found.name, found.nbytes) == (str(theano_folder), 2048)
+    command("clean")
+    assert theano_folder.is_dir()
+    done = command("clean", "--theano-cache")
+    assert done.returncode == 0
+    assert "removed compiled modules" in done.stdout
+    assert list(theano_folder.parent.iterdir()) == []
+
+
+# ---- socket folders ------------------------------------------------------------------------------
+
+
+def test_only_folders_without_listeners_go(temporary):
+    stale, _ = sockets_in(temporary, "stale", listening=False)
+    _, listener = sockets_in(temporary, "live", listening=True)
+    (temporary / "synk-comm-young").mkdir(mode=0o700)
+    old = temporary / "synk-comm-old"
+    old.mkdir(mode=0o700)
+    os.utime(old, (HOUR_AGO, HOUR_AGO))
+    open_to_all = temporary / "synk-comm-open"
+    open_to_all.mkdir()
+    os.utime(open_to_all, (HOUR_AGO, HOUR_AGO))
+    (temporary / "mine").mkdir(mode=0o700)
+    with listener:
+        assert [one.name for one in _leftovers.find_socket_folders()] == [str(old), str(stale)]
+        rehearsal = command("clean", "--dry-run", "--json")
+        assert stale.is_dir()
+        report = json.loads(rehearsal.stdout)
+        assert report["dry_run"] is True
+        assert {one["name"] for one in report["found"]} >= {str(old), str(stale)}
+        done = json.loads(command("clean", "--json").stdout)
+    removed = {one["name"] for one in done["found"] if one["removed"]}
+    assert removed >= {str(old), str(stale)}
+    left = sorted(path.name for path in temporary.iterdir())
+    assert left == ["mine", "synk-comm-live", "synk-comm-open", "synk-comm-young"]
+
+
+def test_where_proc_is_not_readable_no_folder_is_stale(temporary, monkeypatch):
+    sockets_in(temporary, "stale", listening=False)
+    monkeypatch.setattr(_leftovers, "_bound_sockets", lambda: None)
+    assert _leftovers.find_socket_folders() == []
+
+
+def test_what_is_of_others_is_not_looked_at(temporary, theano_folder, monkeypatch):
+    sockets_in(temporary, "stale", listening=False)
+    lock(theano_folder, f"{dead_pid()}_1_{socket.gethostname()}")
+    monkeypatch.setattr(_leftovers.os, "geteuid", lambda: 123456)
+    assert _leftovers.find_socket_folders() == []
+    assert _leftovers.find_locks() == []
+
+
+# ---- segments ------------------------------------------------------------------------------------
+
+LEAVE = """
+import os, sys
+import synk_shm
+array = synk_shm.zeros((1 << 16,), "float64", name=sys.argv[1])
+os.kill(os.getpid(), 9)
+"""
+HOLD = """
+import sys
+import synk_shm
+array = synk_shm.zeros((1 << 16,), "float64", name=sys.argv[1])
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_segments_of_the_dead_go_and_those_of_the_living_stay():
+    dead, living = f"dead{os.getpid()}", f"live{os.getpid()}"
+    # One that lives first: making a segment sweeps what the dead have left.
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, living],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout.readline() == "made\n"
+    subprocess.run([sys.executable, "-c", LEAVE, dead], check=False)
+    try:
+        shown = command("clean", "--json")
+        assert shown.returncode == 0
+        names = {one["name"] for one in json.loads(shown.stdout)["found"]}
+        assert living not in names
+        # Another program of this user may have swept it before: gone it is.
+        assert list(SHARED_MEMORY.glob(f"*{dead}")) == []
+        assert len(list(SHARED_MEMORY.glob(f"*{living}"))) == 1
+    finally:
+        holder.communicate("")
+
+
+def test_segments_are_listed_in_a_rehearsal_and_left(monkeypatch, temporary, theano_folder):
+    asked = []
+
+    def ask(code, timeout_s):
+        asked.append(code)
+        return Answer({"segments": [["weights", 3 << 20]], "removed": ["weights"]})
+
+    monkeypatch.setattr(_leftovers, "ask", ask)
+    shown = CliRunner().invoke(_app._app, ["clean", "--dry-run"])
+    assert shown.exit_code == 0
+    (row,) = (line for line in shown.stdout.splitlines() if "weights" in line)
+    assert "would remove segment" in row
+    assert asked == [_leftovers._LIST_SEGMENTS]
+    shown = CliRunner().invoke(_app._app, ["clean"])
+    assert "removed segment" in shown.stdout
+    assert asked[1:] == [_leftovers._LIST_SEGMENTS, _leftovers._REMOVE_SEGMENTS]
+
+
+def test_what_cannot_be_removed_is_told(monkeypatch, temporary):
+    stale, _ = sockets_in(temporary, "stale", listening=False)
+
+    def refuse(path, *_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    done = CliRunner().invoke(_app._app, ["clean"])
+    assert done.exit_code == 1
+    shown = " ".join(done.stdout.split())
+    assert "not removed: socket" in shown
+    assert "Permission denied" in shown
+    assert stale.is_dir()
+
+
+def test_without_numpy_the_rest_is_cleaned_all_the_same(tmp_path, theano_folder):
+    (tmp_path / "numpy.py").write_text("raise ImportError('spoiled')\n")
+    held = lock(theano_folder, f"{dead_pid()}_1_{socket.gethostname()}")
+    done = command("clean", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "Segments could not be looked at: ImportError: spoiled" in done.stdout
+    assert not held.exists()

@@ -1,0 +1,135 @@
+"""``synkhronos check`` and ``synkhronos trace``: a user's script runs as ever, and is looked at."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from _cli import command
+
+GRAPH = """
+import sys
+import numpy as np
+import theano, theano.tensor as T
+import synkhronos as synk
+
+synk.fork(2, use_gpu=False, verbose=False)
+x = T.matrix("x")
+w = theano.shared(np.zeros(3), name="w")
+g = theano.shared(np.zeros(3), name="g")
+"""
+WRONG = """
+f = synk.function([x], [(x.std(axis=0), "avg"), (x.mean(), "avg")], name="spread")
+grad = synk.function([x], updates=[(g, (2 * x).mean(axis=0))], name="grad")
+step = synk.function([], updates=[(w, w - g)], name="step")
+rows = np.arange(24.0).reshape(8, 3)
+grad(rows)
+step()
+"""
+RIGHT = """
+f = synk.function([x], x.mean(), name="mean")
+print(f(np.ones((5, 3))), sys.argv[1:], __name__, __file__)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(*parts):
+        path = tmp_path / "script.py"
+        path.write_text("".join(parts), encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_a_script_that_is_right(script):
+    path = script(GRAPH, RIGHT, "synk.close()\n")
+    done = command("check", path, "--epochs", "3", "-h")
+    assert done.returncode == 0, done.stderr
+    # Its own options are its own, and it is the program.
+    assert done.stdout == f"1.0 ['--epochs', '3', '-h'] __main__ {path}\n"
+    row = next(line for line in done.stderr.splitlines() if line.startswith("mean "))
+    assert row.split()[:4] == ["mean", "mean", "avg", "exact"]
+    assert "Lint has found nothing." in done.stderr
+
+
+def test_what_is_wrong_is_reported_though_the_runtime_was_closed(script):
+    done = command("check", script(GRAPH, WRONG, "synk.close()\n"), COLUMNS="200")
+    assert done.returncode == 1
+    rows = [line.split()[:4] for line in done.stderr.splitlines() if line.startswith("spread")]
+    assert rows == [["spread", "std", "avg", "wrong"], ["spread", "mean", "avg", "exact"]]
+    assert "To be exact" in done.stderr
+    assert "error  unreduced-read" in done.stderr
+    assert "Wrong: spread: output 0; unreduced-read" in done.stderr
+
+
+def test_a_warning_that_the_script_has_filtered_is_accepted(script):
+    accept = (
+        "import warnings\n"
+        "from synkhronos.exceptions import DecompositionWarning\n"
+        "warnings.filterwarnings('ignore', '(?s).*combines each row', DecompositionWarning)\n"
+        "f = synk.function([x], x.std(axis=0), name='spread')\n"
+    )
+    done = command("check", script(GRAPH, accept))
+    assert done.returncode == 0, done.stderr
+    row = next(line for line in done.stderr.splitlines() if line.startswith("spread "))
+    assert row.split()[:4] == ["spread", "std", "avg", "accepted"]
+
+
+def test_the_scripts_own_end_is_told_as_usual(script):
+    path = script(GRAPH, RIGHT, "raise ValueError('mine')\n")
+    done = command("check", path)
+    assert done.returncode == 1
+    trace = done.stderr[done.stderr.index("Traceback") :].splitlines()
+    assert trace[1].startswith(f'  File "{path}", line '), "nothing of ours is in it"
+    assert "ValueError: mine" in trace
+    assert "exact" in done.stderr, "and what was built is reported all the same"
+    assert command("check", script("raise SystemExit(7)\n")).returncode == 7
+    done = command("check", script("import sys; sys.exit('my last words')\n"))
+    assert done.returncode == 1
+    assert "my last words" in done.stderr
+
+
+def test_a_script_without_functions(script):
+    done = command("check", script("print('hello')\n"))
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert "has built no function" in done.stderr
+
+
+def test_a_script_that_is_no_python(script):
+    path = script("def f(:\n")
+    done = command("check", path)
+    assert done.returncode == 1
+    assert "SyntaxError" in done.stderr
+    assert "_checking" not in done.stderr
+
+
+# ---- trace -------------------------------------------------------------------------------------
+
+
+def test_a_timeline_is_written_and_drawn(script, tmp_path):
+    pytest.importorskip("matplotlib")
+    trace, picture = tmp_path / "t.json", tmp_path / "t.png"
+    done = command("trace", script(GRAPH, RIGHT), "-o", trace, "--plot", picture, "--mine", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1.0 ['--mine', '3'] __main__ ")
+    events = json.loads(trace.read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in spans} == {0, 1}
+    assert "mean" in {event["name"] for event in spans}
+    assert f"{trace}: {len(spans)} spans of 2 process(es)" in done.stderr
+    assert "https://ui.perfetto.dev" in done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_script_that_does_not_fork_has_no_timeline(script, tmp_path):
+    trace = tmp_path / "t.json"
+    trace.write_text("of an earlier run")
+    path = script("import sys\nprint(sys.argv[1:])\nsys.exit(len(sys.argv) - 1)\n")
+    done = command("trace", path, "-o", trace)
+    assert (done.returncode, done.stdout) == (1, "[]\n")
+    assert "no timeline: the script has not called synk.fork()" in done.stderr
+    assert not trace.exists(), "an old one is not taken for a new one"
+    # After -- all is the script's.
+    done = command("trace", path, "-o", trace, "--", "-o", "model", "x")
+    assert (done.returncode, done.stdout) == (3, "['-o', 'model', 'x']\n")
