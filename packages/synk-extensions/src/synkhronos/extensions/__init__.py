@@ -1,7 +1,8 @@
 """Tools for deep learning on top of the collectives.
 
 :mod:`synkhronos.extensions.updates`: update rules in two halves, with one flat gradient between.
-:mod:`synkhronos.extensions.train`: one callable that takes an exact data-parallel step.
+:mod:`synkhronos.extensions.train`: one callable that takes an exact data-parallel step, and a
+Trainer around it.
 :mod:`synkhronos.extensions.batches`: shuffled index batches out of one shared data set.
 :mod:`synkhronos.extensions.lasagne`: batch normalisation over the rows of all ranks.
 """
