@@ -7,7 +7,7 @@ Theano, in `as_theano()` and on a single rank, nobody is there to meet, and it p
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Iterable, List, Sequence
+from typing import Any, List, Sequence
 
 import numpy as np
 import theano.tensor as T
@@ -90,14 +90,6 @@ def is_reduced(variable: Any) -> bool:
     return owner is not None and isinstance(owner.op, AllReduce) and owner.op.power == 0
 
 
-def has_reductions(variables: Iterable[Any]) -> bool:
-    """Whether any of these is computed with a reduction over ranks."""
-    return any(
-        variable.owner is not None and isinstance(variable.owner.op, AllReduce)
-        for variable in ancestors(list(variables))
-    )
-
-
 def reductions_of(function: Any) -> List[Any]:
     """The nodes of a compiled function that reduce over ranks, in the order of their meetings."""
     graph = function.maker.fgraph
@@ -119,7 +111,7 @@ def in_one_order(function: Any) -> Any:
     name = function.name or "this function"
     nodes = function.maker.fgraph.apply_nodes
     for node in nodes:
-        if any(has_reductions(inner) for inner in _inner_graphs(node.op)):
+        if _reduces_inside(node.op):
             raise SpecError(
                 f"{name} has an in-graph all_reduce inside of {node.op}, which may run it another "
                 f"number of times on each rank; take it out of there, to where all ranks do it once"
@@ -150,12 +142,12 @@ def in_one_order(function: Any) -> Any:
     return rebuild(replace(flat, nodes=tuple(rows)))
 
 
-def _inner_graphs(op: Any) -> List[List[Any]]:
-    """The results of the graphs that an operation has inside: Scan's, OpFromGraph's."""
-    held = (getattr(op, name, None) for name in ("outputs", "local_outputs"))
-    return [
-        list(variables)
-        for variables in held
-        if isinstance(variables, (list, tuple))
-        and all(isinstance(variable, Variable) for variable in variables)
-    ]
+def _reduces_inside(op: Any) -> bool:
+    """Whether the graph that an operation has inside (Scan, OpFromGraph) reduces over ranks."""
+    for held in (getattr(op, name, None) for name in ("outputs", "local_outputs")):
+        if not isinstance(held, (list, tuple)) or not all(isinstance(v, Variable) for v in held):
+            continue
+        inner = {v.owner.op for v in ancestors(list(held)) if v.owner is not None}
+        if any(isinstance(each, AllReduce) or _reduces_inside(each) for each in inner):
+            return True
+    return False
