@@ -1,4 +1,4 @@
-"""The documented programs, and the first example of every README, run as a reader would."""
+"""The documented programs run as a reader would run them; `test_docs_blocks.py` runs pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parent.parent
 HELPERS = {"display"}  # imported by the programs
 TRAINED_ELSEWHERE = "train_digits.py"  # takes minutes: the tests of synk-extensions run it shorter
 EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem not in HELPERS)
-READMES = [ROOT / "README.md", *sorted((ROOT / "packages").glob("*/README.md"))]
 LIMIT_S = 200
 
 
@@ -61,22 +60,3 @@ def comparable(printed: str) -> str:
     cores = r"use 2 (of|processes on) \d+ detected CPU cores"
     printed = re.sub(cores, "use 2 CPU cores", printed)
     return re.sub(r"complete \(\d+ s\)", "complete", printed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: path.parent.name)
-def test_the_first_example_of_a_readme_runs(readme: Path, tmp_path: Path) -> None:
-    text = readme.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    assert blocks, "a README begins with something to run"
-    # A program with workers is read from a file, as a user's would be.
-    program = tmp_path / "program.py"
-    program.write_text(blocks[0], encoding="utf-8")
-    printed = run(program, tmp_path)
-    promised = re.findall(r"#-> (.*)", blocks[0])
-    lines = [line for line in printed.splitlines() if "ynkhronos" not in line]
-    assert not promised or lines == promised
-    shown = re.search(r"^```text\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    if readme == ROOT / "README.md":
-        assert shown, "the example is shown with its output"
-        assert comparable(printed) == comparable(shown.group(1))

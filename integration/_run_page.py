@@ -1,0 +1,194 @@
+"""Run the Python blocks of a page of documentation, as its reader would: from top to bottom.
+
+    python integration/_run_page.py docs/tutorial.md
+
+The blocks of a page share their names, and their lines have the numbers of the page's lines. What
+would clutter the page stands in comments of HTML, which readers do not see:
+
+    <!-- setup                      code that runs in this place
+    x = np.zeros(3)
+    -->
+    <!-- printed -->                the next block is what the one before it printed
+    <!-- raises BatchError -->      the next block raises this; its message is then "printed"
+    <!-- setup raises BatchError    the same of code that is not shown
+    ...
+    -->
+    <!-- not run: why -->           the next block is not run
+
+A line that ends with ``#-> text`` prints that text. In both, ``...`` stands for anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import io
+import re
+import sys
+from pathlib import Path
+from typing import Any, Iterator, NamedTuple
+
+MARK = re.compile(r"^<!-- (setup|printed|raises|not run)(.*?)(-->)?$")
+FENCE = re.compile(r"^( *)(`{3,}|:{3,})(\{?[\w-]*\}?)(.*)$")
+PROMISE = re.compile(r"#-> (.*)$")
+# Digits that are the machine's own, in what `fork()` and `distribute()` say.
+MASKS = (
+    (r"(\d+) (?:of|processes on) \d+ detected CPU cores", r"\1 CPU cores"),
+    (r"complete \(\d+ s\)", "complete"),
+)
+
+
+class Block(NamedTuple):
+    """A fenced block, or a comment with code, of a page.
+
+    Attributes:
+        kind: the fence's language, or "setup".
+        line: of its first line of text, counted from 1.
+        mark, detail: the comment before it: "printed", "raises" or "not run" and what it says.
+    """
+
+    kind: str
+    text: str
+    line: int
+    mark: str = ""
+    detail: str = ""
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The blocks of a page's text, in order."""
+    lines = page.splitlines()
+    mark, detail, number = "", "", 0
+    while number < len(lines):
+        comment, fence = MARK.match(lines[number]), FENCE.match(lines[number])
+        number += 1
+        if comment and comment.group(1) == "setup":
+            end = next(n for n in range(number, len(lines)) if lines[n].strip() == "-->")
+            expected = re.fullmatch(r" raises (\w+)", comment.group(2))
+            outcome = ("raises", expected.group(1)) if expected else ("", "")
+            yield Block("setup", "\n".join(lines[number:end]), number + 1, *outcome)
+            number = end + 1
+        elif comment:
+            mark, detail = comment.group(1), comment.group(2).strip(" :")
+        elif fence and fence.group(2).startswith("`"):
+            indent = len(fence.group(1))
+            end = next(n for n in range(number, len(lines)) if _closes(lines[n], fence.group(2)))
+            text = "\n".join(line[indent:] for line in lines[number:end])
+            yield Block(fence.group(3), text, number + 1, mark, detail)
+            mark, detail, number = "", "", end + 1
+        elif lines[number - 1].strip() and mark:
+            raise ValueError(f"line {number}: no block follows the mark {mark!r}")
+
+
+def _closes(line: str, fence: str) -> bool:
+    return line.strip() == fence
+
+
+class Page:
+    """A page that is being run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # By value, as what is defined in a user's program, it travels to other processes.
+        self.names: dict[str, Any] = {"__name__": "__main__", "print": self._print}
+        self._printed = io.StringIO()
+        self._promises: dict[int, str] = {}
+        self._kept: set[int] = set()
+        self._wrong: list[str] = []
+
+    def run(self) -> int:
+        """Run it; return how many blocks ran."""
+        count = 0
+        for block in blocks(self.path.read_text(encoding="utf-8")):
+            if block.mark == "printed":
+                self._compare(block)
+            elif block.kind in ("setup", "python") and block.mark != "not run":
+                self._execute(block)
+                count += 1
+        self._wrong += [
+            f"{self.path}:{line}: {promise!r} was promised, and nothing printed"
+            for line, promise in self._promises.items()
+            if line not in self._kept
+        ]
+        if self._wrong:
+            raise AssertionError("\n".join(self._wrong))
+        return count
+
+    def _execute(self, block: Block) -> None:
+        lines = enumerate(block.text.splitlines(), block.line)
+        found = {number: PROMISE.search(line) for number, line in lines}
+        self._promises.update({n: match.group(1) for n, match in found.items() if match})
+        # The empty lines give the code's lines the numbers that they have in the page.
+        tree = ast.parse("\n" * (block.line - 1) + block.text, str(self.path))
+        code = compile(tree, str(self.path), "exec")
+        stdout, sys.stdout = sys.stdout, _Tee(sys.stdout, self._printed)
+        self._printed.seek(0)
+        self._printed.truncate()
+        try:
+            if block.mark == "raises":
+                self._expect(code, block)
+            else:
+                exec(code, self.names)
+        finally:
+            sys.stdout = stdout
+
+    def _expect(self, code: Any, block: Block) -> None:
+        try:
+            exec(code, self.names)
+        except Exception as error:
+            names = [kind.__name__ for kind in type(error).__mro__]
+            if block.detail not in names:
+                raise
+            self._printed.write(f"{type(error).__name__}: {error}\n")
+        else:
+            raise AssertionError(f"{self.path}:{block.line}: it does not raise {block.detail}")
+
+    def _compare(self, block: Block) -> None:
+        printed = self._printed.getvalue()
+        if not alike(block.text, printed):
+            self._wrong.append(
+                f"{self.path}:{block.line}: shown is\n{block.text}\nbut printed was\n{printed}"
+            )
+
+    def _print(self, *values: Any, **options: Any) -> None:
+        line = sys._getframe(1).f_lineno
+        print(*values, **options)
+        text = io.StringIO()
+        print(*values, **{**options, "file": text})
+        promise = self._promises.get(line)
+        if promise is None or options.get("file") is not None:
+            return
+        if not alike(promise, text.getvalue()):
+            self._wrong.append(f"{self.path}:{line}: promised {promise}; got {text.getvalue()}")
+        self._kept.add(line)
+
+
+class _Tee(io.TextIOBase):
+    """Writes to several files."""
+
+    def __init__(self, *files: Any) -> None:
+        self._files = files
+
+    def write(self, text: str) -> int:
+        for file in self._files:
+            file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        for file in self._files:
+            file.flush()
+
+    def isatty(self) -> bool:
+        return False
+
+
+def alike(expected: str, printed: str) -> bool:
+    """Whether it was printed, but for white space, ``...``, and what differs by machine."""
+    for pattern, mask in MASKS:
+        expected, printed = (re.sub(pattern, mask, text) for text in (expected, printed))
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    wanted, got = expected.strip() + "\n", printed.strip() + "\n"
+    return doctest.OutputChecker().check_output(wanted, got, options)
+
+
+if __name__ == "__main__":
+    print(f"{Page(Path(sys.argv[1])).run()} blocks ran")

@@ -1,0 +1,231 @@
+"""What the documentation shows runs, and prints what is shown; see `_run_page.py` for its marks.
+
+Programs that a page includes from `examples/` are run by `test_examples.py`. The pages of synk-shm
+and synk-comm are run by these packages' own tests, on ranks where they need any.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from _run_page import Block, blocks
+from packaging.requirements import InvalidRequirement, Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 120
+# Pages whose programs other tests run, and where.
+ELSEWHERE = {
+    "packages/synk-shm/README.md": "packages/synk-shm/tests/test_examples.py",
+    "packages/synk-shm/docs/from_shared_memory.md": "packages/synk-shm/tests/test_examples.py",
+    "packages/synk-comm/README.md": "packages/synk-comm/tests/test_readme.py",
+    "packages/synk-comm/docs/from_mpi4py.md": "packages/synk-comm/tests/test_guides.py",
+    "packages/synk-comm/docs/from_torch_distributed.md": "packages/synk-comm/tests/test_guides.py",
+}
+# Commands of other projects, which are shown and not checked.
+FOREIGN = {
+    ".", "apt", "cat", "cd", "cp", "deactivate", "df", "docker", "echo", "export", "git", "jupyter",
+    "kill", "ls", "nvidia-smi", "pgrep", "ps", "py-spy", "python3.11", "rm", "sbatch", "source",
+    "srun", "ssh", "sudo", "taskset", "theano-cache", "timeout", "ulimit",
+}  # fmt: skip
+
+
+def _pages() -> dict[str, list[Block]]:
+    """The blocks of all pages, by name."""
+    places = ["*.md", "docs/**/*.md", "examples/**/*.md", "packages/*/*.md"]
+    places += ["packages/*/docs/*.md", "packages/*/benchmarks/**/*.md", "packages/*/src/**/*.md"]
+    found = sorted({path for place in places for path in ROOT.glob(place)})
+    names = {path.resolve().relative_to(ROOT).as_posix(): path for path in found}
+    parts = {name: set(name.split("/")) for name in names}
+    return {
+        name: list(blocks(path.read_text(encoding="utf-8")))
+        for name, path in names.items()
+        if not parts[name] & {"_build", ".venv", "CHANGELOG.md"}
+    }
+
+
+PAGES = _pages()
+PROGRAMS = {
+    name: [block for block in found if block.kind == "python"] for name, found in PAGES.items()
+}
+RUN = [
+    name
+    for name, found in PROGRAMS.items()
+    if name not in ELSEWHERE and any(block.mark != "not run" for block in found)
+]
+NOT_RUN = [
+    (f"{name}:{block.line}", block)
+    for name, found in PROGRAMS.items()
+    if name not in ELSEWHERE
+    for block in found
+    if block.mark == "not run"
+]
+SHELL = [
+    (f"{name}:{block.line}", block)
+    for name, found in PAGES.items()
+    for block in found
+    if block.kind in ("console", "bash", "sh")
+]
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_page_runs(name: str, tmp_path: Path) -> None:
+    """Each page in a process and a folder of its own."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "integration/_run_page.py"), str(ROOT / name)],
+        cwd=tmp_path,
+        env={**os.environ, "SYNKHRONOS_N_PARALLEL": "2", "SYNKHRONOS_USE_GPU": "0"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.splitlines()[-1] != "0 blocks ran"
+
+
+@pytest.mark.parametrize(("where", "block"), NOT_RUN, ids=[where for where, _ in NOT_RUN])
+def test_block_that_is_not_run(where: str, block: Block) -> None:
+    ast.parse(block.text)
+    assert block.detail, f"{where} does not say why"
+    pytest.skip(block.detail)
+
+
+def test_every_page_with_programs_is_run() -> None:
+    assert {"README.md", "docs/tutorial.md", "docs/larger_than_memory.md"} <= set(RUN)
+    for name, test in ELSEWHERE.items():
+        assert PROGRAMS[name]
+        stem = name.rpartition("/")[2]
+        text = (ROOT / test).read_text(encoding="utf-8")
+        assert stem in text or f"{stem[:5]}*.md" in text, f"{test} does not read {name}"
+
+
+@pytest.mark.parametrize(("where", "block"), SHELL, ids=[where for where, _ in SHELL])
+def test_commands_are_there(where: str, block: Block) -> None:
+    """What belongs to this project is: targets, subcommands and their options, extras, modules."""
+    home = (ROOT / where.rpartition(":")[0]).parent
+    for words in _commands(block):
+        while words and (re.fullmatch(r"\w+=.*", words[0]) or words[0] in {"sudo", "srun"}):
+            words = words[1:]
+        if words:
+            _check(words, home)
+
+
+def _commands(block: Block) -> list[list[str]]:
+    """What is typed, as words; in a console it follows a dollar sign."""
+    if block.kind in ("bash", "sh"):
+        done = subprocess.run(
+            ["bash", "-n"],
+            input=block.text,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return []
+    typed = re.findall(r"^\$ ((?:.*\\\n)*.*)$", block.text, re.MULTILINE)
+    assert typed, "a console shows what is typed after a dollar sign"
+    commands: list[list[str]] = []
+    for line in typed:
+        words = shlex.shlex(line.replace("\\\n", " "), posix=True, punctuation_chars="&|;")
+        words.whitespace_split = True
+        commands.append([])
+        for word in words:
+            if set(word) <= set("&|;"):
+                commands.append([])
+            else:
+                commands[-1].append(word)
+    return commands
+
+
+def _check(words: list[str], home: Path) -> None:
+    name = words[0].rpartition("/")[2]
+    if name == "make":
+        targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+        for target in (word for word in words[1:] if "=" not in word):
+            package = re.fullmatch(r"test-(synk-\w+)", target)
+            known = re.search(rf"^{re.escape(target)}:", targets, re.MULTILINE)
+            assert known or (package and (ROOT / "packages" / package.group(1)).is_dir()), target
+    elif name == "synkhronos":
+        _check_own(words[1:])
+    elif name in ("python", "python3"):
+        _check_python(words[1:], home)
+    elif name in ("pip", "pip3"):
+        _check_pip(words[1:])
+    else:
+        assert name in FOREIGN, f"{name}: no command of this project, and not listed as another's"
+
+
+def _check_own(words: list[str]) -> None:
+    """A subcommand of `synkhronos`, and its options, are in its help."""
+    path = []
+    for word in words:
+        if word.startswith("-") or not re.fullmatch(r"[a-z]+", word):
+            break
+        path.append(word)
+    shown = _help(tuple(path[:1]))
+    for option in re.findall(r"(?<!\S)--?[a-z][\w-]*", " ".join(words)):
+        assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", shown), (option, shown)
+
+
+HELP: dict[tuple[str, ...], str] = {}
+
+
+def _help(path: tuple[str, ...]) -> str:
+    if path not in HELP:
+        done = subprocess.run(
+            [sys.executable, "-m", "synkhronos_cli", *path, "--help"],
+            env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"synkhronos {' '.join(path)}: {done.stdout}{done.stderr}"
+        HELP[path] = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)
+    return HELP[path]
+
+
+def _check_python(words: list[str], home: Path) -> None:
+    if words[:1] == ["-m"]:
+        if words[1] not in {"venv", "pip", "pytest"}:
+            assert importlib.util.find_spec(words[1]), words
+    elif words[:1] == ["-c"]:
+        ast.parse(words[1])
+    elif words and "/" in words[0]:
+        assert (ROOT / words[0]).is_file() or (home / words[0]).is_file(), words
+
+
+def _check_pip(words: list[str]) -> None:
+    """Extras of our packages exist."""
+    for word in (word for word in words[1:] if not word.startswith("-")):
+        if (ROOT / word).is_file():
+            continue  # a list of requirements
+        folder, _, extras = word.partition("[")
+        if word.startswith("./"):
+            package, wanted = ROOT / folder, set(filter(None, extras.rstrip("]").split(",")))
+        else:
+            try:
+                requirement = Requirement(word)
+            except InvalidRequirement:
+                pytest.fail(f"pip would not understand {word!r}")
+            package = ROOT / "packages" / requirement.name.replace("synkhronos", "synk-extensions")
+            wanted = requirement.extras
+            if not package.is_dir():
+                continue  # somebody else's
+        project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        assert wanted <= set(project.get("optional-dependencies", {})), word
