@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import signal
@@ -302,6 +303,35 @@ def edited(change):
     return edit
 
 
+def with_memories(model, folder):
+    """A trainer whose schedule and callback remember something."""
+    return Trainer(
+        model.train,
+        dataset(),
+        25,
+        checkpoint=folder,
+        learning_rate=model.rate,
+        schedule=ReduceOnPlateau(0.1, patience=1),
+        callbacks=[EarlyStopping(1)],
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A model, and the bytes of a checkpoint of when its values were others."""
+    folder = tmp_path_factory.mktemp("trained")
+    model = Model(noise="mrg", running=True)
+    with_memories(model, folder).run(1)
+    (path,) = Checkpoints(folder).paths()
+    plain(model).run(1)
+    trainer = with_memories(model, folder)
+    before = model.values()
+    assert trainer.resume(path)  # undamaged it would change everything
+    assert all((a != b).any() for a, b in zip(model.values()[:2], before))
+    plain(model).run(1)
+    return model, path.read_bytes()
+
+
 @pytest.mark.parametrize(
     "damage, message",
     [
@@ -326,25 +356,12 @@ def edited(change):
         ),
     ],
 )
-def test_a_damaged_file_changes_nothing(tmp_path, damage, message):
-    def build():
-        model = Model(noise="mrg", running=True)
-        schedule = ReduceOnPlateau(0.1, patience=1)
-        stopping = EarlyStopping(1)
-        return model, Trainer(
-            model.train,
-            dataset(),
-            25,
-            checkpoint=tmp_path,
-            learning_rate=model.rate,
-            schedule=schedule,
-            callbacks=[stopping],
-        )
-
-    build()[1].run(1)
-    (path,) = Checkpoints(tmp_path).paths()
+def test_a_damaged_file_changes_nothing(tmp_path, trained, damage, message):
+    model, checkpoint = trained
+    path = tmp_path / "step-000000002.npz"
+    path.write_bytes(checkpoint)
     damage(path)
-    model, trainer = build()
+    trainer = with_memories(model, tmp_path)
     generator = trainer._order.get_state()
     partners = [partner.state() for partner in trainer._keeper._partners]
     before = [*model.values(), *random_values(model)]
@@ -356,11 +373,11 @@ def test_a_damaged_file_changes_nothing(tmp_path, damage, message):
     assert (trainer.epoch, trainer.step, trainer.records) == (0, 0, [])
 
 
-def another(params=None, rule=updates.momentum, dtype="float64", width=3):
+@functools.cache
+def another(params=("w", "v"), rule=updates.momentum, dtype="float64", width=3):
     """A model whose parameters are not those of the next test's checkpoint."""
     x = theano.tensor.matrix("x", dtype=dtype)
-    names = params or ["w", "v"]
-    shareds = [theano.shared(np.ones(width, dtype), name=name) for name in names]
+    shareds = [theano.shared(np.ones(width, dtype), name=name) for name in params]
     rate = theano.shared(np.asarray(0.1, dtype), name="rate")
     loss = ((x.dot(sum(shareds)) - 1) ** 2).mean()
     train = make_train_function_theano(loss, shareds, [x], rule, learning_rate=rate)
@@ -372,13 +389,13 @@ def another(params=None, rule=updates.momentum, dtype="float64", width=3):
     "here, settings, messages",
     [
         (
-            {"params": ["w", "u"]},
+            {"params": ("w", "u")},
             {},
             [r"params\[1\]: v float64\(3,\) in the checkpoint, u float64"],
         ),
         ({"width": 4}, {}, [r"params\[0\]: w float64\(3,\)", r"optimizer\[1\].*velocity\(v\)"]),
         ({"dtype": "float32"}, {}, [r"v float64\(3,\) in the checkpoint, v float32\(3,\) here"]),
-        ({"params": ["w"]}, {}, [r"params: 2 variables in the checkpoint \(w, v\), 1 here \(w\)"]),
+        ({"params": ("w",)}, {}, [r"params: 2 variables in the checkpoint \(w, v\), 1 here \(w\)"]),
         ({"rule": updates.sgd}, {}, ["optimizer: 2 variables", "0 here"]),
         ({}, {"rate": False}, ["learning_rate: 1 variables", "0 here"]),
         ({}, {"batch_size": 5}, ["batch_size: 4 in the checkpoint, 5 here .*within an epoch"]),
@@ -411,6 +428,8 @@ def test_a_checkpoint_of_another_training_changes_nothing(tmp_path, here, settin
     build({})[1].run(1)
     train, trainer = build(here, **settings)
     shareds = [*train.state.params, *train.state.optimizer]
+    for shared in shareds:
+        shared.set_value(shared.get_value() + 1)  # so that a load could be seen
     before = [shared.get_value() for shared in shareds]
     for message in messages:
         with pytest.raises(CheckpointError, match=message):

@@ -236,13 +236,23 @@ def test_data_in_shared_memory_is_taken_as_it_is():
 
 def test_default_updates_are_part_of_the_state():
     x = theano.tensor.dmatrix("x")
-    w, inner, outer = (theano.shared(1.0, name=name) for name in ("w", "inner", "outer"))
+    w, inner, outer, mean = (theano.shared(1.0, name=n) for n in ("w", "inner", "outer", "mean"))
     inner.default_update = inner * 0.5
     outer.default_update = outer + inner  # reached through an update only
-    loss = (x * w).mean() + 0 * outer
+    # As Lasagne's batch normalisation: a clone is updated, whose value is the variable's own.
+    running = theano.clone(mean, share_inputs=False)
+    running.default_update = 0.5 * running + 0.5 * x.mean()
+    loss = (x * w).mean() + 0 * outer + 0 * running
     train = make_train_function_theano(loss, [w], [x], updates.momentum, learning_rate=0.1)
     state = train.state
     assert [v.name for v in state.params] == ["w"]
     assert [v.name for v in state.optimizer] == ["velocity(w)"]
-    assert {v.name for v in state.local} == {"inner", "outer"}
+    assert {v.name for v in state.local} == {"inner", "outer", "mean"}
     assert state.random == ()
+    trainer = Trainer(train, np.full((4, 1), 3.0), 2)
+    trainer.run(1)
+    assert float(mean.get_value()) == 2.5  # 1, 2, 2.5
+    values = trainer.get_values()
+    trainer.run(2)
+    trainer.set_values(values)
+    assert float(mean.get_value()) == 2.5
