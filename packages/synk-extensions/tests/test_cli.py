@@ -177,7 +177,7 @@ def test_a_benchmark_is_a_table_with_ratios(monkeypatch):
     done = invoke("bench", "call")
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    assert lines[0].strip() == "A call (2 processes)"
+    assert lines[0] == "A call (2 processes)"
     assert " ".join(lines[2].split()) == "f(Data) 20 us 4 us (5 x) 1 us (20 x)"
 
 

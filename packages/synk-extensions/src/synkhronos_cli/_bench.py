@@ -57,7 +57,7 @@ def run_benchmarks(
 def _print_table(result: dict[str, Any]) -> None:
     n = result["processes"]
     title = f"{result['title']} ({n} process{'es' if n > 1 else ''})"
-    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     table.add_column("")
     table.add_column("synkhronos", justify="right")
     peers = list(dict.fromkeys(peer for row in result["rows"] for peer in row["peers"]))
@@ -67,6 +67,7 @@ def _print_table(result: dict[str, Any]) -> None:
         cells = [_beside(row["seconds"], row["peers"].get(peer)) for peer in peers]
         table.add_row(escape(row["what"]), in_time(row["seconds"]), *cells)
     out = console()
+    out.print(f"[italic]{escape(title)}[/]")
     out.print(table)
     out.print("[dim](in brackets: how many times as long it takes here)[/]\n")
 

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any, Dict, List, Tuple
 
 from synk_theano import Finding, Runtime, Verdict
-from synk_theano.exceptions import DecompositionWarning, SynkError
+from synk_theano.exceptions import DecompositionWarning, LintWarning, SynkError
 
 
 @dataclass
@@ -56,7 +56,10 @@ class Watch:
         @wraps(close)
         def closing(runtime: Any) -> None:
             self._lint(runtime)
-            close(runtime)
+            with warnings.catch_warnings():
+                # What it would warn of is in the report.
+                warnings.simplefilter("ignore", LintWarning)
+                close(runtime)
 
         Runtime.function, Runtime.close = function, closing  # type: ignore[assignment, method-assign]
 
