@@ -193,7 +193,7 @@ def _scikit_learn() -> Digits:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise NoDataError(
-            "no digits: scikit-learn is not installed (pip install scikit-learn); or name a folder "
+            "scikit-learn is not installed (pip install scikit-learn); or name a folder "
             "with MNIST's files by --data or MNIST_FOLDER"
         ) from error
     x, y = load_digits(return_X_y=True)
