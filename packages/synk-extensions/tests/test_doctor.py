@@ -491,6 +491,17 @@ def test_the_numpy_that_theano_can_use(version_, state):
     assert bool(item.fix) == (state == MISSING)
 
 
+def test_packages_of_ours_are_installed_or_on_the_path(monkeypatch):
+    def unknown(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(_software, "version", unknown)
+    assert _software._packages().state == GOOD
+    monkeypatch.setattr(_software, "find_spec", lambda name: None if name == "synk_shm" else 1)
+    item = _software._packages()
+    assert (item.broken, item.cure) == (True, "pip install synk-shm")
+
+
 def test_a_hook_that_is_not_active_by_itself_is_told(monkeypatch):
     values = {"seconds": 0.01, "right": True, "version": "1.23.5"}
     monkeypatch.setattr(_software, "ask", lambda *_: Answer(values))

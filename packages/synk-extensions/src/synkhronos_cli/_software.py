@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 from ._items import GOOD, MISSING, WARNING, Item
 from ._probe import Answer, ask
@@ -91,12 +92,14 @@ def _packages() -> Item:
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            missing.append(package)
+            if find_spec(package.replace("-", "_")) is None:
+                missing.append(package)
+            else:
+                found.append(f"{package} (a folder on PYTHONPATH)")
     if not missing:
         return Item(name, GOOD, ", ".join(found))
-    # A folder on PYTHONPATH is as good: the items that follow tell whether it can be imported.
-    text = ", ".join([*found, f"not installed as packages: {', '.join(missing)}"])
-    return Item(name, WARNING, text, f"pip install {' '.join(missing)}")
+    text = ", ".join([*found, f"not installed: {', '.join(missing)}"])
+    return Item(name, MISSING, text, f"pip install {' '.join(missing)}", needed=True)
 
 
 def _module(name: str, answer: Answer, cure: str) -> Item:
