@@ -18,8 +18,25 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"Synkhronos {release}"
-nitpicky = False
+# Colours in which a diff is green and red, in both themes.
+pygments_style = "default"
+pygments_dark_style = "native"
+
+# What does not exist is an error, but for other projects' names, which are looked up nowhere, for
+# types of our own that are private, and for prose where napoleon expects a type.
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:.*", r"(numpy|collections|os|pathlib|abc|enum|_pytest|theano|lasagne|matplotlib)\..*"),
+    (r"py:.*", r"(.*\.)?_.*"),
+    (r"py:.*", r".*[ \[].*"),
+    (r"py:.*", r"PathLike|Figure|flat_grad|rank|Unusable|MissingLibrary|CudaError"),
+]
+
+# In docstrings a name between single backquotes is code.
+default_role = "code"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -39,6 +56,24 @@ def escape_starred_pairs(_app, _what, _name, _obj, _options, lines):
             lines[number] = line.replace("*args, **kwargs:", r"\*args, \*\*kwargs:", 1)
 
 
+class Prose:
+    """Keeps attributes from napoleon, which takes what stands before a colon for a type."""
+
+    def __init__(self):
+        self._kept = {}
+
+    def keep(self, _app, what, name, _obj, _options, lines):
+        if what in ("attribute", "data", "property"):
+            self._kept[name] = list(lines)
+
+    def restore(self, _app, _what, name, _obj, _options, lines):
+        if name in self._kept:
+            lines[:] = self._kept.pop(name)
+
+
 def setup(app):
+    prose = Prose()
     # Napoleon listens with the priority 500.
     app.connect("autodoc-process-docstring", escape_starred_pairs, priority=400)
+    app.connect("autodoc-process-docstring", prose.keep, priority=400)
+    app.connect("autodoc-process-docstring", prose.restore, priority=600)
