@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from _run_page import Block, blocks
+from _run_page import Block, Page, blocks
 from packaging.requirements import InvalidRequirement, Requirement
 
 if sys.version_info >= (3, 11):
@@ -96,6 +96,30 @@ def test_page_runs(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert done.stdout.splitlines()[-1] != "0 blocks ran"
+
+
+CODE = "```python\n{}\n```\n"
+WRONG_PAGES = {
+    "another number": (CODE.format("print(3)  #-> 4"), AssertionError, "promised 4; got 3"),
+    "nothing": (CODE.format("x = 3  #-> 3"), AssertionError, "'3' was promised, and nothing"),
+    "another output": (
+        CODE.format("print(3)") + "<!-- printed -->\n```text\n4\n```\n",
+        AssertionError,
+        "shown is\n4\nbut printed was\n3",
+    ),
+    "another error": ("<!-- raises KeyError -->\n" + CODE.format("[][0]"), IndexError, "range"),
+    "no error": ("<!-- raises KeyError -->\n" + CODE.format("3"), AssertionError, "not raise"),
+    "no block": ("<!-- printed -->\nIn words.\n", ValueError, "no block follows"),
+    "hidden code": ("<!-- setup\n1 / 0\n-->\n", ZeroDivisionError, "division"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PAGES)
+def test_a_page_that_is_wrong_is_noticed(name: str, tmp_path: Path) -> None:
+    text, error, said = WRONG_PAGES[name]
+    (tmp_path / "page.md").write_text(text, encoding="utf-8")
+    with pytest.raises(error, match=re.escape(said)):
+        Page(tmp_path / "page.md").run()
 
 
 @pytest.mark.parametrize(("where", "block"), NOT_RUN, ids=[where for where, _ in NOT_RUN])
