@@ -102,7 +102,7 @@ def test_the_end_of_the_program_tells_it_too():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True
     )
-    assert "LintWarning: lint() finds in this program:" in done.stderr
+    assert done.stderr.startswith("-c:0: LintWarning: lint() finds in this program:")
     assert "train updates 'w'" in done.stderr
 
 

@@ -8,8 +8,6 @@ this check cannot follow is "unknown", never "wrong".
 from __future__ import annotations
 
 import os
-import sys
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any, FrozenSet, List, Optional, Sequence, Tuple
 
@@ -25,6 +23,7 @@ from ._rowwise import (
     unknown,
 )
 from ._spec import FunctionSpec
+from ._warn import warn_user
 from .exceptions import DecompositionWarning
 
 
@@ -263,24 +262,8 @@ def warn_of_wrong(spec: FunctionSpec) -> None:
         bad = wrong(check_spec(spec))
     except Exception as error:  # noqa: BLE001 - no function shall fail for a check's own mistake
         text = f"could not be checked ({type(error).__name__}: {error}); please report it"
-        _warn(f"{what} {text}")
+        warn_user(f"{what} {text}", DecompositionWarning)
         return
     if bad:
-        _warn(f"{what} cannot be split over rows as it is:\n{describe(bad)}")
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, DecompositionWarning, stacklevel=outside())
-
-
-def outside() -> int:
-    """The `stacklevel` for a warning of the caller's that is meant for the user's own line."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and _is_ours(frame):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-def _is_ours(frame: Any) -> bool:
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return package in ("synk_theano", "synkhronos")
+        text = f"{what} cannot be split over rows as it is:\n{describe(bad)}"
+        warn_user(text, DecompositionWarning)

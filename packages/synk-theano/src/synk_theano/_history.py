@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from typing import Deque, FrozenSet, Iterable, List, Mapping, Set
 
-from ._check import outside
 from ._facts import Event, facts_of
 from ._lint import Finding, Findings, lint
 from ._shared_vars import VariableRegistry
 from ._spec import FunctionSpec
+from ._warn import warn_user
 from .exceptions import LintWarning
 
 EVENTS = 10_000
@@ -84,10 +83,10 @@ class History:
             findings = [finding for finding in self.findings() if finding.rule in TOLD]
         except Exception as error:  # noqa: BLE001 - no program shall fail for lint's own mistake
             text = f"lint() failed ({type(error).__name__}: {error}); please report it"
-            warnings.warn(text, LintWarning, stacklevel=outside())
+            warn_user(text, LintWarning)
             return
         news = [finding for finding in findings if finding not in self._told]
         self._told.update(news)
         if news:
             text = "\n".join(str(finding) for finding in news)
-            warnings.warn(f"lint() finds in this program:\n{text}", LintWarning, outside())
+            warn_user(f"lint() finds in this program:\n{text}", LintWarning)

@@ -66,6 +66,7 @@ def status(*, activate: bool = False) -> dict[str, Any]:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 import theano
             config = theano.config
+            _ = config.compiledir  # Theano makes the folder when it is first asked for it
         except Exception as problem:  # noqa: BLE001 - the report is about exactly this
             error = f"{type(problem).__name__}: {problem}"
             config = None

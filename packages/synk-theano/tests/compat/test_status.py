@@ -41,6 +41,17 @@ def test_report_of_an_environment_that_is_switched_off(run):
     assert "import theano: AttributeError" in done.stdout
 
 
+def test_report_where_the_folder_for_compiled_modules_cannot_be_made(run, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    flags = {"THEANO_FLAGS": f"base_compiledir={file}/below"}
+    done = run(MAIN.format(["--json"]), env=flags, fails=True)
+    report = json.loads(done.stdout)
+    assert str(file) in report["error"]
+    assert report["compiledir"] is None
+    assert report["versions"]["Theano"] == "1.0.5"
+
+
 def test_hook_is_put_in_place_where_no_pth_file_has(run):
     code = (
         "import sys, synk_theano_compat._hook as hook\n"
