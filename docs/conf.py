@@ -43,7 +43,8 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_preserve_defaults = True
+autodoc_default_options = {"members": True}
 # Docstrings follow the form of Google's guide; attributes are documented in the class's own.
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
