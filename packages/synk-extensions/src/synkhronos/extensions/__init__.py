@@ -5,6 +5,7 @@
 Trainer around it.
 :mod:`synkhronos.extensions.batches`: shuffled index batches out of one shared data set.
 :mod:`synkhronos.extensions.lasagne`: batch normalisation over the rows of all ranks.
+:mod:`synkhronos.extensions.plots`: pictures of scaling, timelines and trainings.
 """
 
 from __future__ import annotations

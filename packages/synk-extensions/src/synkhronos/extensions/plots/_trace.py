@@ -1,0 +1,193 @@
+"""Chrome traces: read, checked, and cut to a window of time. Knows nothing of pictures.
+
+The format is that of the Trace Event Format, of which complete events (``"ph": "X"``) and the names
+of processes are read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from synkhronos.exceptions import InputTypeError, InputValueError
+
+EXPECTED = "expected a Chrome trace in JSON, with a list 'traceEvents'"
+CURE = (
+    "record one with synkhronos.timeline(path), and stop() it or close() before it is read; "
+    "SYNKHRONOS_TIMELINE=path records a whole program"
+)
+MICROSECONDS = 1000.0
+
+
+@dataclass
+class Span:
+    """Something that a rank did, within the window.
+
+    Attributes:
+        start, end: microseconds since the beginning of the trace, whole; they may be outside of
+            the window.
+        depth: how many spans this one is within.
+        counts: whether it adds to the time of its category: it is within no other of this one.
+    """
+
+    rank: int
+    thread: int
+    name: str
+    category: str
+    start: float
+    end: float
+    depth: int = 0
+    counts: bool = True
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace, or the part of it within a window.
+
+    Attributes:
+        spans: by rank, thread and start; those around others come first.
+        names: of ranks; ranks without a span are among them.
+        window: the first and the last microsecond.
+    """
+
+    spans: Sequence[Span]
+    names: Mapping[int, str]
+    window: Tuple[float, float]
+
+    def length(self, span: Span) -> float:
+        """Microseconds of a span within the window."""
+        begin, end = self.window
+        return max(min(span.end, end) - max(span.start, begin), 0.0)
+
+    def time_of(self, category: str) -> float:
+        """Microseconds that a rank spent on this category, as a mean over the ranks."""
+        spans = (span for span in self.spans if span.category == category and span.counts)
+        return sum(self.length(span) for span in spans) / len(self.names)
+
+
+def read_trace(
+    path: Union[str, "os.PathLike[str]"], window_ms: Optional[Tuple[float, float]] = None
+) -> Trace:
+    """Read a trace.
+
+    Raises:
+        InputValueError: it is no trace, or there is nothing to see.
+        OSError: it cannot be read.
+    """
+    events = _events(path)
+    names: Dict[int, str] = {}
+    spans: List[Span] = []
+    for place, event in enumerate(events):
+        if not isinstance(event, Mapping):
+            raise InputValueError(
+                f"{path}: got event {place} {event!r}, expected an object; {CURE}"
+            )
+        if event.get("ph") == "X":
+            spans.append(_span(path, place, event))
+        elif event.get("ph") == "M" and event.get("name") == "process_name":
+            name = str(event.get("args", {}).get("name", ""))
+            names[int(_number(path, place, event, "pid"))] = name
+    if not spans:
+        raise InputValueError(
+            f"{path}: got a trace of {len(events)} events without any span ('ph': 'X'), expected "
+            f"at least one; call a function while it records, and {CURE}"
+        )
+    spans.sort(key=lambda span: (span.rank, span.thread, span.start, -span.end))
+    window = _window(window_ms, spans)
+    shown = _nested(spans, *window)
+    if not shown:
+        last = max(span.end for span in spans) / MICROSECONDS
+        raise InputValueError(
+            f"window_ms: got {window_ms}, in which nothing happens in {path}; expected a part of "
+            f"0 to {last:.3f} ms"
+        )
+    for span in spans:
+        names.setdefault(span.rank, f"rank {span.rank}")
+    return Trace(shown, dict(sorted(names.items())), window)
+
+
+def _events(path: Union[str, "os.PathLike[str]"]) -> Sequence[Any]:
+    text = Path(path).read_bytes()
+    if not text.strip():
+        raise InputValueError(f"{path}: got an empty file, {EXPECTED}; {CURE}")
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise InputValueError(f"{path}: got no whole JSON ({error}), {EXPECTED}; {CURE}") from None
+    # The format allows for the list alone.
+    events = content.get("traceEvents") if isinstance(content, dict) else content
+    if not isinstance(events, list):
+        keys = sorted(content) if isinstance(content, dict) else type(content).__name__
+        raise InputValueError(f"{path}: got JSON with {keys}, {EXPECTED}; {CURE}")
+    return events
+
+
+def _span(path: Any, place: int, event: Mapping[str, Any]) -> Span:
+    start = _number(path, place, event, "ts")
+    length = _number(path, place, event, "dur")
+    if length < 0:
+        raise InputValueError(
+            f"{path}: got 'dur': {length} in event {place}, expected microseconds from 0; {CURE}"
+        )
+    return Span(
+        rank=int(_number(path, place, event, "pid")),
+        thread=int(_number(path, place, {"tid": 0, **event}, "tid")),
+        name=str(event.get("name", "")),
+        category=str(event.get("cat", "")) or "other",
+        start=start,
+        end=start + length,
+    )
+
+
+def _number(path: Any, place: int, event: Mapping[str, Any], key: str) -> float:
+    value = event.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise InputValueError(
+            f"{path}: got {key!r}: {value!r} in event {place} ({event.get('name')!r}), expected a "
+            f"number; {CURE}"
+        )
+    return float(value)
+
+
+def _window(window_ms: Optional[Tuple[float, float]], spans: Sequence[Span]) -> Tuple[float, float]:
+    if window_ms is None:
+        begin = min(span.start for span in spans)
+        end = max(span.end for span in spans)
+        return begin, end if end > begin else begin + 1.0
+    try:
+        begin_ms, end_ms = (float(ms) for ms in window_ms)
+    except (TypeError, ValueError):
+        raise InputTypeError(
+            f"window_ms: got {window_ms!r}, expected two numbers, as in (10, 25.5)"
+        ) from None
+    if not begin_ms < end_ms:
+        raise InputValueError(
+            f"window_ms: got {window_ms!r}, expected the first millisecond before the last"
+        )
+    return begin_ms * MICROSECONDS, end_ms * MICROSECONDS
+
+
+def _nested(spans: Sequence[Span], begin: float, end: float) -> List[Span]:
+    """The spans within the window, with their depths."""
+    shown: List[Span] = []
+    around: List[Span] = []
+    for span in spans:
+        while around and not _is_within(span, around[-1]):
+            around.pop()
+        span.depth = len(around)
+        span.counts = all(outer.category != span.category for outer in around)
+        around.append(span)
+        # One without a length is at a moment, and the others are between two.
+        if span.start < end and (span.end > begin or span.start == span.end == begin):
+            shown.append(span)
+    return shown
+
+
+def _is_within(span: Span, outer: Span) -> bool:
+    same_lane = (span.rank, span.thread) == (outer.rank, outer.thread)
+    # Of spans that touch, the later one is not within the earlier one.
+    return same_lane and (span.start < outer.end or span.start == span.end == outer.end)
