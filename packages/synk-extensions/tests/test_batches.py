@@ -43,3 +43,8 @@ def test_a_seed_repeats_the_order_and_epochs_differ(make):
 def test_wrong_sizes_are_refused_at_the_call(num_rows, batch_size):
     with pytest.raises(ValueError, match="expected"):
         index_batches(num_rows, batch_size)
+
+
+def test_a_seed_in_the_place_of_a_generator_is_refused_at_the_call():
+    with pytest.raises(TypeError, match=r"rng is 3; expected a generator such as.*default_rng"):
+        index_batches(10, 5, 3)

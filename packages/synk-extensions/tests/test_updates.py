@@ -211,6 +211,19 @@ def test_list_of_gradients_is_taken_as_it_is():
     assert largest_difference(params, expected) <= TOLERANCE
 
 
+@pytest.mark.parametrize("rule", [updates.sgd, updates.sgd_nonflat])
+@pytest.mark.parametrize("turn", [lambda g: g.T, lambda g: g[:1]], ids=["transposed", "a row"])
+def test_given_gradients_of_another_shape_are_refused(rule, turn):
+    """End to end in a vector, the elements of a transposed one would fit, in other places."""
+    W, b = theano.shared(np.ones((2, 3)), name="W"), theano.shared(np.ones(3), name="b")
+    x = T.dmatrix("x")
+    grads = T.grad(T.sum(T.sqr(x.dot(W)) + b), [W, b])
+    split = rule([turn(grads[0]), grads[1]], [W, b], 0.1)
+    f = theano.function([x], updates=split.grad_updates, mode=MODE)
+    with pytest.raises(AssertionError, match=r"parameter W has another shape.*expected \(2, 3\)"):
+        f(np.ones((4, 2)))
+
+
 def test_a_single_parameter_needs_no_list():
     w = theano.shared(np.ones(3), name="w")
     split = updates.sgd(T.sum(w**2), w, 0.25)

@@ -36,9 +36,15 @@ def index_batches(
         int64 arrays with the shape ``(batch_size,)``; the last one may be shorter.
 
     Raises:
-        ValueError: ``batch_size`` is less than 1, or ``num_rows`` is negative. Raised at the call,
-            not at the first batch.
+        TypeError: ``rng`` is no generator.
+        ValueError: ``batch_size`` is less than 1, or ``num_rows`` is negative. Both are raised at
+            the call, not at the first batch.
     """
+    if rng is not None and not hasattr(rng, "permutation"):
+        raise TypeError(
+            f"rng is {rng!r}; expected a generator such as numpy.random.default_rng(0), made once "
+            "before the epochs"
+        )
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; expected at least 1")
     if num_rows < 0:

@@ -11,6 +11,7 @@ import numpy as np
 import theano.tensor as T
 from theano.compile import SharedVariable
 from theano.gof import Variable
+from theano.tensor.opt import Assert
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
@@ -78,6 +79,9 @@ def common_dtype(params: Sequence[Any]) -> str:
 def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
     """Return one gradient expression per parameter, each of its parameter's dtype and ndim.
 
+    The shape of given gradients is checked in each call: in the flat vector, elements of a
+    transposed gradient would go to other places, and nobody would notice.
+
     Args:
         loss_or_grads: A scalar Theano expression, or one gradient expression per parameter.
         params: Shared variables, as returned by :func:`check_params`.
@@ -86,7 +90,8 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
         TypeError: The loss is not a scalar expression.
         ValueError: The number of gradients, or the ndim of one, does not fit the parameters.
     """
-    if isinstance(loss_or_grads, (list, tuple)):
+    given = isinstance(loss_or_grads, (list, tuple))
+    if given:
         grads = [T.as_tensor_variable(grad) for grad in loss_or_grads]
         if len(grads) != len(params):
             raise ValueError(
@@ -107,10 +112,22 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
                 f"the gradient for parameter {label(param, index)} has {grad.ndim} dimensions; "
                 f"expected {param.ndim}, as the parameter has"
             )
+    if given:
+        grads = [_of_shape(g, param, index) for index, (g, param) in enumerate(zip(grads, params))]
     return [
         grad if grad.dtype == param.dtype else T.cast(grad, param.dtype)
         for grad, param in zip(grads, params)
     ]
+
+
+def _of_shape(grad: Any, param: Any, index: int) -> Any:
+    """Return ``grad``; computing it raises an AssertionError if it is not of the shape."""
+    shape = param.get_value(borrow=True, return_internal_type=True).shape
+    check = Assert(
+        f"the gradient given for parameter {label(param, index)} has another shape than the "
+        f"parameter; expected {tuple(shape)}"
+    )
+    return check(grad, *(T.eq(grad.shape[axis], size) for axis, size in enumerate(shape)))
 
 
 def scalar(value: Any, dtype: str, name: str) -> Any:
