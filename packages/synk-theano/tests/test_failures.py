@@ -192,6 +192,32 @@ def test_a_worker_that_is_too_late_is_named():
         assert runtime.closed
 
 
+EARLY = """
+import os, signal, time
+import numpy as np, theano.tensor as T
+from synk_theano import Runtime
+os.setpgrp()
+x = T.dvector("x")
+with Runtime(3) as runtime:
+    for _ in range(10):
+        try:
+            os.killpg(0, signal.SIGINT)
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            pass
+    f = runtime.function([x], x.sum() / 6, mode="FAST_COMPILE")
+    print(f(np.ones(6)))
+"""
+
+
+def test_ctrl_c_does_not_reach_workers_that_still_start():
+    """A terminal sends it to the whole group; the program may go on with something else."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", EARLY], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(1.0 / 3), "")
+
+
 def test_an_interrupted_call_closes_or_goes_on_but_does_not_hang():
     """Ctrl-C while the master waits for a worker: KeyboardInterrupt, and no process is left."""
     code = """

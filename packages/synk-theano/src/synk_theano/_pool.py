@@ -54,6 +54,10 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 # "python -m" puts the current folder first on the path: nobody's modules are here.
                 cwd="/",
+                # What a terminal or a notebook sends to the program's processes is the master's
+                # business; a worker that starts cannot ignore it yet, one that a notebook ends
+                # before the master cannot sweep. It ends with the master in any case.
+                start_new_session=True,
                 pass_fds=(theirs.fileno(), reading, *fds),
             )
         except OSError as error:

@@ -71,7 +71,7 @@ class Stats(Dict[str, FunctionStats]):
         from rich.console import Console
 
         # As wide as it takes: a terminal wraps it if it must.
-        console = Console(file=io.StringIO(), width=1000, color_system=None)
+        console = Console(file=io.StringIO(), width=1000, color_system=None, force_jupyter=False)
         console.print(self, markup=False)
         return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
 

@@ -80,7 +80,7 @@ class Exit:
 
 def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
     """Run the worker, until the master says so or is gone, and end the process."""
-    # Ctrl-C reaches the whole terminal group; it is the master that decides what it means.
+    # The master decides what an interrupt means, also one that is sent to all processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave = Exit(lifeline_fd)
     threading.Thread(target=leave.with_master, daemon=True).start()
