@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import theano
 import theano.tensor as T
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
+import synkhronos as synk
+from synk_theano.testing import child_processes
 from synkhronos.extensions import updates
-from synkhronos.extensions.train import make_train_function_theano
+from synkhronos.extensions.train import (
+    Callback,
+    Trainer,
+    exponential,
+    make_train_function,
+    make_train_function_theano,
+)
 
 ROWS, FEATURES = 50, 4
 STREAMS = {"mrg": MRG_RandomStreams, "numpy": RandomStreams}
@@ -94,3 +104,52 @@ def assert_close(values, others, tolerance=1e-10):
 
 def without_seconds(records):
     return [{k: v for k, v in record.items() if k != "seconds"} for record in records]
+
+
+class StopAt(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, trainer, loss):
+        if trainer.step == self.step:
+            trainer.stop()
+
+
+@contextlib.contextmanager
+def forked(n, **settings):
+    before = child_processes()
+    synk.fork(n, use_gpu=False, verbose=False, **settings)
+    try:
+        yield
+    finally:
+        synk.close()
+    assert child_processes() <= before
+
+
+def parallel(folder=None, stop=None, **kind):
+    """A model, and a trainer of it over the ranks there are; three steps make an epoch."""
+    model = Model(make_train_function, **kind)
+    trainer = Trainer(
+        model.train,
+        dataset(),
+        17,
+        learning_rate=model.rate,
+        schedule=exponential(0.1, 0.7),
+        checkpoint=folder,
+        callbacks=[StopAt(stop)],
+    )
+    return model, trainer
+
+
+def serial(epochs):
+    model = Model()
+    trainer = Trainer(
+        model.train, dataset(), 17, learning_rate=model.rate, schedule=exponential(0.1, 0.7)
+    )
+    return model, trainer.run(epochs)
+
+
+def everywhere(shareds):
+    """Values in all ranks: a list over ranks of lists over variables."""
+    ranks = synk._default.default().size
+    return [list(synk.get_value(rank, list(shareds))) for rank in range(ranks)]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import theano
-from _training import Model, assert_same, dataset, without_seconds
+from _training import Model, StopAt, assert_same, dataset, without_seconds
 
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
@@ -38,15 +38,6 @@ GENERATORS = {
     "SFC64": lambda: np.random.Generator(np.random.SFC64(7)),
     "RandomState": lambda: np.random.RandomState(7),
 }
-
-
-class StopAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, trainer, loss):
-        if trainer.step == self.step:
-            trainer.stop(f"step {self.step}")
 
 
 def plain(model, folder=None, **settings):
@@ -262,7 +253,11 @@ def test_a_checkpoint_holds_no_pickles_and_numbers_to_the_last_bit(tmp_path):
     assert_same([back["nested"][0]["a"]], [np.arange(3)])
     assert back["nested"][1]["b"][0] == np.float32(0.1)
     assert back["nested"][1]["b"][1].shape == (0, 2)
-    for wrong in ({"a": object()}, {"a": np.array([None])}):
+    dots = {"a.b": np.zeros(1), "a": {"b": np.ones(1), "b'": np.full(1, 2)}}
+    checkpoint_file.write(tmp_path / "d.npz", dots)
+    back = checkpoint_file.read(tmp_path / "d.npz")
+    assert_same([back["a.b"], back["a"]["b"], back["a"]["b'"]], [[0], [1], [2]])
+    for wrong in ({"a": object()}, {"a": np.array([None])}, {"a": {1: 2}}):
         with pytest.raises(TypeError, match=r"^a: "):
             checkpoint_file.write(tmp_path / "c.npz", wrong)
     assert checkpoint_file.read(tmp_path / "c.npz")["big"] == content["big"]
@@ -436,6 +431,68 @@ def test_a_checkpoint_of_another_training_changes_nothing(tmp_path, here, settin
             trainer.resume()
     assert_same([shared.get_value() for shared in shareds], before)
     assert trainer.step == 0
+
+
+class Counts(Callback):
+    """Knows nothing at first, then the epochs."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_epoch_end(self, trainer, record):
+        self.seen["epochs"] = trainer.epoch
+
+    def state(self):
+        return self.seen
+
+    def load_state(self, state):
+        self.seen = state
+
+
+def test_a_callback_may_have_nothing_to_tell_at_first(tmp_path):
+    plain(Model(), tmp_path, callbacks=[Counts()]).run(1)
+    counts = Counts()
+    assert plain(Model(), tmp_path, callbacks=[counts]).resume()
+    assert counts.seen == {"epochs": 1}
+
+
+@pytest.mark.parametrize("when, stop", [("on_epoch_end", 4), ("on_step_end", 3)])
+def test_what_a_callback_saves_has_what_later_callbacks_note(tmp_path, when, stop):
+    class Steps(Counts):
+        def on_step_end(self, trainer, loss):
+            self.seen["steps"] = trainer.step
+
+    saving = Callback()
+    setattr(saving, when, lambda trainer, _: trainer.save())
+    folder = Checkpoints(tmp_path, every_epochs=0, best=False)
+    callbacks = [saving, Steps(), EarlyStopping(2), StopAt(stop)]
+    trainer = plain(Model(), checkpoint=folder, callbacks=callbacks)
+    history = trainer.run(1)
+    content = checkpoint_file.read(folder.newest())
+    epochs = {"epochs": 1} if history.records else {}
+    assert content["partners"][0]["state"] == {"steps": stop, **epochs}
+    best = history["train_loss"][0] if history.records else np.inf
+    assert content["partners"][1]["state"]["best"] == content["memory"]["best"] == best
+
+
+def test_a_folder_with_nothing_but_the_best_is_gone_on_with_too(tmp_path):
+    def die(trainer, record):
+        if trainer.epoch == 3:
+            raise KeyboardInterrupt
+
+    folder = Checkpoints(tmp_path, every_epochs=0)
+    with pytest.raises(KeyboardInterrupt):
+        plain(Model(), checkpoint=folder, callbacks=[die]).run(4)
+    assert [path.name for path in tmp_path.iterdir()] == ["best.npz"]
+    with pytest.raises(CheckpointError, match=r"newest is best\.npz"):
+        plain(Model(), checkpoint=folder).run(4)
+    model, whole = Model(), Model()
+    trainer = plain(model, checkpoint=folder)
+    assert trainer.resume()
+    assert trainer.epoch == 2
+    trainer.run(4)
+    plain(whole).run(4)
+    assert_same(model.values(), whole.values())
 
 
 def test_between_epochs_the_batches_may_become_others(tmp_path):

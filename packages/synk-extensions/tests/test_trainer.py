@@ -6,16 +6,24 @@ import csv
 import json
 import logging
 import math
+import shutil
 import signal
 import threading
 
 import numpy as np
 import pytest
 import theano
-from _training import FEATURES, ROWS, Model, assert_close, assert_same, dataset
+from _training import FEATURES, ROWS, Model, assert_close, assert_same, dataset, without_seconds
 
 from synkhronos.extensions import updates
-from synkhronos.extensions.train import Callback, EarlyStopping, Trainer, exponential
+from synkhronos.extensions.train import (
+    Callback,
+    EarlyStopping,
+    ReduceOnPlateau,
+    Trainer,
+    exponential,
+    warm_up,
+)
 
 
 def numpy_training(epochs, batch_size, rates, seed=0):
@@ -322,12 +330,149 @@ def test_ctrl_c_is_left_alone_in_threads_and_where_it_is_ignored():
         ({"callbacks": [3]}, TypeError, "got 3 among callbacks"),
         ({"callbacks": [EarlyStopping]}, TypeError, "Callback object"),
         ({"valid": max, "valid_data": [1], "valid_slices": 0}, ValueError, "valid_slices is 0"),
+        ({"valid": max, "valid_data": [1]}, ValueError, r"valid_data has \['no'\] rows"),
+        ({"valid": max, "valid_data": ([1], [2, 3])}, ValueError, r"valid_data has \[1, 2\] rows"),
+        ({"data": (dataset()[0], dataset(60)[1])}, ValueError, r"data has \[50, 60\] rows"),
+        ({"batch_size": 16.0}, TypeError, "batch_size is 16.0; expected an integer"),
+        ({"monitor": "valid_loss"}, ValueError, "monitor is 'valid_loss'; expected.*'train_loss'"),
+        ({"output_names": ["loss"]}, ValueError, r"output_names is \['loss'\]; expected different"),
+        (
+            {"valid": max, "valid_data": [[1]], "valid_names": ["a", "a"]},
+            ValueError,
+            r"valid_names is \['a', 'a'\]",
+        ),
+        ({"learning_rate": 0.1}, TypeError, "learning_rate is 0.1; expected the scalar shared"),
+        (
+            {"learning_rate": theano.shared(0.1, name="other")},
+            ValueError,
+            "learning_rate is other, which the training step does not read",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_in_words(change, error, message):
     arguments = {"train": Model().train, "data": dataset(), "batch_size": 16}
     with pytest.raises(error, match=message):
         Trainer(**{**arguments, **change})
+
+
+def test_further_outputs_do_not_take_the_place_of_the_loss(monkeypatch):
+    """The columns are named after the expressions, which may have the same name."""
+    model = Model()
+    monkeypatch.setattr(model.train, "output_names", ("loss", "loss"))
+    (record,) = Trainer(model.train, dataset(), 16).run(1)
+    (expected,) = Trainer(Model().train, dataset(), 16).run(1)
+    assert record["train_loss"] == expected["train_loss"]
+    assert record["train_output_1"] == expected["train_error"]
+
+
+@pytest.mark.parametrize("rate, error", [(None, TypeError), (math.nan, ValueError)])
+def test_a_schedule_that_returns_no_rate_ends_before_the_step(rate, error):
+    model = Model()
+    trainer = Trainer(
+        model.train, dataset(), 16, learning_rate=model.rate, schedule=lambda epoch: rate
+    )
+    before = model.values()
+    with pytest.raises(error, match=f"rate for epoch 0 is {rate}; expected"):
+        trainer.run(1)
+    assert_same(model.values(), before)
+
+
+@pytest.mark.parametrize("call", [lambda t: t.run(9), lambda t: t.resume(), lambda t: t.run(1)])
+@pytest.mark.parametrize("when", ["on_run_begin", "on_step_end", "on_epoch_end", "on_run_end"])
+def test_a_callback_cannot_begin_another_run_within_the_run(tmp_path, when, call):
+    """Rows would be seen twice, and means be of other rows than they say."""
+    model = Model()
+    recursive = Callback()
+    setattr(recursive, when, lambda trainer, *_: call(trainer))
+    trainer = Trainer(model.train, dataset(), 16, callbacks=[recursive], checkpoint=tmp_path)
+    with pytest.raises(RuntimeError, match=r"while run\(\) is under way; let a callback call stop"):
+        trainer.run(2)
+    setattr(recursive, when, lambda *_: None)
+    assert trainer.run(2).status == "finished"
+    assert trainer.step == 8
+
+
+def test_a_callback_that_raises_loses_no_line_and_no_step(tmp_path):
+    log = tmp_path / "log.csv"
+
+    def fail(trainer, record):
+        if trainer.epoch == 2 and not failed:
+            failed.append(record)
+            raise ZeroDivisionError
+
+    failed = []
+    model, other = Model(), Model()
+    trainer = Trainer(model.train, dataset(), 16, callbacks=[fail], log=log)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run(3)
+    history = trainer.run(3)
+    expected = Trainer(other.train, dataset(), 16).run(3)
+    assert_same(model.values(), other.values())
+    assert without_seconds(history) == without_seconds(expected)
+    epochs = [line["epoch"] for line in csv.DictReader(log.read_text().splitlines())]
+    assert epochs == ["1", "2", "3"]
+
+
+def test_early_stopping_and_plateau_begin_anew_with_another_training():
+    """As in a loop over folds, with one list of callbacks."""
+    stopping, plateau = EarlyStopping(2, restore_best=True), ReduceOnPlateau(0.05, 0.5, 1)
+    histories, models = [], []
+    for _ in range(2):
+        model = Model()
+        trainer = Trainer(
+            model.train,
+            dataset(),
+            16,
+            mode="max",  # so that the first epoch is the best
+            callbacks=[stopping],
+            learning_rate=model.rate,
+            schedule=warm_up(plateau, 1),
+        )
+        histories.append(without_seconds(trainer.run(9)))
+        models.append(model.values())
+        assert trainer.run(9).status == "stopped"  # the same training stays stopped
+    assert len(histories[0]) == 3
+    assert histories[0] == histories[1]
+    assert_same(*models)
+
+
+def test_a_log_that_was_removed_is_written_again_with_its_header(tmp_path):
+    path = tmp_path / "logs" / "log.csv"
+    history = Trainer(
+        Model().train,
+        dataset(),
+        16,
+        log=path,
+        callbacks=[lambda trainer, _: trainer.epoch == 2 and shutil.rmtree(path.parent)],
+    ).run(3)
+    lines = list(csv.DictReader(path.read_text().splitlines()))
+    assert [float(line["train_loss"]) for line in lines] == history["train_loss"]
+
+
+def test_what_callbacks_put_into_a_record_is_json_and_in_the_history(tmp_path):
+    path = tmp_path / "log.jsonl"
+    entries = {
+        "number": np.float32(0.5),
+        "nothing": np.float32("nan"),
+        "array": np.array([[1, 2]]),
+        "list": [math.inf, 1.5],
+        "path": tmp_path,
+    }
+
+    def note(trainer, record):
+        if trainer.epoch == 2:
+            record.update(entries)
+
+    history = Trainer(Model().train, dataset(), 50, log=path, callbacks=[note]).run(2)
+    line = json.loads(path.read_text().splitlines()[1], parse_constant=pytest.fail)
+    assert {key: line[key] for key in entries} == {
+        "number": 0.5,
+        "nothing": None,
+        "array": [[1, 2]],
+        "list": [None, 1.5],
+        "path": str(tmp_path),
+    }
+    assert history["number"] == [None, 0.5]
 
 
 def test_outputs_that_no_log_can_hold_are_refused():

@@ -28,7 +28,7 @@ from synk_theano.testing import child_processes
 from synkhronos.extensions.train import Callback, Trainer, make_train_function
 from synkhronos.extensions.train import make_train_function_theano
 
-folder, kind, wait_s = sys.argv[2:5]
+folder, kind, wait_s = sys.argv[2], sys.argv[3], float(sys.argv[4])
 # Whatever this was started from: Ctrl-C is as Python has it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -46,9 +46,14 @@ class Slow(theano.gof.Op):
         outputs[0][0] = inputs[0]
 
 class Tell(Callback):
+    def on_run_begin(self, trainer):
+        if trainer.step:
+            set_seconds(wait_s)
+            print("step", trainer.step + 1, flush=True)
+
     def on_step_end(self, trainer, loss):
         if trainer.step == 2:
-            set_seconds(float(wait_s))
+            set_seconds(1.5)
             print("step 3", flush=True)
         elif trainer.step > 2:
             print("end of step", trainer.step, flush=True)
@@ -72,6 +77,7 @@ try:
     if kind == "parallel":
         # The ranks are there as before.
         print("ranks", len(synk.gather(model.b)), flush=True)
+    trainer.run(1000)
 except KeyboardInterrupt:
     print("KeyboardInterrupt", flush=True)
 synk.close()
@@ -79,8 +85,18 @@ print("children", len(child_processes()), flush=True)
 """
 
 
-def interrupted(folder, kind, times, wait_s):
-    """Run the program and send it SIGINT within its third step; what it prints, and its status."""
+def lines_until(process, last):
+    lines = []
+    while not lines or lines[-1] not in (last, ""):
+        lines.append(process.stdout.readline().strip())
+    return lines
+
+
+def interrupted(folder, kind, wait_s):
+    """Run the program, and send it SIGINT within step 3, and twice within step 4.
+
+    Returns what it prints, its status, and its standard error.
+    """
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(folder), kind, str(wait_s)],
         stdout=subprocess.PIPE,
@@ -89,13 +105,15 @@ def interrupted(folder, kind, times, wait_s):
         env={**os.environ, "SYNKHRONOS_USE_GPU": "0"},
         start_new_session=True,
     )
+    lines = []
     try:
-        lines = [process.stdout.readline().strip()]
-        assert lines == ["step 3"], process.communicate(timeout=LIMIT_S)
-        for _ in range(times):
-            time.sleep(0.5)  # into the step; and two signals that come together are one
-            # As a terminal does: to all processes of the group.
-            os.killpg(process.pid, signal.SIGINT)
+        for step, times in [("step 3", 1), ("step 4", 2)]:
+            lines += lines_until(process, step)
+            assert lines[-1] == step, process.communicate(timeout=LIMIT_S)
+            for _ in range(times):
+                time.sleep(0.5)  # into the step; and two signals that come together are one
+                # As a terminal does: to all processes of the group.
+                os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
@@ -103,11 +121,14 @@ def interrupted(folder, kind, times, wait_s):
 
 
 @pytest.mark.parametrize("kind", ["serial", "parallel"])
-def test_the_first_ctrl_c_finishes_the_step_and_writes_a_checkpoint(tmp_path, kind):
-    lines, status, err = interrupted(tmp_path, kind, times=1, wait_s=1.5)
+def test_the_first_ctrl_c_finishes_the_step_and_the_second_ends_at_once(tmp_path, kind):
+    # Ranks that are in the middle of their step may finish it before they stop.
+    wait_s = LIMIT_S if kind == "serial" else 2.5
+    lines, status, err = interrupted(tmp_path, kind, wait_s)
+    first = ["step 3", "end of step 3", "interrupted 0 3"]
     ranks = ["ranks 2"] if kind == "parallel" else []
-    expected = ["step 3", "end of step 3", "interrupted 0 3", *ranks, "children 0"]
-    assert (lines, status) == (expected, 0), err
+    assert lines == [*first, *ranks, "step 4", "KeyboardInterrupt", "children 0"], err
+    assert status == 0
     assert "training interrupted: Ctrl-C, after step 3" in err
     assert "Traceback" not in err
     (path,) = Checkpoints(tmp_path).paths()
@@ -121,15 +142,6 @@ def test_the_first_ctrl_c_finishes_the_step_and_writes_a_checkpoint(tmp_path, ki
     same = assert_same if kind == "serial" else assert_close
     same(model.values(), whole.values())
     same([history["train_loss"]], [expected["train_loss"]])
-
-
-@pytest.mark.parametrize("kind", ["serial", "parallel"])
-def test_the_second_ctrl_c_ends_at_once(tmp_path, kind):
-    # The workers are in the middle of their step, and may finish it before they stop.
-    wait_s = LIMIT_S if kind == "serial" else 4.0
-    lines, status, err = interrupted(tmp_path, kind, times=2, wait_s=wait_s)
-    assert (lines, status) == (["step 3", "KeyboardInterrupt", "children 0"], 0), err
-    assert Checkpoints(tmp_path).paths() == []
 
 
 def test_a_handler_of_the_users_is_asked_the_second_time_and_restored():

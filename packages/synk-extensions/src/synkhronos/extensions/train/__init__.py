@@ -9,8 +9,8 @@ from __future__ import annotations
 
 # The loop around it.
 from ._callbacks import Callback, EarlyStopping
+from ._checkpoint_file import CheckpointError
 from ._checkpoints import Checkpoints
-from ._errors import CheckpointError
 from ._history import History
 from ._schedules import ReduceOnPlateau, cosine, exponential, step_decay, warm_up
 

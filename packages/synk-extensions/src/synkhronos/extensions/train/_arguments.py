@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ._callbacks import Callback
+from theano.compile import SharedVariable
 
-if TYPE_CHECKING:
-    from ._trainer import Trainer
+from ._state import TrainingState, storage_of
 
-
-class OnEpochEnd(Callback):
-    """A plain function as a callback."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
-        """Call it."""
-        self._function(trainer, record)
-
-
-def as_callback(callback: Any) -> Callback:
-    """
-    Raises:
-        TypeError: It is neither a Callback nor a function.
-    """
-    if isinstance(callback, Callback):
-        return callback
-    if callable(callback) and not isinstance(callback, type):
-        return OnEpochEnd(callback)
-    raise TypeError(
-        f"got {callback!r} among callbacks; expected a Callback object or a function "
-        "f(trainer, record)"
-    )
+_LOSS = "loss"  # the name of the first output's column
 
 
 def names_of_outputs(known: Sequence[Any], given: Sequence[str] | None) -> list[str]:
@@ -45,11 +21,13 @@ def names_of_outputs(known: Sequence[Any], given: Sequence[str] | None) -> list[
         given: By the user, or None.
 
     Raises:
-        ValueError: It is another number.
+        ValueError: It is another number, or two are the same.
     """
-    further = known[1:]
+    further = list(known[1:])
     if given is None:
-        return [name or f"output_{i}" for i, name in enumerate(further, 1)]
+        usable = [name if name != _LOSS and further.count(name) == 1 else None for name in further]
+        return [name or f"output_{i}" for i, name in enumerate(usable, 1)]
+    require_distinct(given, "output_names")
     if len(given) != len(further):
         raise ValueError(
             f"output_names: got {list(given)}; expected {len(further)}, one for each output of "
@@ -65,3 +43,58 @@ def require(value: str, what: str, known: Sequence[str]) -> None:
     """
     if value not in known:
         raise ValueError(f"{what} is {value!r}; expected one of {', '.join(map(repr, known))}")
+
+
+def require_distinct(names: Sequence[str], what: str) -> None:
+    """
+    Raises:
+        ValueError: Two columns of the log would have one name.
+    """
+    if len({_LOSS, *names}) != 1 + len(names):
+        raise ValueError(
+            f"{what} is {list(names)}; expected different names, and none that is {_LOSS!r}, which "
+            "is the first output"
+        )
+
+
+def require_rows(data: Sequence[Any], what: str) -> None:
+    """
+    Raises:
+        ValueError: Not all have the same number of rows, or one is a scalar.
+    """
+    rows = [len(item) if item.ndim else "no" for item in data]
+    if len(set(rows)) > 1 or "no" in rows:
+        raise ValueError(f"{what} has {rows} rows; expected the same number for all inputs")
+
+
+def require_rate(rate: Any, state: TrainingState) -> None:
+    """
+    Raises:
+        TypeError: It is no shared variable.
+        ValueError: The training step does not read it.
+    """
+    if not isinstance(rate, SharedVariable) or rate.ndim != 0:
+        raise TypeError(
+            f"learning_rate is {rate!r}; expected the scalar shared variable that the update rule "
+            "takes for its rate, such as theano.shared(numpy.float32(0.1))"
+        )
+    if storage_of(rate) not in map(storage_of, state.read):
+        raise ValueError(
+            f"learning_rate is {rate!r}, which the training step does not read; expected the "
+            "variable that make_train_function was given for learning_rate"
+        )
+
+
+def finite(value: Any, what: str) -> float:
+    """The value as a float.
+
+    Raises:
+        TypeError, ValueError: It is no number, or not a finite one.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} is {value!r}; expected a number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{what} is {number}; expected a finite number")
+    return number

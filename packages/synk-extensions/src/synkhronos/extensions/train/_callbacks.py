@@ -70,7 +70,9 @@ class EarlyStopping(Callback):
         self._values: list[Any] | None = None
 
     def on_run_begin(self, trainer: Trainer) -> None:
-        """A training that was stopped stays so."""
+        """A training that was stopped stays so; another one begins without its memory."""
+        if trainer.step == 0:
+            self._best, self._waited, self._values = math.inf, 0, None
         self._stop_if_due(trainer)
 
     def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
@@ -102,3 +104,29 @@ class EarlyStopping(Callback):
     def _stop_if_due(self, trainer: Trainer) -> None:
         if self._waited >= self._patience:
             trainer.stop(f"no better {trainer.monitor} for {self._waited} epochs")
+
+
+class OnEpochEnd(Callback):
+    """A plain function as a callback."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
+        """Call it."""
+        self._function(trainer, record)
+
+
+def as_callback(callback: Any) -> Callback:
+    """
+    Raises:
+        TypeError: It is neither a Callback nor a function.
+    """
+    if isinstance(callback, Callback):
+        return callback
+    if callable(callback) and not isinstance(callback, type):
+        return OnEpochEnd(callback)
+    raise TypeError(
+        f"got {callback!r} among callbacks; expected a Callback object or a function "
+        "f(trainer, record)"
+    )

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ._errors import CheckpointError
+from synkhronos.exceptions import SynkError
 
 FORMAT = "synkhronos training checkpoint"
 VERSION = 1
@@ -26,8 +26,15 @@ _META = "meta"  # the JSON text's name among the arrays
 _ARRAY = "__array__"  # stands in the JSON text for an array
 
 
+class CheckpointError(SynkError, ValueError):
+    """A checkpoint cannot be read, does not fit this training, or would mix with another's.
+
+    Nothing has been changed by the attempt.
+    """
+
+
 def write(path: Path, content: Any) -> None:
-    """Write ``content``: dicts with string keys, lists, numbers, strings, None, and arrays.
+    """Write ``content``: dicts whose keys are strings, lists, numbers, strings, None, and arrays.
 
     The new file takes its place only when it lies on the disk as a whole.
 
@@ -94,12 +101,18 @@ def read(path: Path) -> Any:
 def _without_arrays(value: Any, place: str, arrays: dict[str, Any]) -> Any:
     """``value`` for JSON, with the arrays put into ``arrays`` under the names of their places."""
     if isinstance(value, dict):
-        return {str(k): _without_arrays(v, _joined(place, k), arrays) for k, v in value.items()}
+        for key in value:
+            if not isinstance(key, str):
+                # JSON would make a string of it, under which nobody would find it again.
+                raise TypeError(f"{place}: got the key {key!r}; a checkpoint keeps strings as keys")
+        return {k: _without_arrays(v, _joined(place, k), arrays) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_without_arrays(v, _joined(place, i), arrays) for i, v in enumerate(value)]
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError(f"{place}: an array of objects cannot be kept in a checkpoint")
+        while place in arrays:  # "a.b" is b within a, or a key with a dot
+            place += "'"
         arrays[place] = value
         return {_ARRAY: place}
     if isinstance(value, np.generic):

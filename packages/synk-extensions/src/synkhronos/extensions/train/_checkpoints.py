@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from . import _checkpoint_file
-from ._errors import CheckpointError
+from ._checkpoint_file import CheckpointError
 
 _NAME = re.compile(r"step-(\d+)\.npz")
 _UNFINISHED = ".*.npz.tmp"
@@ -67,8 +66,8 @@ class Checkpoints:
         return [path for _, path in sorted((int(m[1]), path) for m, path in found if m)]
 
     def newest(self) -> Path | None:
-        """The file to continue from, or None."""
-        paths = self.paths()
+        """The file to continue from, or None: the best one where there is no other."""
+        paths = self.paths() or [path for path in [self.best_path] if path.is_file()]
         return paths[-1] if paths else None
 
     def write(self, step: int, content: Any) -> Path:
@@ -83,10 +82,9 @@ class Checkpoints:
         present = paths.index(path) + 1
         kept = paths[:present] if self.keep is None else paths[:present][-self.keep :]
         for other in set(paths) - set(kept):
-            other.unlink()
+            other.unlink(missing_ok=True)
         for unfinished in self.folder.glob(_UNFINISHED):
-            with contextlib.suppress(FileNotFoundError):
-                unfinished.unlink()
+            unfinished.unlink(missing_ok=True)
         return path
 
     def write_best(self, content: Any) -> None:

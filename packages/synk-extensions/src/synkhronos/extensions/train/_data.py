@@ -9,6 +9,8 @@ import numpy as np
 
 import synkhronos as synk
 
+from ._arguments import require_distinct, require_rows
+
 
 def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
     """Data sets where ``function`` finds them: in shared memory, if it is a parallel one.
@@ -19,17 +21,21 @@ def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
         what: Name of the argument, for errors.
 
     Raises:
-        ValueError: There is nothing to divide into batches.
+        ValueError: There is nothing to divide into batches, or more of one input than of another.
     """
     values = tuple(values) if isinstance(values, (tuple, list)) else (values,)
     if not values:
         raise ValueError(f"{what} is empty; expected one array or Data for each input")
-    if all(isinstance(value, synk.Data) for value in values):
-        return values
-    if not hasattr(function, "build_inputs"):
-        return tuple(np.asarray(value) for value in values)
-    built = function.build_inputs(*values)
-    return built if isinstance(built, tuple) else (built,)
+    if not all(isinstance(value, synk.Data) for value in values):
+        if hasattr(function, "build_inputs"):
+            built = function.build_inputs(*values)
+            values = built if isinstance(built, tuple) else (built,)
+        else:
+            values = tuple(np.asarray(value) for value in values)
+    # Of a plain function all inputs are divided, of the others those that are scattered.
+    divided = function.spec if isinstance(function, synk.Function) else function
+    require_rows(values[: getattr(divided, "n_scattered", None)], what)
+    return values
 
 
 class Validation:
@@ -41,13 +47,17 @@ class Validation:
         data: An array or ``Data``, or a sequence of them, one per input.
         num_slices: How many slices to compute one after the other, to save memory.
         names: Names of the outputs but the first, for the log.
+
+    Raises:
+        ValueError: ``num_slices`` is less than 1, or the names or rows do not fit.
     """
 
     def __init__(self, function: Any, data: Any, num_slices: int, names: Sequence[str]) -> None:
+        require_distinct(names, "valid_names")
         self._function = function
-        self._data = placed(function, data, "valid_data")
         if num_slices < 1:
             raise ValueError(f"valid_slices is {num_slices}; expected at least 1")
+        self._data = placed(function, data, "valid_data")
         self._num_slices = num_slices
         self.columns = ["valid_loss", *(f"valid_{name}" for name in names)]
         count = _number_of_outputs(function)

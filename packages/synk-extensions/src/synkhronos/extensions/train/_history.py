@@ -31,7 +31,7 @@ class History:
         return self.status == "interrupted"
 
     def __getitem__(self, name: str) -> list[Any]:
-        known = [key for record in self.records[:1] for key in record]
+        known = list(dict.fromkeys(key for record in self.records for key in record))
         if self.records and name not in known:
             raise KeyError(f"{name!r}; expected one of {known}")
         return [record.get(name) for record in self.records]

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
@@ -39,19 +41,17 @@ class Log:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self._path)
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Add a line."""
+    def append(self, records: Sequence[dict[str, Any]]) -> None:
+        """Add a line for the last record; all lines, if the file is no longer there."""
+        if not self._path.exists():
+            self.begin(records)
+            return
         with self._path.open("a", encoding="utf-8", newline="") as file:
-            file.write(self._line(record))
+            file.write(self._line(records[-1]))
 
     def _line(self, record: dict[str, Any]) -> str:
         if self._is_json:
-            # JSON knows neither infinity nor NaN.
-            finite = {
-                key: None if isinstance(value, float) and not math.isfinite(value) else value
-                for key, value in record.items()
-            }
-            return json.dumps(finite, default=float) + "\n"
+            return json.dumps(_plain(record), allow_nan=False) + "\n"
         return self._csv([record.get(column) for column in self._columns])
 
     @staticmethod
@@ -59,3 +59,16 @@ class Log:
         line = io.StringIO()
         csv.writer(line, lineterminator="\n").writerow(values)
         return line.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold of a value: None for infinity and NaN, lists for arrays."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import _checkpoint_file
-from ._errors import CheckpointError
+from ._callbacks import Callback
+from ._checkpoint_file import CheckpointError
 from ._order import Order
 from ._snapshot import Snapshot
 
@@ -154,7 +155,13 @@ class Keeper:
             ) from error
 
     def _with_state(self) -> list[Any]:
-        return [p for p in self._partners if hasattr(p, "load_state") and p.state()]
+        """Partners that can load a state, though they may have none as yet."""
+        return [
+            partner
+            for partner in self._partners
+            if hasattr(partner, "load_state")
+            and getattr(type(partner), "load_state", None) is not Callback.load_state
+        ]
 
 
 def _differences(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import numbers
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,12 +25,16 @@ class Order:
             taken as it is.
 
     Raises:
+        TypeError: ``batch_size`` is no integer.
         ValueError: There is no batch.
     """
 
     def __init__(
-        self, rows: int, batch_size: int, seed: Any, shuffle: bool, drop_last: bool
+        self, rows: int, batch_size: Any, seed: Any, shuffle: bool, drop_last: bool
     ) -> None:
+        if not isinstance(batch_size, numbers.Integral):
+            raise TypeError(f"batch_size is {batch_size!r}; expected an integer")
+        batch_size = int(batch_size)
         whole, rest = divmod(rows, max(batch_size, 1))
         self.batches = whole + (1 if rest and not drop_last else 0)
         if batch_size < 1 or not self.batches:

@@ -7,20 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from ._arguments import require
+from ._arguments import finite, require, require_rate
 from ._ranks import Ranks
+from ._state import TrainingState
 
 
 class LearningRate:
     """Asks the schedule and sets the variable; either may be None.
 
     Raises:
-        ValueError: There is a schedule and no variable, or ``by`` is unknown.
+        TypeError: The variable is none.
+        ValueError: There is a schedule and no variable, the step of ``state`` does not read it, or
+            ``by`` is unknown.
     """
 
     def __init__(
-        self, variable: Any, schedule: Callable[[int], float] | None, by: str, ranks: Ranks
+        self,
+        variable: Any,
+        schedule: Callable[[int], float] | None,
+        by: str,
+        ranks: Ranks,
+        state: TrainingState,
     ) -> None:
+        if variable is not None:
+            require_rate(variable, state)
         if schedule is not None and variable is None:
             raise ValueError(
                 "got a schedule and no learning_rate; expected the shared variable that the "
@@ -31,16 +41,28 @@ class LearningRate:
         self._schedule = schedule
         self._by = by
         self._ranks = ranks
-        self._is_set = False
+        self._set: Any = None  # what all ranks have, as far as it is known
 
     def set_for(self, by: str, t: int) -> None:
-        """Before an epoch, or a step, of number ``t`` from 0."""
-        if self._schedule is None or by != self._by:
+        """Before an epoch, or a step, of number ``t`` from 0.
+
+        A value that somebody else set in this process, in a callback say, is set in all ranks.
+        """
+        if self._variable is None:
             return
-        rate = np.asarray(self._schedule(t), dtype=self._variable.dtype)
-        if not self._is_set or rate != self._variable.get_value():
+        rate = self._variable.get_value()
+        if self._schedule is not None and by == self._by:
+            rate = finite(self._schedule(t), f"the schedule's rate for {by} {t}")
+            rate = np.asarray(rate, dtype=self._variable.dtype)
+        if self._set is None or rate != self._set or rate != self._variable.get_value():
             self._ranks.write_all([self._variable], [rate])
-            self._is_set = True
+            self._set = rate
+
+    def begin(self) -> None:
+        """Have a schedule that learns from epochs forget those of another training."""
+        reset = getattr(self._schedule, "reset", None)
+        if reset is not None:
+            reset()
 
     def observe(self, score: float) -> None:
         """Tell a schedule that wants to know how good an epoch was."""
@@ -50,7 +72,7 @@ class LearningRate:
 
     def forget(self) -> None:
         """Another than this object may have set the variable."""
-        self._is_set = False
+        self._set = None
 
     def value(self) -> float | None:
         """The rate as it is, or None."""

@@ -82,8 +82,9 @@ class _WarmUp:
         self._length = length
         self._start = start
         if hasattr(schedule, "observe"):
-            for name in ("observe", "state", "load_state"):
-                setattr(self, name, getattr(schedule, name))
+            for name in ("observe", "reset", "state", "load_state"):
+                if hasattr(schedule, name):
+                    setattr(self, name, getattr(schedule, name))
 
     def __call__(self, t: int) -> float:
         if t >= self._length:
@@ -129,14 +130,19 @@ class ReduceOnPlateau:
         self._min_delta = min_delta
         self._cooldown = cooldown
         self._lowest = lowest
-        self._rate = rate
-        self._best = math.inf
-        self._waited = 0
-        self._resting = 0
+        self._first = rate
+        self.reset()
 
     def __call__(self, t: int) -> float:  # noqa: ARG002 - a schedule, but time is not what counts
         """The rate as it stands."""
         return self._rate
+
+    def reset(self) -> None:
+        """Begin anew; the Trainer asks for it before the first step of a training."""
+        self._rate = self._first
+        self._best = math.inf
+        self._waited = 0
+        self._resting = 0
 
     def observe(self, score: float) -> None:
         """Take note of an epoch's loss."""

@@ -28,6 +28,7 @@ class SerialTrainFunction:
         flat_grad: The flat shared vector (list of shared variables for ``sgd_nonflat``).
         state: :class:`TrainingState`: the shared variables that a step changes.
         output_names: Names of what a call returns: those of the expressions, or None.
+        n_scattered: The number of inputs whose rows ``batch`` selects; they come first.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class SerialTrainFunction:
         self._single = not isinstance(outputs, list)
         pairs = [_with_op(output) for output in ([outputs] if self._single else outputs)]
         self._ops = [op for _, op in pairs]
-        self._n_scattered = len(inputs)
+        self.n_scattered = len(inputs)
         self._sliceable = list(sliceable_shareds)
         rows = [T.lvector("rows")] if self._sliceable else []
         self.grad_function = theano.function(
@@ -118,7 +119,7 @@ class SerialTrainFunction:
                 f"expected one for each of the inputs {self._names}"
             )
         arrays = [np.asarray(value) for value in values]
-        return arrays[: self._n_scattered], arrays[self._n_scattered :]
+        return arrays[: self.n_scattered], arrays[self.n_scattered :]
 
     def _rows(self, batch_s: Any) -> list[Any]:
         if not self._sliceable:

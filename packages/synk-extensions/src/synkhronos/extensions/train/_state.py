@@ -27,12 +27,14 @@ class TrainingState:
             the running averages of batch normalisation.
         random: States of random streams, of ``MRG_RandomStreams`` or ``RandomStreams``: each rank
             has its own, unless ``fork(random_streams="identical")``.
+        read: All that a step reads, changed or not.
     """
 
     params: tuple[Any, ...] = ()
     optimizer: tuple[Any, ...] = ()
     local: tuple[Any, ...] = ()
     random: tuple[Any, ...] = ()
+    read: tuple[Any, ...] = ()
 
 
 def training_state(
@@ -58,13 +60,19 @@ def training_state(
     for target, *_ in updates:
         (random if is_random(target) else local).append(target)
     values = [*expressions, *(pair[1] for pair in (*param_updates, *updates))]
-    for variable in _updated_by_default(values):
-        (random if is_random(variable) else local).append(variable)
+    read = _shared_leaves(values)
+    for variable in read:
+        if _default_update(variable) is not None:
+            (random if is_random(variable) else local).append(variable)
     taken = {storage_of(variable) for variable in trained}
     optimizer = _distinct(optimizer, taken)
     taken.update(storage_of(variable) for variable in optimizer)
     return TrainingState(
-        tuple(trained), tuple(optimizer), tuple(_distinct(local, taken)), tuple(_distinct(random))
+        tuple(trained),
+        tuple(optimizer),
+        tuple(_distinct(local, taken)),
+        tuple(_distinct(random)),
+        tuple(read),
     )
 
 
@@ -80,17 +88,27 @@ def storage_of(variable: Any) -> int:
     return id(variable.container.storage)
 
 
-def _updated_by_default(expressions: Iterable[Any]) -> list[Any]:
-    """Shared variables with a default update, also where only such an update uses them."""
+def _default_update(variable: Any) -> Any:
+    return getattr(variable, "default_update", None)
+
+
+def _shared_leaves(expressions: Iterable[Any]) -> list[Any]:
+    """Shared variables that are read, also where only a default update of another reads them.
+
+    Of clones of one, that with a default update stands for all.
+    """
     found: dict[int, Any] = {}
     waiting = [expression for expression in expressions if isinstance(expression, Variable)]
     while waiting:
         reached, waiting = leaves(waiting), []
         for leaf in reached:
-            update = getattr(leaf, "default_update", None)
-            if update is not None and storage_of(leaf) not in found:
+            if not isinstance(leaf, SharedVariable):
+                continue
+            known = found.get(storage_of(leaf))
+            update = _default_update(leaf)
+            if known is None or (update is not None and _default_update(known) is None):
                 found[storage_of(leaf)] = leaf
-                waiting.append(update)
+                waiting += [] if update is None else [update]
     return list(found.values())
 
 

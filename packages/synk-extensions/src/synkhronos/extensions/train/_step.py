@@ -51,6 +51,11 @@ class TrainFunction:
         self.state = state
         self.output_names = tuple(output_names)
 
+    @property
+    def n_scattered(self) -> int:
+        """The number of inputs whose rows are scattered; they come first."""
+        return int(self.grad_function.spec.n_scattered)
+
     def __call__(
         self,
         *data: Any,

@@ -17,7 +17,8 @@ from typing import Any
 
 from synkhronos._progress import track
 
-from ._arguments import as_callback, names_of_outputs, require
+from ._arguments import names_of_outputs, require
+from ._callbacks import as_callback
 from ._checkpoints import Checkpoints
 from ._data import Validation, as_list, placed, scalar
 from ._history import History
@@ -133,10 +134,10 @@ class Trainer:
         self._valid = None
         if valid is not None:
             self._valid = Validation(valid, valid_data, valid_slices, valid_names)
-        columns = ["train_loss", "valid_loss", *self._train_columns[1:]]
-        columns += self._valid.columns[1:] if self._valid else []
+        valid_columns = self._valid.columns if self._valid else []
         self.monitor = monitor or ("valid_loss" if self._valid else "train_loss")
-        require(self.monitor, "monitor", columns)
+        require(self.monitor, "monitor", [*self._train_columns, *valid_columns])
+        columns = ["train_loss", "valid_loss", *self._train_columns[1:], *valid_columns[1:]]
         self._mode = mode
         self._average_local = average_local
         self._callbacks = [as_callback(callback) for callback in callbacks]
@@ -147,7 +148,9 @@ class Trainer:
         if log is not None:
             self._log = Log(log, ["epoch", "step", "seconds", *columns, "learning_rate"])
         self._ranks: Ranks = AllRanks() if isinstance(train, TrainFunction) else OneProcess()
-        self._rate = LearningRate(learning_rate, schedule, schedule_by, self._ranks)
+        self._local_floats = [variable for variable in train.state.local if is_float(variable)]
+        self._valued = [*train.state.params, *self._local_floats]
+        self._rate = LearningRate(learning_rate, schedule, schedule_by, self._ranks, train.state)
         self._keeper = Keeper(
             Snapshot(self._ranks, train.state, learning_rate),
             self._order,
@@ -193,24 +196,32 @@ class Trainer:
         Raises:
             CheckpointError: With ``resume``, the newest checkpoint cannot be loaded; without, a new
                 training would mix its checkpoints with those of an earlier one.
-            What the training step and callbacks raise.
+            RuntimeError: A callback calls it.
+            What the training step and callbacks raise. The next run goes on where this one was.
         """
+        self._require_idle("run()")
         if resume:
             self.resume()
         elif not self._begun and self._checkpoints:
             self._checkpoints.require_empty()
+        if not self.step:
+            self._rate.begin()
         self._begun = True
         self._stop_reason = None
         self._since = time.perf_counter()
-        if self._log and not self._log_begun:
-            self._log.begin(self.records)
-            self._log_begun = True
-        with Interrupt() as interrupt:
-            for callback in self._callbacks:
-                callback.on_run_begin(self)
-            while self.epoch < epochs and not self._ending(interrupt):
-                self._run_epoch(interrupt)
-            return self._end(interrupt)
+        try:
+            if self._log and not self._log_begun:
+                self._log.begin(self.records)
+                self._log_begun = True
+            with Interrupt() as interrupt:
+                for callback in self._callbacks:
+                    callback.on_run_begin(self)
+                while self.epoch < epochs and not self._ending(interrupt):
+                    self._run_epoch(interrupt)
+                return self._end(interrupt)
+        finally:
+            self._pass_time()
+            self._since = None
 
     def resume(self, path: str | os.PathLike[str] | None = None) -> bool:
         """Load a checkpoint: the next run continues where it was written, also within an epoch.
@@ -220,7 +231,8 @@ class Trainer:
         between ranks: dropout draws other masks, and running averages start from their average.
 
         Args:
-            path: The file, such as ``best.npz``. By default the newest in the folder.
+            path: The file, such as ``best.npz``. By default the newest in the folder, or
+                ``best.npz`` if that is all there is.
 
         Returns:
             Whether there was one.
@@ -229,7 +241,9 @@ class Trainer:
             CheckpointError: It is damaged, or does not fit: names, shapes, dtypes, callbacks. All
                 differences are named, and nothing was changed.
             ValueError: There is neither ``path`` nor a folder.
+            RuntimeError: A callback calls it.
         """
+        self._require_idle("resume()")
         if path is None:
             if self._checkpoints is None:
                 raise ValueError("resume() without path needs a folder: Trainer(checkpoint=...)")
@@ -258,11 +272,11 @@ class Trainer:
 
     def get_values(self) -> list[Any]:
         """Copies of the parameters, and of floats that ranks keep for themselves, as arrays."""
-        return self._ranks.read(self._ranks.master, self._valued())
+        return self._ranks.read(self._ranks.master, self._valued)
 
     def set_values(self, values: Sequence[Any]) -> None:
         """Set in all ranks what :meth:`get_values` returned."""
-        self._ranks.write_all(self._valued(), values)
+        self._ranks.write_all(self._valued, values)
 
     def save(self) -> Path:
         """Write a checkpoint now.
@@ -281,8 +295,7 @@ class Trainer:
             memory.shuffle = self._order.get_state()
         self._rate.set_for("epoch", memory.epoch)
         with track(f"epoch {self.epoch + 1}", total=self._order.batches) as bar:
-            if memory.batch:
-                bar.advance(memory.batch)
+            bar.advance(memory.batch)
             for indexes in self._order.epoch(memory.shuffle, memory.batch):
                 loss = self._take_step(indexes)
                 bar.advance(1, f"loss {loss:.4g}")
@@ -298,13 +311,13 @@ class Trainer:
         for callback in self._callbacks:
             callback.on_step_end(self, values[0])
         checkpoints = self._checkpoints
-        if checkpoints and checkpoints.every_steps and self.step % checkpoints.every_steps == 0:
+        if checkpoints and self._is_due(checkpoints.every_steps, self.step):
             self._save(checkpoints)
         return values[0]
 
     def _finish_epoch(self) -> None:
         if self._average_local:
-            self._ranks.average(self._local_floats())
+            self._ranks.average(self._local_floats)
         validated = self._valid() if self._valid else {"valid_loss": None}
         memory = self._memory
         trained: dict[str, Any] = dict(zip(self._train_columns, memory.end_epoch()))
@@ -321,18 +334,19 @@ class Trainer:
         score = self.score(record)
         self._rate.observe(score)
         self.records.append(record)
-        for callback in self._callbacks:
-            callback.on_epoch_end(self, record)
-        if self._log:
-            self._log.append(record)
-        is_best = score < memory.best
-        if is_best:
-            memory.best = score
+        try:
+            for callback in self._callbacks:
+                callback.on_epoch_end(self, record)
+        finally:
+            if self._log:
+                self._log.append(self.records)
         checkpoints = self._checkpoints
-        if checkpoints and is_best and checkpoints.best:
-            # First: if the run ended in between, it would resume before the best epoch.
-            checkpoints.write_best(self._content())
-        if checkpoints and checkpoints.every_epochs and self.epoch % checkpoints.every_epochs == 0:
+        if score < memory.best:
+            memory.best = score
+            if checkpoints and checkpoints.best:
+                # First: if the run ended in between, it would resume before the best epoch.
+                checkpoints.write_best(self._content())
+        if checkpoints and self._is_due(checkpoints.every_epochs, self.epoch):
             self._save(checkpoints)
 
     def _end(self, interrupt: Interrupt) -> History:
@@ -343,8 +357,6 @@ class Trainer:
             status, reason = "stopped", self._stop_reason
         if self._checkpoints and self.step and self._saved != (self.epoch, self.step):
             self._save(self._checkpoints)
-        self._pass_time()
-        self._since = None
         if status != "finished":
             level = logging.WARNING if interrupt.requested else logging.INFO
             _logger.log(level, "training %s: %s", status, reason)
@@ -362,14 +374,16 @@ class Trainer:
         self._saved = (self.epoch, self.step)
         return path
 
+    def _is_due(self, every: int | None, count: int) -> bool:
+        """Whether to save: as is usual, or again, as a callback did before others were called."""
+        return bool(every and count % every == 0) or self._saved == (self.epoch, self.step)
+
+    def _require_idle(self, what: str) -> None:
+        if self._since is not None:
+            raise RuntimeError(f"{what} while run() is under way; let a callback call stop() first")
+
     def _ending(self, interrupt: Interrupt) -> bool:
         return interrupt.requested or self._stop_reason is not None
-
-    def _valued(self) -> list[Any]:
-        return [*self.train.state.params, *self._local_floats()]
-
-    def _local_floats(self) -> list[Any]:
-        return [variable for variable in self.train.state.local if is_float(variable)]
 
     def _pass_time(self) -> float:
         """Seconds of training, up to now."""
