@@ -1,0 +1,194 @@
+"""The site builds without a warning, its reference is whole, and no link leads nowhere."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from sphinx.util.inventory import InventoryFile
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT_S = 240
+MODULES = [
+    "synk_shm",
+    "synk_shm.exceptions",
+    "synk_shm.testing",
+    "synk_comm",
+    "synk_comm.exceptions",
+    "synk_comm.testing",
+    "synk_theano",
+    "synk_theano.exceptions",
+    "synk_theano.in_graph",
+    "synk_theano_compat.locks",
+    "synkhronos",
+    "synkhronos.exceptions",
+    "synkhronos.in_graph",
+]
+EXTENSIONS = ROOT / "packages/synk-extensions/src/synkhronos/extensions"
+MODULES += sorted(
+    f"synkhronos.extensions.{path.stem}"
+    for path in EXTENSIONS.iterdir()
+    if not path.name.startswith("_") and (path.is_dir() or path.suffix == ".py")
+)
+ERRORS = [
+    "synk_shm.exceptions",
+    "synk_comm.exceptions",
+    "synk_theano.exceptions",
+    "synkhronos.exceptions",
+    "synkhronos.extensions.train",
+]
+LINK = re.compile(r"(!?)\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
+HEADING = re.compile(r"^#{1,6} +(.*?)\s*$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` makes it: warnings are errors."""
+    built = tmp_path_factory.mktemp("site")
+    command = ["-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"), str(built)]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return built
+
+
+@pytest.fixture(scope="module")
+def documented(site: Path) -> set[str]:
+    """The names of Python that the site has entries for."""
+    inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
+    kinds = {kind: names for kind, names in inventory.data.items() if kind.startswith("py:")}
+    return {name for names in kinds.values() for name in names}
+
+
+def test_make_builds_it_like_this_test() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "-m sphinx -W --keep-going -b html docs docs/_build/html" in makefile
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_in_the_reference(module: str, documented: set[str]) -> None:
+    """By this name, or by another one of the same object."""
+    imported = importlib.import_module(module)
+    known = {id(thing) for name in documented for thing in _resolved(name)}
+    names = getattr(imported, "__all__", None)
+    assert names, f"{module} has no __all__"
+    missing = [
+        name
+        for name in names
+        if f"{module}.{name}" not in documented and id(getattr(imported, name)) not in known
+    ]
+    assert missing == []
+
+
+def _resolved(name: str) -> Iterator[Any]:
+    """The classes and functions with this full name: what can be told apart by identity."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            thing: Any = importlib.import_module(".".join(parts[:cut]))
+        except ImportError:
+            continue
+        for part in parts[cut:]:
+            thing = getattr(thing, part, None)
+        if inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing):
+            yield thing
+        return
+
+
+def test_every_error_is_told_in_troubleshooting() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^### (\w+)$", page, re.MULTILINE))
+    named = {
+        name
+        for module in ERRORS
+        for name in importlib.import_module(module).__all__
+        if _is_error(getattr(importlib.import_module(module), name))
+    }
+    assert named
+    assert named <= told, f"not told: {sorted(named - told)}"
+    assert told <= named, f"there is no such error: {sorted(told - named)}"
+
+
+def _is_error(thing: Any) -> bool:
+    return inspect.isclass(thing) and issubclass(thing, BaseException)
+
+
+def _pages() -> list[Path]:
+    places = ["*.md", "docs/**/*.md", "examples/**/*.md", "integration/**/*.md"]
+    places += ["packages/*/*.md", "packages/*/[a-z]*/**/*.md"]
+    found = {path.resolve() for place in places for path in ROOT.glob(place)}
+    return sorted(path for path in found if "_build" not in path.parts)
+
+
+def _prose(page: Path) -> str:
+    """The page without what stands in fences or between backticks."""
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^( *)(`{3,}).*?^\1\2\s*$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"(`+)(?:(?!\1).)+?\1(?!`)", "`code`", text)
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for picture, link in LINK.findall(_prose(page)):
+        parts = urlsplit(link)
+        if parts.scheme:
+            if parts.scheme not in ("http", "https", "mailto") or not (parts.netloc or parts.path):
+                broken.append(link)
+            continue
+        target = page.parent / parts.path if parts.path else page
+        if not target.exists():
+            broken.append(link)
+        elif parts.fragment and not picture and target.suffix == ".md":
+            if parts.fragment not in _anchors(target):
+                broken.append(link)
+    assert broken == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MyST make them."""
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^( *)(`{3,}).*?^\1\2\s*$", "", text, flags=re.DOTALL | re.MULTILINE)
+    anchors: set[str] = set()
+    for title in HEADING.findall(text):
+        title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "").lower()
+        anchor = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")
+        count = sum(anchor == known or known.startswith(f"{anchor}-") for known in anchors)
+        anchors.add(f"{anchor}-{count}" if anchor in anchors else anchor)
+    return anchors
+
+
+TABLE = re.compile(r"^<!-- figures: (.*?) -->\n+((?:\|.*\n)+)", re.MULTILINE)
+FIGURE = re.compile(r"^(?:\d[\d.,]*)(?: (?:us|ms|s|x))?$")
+
+
+def test_figures_are_those_of_the_benchmarks() -> None:
+    """Each number of a measured table stands in the results that it names."""
+    text = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    tables = TABLE.findall(text)
+    assert len(tables) == text.count("<!-- figures:") >= 5
+    wrong = []
+    for sources, table in tables:
+        results = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in sources.split())
+        cells = [cell.strip() for row in table.splitlines()[2:] for cell in row.split("|")]
+        numbers = [cell for cell in cells if FIGURE.match(cell)]
+        assert len(numbers) >= 4
+        wrong += [
+            number
+            for number in numbers
+            if not re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.])", results)
+        ]
+    assert wrong == []
