@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_theano import LintWarning, Runtime
 from synk_theano._history import REMINDERS
@@ -117,3 +118,44 @@ def test_errors_of_its_own_fail_nobody(monkeypatch):
         with pytest.warns(LintWarning, match="a graph too deep.*please report it"):
             runtime.close()
         assert runtime.closed
+
+
+def test_a_reminder_that_is_an_error_takes_nothing_away(monkeypatch, tmp_path):
+    path = tmp_path / "trace.json"
+    with Runtime(2, timeline=str(path)) as runtime:
+        step, _ = training(runtime)
+        for _ in range(REMINDERS[0] - 1):
+            step(ROWS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LintWarning)
+            with pytest.raises(LintWarning):
+                step(ROWS[:3])
+            assert step.rows == (2, 1)
+            step(ROWS)
+            monkeypatch.setattr(runtime._history, "_told", set())
+            with pytest.raises(LintWarning):
+                runtime.close()
+        assert runtime.closed
+    assert path.is_file()
+
+
+def test_stages_of_an_own_computation_are_no_mistake():
+    with Runtime(2) as runtime, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        w, noise, fit, g = (theano.shared(np.zeros(3), name=name) for name in "wnfg")
+        draw = RandomStreams(1).normal((3,))
+        steps = [
+            runtime.function([], updates=[(target, value)], name=name, **FAST)
+            for target, value, name in (
+                (noise, draw, "draw"),
+                (fit, T.sqr(w + noise - 1), "fitness"),
+                (g, fit * noise, "search"),
+                (w, w - 0.01 * g, "move"),
+            )
+        ]
+        for _ in range(3):
+            for step in steps[:3]:
+                step()
+            runtime.collectives.all_reduce(g, "avg")
+            steps[3]()
+        runtime.close()

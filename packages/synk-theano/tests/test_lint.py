@@ -61,6 +61,12 @@ PLAYER_1 = function("player 1", updates={"w": "w v"}, own="w")
 PLAYER_2 = function("player 2", updates={"v": "w v"}, own="v")
 LEARN = function("learn", updates={"grad": "data w"}, own="grad")
 STATISTICS = function("statistics", updates={"grad": "w", "total": "total"}, own="grad total")
+FITNESS = function("fitness", updates={"total": "w features"}, own="", has_rows=False)
+SEARCH = function("search", updates={"grad": "total features"}, has_rows=False)
+LOCAL_MOMENTUM = function(
+    "local step", reads="w", updates={"velocity": "velocity w", "w": "w velocity"}, own="velocity w"
+)
+CARRY = function("carry", reads="v w", updates={"v": "v w", "grad": "v w"}, own="v grad")
 VALIDATE_TOO = function("validate too", reads="w total")
 
 
@@ -163,6 +169,42 @@ PROGRAMS = [
         "features of own rows on the way to a gradient",
         (ENCODE, DECODE, UPDATE),
         3 * "encode; decode; all_reduce grad; update;",
+    ),
+    Program(
+        "several stages: an evolution strategy",
+        (ENCODE, FITNESS, SEARCH, UPDATE),
+        3 * "encode; fitness; search; all_reduce grad; update;",
+        2 * (("warning", "unreduced-read", "features"),),
+    ),
+    Program(
+        "which are not all averaged",
+        (ENCODE, FITNESS, SEARCH, UPDATE),
+        3 * "encode; fitness; search; update;",
+        2 * (("error", "unreduced-read", "features"),),
+    ),
+    Program(
+        "a step of the master, which is broadcast",
+        (GRADIENT, UPDATE),
+        3 * "gradient; reduce grad; update; broadcast w;",
+        (("warning", "reduced-on-master-only", "grad"),),
+    ),
+    Program(
+        "a step of the master from its own gradient, which is broadcast",
+        (GRADIENT, UPDATE),
+        3 * "gradient; update; broadcast w;",
+        (("error", "unreduced-read", "grad"),),
+    ),
+    Program(
+        "parameters averaged now and then, with momenta of the rank's own",
+        (LOCAL_MOMENTUM,),
+        2 * "local step; local step; all_reduce w;",
+        (("warning", "own-averages", "velocity"),),
+    ),
+    Program(
+        "a recurrent network's state, carried from batch to batch",
+        (CARRY, UPDATE),
+        3 * "carry; all_reduce grad; update;",
+        (("warning", "own-averages", "v"),),
     ),
     Program(
         "a total that each rank keeps, and that is collected",
@@ -428,3 +470,15 @@ def test_deep_and_wide_graphs_are_walked_without_recursion():
     names = [p.name for p in parameters]
     _, reads, own, _ = facts(names, [x], value, updates=[(parameters[0], value)])
     assert (reads, own) == (set(names), {"w0"})
+
+
+def test_zeros_like_a_variable_do_not_read_it():
+    x = T.dmatrix("x")
+    h = theano.shared(np.zeros((2, 3)), name="h")
+    carry = make_spec([x], None, updates=[(h, T.tanh(h + x))])
+    clear = make_spec([], None, updates=[(h, T.zeros_like(h))])
+    numbers = {h: 0}.__getitem__
+    assert facts_of(clear, numbers, 1).reads == frozenset()
+    facts = [facts_of(carry, numbers, 0), facts_of(clear, numbers, 1)]
+    events = [Event("call", 0), Event("call", 0), Event("call", 1)]
+    assert [f.rule for f in lint(facts, events, {0: "h"})] == ["own-averages"]

@@ -235,6 +235,50 @@ def test_a_runtime_that_a_failure_has_closed_leaves_what_the_master_knows(tmp_pa
     assert spans(trace, "compute", 0)
 
 
+@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
+def test_closing_leaves_a_file_whatever_has_become_of_a_worker(tmp_path, monkeypatch, what):
+    monkeypatch.setattr("synk_theano._runtime.CLOSE_TIMEOUT_S", 0.3)
+    path = tmp_path / "trace.json"
+    with Runtime(2, timeline=str(path), timeout_s=60.0) as runtime:
+        mean, *_ = mean_and_rows(runtime)
+        mean(np.ones((4, 3)))
+        os.kill(runtime.worker_pids[0], what)
+    trace = loaded(path)
+    assert trace["otherData"]["missing ranks"] == [1]
+    assert spans(trace, "compute", 0)
+
+
+def test_closing_during_a_call_does_not_wait_for_it(tmp_path):
+    path = tmp_path / "trace.json"
+    runtime = Runtime(2, timeline=str(path))
+    mean, *_ = mean_and_rows(runtime)
+    mean(np.ones((4, 3)))
+    with runtime.exclusive:  # as a handler of signals finds it
+        runtime._controller.turn.running = True
+        runtime.close()
+    assert runtime.closed
+    assert loaded(path)["otherData"]["missing ranks"] == [1]
+
+
+def test_a_file_that_cannot_be_written_at_the_end_is_a_warning(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    runtime = Runtime(2, timeline=str(folder / "trace.json"))
+    folder.rmdir()
+    with pytest.warns(RuntimeWarning, match="could not be written.*FileNotFoundError") as caught:
+        runtime.close()
+    assert caught[0].filename == __file__
+    assert runtime.closed
+
+
+def test_a_bad_path_starts_no_workers(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr("synk_theano._runtime.Controller", lambda *_, **__: started.append(1))
+    with pytest.raises(InputValueError, match="make it first"):
+        Runtime(2, timeline=str(tmp_path / "no" / "trace.json"))
+    assert not started
+
+
 PROGRAM = """
 import sys, numpy as np, theano.tensor as T
 from synk_theano import Runtime

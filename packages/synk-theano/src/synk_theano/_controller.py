@@ -194,8 +194,11 @@ class Controller:
         self._joined = True
         self._report(f"Synkhronos: {self._ranks.noun} initialized, master rank: {self.rank.master}")
 
-    def run(self, steps: List[Step]) -> List[Any]:
+    def run(self, steps: List[Step], timeout_s: Optional[float] = None) -> List[Any]:
         """Have all ranks perform these acts; blocks until they have. The caller has the turn.
+
+        Args:
+            timeout_s: wait so long at most until all listen; None takes the communicator's own.
 
         Returns:
             What each act gives.
@@ -217,7 +220,7 @@ class Controller:
             self.turn.running = True
             extras = self.book.extras()
             order = Order(next(self._serials), steps, extras)
-            results = self.rank.perform(order, self.turn.began)
+            results = self.rank.perform(order, self.turn.began, timeout_s)
             if extras is not None:
                 self.book.sent(extras)
         except BaseException as error:

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Deque, FrozenSet, Iterable, List, Mapping, Set
 
 from ._facts import Event, facts_of
-from ._lint import Finding, Findings, lint
+from ._lint import ERROR, Finding, Findings, lint
 from ._shared_vars import VariableRegistry
 from ._spec import FunctionSpec
 from ._warn import warn_user
@@ -19,7 +19,8 @@ REMINDERS = (100, EVENTS)
 """After so many the program is looked through, unasked; and again when it ends."""
 
 TOLD = frozenset({"unreduced-read", "replicas-drift", "reduced-on-master-only"})
-"""Rules of which users are reminded: their gradients or parameters are no longer common."""
+"""Rules of which users are reminded: their gradients or parameters are no longer common. Of a
+drift nobody can be certain; what the others find counts if it is an error."""
 
 
 class History:
@@ -80,7 +81,12 @@ class History:
         if self._size == 1 or not any(spec.accumulated for spec in self._specs.values()):
             return
         try:
-            findings = [finding for finding in self.findings() if finding.rule in TOLD]
+            findings = [
+                finding
+                for finding in self.findings()
+                if finding.rule in TOLD
+                and (finding.severity == ERROR or finding.rule == "replicas-drift")
+            ]
         except Exception as error:  # noqa: BLE001 - no program shall fail for lint's own mistake
             text = f"lint() failed ({type(error).__name__}: {error}); please report it"
             warn_user(text, LintWarning)

@@ -12,6 +12,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from theano.compile import SharedVariable
 from theano.gof import Constant
+from theano.scalar import Second
+from theano.tensor.elemwise import Elemwise
 from theano.tensor.raw_random import RandomStateType
 
 from ._all_reduce import is_reduced
@@ -112,6 +114,17 @@ def _shared(several: Sequence[Leaves]) -> List[Any]:
     return [leaf for leaves in several for leaf in leaves if isinstance(leaf, SharedVariable)]
 
 
+def _takes_only_a_shape(node: Any) -> bool:
+    """Whether it is ``zeros_like(s)`` and the like of a shared variable: s does not count."""
+    first = node.inputs[0] if node.inputs else None
+    return (
+        isinstance(node.op, Elemwise)
+        and isinstance(node.op.scalar_op, Second)
+        and isinstance(first, SharedVariable)
+        and getattr(first, "default_update", None) is None
+    )
+
+
 class _Walk:
     """Sets of leaves, as bits, for every variable seen so far."""
 
@@ -165,7 +178,10 @@ class _Walk:
             return [self._givens[id(variable)]]
         if is_reduced(variable):
             self.has_reductions = True
-        return [] if variable.owner is None else list(variable.owner.inputs)
+        owner = variable.owner
+        if owner is not None and _takes_only_a_shape(owner):
+            return list(owner.inputs[1:])
+        return [] if owner is None else list(owner.inputs)
 
     def _bit(self, leaf: Any) -> int:
         if isinstance(leaf, Constant):

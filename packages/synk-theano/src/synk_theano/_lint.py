@@ -81,7 +81,8 @@ def lint(
     rehearsal = _Replay(functions, label, size, frozenset())
     rehearsal.run(events)
     # What is averaged now and then may be read in between: only now it is known which that is.
-    replay = _Replay(functions, label, size, frozenset(rehearsal.averaged))
+    averaged = _with_stages(frozenset(rehearsal.averaged), functions)
+    replay = _Replay(functions, label, size, averaged)
     replay.run(events)
     found += replay.all_findings({(f.variables[0], f.functions[-1]) for f in found})
     found += _unexplained(functions, label, unequal - replay.known_to_differ, truncated)
@@ -131,18 +132,32 @@ def _static_findings(
     return found
 
 
+def _with_stages(averaged: FrozenSet[int], functions: Sequence[FunctionFacts]) -> FrozenSet[int]:
+    """`averaged`, and what is computed anew by each call and goes into nothing else but these."""
+    found = set(averaged)
+    targets = {v for f in functions for v in f.updates}
+    while True:
+        consumers = {v: {u for f in functions for u in f.consumers(v)} for v in targets - found}
+        more = {v for v, used in consumers.items() if used and v not in used and used <= found}
+        if not more:
+            return frozenset(found)
+        found |= more
+
+
 @dataclass
 class _Difference:
     """Why a variable is not equal on all ranks.
 
     `kind` is "update" (by `writer`, from the rank's own rows), "reduce", "set_value", "scatter",
-    or "derived" from another difference, which was reported already.
+    or "derived" from another difference, which was reported already; `on_master` if the master's
+    value is the right one, since all that it was computed from was reduced there.
     """
 
     kind: str
     writer: Optional[FunctionFacts] = None
     ranks: Set[Optional[int]] = field(default_factory=set)
     count: int = 0
+    on_master: bool = False
 
 
 def _unexplained(
@@ -224,7 +239,10 @@ class _Replay:
                 f"{writer.name} updates {self._label(variable)} on each rank from the rank's own "
                 f"rows, again and again, and nothing ever combines it"
             )
-            if variable in writer.shown or set(writer.consumers(variable)) - {variable}:
+            others = set(writer.consumers(variable)) - {variable}
+            # A state of the rank's own, such as a momentum or what a recurrent network carries on,
+            # is meant if all that it goes into is averaged.
+            if others - self._known_averaged or (variable in writer.shown and not others):
                 rule = "replicas-drift"
                 message += (
                     ": the replicas drift apart. all_reduce() it, or update it from an all-reduced "
@@ -241,7 +259,8 @@ class _Replay:
         if kind in ("broadcast", "all_reduce", "all_gather"):
             if before is not None and before.kind in ("update", "derived", "reduce"):
                 self._collected.add(variable)
-                if kind == "all_reduce" or (kind == "broadcast" and before.kind == "reduce"):
+                on_master = before.kind == "reduce" or before.on_master
+                if kind == "all_reduce" or (kind == "broadcast" and on_master):
                     self.averaged.add(variable)
             self._differs.pop(variable, None)
         elif kind == "scatter":
@@ -276,11 +295,14 @@ class _Replay:
             else:
                 self._read(function, variable, difference)
         differing = {v for v in function.reads - function.sliceable if v in self._differs}
+        on_masters = {
+            v for v in differing if self._differs[v].kind == "reduce" or self._differs[v].on_master
+        }
         for variable in function.updates:
             if variable in function.rank_dependent_updates:
                 self._differs[variable] = _Difference("update", function)
-            elif differing & function.sources.get(variable, function.reads):
-                self._differs[variable] = _Difference("derived")
+            elif sources := differing & function.sources.get(variable, function.reads):
+                self._differs[variable] = _Difference("derived", on_master=sources <= on_masters)
             else:
                 self._differs.pop(variable, None)
 

@@ -106,13 +106,17 @@ class Rank:
             self._comm = self.device.connect(host)
 
     def perform(
-        self, order: Optional[Order] = None, began: Optional[float] = None
+        self,
+        order: Optional[Order] = None,
+        began: Optional[float] = None,
+        timeout_s: Optional[float] = None,
     ) -> Optional[List[Any]]:
         """Do this rank's part of an order. Blocks until all ranks have done theirs.
 
         Args:
             order: what the master wants; the other ranks wait for it here.
             began: when the master began to prepare it, by `time.perf_counter`.
+            timeout_s: for the master's telling, see `OrderLine.give`.
 
         Returns:
             On the master what each act asks for; None elsewhere if the order was to stop.
@@ -129,7 +133,7 @@ class Rank:
             order = self.line.take()
             began = prepared = perf_counter()
         elif self._line is not None:
-            self._line.give(order)
+            self._line.give(order, timeout_s)
         self.serial = order.serial
         self.doing = "taking in what is new"
         known = len(self.registry)
@@ -309,4 +313,9 @@ class _Recording:
         if self._begin:
             rank.recorder.start()
             return None
-        return rank.comm.gather_object(rank.recorder.take(), root=rank.master)
+        recorded = rank.recorder.take()
+        try:
+            return rank.comm.gather_object(recorded, root=rank.master)
+        except BaseException:
+            rank.recorder.put_back(recorded)
+            raise

@@ -69,3 +69,7 @@ class Recorder:
         """Stop; return the spans, and how many were lost."""
         spans, self._spans, self.on = self._spans, [], False
         return spans, self.lost
+
+    def put_back(self, recorded: Tuple[List[Span], int]) -> None:
+        """Keep what was taken: it has not come to where it was to go."""
+        self._spans, self.lost = recorded

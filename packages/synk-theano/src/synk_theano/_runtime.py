@@ -58,7 +58,7 @@ from ._shared_api import Collectives, DelayedCollectives
 from ._spec import FunctionSpec, make_spec
 from ._stats import Ledger, Stats, Tally
 from ._store import DataStore
-from ._timeline import Recorded, Timeline
+from ._timeline import CLOSE_TIMEOUT_S, Recorded, Timeline, checked_path
 from ._turn import Turn
 from .exceptions import InputTypeError, InputValueError
 
@@ -118,6 +118,7 @@ class Runtime:
             raise InputValueError(
                 f"random_streams: got {random_streams!r}, expected 'per_rank' or 'identical'"
             )
+        timeline = None if timeline is None else str(checked_path(timeline))
         ranks = choose(n_parallel, use_gpu, master_rank, devices)
         self.size = ranks.size
         self.master = int(master_rank)
@@ -182,10 +183,12 @@ class Runtime:
         try:
             if not self.closed:
                 self._history.remind()
-            if self._timeline is not None:
-                self._timeline.stop()
         finally:
-            self._controller.close()
+            try:
+                if self._timeline is not None:
+                    self._timeline.close()
+            finally:
+                self._controller.close()
 
     def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
         """Record what all ranks do; see `synkhronos.timeline`."""
@@ -202,15 +205,20 @@ class Runtime:
     ) -> Timeline:
         return Timeline(path, begin, self._end_recording, self.size, self.master)
 
-    def _record(self, begin: bool) -> Any:
-        (result,) = self._controller.run([Step(self.enter(Record(begin)))])
+    def _record(self, begin: bool, timeout_s: Optional[float] = None) -> Any:
+        (result,) = self._controller.run([Step(self.enter(Record(begin)))], timeout_s)
         return result
 
-    def _end_recording(self) -> Dict[int, Recorded]:
-        """What every rank has recorded; of a closed runtime what the master has."""
-        if not self.closed:
-            with self.exclusive:
-                return dict(enumerate(self._record(False)))
+    def _end_recording(self, closing: bool) -> Dict[int, Recorded]:
+        """What every rank has recorded; of a closed or failing runtime what the master has."""
+        if not self.closed and not (closing and self._controller.turn.running):
+            try:
+                with self.exclusive:
+                    timeout_s = CLOSE_TIMEOUT_S if closing else None
+                    return dict(enumerate(self._record(False, timeout_s)))
+            except Exception:
+                if not self.closed:
+                    raise
         return {self.master: self._rank.recorder.take()}
 
     def _forget_functions(self) -> None:
@@ -330,8 +338,10 @@ class Runtime:
         results = controller.run([act.step for act in prepared])
         run_s = perf_counter() - began
         self._ledger.record(prepared, controller.times, began - controller.turn.began, run_s)
+        finished = [act.finish(result) for act, result in zip(prepared, results)]
+        # Last: a reminder may be an error, where the user's filters make it one.
         self._history.note([act.event for act in prepared])
-        return [act.finish(result) for act, result in zip(prepared, results)]
+        return finished
 
     def enter(self, act: Act, name: Optional[Hashable] = None) -> int:
         """Give an act a number; the same again for a `name` that is known."""

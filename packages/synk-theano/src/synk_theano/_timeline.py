@@ -10,13 +10,17 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, TextIO, Tuple, Union
 
 from ._recorder import Span
+from ._warn import warn_user
 from .exceptions import InputTypeError, InputValueError
 
 Recorded = Tuple[List[Span], int]
 """A rank's spans, and how many were lost."""
+
+CLOSE_TIMEOUT_S = 5.0
+"""Until so long after the runtime's `close()` all workers have to listen, to be in the file."""
 
 WAITS = frozenset({"reduce", "collective"})
 """Kinds that begin with waiting for the rank that comes last."""
@@ -28,7 +32,8 @@ class Timeline:
     Args:
         path: the file to write, in a folder that is there.
         begin: has all ranks begin to record; None if they do already.
-        end: has all ranks end it; returns what was recorded, by rank.
+        end: has all ranks end it; returns what was recorded, by rank. Is told whether the runtime
+            is being closed.
         size: number of ranks.
         master: the rank that writes the file.
 
@@ -45,11 +50,11 @@ class Timeline:
         self,
         path: Union[str, os.PathLike[str]],
         begin: Optional[Callable[[], None]],
-        end: Callable[[], Dict[int, Recorded]],
+        end: Callable[[bool], Dict[int, Recorded]],
         size: int,
         master: int,
     ) -> None:
-        self.path = _checked(path)
+        self.path = checked_path(path)
         self._end = end
         self._size = size
         self._master = master
@@ -60,16 +65,28 @@ class Timeline:
     def stop(self) -> None:
         """End the recording and write the file. Idempotent; blocks until all ranks have told.
 
-        If the runtime is closed already, after a failure, the file has what the master knows, and
-        names the ranks that are missing.
+        If the runtime is closed already, after a failure, or a worker turns out to be gone, the
+        file has what the master knows, and names the ranks that are missing.
 
         Raises:
             OSError: the file cannot be written.
         """
+        self._stop(closing=False)
+
+    def close(self) -> None:
+        """The runtime's end: as `stop()`, but within seconds, and a file that cannot be written
+        is a warning: the program's own results are not to be lost for it."""
+        try:
+            self._stop(closing=True)
+        except OSError as error:
+            text = f"the timeline could not be written ({type(error).__name__}: {error})"
+            warn_user(text, RuntimeWarning)
+
+    def _stop(self, closing: bool) -> None:
         if not self.recording:
             return
         self.recording = False
-        write(self.path, trace_of(self._end(), self._size, self._master))
+        write(self.path, trace_of(self._end(closing), self._size, self._master))
 
     def __enter__(self) -> Timeline:  # noqa: PYI034 - typing.Self is not there on Python 3.9
         return self
@@ -82,7 +99,12 @@ class Timeline:
         return f"<Timeline {str(self.path)!r}, {state}>"
 
 
-def _checked(path: Union[str, os.PathLike[str]]) -> Path:
+def checked_path(path: Union[str, os.PathLike[str]]) -> Path:
+    """The file's absolute path.
+
+    Raises:
+        InputTypeError, InputValueError: no file can be written there.
+    """
     try:
         path = Path(path).expanduser().absolute()
     except TypeError:
@@ -175,7 +197,7 @@ def write(path: Path, trace: Mapping[str, Any]) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(trace, file)
+            _dump(trace, file)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
@@ -183,3 +205,14 @@ def write(path: Path, trace: Mapping[str, Any]) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _dump(trace: Mapping[str, Any], file: TextIO) -> None:
+    """JSON with one event a line: quicker by far than `json.dump`, and no large text in memory."""
+    others = {key: value for key, value in trace.items() if key != "traceEvents"}
+    file.write(json.dumps(others)[:-1] + ', "traceEvents": [')
+    separator = "\n"
+    for event in trace["traceEvents"]:
+        file.write(separator + json.dumps(event))
+        separator = ",\n"
+    file.write("\n]}\n")
