@@ -164,7 +164,10 @@ def test_early_stopping_and_plateau_go_on_where_they_were(tmp_path):
     assert_same([model.w.get_value()], [whole.w.get_value()])
     # A training that was stopped stays so, and its best parameters come back.
     again, trainer = build(parts)
+    newest = Checkpoints(parts).newest()
+    written = newest.stat().st_ino
     assert len(trainer.run(100, resume=True)) == 10
+    assert newest.stat().st_ino == written  # there was nothing to write
     assert_same([again.w.get_value()], [whole.w.get_value()])
 
 
@@ -226,6 +229,44 @@ def test_a_folder_of_another_training_is_not_mixed_with(tmp_path):
     for settings in ({"every_epochs": -1}, {"every_steps": 0}, {"keep": 0}):
         with pytest.raises(ValueError, match="expected at least"):
             Checkpoints(tmp_path, **settings)
+
+
+def test_saving_before_the_first_step_deletes_nothing_of_another_training(tmp_path):
+    plain(Model(), tmp_path).run(1)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(CheckpointError, match="earlier training"):
+        plain(Model(), tmp_path).save()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    model = Model()
+    trainer = plain(model, tmp_path / "other")
+    assert trainer.save().name == "step-000000000.npz"
+    trainer.run(1)  # and goes on, in its own folder
+    whole = Model()
+    plain(whole).run(1)
+    assert plain(whole, tmp_path / "other").resume(tmp_path / "other" / "step-000000000.npz")
+    assert_same(whole.values()[:2], Model().values()[:2])
+
+
+def test_the_second_of_two_trainings_in_one_folder_is_refused(tmp_path):
+    """They would delete each other's, and mix."""
+    first = plain(Model(), tmp_path / "a")
+
+    def begin_another(trainer, record):
+        if trainer.epoch == 1:
+            first.run(2)
+
+    second = plain(Model(), tmp_path / "a", callbacks=[begin_another])
+    with pytest.raises(CheckpointError, match=r"step-000000008\.npz, which another training has"):
+        second.run(3)
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {"best.npz", "step-000000004.npz", "step-000000008.npz"}
+    best = checkpoint_file.read(tmp_path / "a" / "best.npz")
+    assert best["memory"]["step"] == 8  # the first's
+    assert first.run(3).status == "finished"
+    # A third continues it; then the first is the one that has not seen all.
+    plain(Model(), tmp_path / "a").run(4, resume=True)
+    with pytest.raises(CheckpointError, match=r"step-000000016\.npz, which another"):
+        first.run(4)
 
 
 def test_a_checkpoint_holds_no_pickles_and_numbers_to_the_last_bit(tmp_path):

@@ -116,14 +116,22 @@ def test_running_averages_are_averaged_after_each_epoch_unless_not_wanted(two_ra
 
 
 @pytest.mark.parametrize("when", ["on_epoch_end", "on_step_end"])
-def test_a_rate_that_a_callback_sets_reaches_all_ranks(two_ranks, when):
+@pytest.mark.parametrize("schedule", [None, lambda epoch: 0.05], ids=["free", "scheduled"])
+def test_a_rate_that_a_callback_sets_reaches_all_ranks(two_ranks, when, schedule):
     """As in Keras: with set_value, which changes the variable of this process alone."""
     finals = []
     for make in (make_train_function, make_train_function_theano):
         model = Model(make, rule=updates.sgd)
         lower = Callback()
         setattr(lower, when, lambda t, _, rate=model.rate: rate.set_value(0.05 / (1 + t.step)))
-        trainer = Trainer(model.train, dataset(), 17, learning_rate=model.rate, callbacks=[lower])
+        trainer = Trainer(
+            model.train,
+            dataset(),
+            17,
+            learning_rate=model.rate,
+            schedule=schedule,
+            callbacks=[lower],
+        )
         trainer.run(2)
         finals.append(model)
     parallel, serial = finals

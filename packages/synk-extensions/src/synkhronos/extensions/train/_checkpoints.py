@@ -52,6 +52,7 @@ class Checkpoints:
         self.every_steps = every_steps
         self.keep = keep
         self.best = best
+        self._own: set[Path] | None = None  # None: not looked yet
 
     @property
     def best_path(self) -> Path:
@@ -74,8 +75,11 @@ class Checkpoints:
         """Write a checkpoint, then delete those that are no longer kept.
 
         Those of later steps go, too: training has gone back before them, and takes another course.
+
+        Raises:
+            CheckpointError: There are files that another training has written meanwhile.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._require_own()
         path = self.folder / f"step-{step:09d}.npz"
         _checkpoint_file.write(path, content)
         paths = self.paths()
@@ -83,14 +87,23 @@ class Checkpoints:
         kept = paths[:present] if self.keep is None else paths[:present][-self.keep :]
         for other in set(paths) - set(kept):
             other.unlink(missing_ok=True)
+        self._own = set(kept)
         for unfinished in self.folder.glob(_UNFINISHED):
             unfinished.unlink(missing_ok=True)
         return path
 
     def write_best(self, content: Any) -> None:
-        """Write ``best.npz``."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Write ``best.npz``.
+
+        Raises:
+            CheckpointError: As :meth:`write`.
+        """
+        self._require_own()
         _checkpoint_file.write(self.best_path, content)
+
+    def take(self) -> None:
+        """Take the files that there are for those of this training."""
+        self._own = set(self.paths())
 
     def require_empty(self) -> None:
         """
@@ -103,6 +116,17 @@ class Checkpoints:
                 f"{self.folder} has checkpoints of an earlier training (the newest is "
                 f"{newest.name}): continue it with run(..., resume=True), or take another folder, "
                 "or delete them"
+            )
+        self.take()
+
+    def _require_own(self) -> None:
+        """Have the folder, and nothing in it that another training wrote meanwhile."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        strangers = [] if self._own is None else sorted(set(self.paths()) - self._own)
+        if strangers:
+            raise CheckpointError(
+                f"{self.folder} has {strangers[-1].name}, which another training has written since "
+                "this one looked: take a folder for each, or resume() to continue the other"
             )
 
     def __repr__(self) -> str:

@@ -52,27 +52,19 @@ class LearningRate:
             return
         rate = self._variable.get_value()
         if self._schedule is not None and by == self._by:
+            if t == 0 and hasattr(self._schedule, "reset"):
+                self._schedule.reset()  # what it learnt from another training's epochs
             rate = finite(self._schedule(t), f"the schedule's rate for {by} {t}")
             rate = np.asarray(rate, dtype=self._variable.dtype)
         if self._set is None or rate != self._set or rate != self._variable.get_value():
             self._ranks.write_all([self._variable], [rate])
             self._set = rate
 
-    def begin(self) -> None:
-        """Have a schedule that learns from epochs forget those of another training."""
-        reset = getattr(self._schedule, "reset", None)
-        if reset is not None:
-            reset()
-
     def observe(self, score: float) -> None:
         """Tell a schedule that wants to know how good an epoch was."""
         observe = getattr(self._schedule, "observe", None)
         if observe is not None:
             observe(score)
-
-    def forget(self) -> None:
-        """Another than this object may have set the variable."""
-        self._set = None
 
     def value(self) -> float | None:
         """The rate as it is, or None."""

@@ -144,9 +144,8 @@ class Trainer:
         if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
             checkpoint = Checkpoints(checkpoint)
         self._checkpoints = checkpoint
-        self._log = None
-        if log is not None:
-            self._log = Log(log, ["epoch", "step", "seconds", *columns, "learning_rate"])
+        columns = ["epoch", "step", "seconds", *columns, "learning_rate"]
+        self._log = None if log is None else Log(log, columns)
         self._ranks: Ranks = AllRanks() if isinstance(train, TrainFunction) else OneProcess()
         self._local_floats = [variable for variable in train.state.local if is_float(variable)]
         self._valued = [*train.state.params, *self._local_floats]
@@ -204,8 +203,6 @@ class Trainer:
             self.resume()
         elif not self._begun and self._checkpoints:
             self._checkpoints.require_empty()
-        if not self.step:
-            self._rate.begin()
         self._begun = True
         self._stop_reason = None
         self._since = time.perf_counter()
@@ -251,9 +248,10 @@ class Trainer:
             if path is None:
                 return False
         self._memory = self._keeper.load(Path(path))
+        if self._checkpoints:
+            self._checkpoints.take()
         self._begun = True
         self._log_begun = False
-        self._rate.forget()
         self._saved = (self.epoch, self.step)
         return True
 
@@ -282,10 +280,14 @@ class Trainer:
         """Write a checkpoint now.
 
         Raises:
+            CheckpointError: There are checkpoints of another training.
             ValueError: There is no folder for it.
         """
         if self._checkpoints is None:
             raise ValueError("there is no folder for checkpoints: Trainer(checkpoint=...)")
+        if not self._begun:
+            self._checkpoints.require_empty()
+            self._begun = True
         return self._save(self._checkpoints)
 
     def _run_epoch(self, interrupt: Interrupt) -> None:
