@@ -140,7 +140,7 @@ def test_a_function_that_cannot_be_pickled_is_named_and_does_no_harm(pair):
     del pair._rank.functions[f.number]  # distribute() sends all there is, in later tests
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_a_killed_worker_ends_the_call_at_once(number):
     x, y = misbehaving(lambda values, n=int(number): os.kill(os.getpid(), n))
     with nothing_left():
@@ -160,6 +160,15 @@ def test_a_killed_worker_ends_the_call_at_once(number):
         del data, caught
     with Runtime(2) as again:
         assert again.function([x], (y, "gather"))(np.zeros(3)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_batch_systems_send_to_all_processes_is_the_masters_business(pair, number):
+    x, y = misbehaving(lambda _: None)
+    f = pair.function([x], (y, "gather"), name="steady")
+    for _ in range(3):
+        os.kill(pair.worker_pids[0], number)
+        assert f(np.ones(4)).tolist() == [2] * 4
 
 
 def test_a_worker_killed_between_calls_is_noticed_in_the_next():
@@ -201,6 +210,8 @@ x = T.dvector("x")
 with Runtime(3) as runtime:
     for _ in range(10):
         try:
+            for pid in runtime.worker_pids:
+                os.kill(pid, signal.SIGTERM)
             os.killpg(0, signal.SIGINT)
             time.sleep(0.1)
         except KeyboardInterrupt:
@@ -210,8 +221,8 @@ with Runtime(3) as runtime:
 """
 
 
-def test_ctrl_c_does_not_reach_workers_that_still_start():
-    """A terminal sends it to the whole group; the program may go on with something else."""
+def test_nor_does_it_end_workers_that_still_start():
+    """A terminal sends Ctrl-C to the whole group; the program may go on with something else."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", EARLY], capture_output=True, text=True, timeout=120
     )
@@ -367,8 +378,8 @@ def test_an_interrupt_between_sending_and_doing_ends_the_runtime(monkeypatch):
 
     give = runtime._rank.line.give
 
-    def interrupt(order):
-        give(order)
+    def interrupt(*order):
+        give(*order)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runtime._rank.line, "give", interrupt)

@@ -9,12 +9,16 @@ order and the barrier at its end are the answer.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from synk_shm import Handle
 
 from ._plan import Bounds
+
+LEFT_TO_MASTER = (signal.SIGINT, signal.SIGTERM)
+"""Signals that are nothing to a worker: it ends with its master, whatever ends that."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ import weakref
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from ._channel import Channel, ChannelClosed
-from ._messages import Failure, Hello, Ready
+from ._messages import LEFT_TO_MASTER, Failure, Hello, Ready
 from .exceptions import StartError, WorkerDied
 
 _logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ class Worker:
         self.rank = hello.rank
         self.channel, theirs = Channel.pair()
         reading, self._lifeline = os.pipe()
+        # Until the worker ignores them itself.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_MASTER)
         try:
             self.process = subprocess.Popen(
                 [
@@ -54,9 +57,8 @@ class Worker:
                 stdin=subprocess.DEVNULL,
                 # "python -m" puts the current folder first on the path: nobody's modules are here.
                 cwd="/",
-                # What a terminal or a notebook sends to the program's processes is the master's
-                # business; a worker that starts cannot ignore it yet, one that a notebook ends
-                # before the master cannot sweep. It ends with the master in any case.
+                # A notebook that restarts its kernel ends the processes of its group one after
+                # the other; the last one has to be a worker, which sweeps.
                 start_new_session=True,
                 pass_fds=(theirs.fileno(), reading, *fds),
             )
@@ -64,6 +66,7 @@ class Worker:
             self.release()
             raise StartError(f"cannot start the worker of rank {hello.rank}: {error}") from error
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
             os.close(reading)
         # A process that is gone already is found out by `wait_ready`.

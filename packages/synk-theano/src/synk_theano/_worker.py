@@ -18,7 +18,7 @@ import traceback
 from typing import Any, Iterator, NoReturn, Optional
 
 from ._channel import Channel, ChannelClosed
-from ._messages import Failure, Hello, Ready
+from ._messages import LEFT_TO_MASTER, Failure, Hello, Ready
 
 UNBOUNDED_S = 1e9
 """For a worker's waiting: the master's next order may take days. The master's own waits are bounded
@@ -80,8 +80,11 @@ class Exit:
 
 def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
     """Run the worker, until the master says so or is gone, and end the process."""
-    # The master decides what an interrupt means, also one that is sent to all processes.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The master decides what these mean, also if they are sent to all processes, as by batch
+    # systems. They were blocked until now.
+    for number in LEFT_TO_MASTER:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_MASTER)
     leave = Exit(lifeline_fd)
     threading.Thread(target=leave.with_master, daemon=True).start()
     channel = Channel.from_fd(channel_fd)
