@@ -44,7 +44,7 @@ class Model:
     def __init__(
         self,
         make=make_train_function_theano,
-        rule=updates.adam,
+        rule=updates.momentum,
         noise=None,
         running=False,
         slow=lambda value: value,
@@ -128,7 +128,7 @@ def forked(n, **settings):
 
 def parallel(folder=None, stop=None, **kind):
     """A model, and a trainer of it over the ranks there are; three steps make an epoch."""
-    model = Model(make_train_function, **kind)
+    model = Model(make_train_function, updates.adam, **kind)
     trainer = Trainer(
         model.train,
         dataset(),
@@ -142,7 +142,7 @@ def parallel(folder=None, stop=None, **kind):
 
 
 def serial(epochs):
-    model = Model()
+    model = Model(rule=updates.adam)
     trainer = Trainer(
         model.train, dataset(), 17, learning_rate=model.rate, schedule=exponential(0.1, 0.7)
     )

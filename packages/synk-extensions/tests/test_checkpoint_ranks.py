@@ -15,6 +15,7 @@ from _training import (
 )
 
 import synkhronos as synk
+from synkhronos.extensions import updates
 from synkhronos.extensions.train import Trainer, exponential
 
 
@@ -35,7 +36,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_three_and_in_plain_theano(tmp_pa
             assert_close(values, twin.values()[:2])
             assert_same(values, ranks[0])
     assert_close([history["train_loss"]], [expected["train_loss"]])
-    alone = Model()
+    alone = Model(rule=updates.adam)
     trainer = Trainer(
         alone.train,
         dataset(),

@@ -9,6 +9,7 @@ import math
 import shutil
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -411,6 +412,24 @@ def test_a_callback_that_raises_loses_no_line_and_no_step(tmp_path):
     assert without_seconds(history) == without_seconds(expected)
     epochs = [line["epoch"] for line in csv.DictReader(log.read_text().splitlines())]
     assert epochs == ["1", "2", "3"]
+
+
+def test_seconds_are_those_of_training(monkeypatch):
+    """Also those of a run that ended in an exception; not those between runs."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    class Work(Callback):
+        def on_step_end(self, trainer, loss):
+            clock[0] += 1.0
+            if trainer.step == 3:
+                raise ZeroDivisionError
+
+    trainer = Trainer(Model().train, dataset(), 25, callbacks=[Work()])  # two steps in an epoch
+    with pytest.raises(ZeroDivisionError):
+        trainer.run(2)
+    clock[0] += 1000.0
+    assert trainer.run(3)["seconds"] == [2.0, 4.0, 6.0]
 
 
 def test_early_stopping_and_plateau_begin_anew_with_another_training():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from _training import Model, assert_close, assert_same, dataset
 
-from synkhronos.extensions.train import Checkpoints, Trainer
+from synkhronos.extensions.train import Checkpoints, EarlyStopping, Trainer
 
 LIMIT_S = 120
 
@@ -164,3 +164,30 @@ def test_a_handler_of_the_users_is_asked_the_second_time_and_restored():
     assert calls == [signal.SIGINT] * 2
     assert (history.interrupted, len(history)) == (True, 1)
     assert np.isfinite(history["train_loss"]).all()
+
+
+def test_an_interrupted_run_keeps_its_last_parameters_to_go_on_from():
+    def build(*callbacks):
+        model = Model()
+        # By mode="max" the first epoch is the best.
+        stopping = EarlyStopping(9, restore_best=True)
+        callbacks = [stopping, *callbacks]
+        return model, Trainer(model.train, dataset(), 50, mode="max", callbacks=callbacks)
+
+    def interrupt(trainer, record):
+        if trainer.epoch == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    model, trainer = build(interrupt)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert trainer.run(3).interrupted
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    twin = Model()
+    Trainer(twin.train, dataset(), 50).run(2)
+    assert_same(model.values(), twin.values())
+    assert trainer.run(3).status == "finished"
+    best = Model()
+    Trainer(best.train, dataset(), 50).run(1)
+    assert_same(model.values()[:2], best.values()[:2])

@@ -44,7 +44,7 @@ def masks(model):
 
 
 def test_training_on_two_ranks_is_the_serial_one(two_ranks):
-    model = Model(make_train_function)
+    model = Model(make_train_function, updates.adam)
     valid = synk.function([model.x, model.y], [model.clean, model.error])
     x_valid, y_valid = dataset(23, seed=2)
     trainer = Trainer(
