@@ -18,13 +18,13 @@ from synkhronos.exceptions import InputTypeError, InputValueError, SynkError
 from synkhronos.extensions.plots import plot_scaling, plot_timeline, plot_training
 
 pytest.importorskip("matplotlib", reason="matplotlib is an extra")
-from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
-from matplotlib.colors import to_rgb  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.image import imread  # noqa: E402
-from matplotlib.text import Text  # noqa: E402
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.text import Text
 
-from synkhronos.extensions.plots._timeline import COLOURS, duration  # noqa: E402
+from synkhronos.extensions.plots._timeline import COLOURS, duration
 
 STRONG = [{"n": n, "seconds": s, "rows": 1200} for n, s in ((1, 0.6), (2, 0.4), (4, 0.25))]
 
@@ -139,7 +139,7 @@ def test_each_span_is_a_box_at_its_time_in_the_lane_of_its_rank(written):
     assert list(lanes) == ["rank 0 (master)", "rank 1", "rank 2"]
     assert list(lanes.values()) == sorted(lanes.values())
     assert axes.get_ylim()[0] > axes.get_ylim()[1], "the first rank is at the top"
-    borders = [(a + b) / 2 for a, b in itertools.pairwise(lanes.values())]
+    borders = [(a + b) / 2 for a, b in zip([*lanes.values()], [*lanes.values()][1:])]
     found = Counter()
     for category in {event["cat"] for event in spans}:
         for left, right, top, bottom in boxes(figure, category):

@@ -1,0 +1,382 @@
+"""Work in Jupyter: a notebook as a reader runs it, and kernels that are interrupted or end."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import nbformat
+import psutil
+import pytest
+from jupyter_client import KernelManager
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+LIMIT_S = 60
+PNG = "iVBORw0KGgo"
+
+START = """
+import os, time
+from pathlib import Path
+import numpy as np, theano, theano.tensor as T
+import synkhronos as synk
+synk.fork(2)
+"""
+# Defined where a reader would: in a cell. A row says for how many seconds its rank is busy.
+BUSY = """
+class Busy(theano.Op):
+    __props__ = ("folder",)
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def make_node(self, seconds):
+        return theano.Apply(self, [seconds], [seconds.type()])
+
+    def perform(self, node, inputs, outputs):
+        Path(self.folder, f"began.{os.getpid()}").touch()
+        time.sleep(inputs[0].max())
+        Path(self.folder, f"ended.{os.getpid()}").touch()
+        outputs[0][0] = inputs[0].copy()
+
+
+x = T.matrix("x")
+f = synk.function([x], (Busy(FOLDER)(x).sum(), "sum"), name="busy")
+
+
+def call(of_master, of_worker):
+    return float(f(np.array([[of_master], [of_worker]], dtype=theano.config.floatX)))
+
+
+call(0, 0)
+"""
+
+
+@dataclass
+class Cell:
+    """What running a cell gave."""
+
+    printed: str = ""
+    result: str = ""
+    error: str = ""
+    shown: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Kernel:
+    """A kernel, as a notebook's server runs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.said = folder / "stderr.txt"
+        self.manager = KernelManager(kernel_name="python3")
+        # Open for as long as kernels are started anew.
+        self._file = self.said.open("w")
+        self.manager.start_kernel(cwd=str(folder), stdout=self._file, stderr=self._file)
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=LIMIT_S)
+
+    @property
+    def pid(self) -> int:
+        return self.manager.provisioner.pid
+
+    def workers(self) -> list[int]:
+        found = psutil.Process(self.pid).children(recursive=True)
+        return [p.pid for p in found if "synk_theano._worker" in p.cmdline()]
+
+    def segments(self) -> set[str]:
+        """Those that its processes have mapped."""
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (self.pid, *self.workers())]
+        return {name for text in maps for name in re.findall(r"/dev/shm/(synk\.\S+)", text)}
+
+    def begin(self, code: str) -> str:
+        return self.client.execute(code)
+
+    def finish(self, number: str) -> Cell:
+        cell = Cell()
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                message = self.client.get_iopub_msg(timeout=max(deadline - time.monotonic(), 0.1))
+            except queue.Empty:
+                raise AssertionError(f"the cell did not end in {LIMIT_S} s: {cell}") from None
+            if message["parent_header"].get("msg_id") != number:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                cell.printed += content["text"]
+            elif kind == "execute_result":
+                cell.result = content["data"]["text/plain"]
+                cell.shown.append(content["data"])
+            elif kind == "display_data":
+                cell.shown.append(content["data"])
+            elif kind == "error":
+                cell.error = f"{content['ename']}: {content['evalue']}"
+            elif kind == "status" and content["execution_state"] == "idle":
+                return cell
+
+    def run(self, code: str) -> Cell:
+        """Run a cell in which nothing fails."""
+        cell = self.finish(self.begin(code))
+        assert not cell.error, cell
+        return cell
+
+    def fails(self, code: str) -> str:
+        """Run a cell that fails; returns its error."""
+        cell = self.finish(self.begin(code))
+        assert cell.error, cell
+        return cell.error
+
+    def busy(self) -> Kernel:
+        """Give it workers and a function `call(of_master, of_worker)`."""
+        self.run(START)
+        assert self.run(BUSY.replace("FOLDER", repr(str(self.folder)))).result == "0.0"
+        for mark in [*self.folder.glob("began.*"), *self.folder.glob("ended.*")]:
+            mark.unlink()
+        return self
+
+    def wait_for(self, *marks: str) -> None:
+        wait_until(lambda: all((self.folder / mark).exists() for mark in marks), f"no {marks}")
+
+    def end(self) -> None:
+        # As a server does it: a kernel that is killed after its workers have gone cannot clean up.
+        if self.manager.is_alive():
+            self.manager.shutdown_kernel()
+        self.client.stop_channels()
+        self.manager.cleanup_resources()
+        self._file.close()
+
+
+def wait_until(done: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + LIMIT_S / 2
+    while not done():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def left_of(segments: set[str]) -> set[str]:
+    return segments & set(os.listdir("/dev/shm"))
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jupyter's files stay out of the home folder."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("SYNKHRONOS_USE_GPU", "0")
+    # As other tests have them: what they have compiled is taken.
+    monkeypatch.setenv("THEANO_FLAGS", "gcc.cxxflags=-O0,optimizer_excluding=fusion")
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    started = Kernel(tmp_path)
+    yield started
+    started.end()
+
+
+# The notebook of the documentation.
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
+    notebook = nbformat.read(ROOT / "docs/notebooks/first.ipynb", as_version=4)
+    NotebookClient(
+        notebook, timeout=LIMIT_S, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = {cell.source.splitlines()[-1]: cell.outputs for cell in cells}
+    printed = "".join(o.text for found in outputs.values() for o in found if "text" in o)
+    assert re.fullmatch(
+        r"Synkhronos attempting to use 2 (of|processes on) \d+ detected CPU cores...\n"
+        r"Synkhronos: 2 CPU processes initialized, master rank: 0\n",
+        printed,
+    ), printed
+    results = {
+        line: [o.data for o in found if o.output_type in ("execute_result", "display_data")]
+        for line, found in outputs.items()
+    }
+    assert [r["text/plain"] for r in results["synk.fork(2)"]] == ["2"]
+    for line in ("np.allclose(parallel(rows), serial(rows))", 'history["valid_error"][-1] < 0.1'):
+        assert [r["text/plain"] for r in results[line]] == ["True"]
+    (table,) = results["synk.stats()"]
+    for text in (table["text/plain"], table["text/html"]):
+        assert {"calls", "train: update", "375"} <= set(re.split(r"  +|\n", text))
+    for line in ('plot_training("training.csv")', 'plot_timeline("trace.json")'):
+        (figure,) = results[line]
+        assert figure["image/png"].startswith(PNG)
+    assert results["synk.close()"] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_are_kept_without_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert not cell.get("outputs"), cell.id
+        assert cell.get("execution_count") is None
+        assert not cell.metadata
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+
+
+def test_there_are_notebooks() -> None:
+    assert "first.ipynb" in {path.name for path in NOTEBOOKS}
+
+
+# Cells.
+
+
+def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(kernel: Kernel) -> None:
+    kernel.busy()
+    assert kernel.run("call(0.25, 0.5)").result == "0.75"
+    pids = {int(mark.suffix[1:]) for mark in kernel.folder.glob("began.*")}
+    assert pids == {kernel.pid, *kernel.workers()}, "both computed"
+    # A cell that is run once more defines its class anew; so do functions with it.
+    kernel.run(BUSY.replace("FOLDER", repr(str(kernel.folder))))
+    assert kernel.run("call(0.25, 0)").result == "0.25"
+    workers = kernel.workers()
+    assert re.match(r"AlreadyForked: .*call close\(\) first", kernel.fails(START))
+    assert kernel.workers() == workers
+    again = kernel.run(START.replace("synk.fork", "synk.close(); synk.fork"))
+    assert "use 2 of" in again.printed or "use 2 processes" in again.printed
+    assert not set(workers) & set(kernel.workers())
+    wait_until(lambda: not any(map(is_running, workers)), "close() left workers")
+    assert "call fork() to start a new one" in kernel.fails("call(0, 0)")
+
+
+def test_errors_of_workers_are_shown_in_the_cell(kernel: Kernel) -> None:
+    kernel.run(START)
+    kernel.run(
+        """
+x = T.matrix("x")
+
+def refuse(op, value, *_):
+    raise ValueError(f"got {value}")
+
+f = synk.function([x], theano.printing.Print("x", global_fn=refuse)(x).sum())
+"""
+    )
+    error = kernel.fails("f(np.ones((2, 1), dtype=theano.config.floatX))")
+    assert "got [[1.]]" in error
+    assert kernel.run("synk.close()").error == ""
+
+
+# Interrupts: what the stop button does.
+
+
+def test_an_interrupt_while_workers_start_does_not_reach_them(kernel: Kernel) -> None:
+    kernel.run(START)
+    cell = kernel.begin("Path('asleep').touch(); time.sleep(60)")
+    kernel.wait_for("asleep")
+    kernel.manager.interrupt_kernel()
+    assert kernel.finish(cell).error == "KeyboardInterrupt: "
+    workers = kernel.workers()
+    assert kernel.run(BUSY.replace("FOLDER", repr(str(kernel.folder)))).result == "0.0"
+    assert kernel.workers() == workers
+    assert "KeyboardInterrupt" not in kernel.said.read_text()
+
+
+def test_an_interrupt_while_the_master_computes_leaves_everything_usable(kernel: Kernel) -> None:
+    kernel.busy()
+    workers = kernel.workers()
+    cell = kernel.begin("call(60, 0.25)")
+    kernel.wait_for(f"began.{kernel.pid}")
+    kernel.manager.interrupt_kernel()
+    assert kernel.finish(cell).error.startswith("KeyboardInterrupt")
+    assert kernel.run("call(0.25, 0.5)").result == "0.75"
+    assert kernel.workers() == workers
+
+
+def test_an_interrupt_while_the_master_waits_ends_the_workers_and_says_what_to_do(
+    kernel: Kernel,
+) -> None:
+    kernel.busy()
+    workers = kernel.workers()
+    cell = kernel.begin("call(0, 60)")
+    kernel.wait_for(f"ended.{kernel.pid}", f"began.{workers[0]}")
+    time.sleep(0.3)  # until it waits
+    kernel.manager.interrupt_kernel()
+    assert kernel.finish(cell).error.startswith("KeyboardInterrupt")
+    wait_until(lambda: not any(map(is_running, workers)), "a worker is left")
+    error = kernel.fails("call(0, 0)")
+    assert re.match(r"Closed: .*KeyboardInterrupt in function 'busy'.*call fork\(\)", error)
+    kernel.busy()
+    assert kernel.run("call(0.25, 0.5)").result == "0.75"
+
+
+def test_an_interrupt_ends_a_training_after_its_step(kernel: Kernel) -> None:
+    kernel.run(START)
+    kernel.run(
+        """
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import Trainer, make_train_function
+
+x = T.matrix("x")
+w = theano.shared(np.ones(3, dtype=theano.config.floatX))
+train = make_train_function(T.sqr(x.dot(w)).mean(), [w], [x], updates.sgd, learning_rate=1e-6)
+rows = np.ones((64, 3), dtype=theano.config.floatX)
+trainer = Trainer(train, rows, batch_size=8, callbacks=[lambda *_: Path("epoch").touch()])
+"""
+    )
+    cell = kernel.begin("history = trainer.run(epochs=10**9); print(history)")
+    kernel.wait_for("epoch")
+    kernel.manager.interrupt_kernel()
+    done = kernel.finish(cell)
+    assert not done.error
+    assert "interrupted" in done.printed
+    # The step was whole on all ranks.
+    ranks = kernel.run("all(np.array_equal(synk.get_value(k, w), w.get_value()) for k in (0, 1))")
+    assert ranks.result == "True"
+
+
+# Ends.
+
+ENDS: dict[str, Callable[[Kernel], None]] = {
+    "restart": lambda kernel: kernel.manager.restart_kernel(),
+    "restart now": lambda kernel: kernel.manager.restart_kernel(now=True),
+    "shut down": lambda kernel: kernel.manager.shutdown_kernel(),
+    "exit()": lambda kernel: kernel.begin("exit()") and None,
+    "killed": lambda kernel: os.kill(kernel.pid, signal.SIGKILL),
+    "group killed": lambda kernel: os.killpg(kernel.pid, signal.SIGKILL),
+}
+
+
+@pytest.mark.parametrize("way", ENDS)
+def test_with_the_kernel_go_its_workers_and_their_memory(kernel: Kernel, way: str) -> None:
+    kernel.busy()
+    kernel.run("data = synk.data(np.ones((1000, 1000)))")
+    workers, segments = kernel.workers(), kernel.segments()
+    assert len(workers) == 1
+    assert len(segments) >= 2
+    ENDS[way](kernel)
+    wait_until(lambda: not any(map(is_running, workers)), "a worker is left")
+    wait_until(lambda: not left_of(segments), f"memory is left: {left_of(segments)}")
+    if way == "restart":
+        kernel.client.wait_for_ready(timeout=LIMIT_S)
+        kernel.busy()
+        assert kernel.run("call(0.25, 0.5)").result == "0.75"
+        assert not set(kernel.workers()) & set(workers)
+
+
+def test_a_kernel_that_is_killed_in_the_middle_of_a_call_leaves_nothing(kernel: Kernel) -> None:
+    kernel.busy()
+    workers, segments = kernel.workers(), kernel.segments()
+    kernel.begin("call(60, 60)")
+    kernel.wait_for(f"began.{kernel.pid}", f"began.{workers[0]}")
+    os.kill(kernel.pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_running, workers)), "a worker is left")
+    wait_until(lambda: not left_of(segments), f"memory is left: {left_of(segments)}")

@@ -1,0 +1,35 @@
+"""The documentation's pictures are what their script draws."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+PICTURES = Path(__file__).resolve().parent.parent / "docs/pictures"
+LIMIT_S = 120
+LARGEST = 100_000
+
+
+@pytest.mark.slow
+def test_the_script_draws_all_pictures(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, str(PICTURES / "make.py"), str(tmp_path)],
+        env={**os.environ, "SYNKHRONOS_USE_GPU": "0"},
+        capture_output=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    for path in tmp_path.iterdir():
+        assert ET.parse(path).getroot().tag.endswith("svg")
+    assert {path.name for path in tmp_path.iterdir()} == {p.name for p in PICTURES.glob("*.svg")}
+
+
+@pytest.mark.parametrize("path", sorted(PICTURES.glob("*.svg")), ids=lambda path: path.name)
+def test_pictures_are_small_and_on_a_page(path: Path) -> None:
+    assert path.stat().st_size < LARGEST
+    assert f"(pictures/{path.name})" in (PICTURES.parent / "seeing.md").read_text("utf-8")
