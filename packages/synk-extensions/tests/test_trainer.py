@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import logging
 import math
@@ -25,6 +26,12 @@ from synkhronos.extensions.train import (
     exponential,
     warm_up,
 )
+
+
+@functools.cache
+def one_model():
+    """For tests that do not ask for values."""
+    return Model()
 
 
 def numpy_training(epochs, batch_size, rates, seed=0):
@@ -351,7 +358,7 @@ def test_ctrl_c_is_left_alone_in_threads_and_where_it_is_ignored():
     ],
 )
 def test_wrong_arguments_are_refused_in_words(change, error, message):
-    arguments = {"train": Model().train, "data": dataset(), "batch_size": 16}
+    arguments = {"train": one_model().train, "data": dataset(), "batch_size": 16}
     with pytest.raises(error, match=message):
         Trainer(**{**arguments, **change})
 
@@ -378,11 +385,30 @@ def test_a_schedule_that_returns_no_rate_ends_before_the_step(rate, error):
     assert_same(model.values(), before)
 
 
+def test_a_schedule_has_its_way_in_each_epoch():
+    """Whatever a callback set the rate to in between."""
+
+    def trained(*callbacks):
+        model = Model()
+        callbacks = [functools.partial(callback, model.rate) for callback in callbacks]
+        Trainer(
+            model.train,
+            dataset(),
+            16,
+            learning_rate=model.rate,
+            schedule=lambda epoch: 0.05,
+            callbacks=callbacks,
+        ).run(2)
+        return model.values()[:2]
+
+    assert_same(trained(lambda rate, *_: rate.set_value(0.5)), trained())
+
+
 @pytest.mark.parametrize("call", [lambda t: t.run(9), lambda t: t.resume(), lambda t: t.run(1)])
 @pytest.mark.parametrize("when", ["on_run_begin", "on_step_end", "on_epoch_end", "on_run_end"])
 def test_a_callback_cannot_begin_another_run_within_the_run(tmp_path, when, call):
     """Rows would be seen twice, and means be of other rows than they say."""
-    model = Model()
+    model = one_model()
     recursive = Callback()
     setattr(recursive, when, lambda trainer, *_: call(trainer))
     trainer = Trainer(model.train, dataset(), 16, callbacks=[recursive], checkpoint=tmp_path)
