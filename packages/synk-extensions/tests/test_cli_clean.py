@@ -264,3 +264,53 @@ def test_without_numpy_the_rest_is_cleaned_all_the_same(tmp_path, theano_folder)
     assert done.returncode == 1
     assert "Segments could not be looked at: ImportError: spoiled" in done.stdout
     assert not held.exists()
+
+
+def test_compiled_modules_of_a_living_process_stay(theano_folder, tmp_path):
+    module = theano_folder / "m.so"
+    module.write_bytes(b"x" * 4096)
+    program = (
+        "import mmap, sys; f = open(sys.argv[1], 'rb'); "
+        "m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); print(1, flush=True); sys.stdin.read()"
+    )
+    user = subprocess.Popen(
+        [sys.executable, "-c", program, str(module)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        user.stdout.readline()
+        (found,) = _leftovers.find_compiled_modules()
+        assert (found.removable, found.why) == (False, f"process {user.pid} uses it")
+        # One that comes between finding and removing is seen, too.
+        assert _leftovers.remove(found) == f"process {user.pid} uses it now"
+        done = command("clean", "--theano-cache", TMPDIR=str(tmp_path))
+        assert "kept compiled modules" in done.stdout
+        assert done.returncode == 0
+        assert module.exists()
+    finally:
+        user.communicate()
+    (found,) = _leftovers.find_compiled_modules()
+    assert _leftovers.remove(found) == ""
+    assert not theano_folder.exists()
+
+
+def test_a_socket_that_is_about_to_listen_stays(temporary, monkeypatch):
+    """It is bound, and refuses, at the very moment at which the folder is looked at."""
+    group = temporary / "synk-comm-new"
+    group.mkdir(mode=0o700)
+    stale, late = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    stale.bind(str(group / "0-1"))
+    stale.close()
+    (found,) = _leftovers.find_socket_folders()
+    refuses = _leftovers._is_refused
+
+    def binds_meanwhile(path):
+        if not late.getsockname():
+            path.unlink()
+            late.bind(str(path))
+        return refuses(path)
+
+    monkeypatch.setattr(_leftovers, "_is_refused", binds_meanwhile)
+    with late:
+        assert _leftovers.find_socket_folders() == []
+        assert _leftovers.remove(found) == "somebody listens at its sockets now"
+        assert group.is_dir()

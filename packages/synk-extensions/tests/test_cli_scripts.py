@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 from _cli import command
@@ -134,3 +139,39 @@ def test_a_script_that_does_not_fork_has_no_timeline(script, tmp_path):
     # After -- all is the script's.
     done = command("trace", path, "-o", trace, "--", "-o", "model", "x")
     assert (done.returncode, done.stdout) == (3, "['-o', 'model', 'x']\n")
+
+
+def test_a_script_may_change_the_folder_and_find_its_own_file(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "beside.py").write_text("name = 'found'\n", encoding="utf-8")
+    path = tmp_path / "real" / "script.py"
+    path.write_text(
+        "import os, sys, beside\nos.chdir('/')\nprint(open(__file__).readline(), beside.name)\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "linked.py").symlink_to(path)
+    for name in ("real/script.py", "linked.py"):
+        done = command("check", name, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "import os, sys, beside\n found\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_who_ends_a_trace_ends_the_script(script, tmp_path, number):
+    path = script("import time\nprint('runs', flush=True)\ntime.sleep(600)\n")
+    trace = subprocess.Popen(
+        [sys.executable, "-m", "synkhronos_cli", "trace", "-o", tmp_path / "trace.json", path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert trace.stdout.readline() == "runs\n"
+        trace.send_signal(number)
+        # The pipes end when nobody holds them any more: neither of the two lives.
+        _, errors = trace.communicate(timeout=60)
+        assert trace.returncode == 128 + number, errors
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(trace.pid, signal.SIGKILL)

@@ -93,6 +93,72 @@ def test_one_call_or_a_logging_level_keeps_it_quiet(before):
     assert shown.split("\r\n") == ["a documented line", "the end", ""]
 
 
+FORK = """
+import os, threading
+held = threading.Event()
+
+def hold():
+    display = _progress._display
+    with display.lock, display._progress.console._lock:  # as threads do at any moment
+        held.set()
+        time.sleep(0.3)
+
+with _progress.track("epoch", total=2) as bar:
+    time.sleep(0.5)
+    threading.Thread(target=hold).start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        with _progress.track("of the child"):
+            time.sleep(0.2)
+            print("a line of the child", flush=True)
+        bar.advance(1)
+        os._exit(0)
+    deadline = time.monotonic() + 20
+    while not (gone := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if not gone[0]:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    print("the child ended with", gone[1] if gone[0] else "nothing: it hung")
+"""
+
+
+def test_a_child_that_is_forked_meanwhile_is_free():
+    shown, _ = on_a_terminal(FORK)
+    assert "a line of the child" in shown
+    assert "the child ended with 0" in shown
+
+
+def test_a_line_of_a_thread_that_is_left_behind_gives_the_cursor_back():
+    work = (
+        "import threading\n"
+        "def work():\n"
+        "    with _progress.track('for ever'):\n"
+        "        time.sleep(600)\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+    )
+    shown, _ = on_a_terminal(work)
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("moment", ["before it is drawn", "after"])
+def test_a_terminal_that_goes_takes_no_program_with_it(moment):
+    work = (
+        "import os\n"
+        "with _progress.track('training', total=3) as bar:\n"
+        f"    time.sleep({0.5 if moment == 'after' else 0})\n"
+        "    os.close(2)\n"
+        "    bar.advance(1)\n"
+        "    time.sleep(0.5)\n"
+        "    print('a line')\n"
+        "assert type(sys.stdout).__name__ == 'TextIOWrapper'\n"
+    )
+    _, printed = on_a_terminal(work, to_file=True)
+    assert printed.splitlines()[0] == "a line"
+    assert printed.endswith("the end\n")
+
+
 def test_without_a_terminal_nothing_is_shown():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, ""], capture_output=True, text=True, timeout=60, check=True

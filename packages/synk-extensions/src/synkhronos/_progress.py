@@ -7,9 +7,11 @@ error is no terminal, or for work that is over before anybody wonders. In notebo
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -100,6 +102,8 @@ class Bar:
 class Display:
     """What is drawn: one line for each piece of work that is under way.
 
+    A terminal that is gone takes no program with it: then nothing is drawn any more.
+
     Attributes:
         setting: what the user wants; see `progress`.
         lock: held while lines come and go: pieces of work may be of several threads.
@@ -109,6 +113,33 @@ class Display:
         self.setting: Optional[bool] = None
         self.lock = threading.RLock()
         self._progress: Any = None
+        self._streams: Any = None
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError):  # a stream that is broken, or closed
+            self.setting = False
+            self._forget()
+
+    def leave(self) -> None:
+        """The program ends, and perhaps with a line of some thread: the cursor is to come back."""
+        with self._drawing():
+            if self._progress is not None:
+                self._progress.stop()
+                self._progress = None
+
+    def after_fork(self) -> None:
+        """In a child process: the lines are its parent's, and so are threads that hold locks."""
+        self.lock = threading.RLock()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Without a word to the terminal."""
+        if self._progress is not None:
+            sys.stdout, sys.stderr = self._streams
+            self._progress = None
 
     def wanted(self) -> bool:
         """Whether anything is to be drawn."""
@@ -134,6 +165,7 @@ class Display:
         )
 
         if self._progress is None:
+            self._streams = sys.stdout, sys.stderr
             self._progress = Progress(
                 SpinnerColumn(),
                 TextColumn("{task.description}", markup=False),
@@ -147,21 +179,27 @@ class Display:
                 # Where it is drawn above the lines; a file must get what was printed to it.
                 redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
             )
-            self._progress.start()
-        return self._progress.add_task(description, total=total, completed=done, text=text)
+            with self._drawing():
+                self._progress.start()
+        with self._drawing():
+            if self._progress is not None:
+                return self._progress.add_task(description, total=total, completed=done, text=text)
+        return None
 
     def update(self, task: Any, **fields: Any) -> None:
         """Change a line."""
-        with self.lock:
+        with self.lock, self._drawing():
             if self._progress is not None:
                 self._progress.update(task, **fields)
 
     def remove(self, task: Any) -> None:
         """Take a line away, and with the last one the display."""
-        self._progress.remove_task(task)
-        if not self._progress.tasks:
-            self._progress.stop()
-            self._progress = None
+        with self._drawing():
+            if self._progress is not None:
+                self._progress.remove_task(task)
+                if not self._progress.tasks:
+                    self._progress.stop()
+                    self._progress = None
 
 
 def _in_notebook() -> bool:
@@ -172,3 +210,6 @@ def _in_notebook() -> bool:
 
 
 _display = Display()
+atexit.register(_display.leave)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_display.after_fork)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,10 +38,16 @@ def replace(arguments: Sequence[str], environment: Mapping[str, str]) -> NoRetur
 
 
 def beside(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a Python with these arguments to its end; return its exit status as a shell tells it."""
+    """Run a Python with these arguments to its end; return its exit status as a shell tells it.
+
+    Who ends this process ends that one: what SIGTERM and SIGHUP ask for is handed on.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     process = subprocess.Popen([sys.executable, *arguments], env={**os.environ, **environment})
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
+            signal.signal(number, lambda number, _: process.send_signal(number))
     while True:
         try:
             status = process.wait()

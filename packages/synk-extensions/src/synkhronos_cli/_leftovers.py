@@ -67,22 +67,28 @@ def remove_segments() -> str:
 
 def find_socket_folders() -> list[Leftover]:
     """Return the folders of groups of synk-comm in which no socket has a listener."""
+    found = (_judge_sockets(path) for path in _entries(Path(tempfile.gettempdir())))
+    return [one for one in found if one is not None]
+
+
+def _judge_sockets(path: Path) -> Leftover | None:
+    if not path.name.startswith("synk-comm-"):
+        return None
+    status = _status(path)
+    if status is None or not stat.S_ISDIR(status.st_mode):
+        return None
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        return None
+    sockets = _entries(path)
+    if not sockets and not _is_old(status):
+        return None  # its group may not have begun
+    if not all(_is_refused(one) for one in sockets):
+        return None
+    # After that: what refuses may be bound already, and about to listen.
     bound = _bound_sockets()
-    if bound is None:
-        return []
-    found = []
-    for path in _entries(Path(tempfile.gettempdir())):
-        status = _status(path)
-        if not path.name.startswith("synk-comm-") or status is None:
-            continue
-        if not stat.S_ISDIR(status.st_mode) or stat.S_IMODE(status.st_mode) != 0o700:
-            continue
-        sockets = _entries(path)
-        if not sockets and not _is_old(status):
-            continue  # its group may not have begun
-        if all(str(one) not in bound and _is_refused(one) for one in sockets):
-            found.append(Leftover(SOCKETS, str(path), "nobody listens at its sockets"))
-    return found
+    if bound is None or any(str(one) in bound for one in sockets):
+        return None
+    return Leftover(SOCKETS, str(path), "nobody listens at its sockets")
 
 
 def _bound_sockets() -> set[str] | None:
@@ -165,7 +171,10 @@ def _judge_lock(folder: Path) -> Leftover | None:
 
 
 def find_compiled_modules() -> list[Leftover]:
-    """Return the folders of compiled modules that nobody compiles into at this moment."""
+    """Return the folders of compiled modules that nobody compiles into at this moment.
+
+    Those of a living process are not removable: it would find its next function nowhere to go.
+    """
     found = []
     for folder in compile_folders():
         status = _status(folder)
@@ -173,9 +182,26 @@ def find_compiled_modules() -> list[Leftover]:
             continue
         lock = _judge_lock(folder / "lock_dir")
         if not (folder / "lock_dir").exists() or (lock is not None and lock.removable):
-            size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            found.append(Leftover(CACHE, str(folder), "Theano compiles anew what it needs", size))
+            size = sum(_size(path) for path in folder.rglob("*"))
+            user = _user_of(folder)
+            why = (
+                "Theano compiles anew what it needs" if user is None else f"process {user} uses it"
+            )
+            found.append(Leftover(CACHE, str(folder), why, size, removable=user is None))
     return found
+
+
+def _user_of(folder: Path) -> int | None:
+    """A process that has loaded something from a folder, as all do that import Theano."""
+    begin = f" {os.path.realpath(folder)}/"
+    for entry in _entries(Path("/proc")):
+        if entry.name.isdigit():
+            try:
+                if begin in (entry / "maps").read_text(encoding="utf-8", errors="replace"):
+                    return int(entry.name)
+            except OSError:
+                continue  # it has ended, or is another user's
+    return None
 
 
 def remove(one: Leftover) -> str:
@@ -183,6 +209,10 @@ def remove(one: Leftover) -> str:
     path = Path(one.name)
     if one.kind == LOCK and _judge_lock(path) != one:
         return "it has a new owner"
+    if one.kind == SOCKETS and _judge_sockets(path) is None:
+        return "somebody listens at its sockets now"
+    if one.kind == CACHE and (user := _user_of(path)) is not None:
+        return f"process {user} uses it now"
     try:
         # Renamed first: whoever comes meanwhile makes a new one, and loses nothing of it.
         aside = path.with_name(f"{path.name}.{os.getpid()}.stale")
@@ -210,6 +240,15 @@ def _status(path: Path) -> os.stat_result | None:
     except OSError:
         return None
     return status if status.st_uid == os.geteuid() else None
+
+
+def _size(path: Path) -> int:
+    """A file's length; 0 for what is none, or is gone."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _is_old(status: os.stat_result) -> bool:

@@ -19,13 +19,16 @@ def run_script(path: str, arguments: List[str]) -> int:
         arguments: What it finds in ``sys.argv`` after its own name.
     """
     sys.argv = [path, *arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    # As Python has them since 3.9: the script may change the folder.
+    file_name = os.path.abspath(path)
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
     module = ModuleType("__main__")
-    module.__dict__.update(__file__=path, __builtins__=__builtins__)
+    module.__dict__.update(__file__=file_name, __builtins__=__builtins__)
     sys.modules["__main__"] = module
     try:
         with tokenize.open(path) as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
+            code = compile(file.read(), file_name, "exec", dont_inherit=True)
         exec(code, module.__dict__)  # noqa: S102 - the script that its user wants to be run
     except SystemExit as end:
         return _status(end.code)
