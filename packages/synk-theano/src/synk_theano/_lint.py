@@ -237,7 +237,7 @@ class _Replay:
         for variable, writer in drifts.items():
             message = (
                 f"{writer.name} updates {self._label(variable)} on each rank from the rank's own "
-                f"rows, again and again, and nothing ever combines it"
+                f"rows, again and again, and nothing has combined it"
             )
             others = set(writer.consumers(variable)) - {variable}
             # A state of the rank's own, such as a momentum or what a recurrent network carries on,
