@@ -117,6 +117,8 @@ def main(arguments: list[str]) -> int:
         known = [p.parent.name for p in sorted(ROOT.glob("packages/*/tests"))]
         print(f"no such suite: {absent}; known are {[*known, 'integration']}", file=sys.stderr)
         return 2
+    # A shell's "&" and nohup have it ignored, also by what is started here; tests send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Told to stop, it ends the running suites on the way out; only exceptions do that.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     return run(suites, beside, pytest_arguments)
