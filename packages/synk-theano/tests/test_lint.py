@@ -482,3 +482,15 @@ def test_zeros_like_a_variable_do_not_read_it():
     facts = [facts_of(carry, numbers, 0), facts_of(clear, numbers, 1)]
     events = [Event("call", 0), Event("call", 0), Event("call", 1)]
     assert [f.rule for f in lint(facts, events, {0: "h"})] == ["own-averages"]
+
+
+def test_what_is_multiplied_by_zero_counts_for_its_default_update_only():
+    """Lasagne's batch normalization has its running averages in the graph that way."""
+    x = T.matrix("x")
+    w, mean = shared("w", "mean")
+    mean.default_update = 0.9 * mean + 0.1 * x.mean(axis=0)
+    output = T.sum(w * (x - x.mean(axis=0) + 0 * mean))
+    _, reads, own, sources = facts(["w", "mean"], [x], output, updates=[(w, T.grad(output, w))])
+    assert reads == {"w", "mean"}
+    assert own == {"w", "mean"}
+    assert sources == {"w": {"w"}, "mean": {"mean"}}

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, List, Sequence, Tuple
 
+import numpy as np
 from theano.compile import SharedVariable
 from theano.gof import Constant
-from theano.scalar import Second
-from theano.tensor.elemwise import Elemwise
+from theano.scalar import Mul, Second
+from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.raw_random import RandomStateType
 
 from ._all_reduce import is_reduced
@@ -65,6 +66,11 @@ def lineage_of(spec: FunctionSpec) -> Lineage:
             values.append((variable, variable.default_update))
             updates.append((variable, leaves))
             reached.extend(_shared([leaves]))
+    if walk.has_zeros:
+        # Only needed so far: what is multiplied by zero brings its default update along.
+        bare = _Walk(spec, behind_zeros=False)
+        outputs = tuple(bare.leaves(variable) for variable in spec.outputs)
+        updates = [(target, bare.leaves(value)) for target, value in values]
     followed = tuple(updates)
     if not walk.has_reductions:
         return Lineage(outputs, followed, followed, False)
@@ -125,12 +131,39 @@ def _takes_only_a_shape(node: Any) -> bool:
     )
 
 
-class _Walk:
-    """Sets of leaves, as bits, for every variable seen so far."""
+def _is_nothing(node: Any) -> bool:
+    """Whether it is ``0 * s``, as Lasagne's batch normalization has it for its running averages:
+    so that s is in the graph, and with it the default update of s."""
+    return (
+        isinstance(node.op, Elemwise)
+        and isinstance(node.op.scalar_op, Mul)
+        and any(map(_is_zero, node.inputs))
+    )
 
-    def __init__(self, spec: FunctionSpec, behind_reductions: bool = True) -> None:
-        self.has_reductions = False
+
+def _is_zero(variable: Any) -> bool:
+    while variable.owner is not None and isinstance(variable.owner.op, DimShuffle):
+        (variable,) = variable.owner.inputs
+    return isinstance(variable, Constant) and not np.any(variable.data)
+
+
+class _Walk:
+    """Sets of leaves, as bits, for every variable seen so far.
+
+    Args:
+        behind_reductions: look behind in-graph reductions over ranks.
+        behind_zeros: look behind what is multiplied by zero.
+
+    Attributes:
+        has_reductions, has_zeros: whether there are such.
+    """
+
+    def __init__(
+        self, spec: FunctionSpec, behind_reductions: bool = True, behind_zeros: bool = True
+    ) -> None:
+        self.has_reductions = self.has_zeros = False
         self._behind_reductions = behind_reductions
+        self._behind_zeros = behind_zeros
         self._givens = {id(key): value for key, value in spec.givens}
         # Keeps everything alive whose id is a key here; but for default updates, which their
         # variables keep.
@@ -153,7 +186,7 @@ class _Walk:
             if key in sets:
                 stack.pop()
                 continue
-            if not self._behind_reductions and is_reduced(variable):
+            if self._is_end(variable):
                 sets[key] = 0
                 continue
             parents = self._parents(variable)
@@ -172,6 +205,14 @@ class _Walk:
             sets[key] = found
             stack.pop()
         return sets[id(root)]
+
+    def _is_end(self, variable: Any) -> bool:
+        if not self._behind_reductions and is_reduced(variable):
+            return True
+        if variable.owner is None or not _is_nothing(variable.owner):
+            return False
+        self.has_zeros = True
+        return not self._behind_zeros
 
     def _parents(self, variable: Any) -> Sequence[Any]:
         if id(variable) in self._givens:

@@ -190,7 +190,8 @@ def selection_for(
         listed = ", ".join(f"{name}: {n}" for name, n in zip(names, lengths))
         raise InputValueError(
             f"scattered inputs must have the same length along axis 0, got {listed}; "
-            f"cut them, or select rows with batch="
+            f"list what every rank needs whole in bcast_inputs, or cut them to one length, or "
+            f"select rows with batch="
         )
     chosen = selector(batch)
     full = [n for n, mini in zip(lengths, minibatch) if not mini]
