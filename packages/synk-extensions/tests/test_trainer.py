@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 import math
+import re
 import shutil
 import signal
 import threading
@@ -84,6 +85,40 @@ def test_epochs_are_those_of_numpy():
     assert repr(history) == "<History of 3 epochs, finished>"
     with pytest.raises(KeyError, match="'loss'; expected one of"):
         history["loss"]
+
+
+def test_a_line_is_printed_for_each_epoch(capsys):
+    model = Model(rule=updates.sgd)
+    valid = theano.function([model.x, model.y], [model.clean, model.error])
+    trainer = Trainer(
+        model.train,
+        dataset(),
+        16,
+        valid=valid,
+        valid_data=dataset(23, seed=2),
+        valid_names=["error"],
+        learning_rate=model.rate,
+        schedule=exponential(0.1, 0.5),
+        seed=3,
+    )
+    trainer.run(1)
+    history = trainer.run(2)
+    losses, _, _ = numpy_training(2, 16, [0.1, 0.05], seed=3)
+    seconds = np.diff(history["seconds"], prepend=0)
+    assert capsys.readouterr().out.splitlines() == [
+        f"epoch {i + 1} of {i + 1}: train_loss {losses[i]:.4g}, "
+        f"valid_loss {history['valid_loss'][i]:.4g}, "
+        f"train_error {history['train_error'][i]:.4g}, "
+        f"valid_error {history['valid_error'][i]:.4g}, {seconds[i]:.1f} s"
+        for i in range(2)
+    ]
+    Trainer(model.train, dataset(), 50).run(1)
+    line = capsys.readouterr().out
+    assert re.fullmatch(
+        r"epoch 1 of 1: train_loss [\d.e-]+, train_error [\d.e-]+, \d+\.\d s\n", line
+    )
+    Trainer(model.train, dataset(), 50, verbose=False).run(1)
+    assert capsys.readouterr().out == ""
 
 
 def test_epochs_are_counted_over_runs():

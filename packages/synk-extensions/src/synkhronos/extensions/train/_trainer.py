@@ -8,20 +8,20 @@ checkpoint.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from synkhronos._default import reporter
 from synkhronos._progress import track
 
 from ._arguments import names_of_outputs, require
 from ._callbacks import as_callback
 from ._checkpoints import Checkpoints
 from ._data import Validation, as_list, placed, scalar
-from ._history import History
+from ._history import History, ended, epoch_line
 from ._interrupt import Interrupt
 from ._log import Log
 from ._memory import Keeper, Memory
@@ -31,8 +31,6 @@ from ._rate import LearningRate
 from ._serial import SerialTrainFunction
 from ._snapshot import Snapshot
 from ._step import TrainFunction
-
-_logger = logging.getLogger("synkhronos")
 
 
 class Trainer:
@@ -83,6 +81,7 @@ class Trainer:
             epoch; called in this order.
         checkpoint: A folder, or :class:`Checkpoints`.
         log: File for a line per epoch: JSON lines if it ends with .jsonl, else CSV.
+        verbose: Print a line for each finished epoch on standard output.
 
     Attributes:
         train: The training step.
@@ -116,6 +115,7 @@ class Trainer:
         callbacks: Sequence[Any] = (),
         checkpoint: str | os.PathLike[str] | Checkpoints | None = None,
         log: str | os.PathLike[str] | None = None,
+        verbose: bool = True,
     ) -> None:
         if not isinstance(train, (TrainFunction, SerialTrainFunction)):
             raise TypeError(
@@ -146,6 +146,7 @@ class Trainer:
         self._checkpoints = checkpoint
         columns = ["epoch", "step", "seconds", *columns, "learning_rate"]
         self._log = None if log is None else Log(log, columns)
+        self._say = reporter(verbose)
         self._ranks: Ranks = AllRanks() if isinstance(train, TrainFunction) else OneProcess()
         self._local_floats = [variable for variable in train.state.local if is_float(variable)]
         self._valued = [*train.state.params, *self._local_floats]
@@ -214,7 +215,7 @@ class Trainer:
                 for callback in self._callbacks:
                     callback.on_run_begin(self)
                 while self.epoch < epochs and not self._ending(interrupt):
-                    self._run_epoch(interrupt)
+                    self._run_epoch(epochs, interrupt)
                 return self._end(interrupt)
         finally:
             self._pass_time()
@@ -290,7 +291,7 @@ class Trainer:
             self._begun = True
         return self._save(self._checkpoints)
 
-    def _run_epoch(self, interrupt: Interrupt) -> None:
+    def _run_epoch(self, epochs: int, interrupt: Interrupt) -> None:
         """Take the steps of an epoch that are left; finish it unless the run is to end."""
         memory = self._memory
         if not memory.batch:
@@ -303,7 +304,7 @@ class Trainer:
                 bar.advance(1, f"loss {loss:.4g}")
                 if self._ending(interrupt):
                     return
-        self._finish_epoch()
+        self._finish_epoch(epochs)
 
     def _take_step(self, indexes: Any) -> float:
         self._rate.set_for("step", self.step)
@@ -317,7 +318,7 @@ class Trainer:
             self._save(checkpoints)
         return values[0]
 
-    def _finish_epoch(self) -> None:
+    def _finish_epoch(self, epochs: int) -> None:
         if self._average_local:
             self._ranks.average(self._local_floats)
         validated = self._valid() if self._valid else {"valid_loss": None}
@@ -336,6 +337,7 @@ class Trainer:
         score = self.score(record)
         self._rate.observe(score)
         self.records.append(record)
+        self._say(epoch_line(self.records, epochs))
         try:
             for callback in self._callbacks:
                 callback.on_epoch_end(self, record)
@@ -352,17 +354,9 @@ class Trainer:
             self._save(checkpoints)
 
     def _end(self, interrupt: Interrupt) -> History:
-        status, reason = "finished", ""
-        if interrupt.requested:
-            status, reason = "interrupted", f"Ctrl-C, after step {self.step}"
-        elif self._stop_reason is not None:
-            status, reason = "stopped", self._stop_reason
         if self._checkpoints and self.step and self._saved != (self.epoch, self.step):
             self._save(self._checkpoints)
-        if status != "finished":
-            level = logging.WARNING if interrupt.requested else logging.INFO
-            _logger.log(level, "training %s: %s", status, reason)
-        history = History(list(self.records), status, reason)
+        history = ended(self.records, self.step, interrupt.requested, self._stop_reason)
         for callback in self._callbacks:
             callback.on_run_end(self, history)
         return history
