@@ -9,6 +9,7 @@ import pytest
 import theano
 import theano.tensor as T
 from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.nnet import bn
 from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_theano._facts import Event, FunctionFacts, facts_of
@@ -494,3 +495,23 @@ def test_what_is_multiplied_by_zero_counts_for_its_default_update_only():
     assert reads == {"w", "mean"}
     assert own == {"w", "mean"}
     assert sources == {"w": {"w"}, "mean": {"mean"}}
+
+
+def test_running_averages_of_theanos_batch_normalization_are_the_ranks_own():
+    x = T.matrix("x")
+    w, mean, var = (theano.shared(np.ones((1, 3)), name=name) for name in ("w", "mean", "var"))
+    y, _, _, new_mean, new_var = bn.batch_normalization_train(
+        x, w, w, running_mean=mean, running_var=var
+    )
+    updates = [(mean, new_mean), (var, new_var), (w, w - T.grad(y.sum(), w))]
+    made = facts_of(make_spec([x], y.sum(), updates=updates), [w, mean, var].index, 0)
+    assert made.shown == {0}
+    assert made.rank_dependent_updates == {0, 1, 2}
+    assert made.sources[1] >= {1}
+    assert 2 not in made.sources[1]
+    assert made.sources[2] >= {2}
+    assert 1 not in made.sources[2]
+    assert not made.sources[0] & {1, 2}
+    found = lint([made], 3 * [Event("call", function_id=0)], {0: "w", 1: "mean", 2: "var"}, 2)
+    rules = {finding.variables[0]: finding.rule for finding in found}
+    assert rules == {0: "replicas-drift", 1: "own-averages", 2: "own-averages"}

@@ -15,6 +15,7 @@ from theano.compile import SharedVariable
 from theano.gof import Constant
 from theano.scalar import Mul, Second
 from theano.tensor.elemwise import DimShuffle, Elemwise
+from theano.tensor.nnet.bn import AbstractBatchNormTrain
 from theano.tensor.raw_random import RandomStateType
 
 from ._all_reduce import is_reduced
@@ -220,9 +221,15 @@ class _Walk:
         if is_reduced(variable):
             self.has_reductions = True
         owner = variable.owner
-        if owner is not None and _takes_only_a_shape(owner):
+        if owner is None:
+            return []
+        if _takes_only_a_shape(owner):
             return list(owner.inputs[1:])
-        return [] if owner is None else list(owner.inputs)
+        if isinstance(owner.op, AbstractBatchNormTrain):
+            # Old running averages (inputs 5 and 6) go into their new ones (outputs 3 and 4) only.
+            place = owner.outputs.index(variable) - 3
+            return owner.inputs[:5] + (owner.inputs[5 + place :][:1] if place >= 0 else [])
+        return list(owner.inputs)
 
     def _bit(self, leaf: Any) -> int:
         if isinstance(leaf, Constant):
