@@ -339,6 +339,18 @@ def test_training_curves_of_json_lines(written):
     check_training(plot_training(written("\n".join(map(json.dumps, rows)))))
 
 
+def test_only_losses_and_rates_are_on_logarithmic_axes(written):
+    log = "epoch,train_loss,valid_accuracy,aux_loss,learning_rate\n"
+    log += "1,20,0.05,9,0.1\n2,1,0.99,0.1,0.001\n"
+    scales = {axes.get_ylabel(): axes.get_yscale() for axes in plot_training(written(log)).axes}
+    assert scales == {
+        "loss": "log",
+        "accuracy": "linear",
+        "aux_loss": "log",
+        "learning rate": "log",
+    }
+
+
 def to_json(cell):
     return float(cell) if cell else None
 

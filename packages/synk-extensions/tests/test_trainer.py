@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import errno
 import functools
 import json
 import logging
 import math
+import pathlib
 import re
 import shutil
 import signal
@@ -119,6 +121,46 @@ def test_a_line_is_printed_for_each_epoch(capsys):
     )
     Trainer(model.train, dataset(), 50, verbose=False).run(1)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "log"])
+@pytest.mark.parametrize("case", ["below a file", "of the other kind", "read-only"])
+def test_what_cannot_be_written_is_told_before_the_first_step(tmp_path, monkeypatch, name, case):
+    path = tmp_path / "here"
+    if case == "below a file":
+        path.touch()
+        path /= "there"
+    elif case == "read-only":  # for root nothing is
+        path.mkdir()
+        path /= "there"
+
+        def refuse(self, *_, **__):
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+        for writes in ("mkdir", "write_text", "write_bytes"):
+            monkeypatch.setattr(pathlib.Path, writes, refuse)
+    elif name == "checkpoint":
+        path.touch()
+    else:
+        path.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    trainer = Trainer(one_model().train, dataset(), 16, **{name: path})
+    with pytest.raises(OSError, match=f"^{name}={re.escape(repr(str(path)))}: .*; expected a "):
+        trainer.run(1)
+    assert trainer.step == 0
+    assert sorted(tmp_path.rglob("*")) == before
+    monkeypatch.undo()
+    if case == "read-only":
+        assert len(trainer.run(1)) == 1
+        assert path.exists()
+        assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_finished_training_needs_no_folder_to_write_to(tmp_path, monkeypatch):
+    Trainer(one_model().train, dataset(), 16, checkpoint=tmp_path).run(1)
+    monkeypatch.setattr(pathlib.Path, "write_bytes", None)
+    trainer = Trainer(one_model().train, dataset(), 16, checkpoint=tmp_path)
+    assert len(trainer.run(1, resume=True)) == 1
 
 
 def test_epochs_are_counted_over_runs():

@@ -18,7 +18,7 @@ FEW = 40
 """Points up to this number have marks."""
 
 WIDE_RANGE = 10
-"""A quantity above 0 whose values differ by more than this factor is on a logarithmic axis."""
+"""A loss or rate above 0 that varies by more than this factor is on a logarithmic axis."""
 
 
 def draw(log: Log, title: str) -> look.Picture:
@@ -61,7 +61,8 @@ def _draw_curves(
         )
         if name == "valid_loss":
             handles.append(_mark_best(axes, epochs, values))
-    _choose_scale(axes, [values for _, values in curves])
+    is_loss = any("loss" in name for name, _ in curves)
+    _choose_scale(axes, [values for _, values in curves], may_be_log=is_loss)
     return handles
 
 
@@ -101,13 +102,13 @@ def _draw_rate(axes: Axes, epochs: Sequence[float], log: Log) -> List[Any]:
     right.set_ylabel("learning rate", fontsize=look.NORMAL, color=RATE_COLOUR)
     right.tick_params(labelsize=look.NORMAL - 1, colors=RATE_COLOUR)
     right.spines["top"].set_visible(False)
-    _choose_scale(right, [rates])
+    _choose_scale(right, [rates], may_be_log=True)
     return handles
 
 
-def _choose_scale(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
+def _choose_scale(axes: Axes, curves: Sequence[Sequence[float]], may_be_log: bool) -> None:
     values = [value for curve in curves for value in curve if math.isfinite(value)]
-    if values and min(values) > 0 and max(values) > WIDE_RANGE * min(values):
+    if may_be_log and values and min(values) > 0 and max(values) > WIDE_RANGE * min(values):
         axes.set_yscale("log")
     elif values and min(values) >= 0:
         # An axis from 0 shows how large a difference is.

@@ -119,6 +119,24 @@ class Checkpoints:
             )
         self.take()
 
+    def require_writable(self) -> None:
+        """Make the folder, and try to write a file there, before there is anything to lose.
+
+        Raises:
+            OSError: It cannot be done.
+        """
+        # Named as an unfinished checkpoint is: what is left of it after a kill is deleted.
+        trial = self.folder / f".trial-{os.getpid()}.npz.tmp"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            trial.write_bytes(b"")
+            trial.unlink(missing_ok=True)
+        except OSError as error:
+            raise OSError(
+                f"checkpoint={str(self.folder)!r}: got {type(error).__name__}: {error}; expected a "
+                "folder that can be written, or made: choose another, or change its permissions"
+            ) from error
+
     def _require_own(self) -> None:
         """Have the folder, and nothing in it that another training wrote meanwhile."""
         self.folder.mkdir(parents=True, exist_ok=True)

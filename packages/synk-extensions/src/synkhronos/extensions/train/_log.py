@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -33,13 +34,24 @@ class Log:
         """Begin the file anew with these records: none, or those that a checkpoint knows.
 
         An epoch that the file has and the checkpoint does not is trained again: its line goes.
+
+        Raises:
+            OSError: The file cannot be written.
         """
         text = "" if self._is_json else self._csv(self._columns)
         text += "".join(self._line(record) for record in records)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_name(f".{self._path.name}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self._path)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise OSError(
+                f"log={str(self._path)!r}: got {type(error).__name__}: {error}; expected a file "
+                "that can be written, or made: choose another, or change its permissions"
+            ) from error
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Add a line for the last record; all lines, if the file is no longer there."""

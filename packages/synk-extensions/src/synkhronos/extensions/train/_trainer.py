@@ -196,6 +196,7 @@ class Trainer:
         Raises:
             CheckpointError: With ``resume``, the newest checkpoint cannot be loaded; without, a new
                 training would mix its checkpoints with those of an earlier one.
+            OSError: The folder for checkpoints or the log cannot be written. No step was taken.
             RuntimeError: A callback calls it.
             What the training step and callbacks raise. The next run goes on where this one was.
         """
@@ -204,6 +205,8 @@ class Trainer:
             self.resume()
         elif not self._begun and self._checkpoints:
             self._checkpoints.require_empty()
+        if self._checkpoints and self.epoch < epochs:
+            self._checkpoints.require_writable()
         self._begun = True
         self._stop_reason = None
         self._since = time.perf_counter()
