@@ -97,6 +97,14 @@ def test_training_says_when_its_accuracy_is_not_reached(mnist):
     assert "110.0% NOT REACHED" in out
 
 
+def test_a_few_epochs_have_no_accuracy_to_reach(mnist):
+    options = ("--data", mnist, "--epochs", "1", "--learning-rate", "0")
+    printed = run(FOLDER / "train_gpu_data.py", *options, *on_devices())
+    last = printed.splitlines()[-1]
+    assert re.fullmatch(r"accuracy [\d.]+%", last)
+    assert float(last.split()[1][:-1]) < 93
+
+
 def test_a_folder_is_read(mnist_data, mnist, capsys):
     digits = mnist_data.load(str(mnist))
     images, labels = drawn_digits(600, seed=2)
