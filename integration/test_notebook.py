@@ -203,7 +203,8 @@ def test_the_notebook_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
     printed = "".join(o.text for found in outputs.values() for o in found if "text" in o)
     assert re.fullmatch(
         r"Synkhronos attempting to use 2 (of|processes on) \d+ detected CPU cores...\n"
-        r"Synkhronos: 2 CPU processes initialized, master rank: 0\n",
+        r"Synkhronos: 2 CPU processes initialized, master rank: 0\n"
+        r"(epoch \d+ of 25: train_loss [\d.e-]+, valid_loss [\d.e-]+, .*\n){25}",
         printed,
     ), printed
     results = {
