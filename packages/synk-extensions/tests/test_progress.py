@@ -19,7 +19,7 @@ PROGRAM = """
 import sys, time
 import synkhronos
 from synkhronos import _progress
-_progress.DELAY_S = 0.05
+_progress.DELAY_S = 0.2
 exec(sys.argv[1])
 with _progress.track("training", total=4) as bar:
     for step in range(4):
@@ -27,7 +27,7 @@ with _progress.track("training", total=4) as bar:
         time.sleep(0.1)
         if step == 2:
             with _progress.track("compiling 'f'"):
-                time.sleep(0.3)
+                time.sleep(1.0)
                 print("a documented line")
 with _progress.track("short"):
     pass

@@ -23,7 +23,7 @@ from synk_theano._timeline import trace_of
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 FAST = {"mode": "FAST_COMPILE"}
-NAP_S = 0.05
+NAP_S = 0.3
 
 
 def loaded(path):
