@@ -89,6 +89,8 @@ class Bar:
                 self._task = self._display.add(
                     self._description, self._total, self._done, self._text
                 )
+                # What was said while the display was made is not to be lost.
+                self._display.update(self._task, completed=self._done, text=self._text)
 
     def hide(self) -> None:
         """Take it off the display."""
