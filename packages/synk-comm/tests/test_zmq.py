@@ -389,9 +389,9 @@ def test_no_signal_is_lost_while_large_messages_are_taken_in(pair, monkeypatch):
         raise Struck
 
     before = signal.signal(signal.SIGALRM, strike)
-    until = time.monotonic() + 2.0
+    until = time.monotonic() + 20.0
     try:
-        while time.monotonic() < until:
+        while strikes < 1000 and time.monotonic() < until:
             seen = strikes
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0.002)
@@ -405,7 +405,7 @@ def test_no_signal_is_lost_while_large_messages_are_taken_in(pair, monkeypatch):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert strikes > 20
+    assert strikes > 100
     assert swallowed == 0
 
 
