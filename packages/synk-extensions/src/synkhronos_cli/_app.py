@@ -16,6 +16,15 @@ from ._terminal import fail, prepare_streams, print_json
 _OF_PROGRAM = {"allow_extra_args": True, "ignore_unknown_options": True}
 _OF_SCRIPT = {**_OF_PROGRAM, "allow_interspersed_args": False}
 
+_Processes = Annotated[
+    Optional[int],
+    typer.Option(min=1, metavar="N", help="How many (default: one per GPU, or core)."),
+]
+_Devices = Annotated[
+    Optional[str],
+    typer.Option(metavar="LIST", help="'cpu', or Theano's names with commas: cuda0,cuda1."),
+]
+
 _app = typer.Typer(
     name="synkhronos",
     add_completion=False,
@@ -106,14 +115,8 @@ def demo(
     name: Annotated[
         Optional[str], typer.Argument(metavar="NAME", help="Which; without it they are listed.")
     ] = None,
-    processes: Annotated[
-        Optional[int],
-        typer.Option(min=1, metavar="N", help="How many (default: one per GPU, or core)."),
-    ] = None,
-    devices: Annotated[
-        Optional[str],
-        typer.Option(metavar="LIST", help="'cpu', or Theano's names with commas: cuda0,cuda1."),
-    ] = None,
+    processes: _Processes = None,
+    devices: _Devices = None,
     source: Annotated[
         bool, typer.Option("--source", help="Print the program in place of running it.")
     ] = False,
@@ -144,14 +147,8 @@ def bench(
         Optional[str],
         typer.Argument(metavar="NAME", help="call, scatter, allreduce or scaling; or all of them."),
     ] = None,
-    processes: Annotated[
-        Optional[int],
-        typer.Option(min=1, metavar="N", help="How many (default: one per GPU, or core)."),
-    ] = None,
-    devices: Annotated[
-        Optional[str],
-        typer.Option(metavar="LIST", help="'cpu', or Theano's names with commas: cuda0,cuda1."),
-    ] = None,
+    processes: _Processes = None,
+    devices: _Devices = None,
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     plot: Annotated[
         Optional[str], typer.Option(metavar="FILE", help="Draw the scaling: a .png, .svg, .pdf.")

@@ -8,6 +8,7 @@ from typing import Any, Callable, ContextManager, Dict, Tuple
 import numpy as np
 import theano
 
+from ._all_reduce import reductions_of
 from ._compile import check_sliceable, compile_form, with_default_updates
 from ._lineage import replicated_updates
 from ._messages import PLAIN, Form, Recipe
@@ -95,5 +96,8 @@ class Builder:
                 for variable in plain.get_shared()
                 if getattr(variable.tag, "synk_row_share", False)
             ),
-            replicated=tuple((number_of(target), op) for target, op in replicated_updates(spec)),
+            # Else there is no graph to be walked for it.
+            replicated=tuple((number_of(target), op) for target, op in replicated_updates(spec))
+            if reductions_of(plain)
+            else (),
         )

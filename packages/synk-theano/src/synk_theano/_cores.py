@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Iterator, List, Optional
+from typing import Iterator
 
 _ROOT = Path("/")
 
@@ -39,11 +39,10 @@ def _quotas(root: Path) -> Iterator[float]:
         _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "", "/")
         if not controllers:
             for folder in _upwards(groups, path):
-                yield from _ratio(_words(folder / "cpu.max"))
+                yield from _quota(folder / "cpu.max")
         elif "cpu" in controllers.split(","):
             for folder in _upwards(groups / "cpu", path):
-                quota = _words(folder / "cpu.cfs_quota_us")
-                yield from _ratio(quota + _words(folder / "cpu.cfs_period_us"))
+                yield from _quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
 
 
 def _upwards(top: Path, path: str) -> Iterator[Path]:
@@ -53,24 +52,11 @@ def _upwards(top: Path, path: str) -> Iterator[Path]:
         yield top.joinpath(*parts[:length])
 
 
-def _words(file: Path) -> List[str]:
+def _quota(*files: Path) -> Iterator[float]:
+    """Quota by period, the numbers in these files; nothing if there is no limit ("max", or -1)."""
     try:
-        return file.read_text(encoding="ascii").split()
-    except (OSError, UnicodeDecodeError):
-        return []
-
-
-def _ratio(words: List[str]) -> Iterator[float]:
-    """Quota by period; nothing if there is no limit ("max", or -1)."""
-    numbers = [_number(word) for word in words]
-    if len(numbers) == 2:
-        quota, period = numbers
-        if quota is not None and period is not None and quota > 0 and period > 0:
-            yield quota / period
-
-
-def _number(word: str) -> Optional[int]:
-    try:
-        return int(word)
-    except ValueError:
-        return None
+        quota, period = (int(word) for file in files for word in file.read_text("ascii").split())
+    except (OSError, ValueError):
+        return
+    if quota > 0 and period > 0:
+        yield quota / period

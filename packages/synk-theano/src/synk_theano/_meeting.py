@@ -14,7 +14,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ._all_reduce import MEETING, AllReduce, reductions_of
+from ._all_reduce import MEETING, AllReduce
 from ._plan import split_rows
 from ._shared_vars import VariableRegistry, store, value_of
 
@@ -113,14 +113,13 @@ class Meeting:
 
 
 def meeting_for(
-    function: Any,
+    nodes: Sequence[Any],
     replicated: Sequence[Tuple[int, str]],
     comm: Any,
     registry: VariableRegistry,
 ) -> Optional[Meeting]:
-    """The meetings of a compiled function; None if there are none."""
-    nodes = reductions_of(function) if comm.size > 1 else []
-    return Meeting(nodes, replicated, comm, registry) if nodes else None
+    """The meetings of a form with these reductions; None if there are none."""
+    return Meeting(nodes, replicated, comm, registry) if nodes and comm.size > 1 else None
 
 
 def rounds_of(counts: Sequence[int], num_slices: int) -> Rounds:

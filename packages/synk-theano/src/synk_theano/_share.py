@@ -15,6 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from ._accumulate import Accumulator
+from ._all_reduce import reductions_of
 from ._arrays import ArrayCache
 from ._collecting import collect, collect_on_device
 from ._device import AnyDevice
@@ -42,6 +43,13 @@ class LoadedFunction:
         self.forms: Dict[Form, Any] = {}
         self.counts: Tuple[int, ...] = ()
         self._buffers: Dict[int, np.ndarray] = {}
+        self._reductions: Dict[Form, List[Any]] = {}
+
+    def reductions(self, form: Form) -> List[Any]:
+        """The nodes of a form that reduce over ranks; looked for once."""
+        if form not in self._reductions:
+            self._reductions[form] = reductions_of(self.forms[form])
+        return self._reductions[form]
 
     def buffer(self, position: int, like: np.ndarray, length: int, device: AnyDevice) -> np.ndarray:
         """Room for `length` rows of the input at `position`, reused from call to call."""
@@ -101,8 +109,8 @@ class PreparedCall:
         self._master = master
         self._times = times
         self._function = loaded.forms[call.form]
-        replicated = loaded.recipe.replicated
-        self._meeting = meeting_for(self._function, replicated, comm, registry)
+        reductions = loaded.reductions(call.form)
+        self._meeting = meeting_for(reductions, loaded.recipe.replicated, comm, registry)
         self._scattered = [(arrays.get(item.array), item) for item in call.scattered]
         self._broadcast = [arrays.get(ref) for ref in call.broadcast]
         self._selectors = [(arrays.get(s.array), s.is_slice) for s in call.selectors]
