@@ -9,40 +9,41 @@ from __future__ import annotations
 
 import hashlib
 from time import perf_counter
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ._arrays import ArrayCache
-from ._device import AnyDevice, takes_reduction
+from ._device import takes_reduction
+from ._flight import KINDS as ACT_KINDS
+from ._flight import Phase
 from ._messages import ArrayRef, Collective, Rows
-from ._recorder import Recorder
-from ._share import LoadedFunction
-from ._shared_vars import VariableRegistry, store, value_of
-from ._values import concatenated, empty_like, in_c_order, is_on_device, is_plain, on_host
+from ._shared_vars import store, value_of
+from ._values import (
+    concatenated,
+    empty_like,
+    in_c_order,
+    is_array,
+    is_on_device,
+    is_plain,
+    on_host,
+)
 from .exceptions import InputValueError
+
+if TYPE_CHECKING:
+    from ._rank import Rank
 
 
 class Group:
     """What a collective works with on one rank."""
 
-    def __init__(
-        self,
-        comm: Any,
-        master: int,
-        registry: VariableRegistry,
-        arrays: ArrayCache,
-        functions: Dict[int, LoadedFunction],
-        device: AnyDevice,
-        recorder: Recorder,
-    ) -> None:
-        self.comm = comm
-        self.device = device
-        self.recorder = recorder
-        self.master = master
-        self.registry = registry
-        self.arrays = arrays
-        self.functions = functions
+    def __init__(self, rank: Rank) -> None:
+        self.comm = rank.comm
+        self.device = rank.device
+        self.master = rank.master
+        self.registry = rank.registry
+        self.arrays = rank.arrays
+        self.functions = rank.functions
+        self._journal = rank.journal
 
     @property
     def is_master(self) -> bool:
@@ -72,9 +73,23 @@ class Group:
 
     def put(self, number: int, array: np.ndarray) -> None:
         """Make a copy of an array in shared memory the variable's value."""
+        on_device = is_on_device(value_of(self.registry[number]))
+        self.store(number, self.device.bring(array) if on_device else np.array(array))
+
+    def room(self, number: int, value: Any) -> Any:
+        """Room for the variable's new value, which is like `value`: like the one it has, maybe
+        in host memory where it lies on a device."""
+        storage = self.registry[number].container.storage
+        if value is storage[0]:
+            return self._journal.room(number, storage)
+        return value if is_plain(value) else empty_like(value, value.shape, value.dtype)
+
+    def store(self, number: int, value: Any) -> None:
+        """Make `value` the variable's; the journal keeps what it was."""
         variable = self.registry[number]
-        on_device = is_on_device(value_of(variable))
-        store(variable, self.device.bring(array) if on_device else np.array(array))
+        if value_of(variable) is not value:
+            self._journal.keep([variable.container.storage])
+            store(variable, value)
 
 
 class PreparedCollective:
@@ -83,23 +98,29 @@ class PreparedCollective:
     # A rank may still be at work when the master has all it wanted.
     synchronizes = False
 
-    def __init__(self, group: Group, act: Collective) -> None:
-        self._group = group
+    def __init__(self, rank: Rank, act: Collective) -> None:
+        self._group = group = Group(rank)
+        self._recorder = rank.recorder
+        self._flight = rank.flight
         self._act = act
         self._perform = KINDS[act.kind]
         self._has_rows = act.arguments.get("rows") is not None
         self.name = self.doing = f"{act.kind}()"
+        values = (value_of(group.registry[number]) for number in act.variables)
+        nbytes = sum(v.size * v.dtype.itemsize for v in values if is_array(v))
+        self.record = (ACT_KINDS.index(act.kind), len(act.variables), 0, nbytes)
 
     def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
         """Do this rank's part; `origin` is the lowest of the rows that are taken."""
         act = self._act
         more = {"origin": origin} if self._has_rows else {}
         began = perf_counter()
+        self._flight.enter(Phase.COLLECTIVE)
         try:
             return self._perform(self._group, act.variables, **act.arguments, **more)
         finally:
             self._group.device.settle()
-            self._group.recorder.add("collective", self.name, began, perf_counter())
+            self._recorder.add("collective", self.name, began, perf_counter())
 
 
 def broadcast(
@@ -123,8 +144,8 @@ def broadcast(
         forms = group.comm.broadcast_object(forms, group.master)
     if not group.is_master:
         arrays = [
-            value if value.shape == shape and is_plain(value) else empty_like(value, shape, dtype)
-            for value, (shape, dtype) in zip(arrays, forms)
+            group.room(number, value) if value.shape == shape else empty_like(value, shape, dtype)
+            for number, value, (shape, dtype) in zip(variables, arrays, forms)
         ]
     group.comm.broadcast(_bare(arrays), group.master)
     if not group.is_master:
@@ -268,8 +289,7 @@ def all_reduce(
         return
     weight = None if weights is None else float(weights[group.comm.rank])
     values = group.values(variables, through_host, reducible=True)
-    # In place: what was there is replaced in any case, and this is the quickest way.
-    outs = [v if is_plain(v) else empty_like(v, v.shape, v.dtype) for v in values]
+    outs = [group.room(number, value) for number, value in zip(variables, values)]
     if op == "avg":
         group.comm.all_reduce(_bare(values), "avg", weight=weight, out=_bare(outs))
     else:
@@ -309,9 +329,7 @@ def _listed(result: Any, variables: Sequence[int]) -> List[Any]:
 
 def _store_all(group: Group, variables: Sequence[int], values: Sequence[Any]) -> None:
     for number, value in zip(variables, values):
-        variable = group.registry[number]
-        if value_of(variable) is not value:
-            store(variable, value)
+        group.store(number, value)
 
 
 def _name(group: Group, number: int) -> str:

@@ -6,9 +6,10 @@ others when a call first needs them.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import sys
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, List
+from typing import Any, Iterator, List
 
 import theano
 import theano.tensor as T
@@ -23,8 +24,10 @@ from ._values import is_device_type
 from .exceptions import InputValueError
 
 
-def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool) -> Any:
+def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any:
     """Build one form, with its ends on the device if there is one.
+
+    An atomic one computes new values of variables into new arrays: what was there stays whole.
 
     Its function returns a list: outputs, then (accumulate) update values.
 
@@ -62,12 +65,40 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool) -> Any:
         if kwargs.get("no_default_updates") is not True:
             kwargs["no_default_updates"] = [*(kwargs.get("no_default_updates") or ()), *targets]
     # A device's function is linked twice: with and without its ends.
-    with deep_recursion(), linked_by_kind() if is_gpu else nullcontext():
+    with deep_recursion(), linked_by_kind() if is_gpu else nullcontext(), (
+        out_of_place() if atomic else nullcontext()
+    ):
         compiled = theano.function(
             inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs
         )
         compiled = in_one_order(compiled)
         return on_device(compiled, spec.host_outputs) if is_gpu else compiled
+
+
+@contextmanager
+def out_of_place() -> Iterator[None]:
+    """For the duration of the block, build functions that overwrite no shared variable's value.
+
+    Theano would have operations work in place on a variable that is updated. A function that
+    fails in the middle would then leave it destroyed.
+
+    Only for a process in which no other thread builds functions meanwhile.
+    """
+    # By its name in `theano.compile` it is a function.
+    pfunc: Any = sys.modules["theano.compile.pfunc"]
+    plain = pfunc.orig_function
+
+    def orig_function(inputs: Any, *arguments: Any, **settings: Any) -> Any:
+        for item in inputs:
+            if item.shared:
+                item.mutable = False
+        return plain(inputs, *arguments, **settings)
+
+    pfunc.orig_function = orig_function
+    try:
+        yield
+    finally:
+        pfunc.orig_function = plain
 
 
 def with_default_updates(spec: FunctionSpec, plain: Any) -> FunctionSpec:

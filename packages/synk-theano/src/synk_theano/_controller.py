@@ -18,15 +18,21 @@ import numpy as np
 import synk_comm
 
 from . import _environ
+from ._blackbox import BlackBox
 from ._book import Book
 from ._devices import Ranks, take
-from ._messages import Call, Collective, Failure, Hello, Join, Order, Step, Stop
+from ._flight import WORDS, Flight
+from ._interrupts import Interrupts
+from ._failures import mismatch, worker_failed
+from ._messages import Call, Collective, Hello, Join, Order, Step, Stop
 from ._orders import STEPS_IN_LINE
 from ._pool import STOP_TIMEOUT_S, WorkerPool
 from ._rank import Rank
+from ._replicas import Replicas
+from ._stalls import StallWatch
 from ._store import DataStore
 from ._turn import Turn
-from .exceptions import Closed, InputValueError, WorkerDied, WorkerFailed
+from .exceptions import Closed, InputValueError, Interrupted, WorkerDied
 
 
 class Controller:
@@ -37,6 +43,8 @@ class Controller:
         master: the rank of this process.
         backend: "shm" or "zmq".
         timeout_s: seconds that a rank waits for the others inside a collective.
+        stall_s: seconds of waiting after which to tell for whom.
+        atomic: undo what an order changed if any rank fails.
         profile: have each worker write a profile.
         report: takes lines of progress.
         store: the arrays in shared memory that orders refer to.
@@ -50,6 +58,7 @@ class Controller:
         book: the acts that orders are made of.
         turn: held while something is staged and performed.
         times: seconds that each rank computed in the last order, by act and rank.
+        replicas: what is known of variables whose values may not be the same on all ranks.
 
     Returns at once; workers start in the background.
     """
@@ -61,6 +70,8 @@ class Controller:
         *,
         backend: str,
         timeout_s: float,
+        stall_s: float,
+        atomic: bool,
         profile: bool,
         report: Callable[[str], None],
         store: DataStore,
@@ -70,7 +81,11 @@ class Controller:
         record: bool,
     ) -> None:
         size = ranks.size
-        self.rank = Rank(master, size, master)
+        room, self._flight_ref = store.room(("flight",), np.dtype(np.int64), (WORDS * size,))
+        room[...] = 0
+        self.rank = Rank(master, size, master, flight=Flight(room, master), atomic=atomic)
+        self._box = BlackBox(room, size, master, self.rank.functions)
+        self.replicas = Replicas(self.rank.registry, self.rank.functions, atomic or size == 1)
         self._ranks = ranks
         self.book = Book()
         self.turn = Turn()
@@ -97,6 +112,11 @@ class Controller:
             if self._group is not None:
                 self._group.close()
             raise
+        self._stalls = StallWatch(self._box, master, self._pool.stacks, stall_s)
+        self._interrupts = Interrupts(
+            self.rank, self._box.flights, lambda: self._pool.pids, self._box.look
+        )
+        self.rank.before_decline = self._interrupts.give_up
         atexit.register(self.close)
         try:
             # At the same time as the workers take theirs.
@@ -125,6 +145,8 @@ class Controller:
                     os.path.join(folder, f"synkhronos_profile_rank{rank}.prof") if profile else None
                 ),
                 times=self._times_ref,
+                flight=self._flight_ref,
+                atomic=self.rank.journal.on,
                 reseed=self._reseed,
                 device=devices[rank] if devices else None,
                 nccl=nccl,
@@ -181,14 +203,17 @@ class Controller:
         """
         if self._joined:
             return
+        self._stalls.begin()
         try:
-            self._pool.wait_ready()
+            self._pool.wait_ready(tick=lambda _late: self._stalls.check())
             self._pool.send(pickle.dumps(Join()), "start")
             ticket = None if self._group is None else self._group.ticket(self.rank.rank)
             self.rank.join(ticket, self._timeout_s, self._watch)
         except BaseException as error:
+            self._log(error)
             self._end(f"its workers could not be started ({type(error).__name__})")
             raise
+        self._interrupts.install()
         if self._group is not None:
             self._group.close()
         self._joined = True
@@ -206,32 +231,48 @@ class Controller:
         Raises:
             WorkerFailed: user code raised on a worker; all goes on.
             WorkerDied: a worker process is gone; everything is closed.
+            WorkerStalled: a worker took too long; everything is closed.
+            ReplicasDiffer: nothing was done, because ranks may have different values.
             Exception: what user code raised in the master.
         """
         self.require_open()
         if not self._joined:
             self.await_workers()
+        acts = [self.book.get(step.number) for step in steps]
+        self.replicas.require_equal(acts)
         self._doing = steps
         self._threads.apply()
         self.forget_released()
         extras = None
+        self._box.begin()
+        self._stalls.begin()
         # What interrupts anywhere in here leaves nothing half sent, and the turn free.
         try:
             self.turn.running = True
+            self._interrupts.begin()
             extras = self.book.extras()
             order = Order(next(self._serials), steps, extras)
             results = self.rank.perform(order, self.turn.began, timeout_s)
             if extras is not None:
                 self.book.sent(extras)
+            self.replicas.done(acts)
         except BaseException as error:
+            interrupted = self._interrupts.end()
             try:
-                self._fail(error)
+                self._fail(error, interrupted)
+            except BaseException as raised:
+                self._log(raised)
+                raise
             finally:
+                self.replicas.failed(acts)
                 self.book.failed(extras)
+            self._log(error)
             raise
         finally:
             self.turn.running = False
             self.book.end(steps)
+        if self._interrupts.end():
+            raise KeyboardInterrupt
         return results or []
 
     def forget_released(self) -> None:
@@ -240,21 +281,27 @@ class Controller:
         if released:
             self.book.release(released)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, interrupted: bool) -> None:
         """Raise what an order's failure means, if that is not `error` itself."""
+        self._box.look()
         doing = self._describe()
         if self._closed is not None:
             raise Closed(f"the runtime was closed while {doing} was under way") from error
         if isinstance(error, synk_comm.PeerDeclined):
             failures = self._pool.failures(error.reasons, self.rank.serial)
-            failed, cause = self._worker_failed(error, failures)
+            if interrupted:
+                raise KeyboardInterrupt from None
+            note = "" if self.rank.journal.on else self.replicas.note
+            failed, cause = worker_failed(error, failures, doing, note)
             raise failed from cause
         if isinstance(error, synk_comm.MismatchError):
-            raise InputValueError(self._explain(doing, error)) from error
+            raise InputValueError(mismatch(doing, error)) from error
         if not self.rank.in_step:
             self._end_out_of_step(error, doing)
         else:
             self._pool.failures(self.rank.also_declined, self.rank.serial)
+        if isinstance(error, Interrupted):
+            raise KeyboardInterrupt from None
 
     def _describe(self) -> str:
         """What is being done: the act under way, as far as this rank has come."""
@@ -268,50 +315,37 @@ class Controller:
                 return f"{act.kind}()"
         return "distribute()" if acts else "start"
 
-    def _worker_failed(
-        self, declined: synk_comm.PeerDeclined, failures: Sequence[Failure]
-    ) -> Tuple[WorkerFailed, Optional[BaseException]]:
-        """The error to raise for a worker's failure, and the worker's own exception."""
-        first = failures[0] if failures else None
-        doing = self._describe() if first is None else first.doing
-        if any(self._updates(step) for step in self._doing):
-            doing += " (ranks that had finished have applied their updates: use broadcast())"
-        if first is None:
-            rank = min(declined.reasons)
-            return WorkerFailed(rank, doing, declined.reasons[rank], ""), None
-        error = WorkerFailed(first.rank, doing, declined.reasons[first.rank], first.traceback)
-        return error, _unpickled(first.error)
-
-    def _updates(self, step: Step) -> bool:
-        act = self.book.get(step.number)
-        return isinstance(act, Call) and bool(self.rank.functions[act.function_id].recipe.updated)
-
-    def _explain(self, doing: str, mismatch: synk_comm.MismatchError) -> str:
-        text = f"in {doing} the ranks' values do not fit together: {mismatch}"
-        if doing.startswith("function"):
-            text += (
-                "; an output with an entry for each row needs op 'gather', as in (variable, "
-                "'gather')"
-            )
-        return text
+    def _log(self, error: BaseException) -> None:
+        """Write the flight record of a failure."""
+        pids = list(self._pool.pids)
+        pids.insert(self.rank.rank, os.getpid())
+        self._box.write(error, pids, getattr(error, "stacks", {}))
 
     def _watch(self) -> None:
         """Called while the master waits for others.
 
         Raises:
             WorkerDied: one will never come.
+            KeyboardInterrupt: Ctrl-C, and some rank does not listen.
         """
-        self._pool.check(self._describe())
+        self._pool.check(self._box.doing)
+        self._interrupts.check()
+        self._stalls.check()
+        self._interrupts.install()
 
     def _end_out_of_step(self, error: BaseException, doing: str) -> None:
         """The ranks have lost each other; name the worker that died, if that was the cause."""
         try:
-            self._pool.check(doing)
+            self._pool.check(self._box.doing)
         except WorkerDied as died:
             self._end(str(died))
             if isinstance(error, WorkerDied):
                 return
             raise died from error
+        if isinstance(error, synk_comm.CommTimeout):
+            stalled = self._stalls.error()
+            self._end(f"rank {stalled.rank} was {stalled.doing} for too long")
+            raise stalled from error
         self._end(f"{type(error).__name__} in {doing}" + (f": {error}" if str(error) else ""))
 
     def close(self) -> None:
@@ -344,7 +378,9 @@ class Controller:
 
     def _release(self) -> None:
         self._pool.kill()
+        self._interrupts.restore()
         self.times.release()
+        self._box.release()
         self.rank.close()
         if self._group is not None:
             self._group.close()
@@ -353,14 +389,3 @@ class Controller:
         self._threads.restore()
         self._released = True
         atexit.unregister(self.close)
-
-
-def _unpickled(error: Optional[bytes]) -> Optional[BaseException]:
-    """A worker's exception, if it survives the journey: some classes do not."""
-    if error is None:
-        return None
-    try:
-        exception = pickle.loads(error)
-    except Exception as broken:  # noqa: BLE001 - user code runs here, and may raise anything
-        return broken
-    return exception if isinstance(exception, BaseException) else None

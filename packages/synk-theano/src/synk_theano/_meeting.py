@@ -10,13 +10,17 @@ middle of their graphs, or come to.
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ._all_reduce import MEETING, AllReduce
+from ._flight import Phase
 from ._plan import split_rows
-from ._shared_vars import VariableRegistry, store, value_of
+from ._shared_vars import store, value_of
+
+if TYPE_CHECKING:
+    from ._rank import Rank
 
 Rounds = List[Tuple[int, ...]]
 """For each round the rows that each rank has in it."""
@@ -29,21 +33,17 @@ class Meeting:
         nodes: the form's reductions, in order.
         replicated: the variables that all ranks give the same new value, computed from nothing
             but reductions and what is equal everywhere, and how each accumulates over slices.
-        comm: the communicator.
-        registry: the rank's shared variables.
+        rank: this one.
     """
 
     def __init__(
-        self,
-        nodes: Sequence[Any],
-        replicated: Sequence[Tuple[int, str]],
-        comm: Any,
-        registry: VariableRegistry,
+        self, nodes: Sequence[Any], replicated: Sequence[Tuple[int, str]], rank: Rank
     ) -> None:
         self._nodes = nodes
         self._replicated = replicated
-        self._comm = comm
-        self._registry = registry
+        self._comm = rank.comm
+        self._registry = rank.registry
+        self._flight = rank.flight
         self._rounds: Rounds = []
         self._done = 0
         self._counts: Sequence[int] = ()
@@ -80,11 +80,14 @@ class Meeting:
         rows = self._rounds[self._done - 1]
         own = rows[self._comm.rank]
         weight = {"weight": float(own)} if op.op == "avg" else {}
+        phase = self._flight.phase
+        self._flight.enter(Phase.COLLECTIVE)
         try:
             result = np.asarray(self._comm.all_reduce(x, op.op, **weight))
         except BaseException as error:
             self._failure = error
             raise
+        self._flight.enter(*phase)
         if op.power:
             result = result * np.asarray((own / sum(rows)) ** op.power, result.dtype)
         return result
@@ -115,11 +118,10 @@ class Meeting:
 def meeting_for(
     nodes: Sequence[Any],
     replicated: Sequence[Tuple[int, str]],
-    comm: Any,
-    registry: VariableRegistry,
+    rank: Rank,
 ) -> Optional[Meeting]:
     """The meetings of a form with these reductions; None if there are none."""
-    return Meeting(nodes, replicated, comm, registry) if nodes and comm.size > 1 else None
+    return Meeting(nodes, replicated, rank) if nodes and rank.size > 1 else None
 
 
 def rounds_of(counts: Sequence[int], num_slices: int) -> Rounds:

@@ -224,6 +224,8 @@ class Hello:
         device: where it computes, by Theano's name; None for the processor.
         nccl: whether collectives of devices go through NCCL.
         record: record spans of time from the start.
+        flight: where each rank writes what it is doing; see `_flight`.
+        atomic: undo what an order changed if any rank fails.
     """
 
     rank: int
@@ -239,6 +241,8 @@ class Hello:
     device: Optional[str]
     nccl: bool
     record: bool
+    flight: ArrayRef
+    atomic: bool
 
 
 @dataclass(frozen=True)
@@ -261,6 +265,7 @@ class Failure:
         serial: of the order; 0 for a failure at the start.
         doing: the act, in words.
         error: the pickled exception, or None if it cannot be pickled.
+        when: in seconds of `time.perf_counter`, which all ranks share.
     """
 
     serial: int
@@ -268,3 +273,4 @@ class Failure:
     doing: str
     traceback: str
     error: Optional[bytes]
+    when: float

@@ -13,7 +13,7 @@ from . import _random_streams
 from ._messages import Distribute
 from ._pickling import loads
 from ._plan import Bounds
-from ._share import LoadedFunction
+from ._loaded import LoadedFunction
 from ._shared_vars import VariableRegistry
 
 

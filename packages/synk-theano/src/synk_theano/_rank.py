@@ -10,22 +10,29 @@ told to raise what it else warns of): it declines the collective that the others
 from __future__ import annotations
 
 import contextlib
+import os
 from time import perf_counter
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
 
 import synk_comm
 from synk_comm import cuda
 
-from . import _collectives
 from ._arrays import ArrayCache
+from ._collectives import PreparedCollective
 from ._device import AnyDevice, Host
 from ._environ import threads_per_rank
+from ._flight import KINDS, WORDS, Flight, Outcome, Phase
+from ._journal import Journal
+from ._loaded import LoadedFunction
 from ._messages import Act, Call, Collective, Distribute, Extras, Order, Record, Stop
 from ._orders import OrderLine
 from ._payload import take_over
 from ._recorder import Recorder
-from ._share import LoadedFunction, PreparedCall
+from ._share import PreparedCall
 from ._shared_vars import VariableRegistry
+from .exceptions import Interrupted
 
 MOST_THREADS = 8
 """For reading rows: more of them do not read faster."""
@@ -40,6 +47,8 @@ class Rank:
     Args:
         reseed: give the states of random streams a seed of this rank's own.
         device: where it computes; None for the processor.
+        flight: where it writes what it is doing; None for nowhere that others see.
+        atomic: keep what an order changes until all ranks have done their part of it.
 
     Attributes:
         device: where it computes.
@@ -48,8 +57,13 @@ class Rank:
         also_declined: the other ranks that failed in the order in which this one failed.
         doing: the act under way, in words.
         serial: of the order under way.
+        pid: of this process.
         times: where each rank writes how long it computed, by act of the order and rank.
         recorder: what it did when, if that is recorded.
+        flight: what it does now, and its last acts.
+        journal: what variables were before the order under way.
+        before_decline: called with this rank's error before it tells the others; returns for how
+            many seconds to wait for them, None for as long as for any collective.
     """
 
     def __init__(
@@ -60,6 +74,8 @@ class Rank:
         *,
         reseed: bool = True,
         device: Optional[AnyDevice] = None,
+        flight: Optional[Flight] = None,
+        atomic: bool = True,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -74,6 +90,10 @@ class Rank:
         self.serial = 0
         self.times: Any = None
         self.recorder = Recorder()
+        self.flight = flight or Flight(np.zeros(WORDS * size, np.int64), rank)
+        self.journal = Journal(atomic)
+        self.before_decline: Callable[[BaseException], Optional[float]] = lambda _error: None
+        self.pid = os.getpid()
         self._reseed = reseed
         self._acts: Dict[int, Any] = {}
         self._comm: Optional[synk_comm.Communicator] = None
@@ -130,42 +150,85 @@ class Rank:
         self.device.enter()
         prepared = perf_counter()
         if order is None:
-            order = self.line.take()
+            order = self._next_order()
             began = prepared = perf_counter()
         elif self._line is not None:
             self._line.give(order, timeout_s)
         self.serial = order.serial
         self.doing = "taking in what is new"
+        self.journal.begin()
         known = len(self.registry)
-        recorder = self.recorder
+        recorder, flight = self.recorder, self.flight
         recording = recorder.on
         ending = False
         try:
-            if order.extras is not None:
-                self._take_in(order.extras)
-            results = []
-            place, synchronized = self.rank, self.size == 1
-            for i, (number, origin) in enumerate(order.steps):
-                act = self._acts[number]
-                if act is None:
-                    return None
-                self.doing = act.doing
-                recorder.place = order.serial, i
-                results.append(act(origin, place))
-                place += self.size
-                synchronized = act.synchronizes
+            try:
+                performed = self._perform_acts(order)
+            finally:
+                # From here on nothing interrupts: the ranks would lose each other.
+                flight.enter(Phase.END)
+            if performed is None:
+                flight.enter(Phase.CLOSE)
+                return None
             ending = True
-            results = self._finish(results, synchronized)
+            results = self._finish(*performed)
             if recording:
                 self._record(order, began or prepared, prepared)
             return results
         except BaseException as error:
-            self._undo(known, order)
+            try:
+                self._undo(known, order, error)
+            finally:
+                self.journal.undo()
             if is_of_the_group(error):
                 self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
             elif not ending:
                 self._decline(error)
             raise
+
+    def _perform_acts(self, order: Order) -> Optional[Tuple[List[Any], bool]]:
+        """Results, and whether the last act told that all ranks are done; None to stop."""
+        recorder, flight = self.recorder, self.flight
+        if order.extras is not None:
+            flight.enter(Phase.TAKE_IN)
+            self._take_in(order.extras)
+        results = []
+        place, synchronized = self.rank, self.size == 1
+        for i, (number, origin) in enumerate(order.steps):
+            act = self._acts[number]
+            if act is None:
+                return None
+            self.heed_interrupt()
+            self.doing = act.doing
+            recorder.place = order.serial, i
+            flight.begin(order.serial, *act.record)
+            results.append(act(origin, place))
+            flight.end(Outcome.DONE)
+            place += self.size
+            synchronized = act.synchronizes
+        return results, synchronized
+
+    def _next_order(self) -> Order:
+        """Wait for the master's next order.
+
+        Raises:
+            synk_comm.PeerDeclined: the master failed after this rank had done its part.
+        """
+        self.flight.enter(Phase.IDLE)
+        try:
+            return self.line.take()
+        except synk_comm.PeerDeclined:
+            self.flight.mark(self.serial, Outcome.UNDONE)
+            self.journal.undo()
+            raise
+
+    def heed_interrupt(self) -> None:
+        """
+        Raises:
+            Interrupted: the master gives up the order under way.
+        """
+        if self.flight.interrupted == self.serial:
+            raise Interrupted
 
     def _finish(self, results: List[Any], synchronized: bool) -> List[Any]:
         """Wait until all ranks are done, if nothing has told so; results as the user gets them."""
@@ -207,28 +270,9 @@ class Rank:
     def _prepared(self, act: Act) -> Any:
         """What performs `act`, given an origin; None for the end."""
         if isinstance(act, Call):
-            return PreparedCall(
-                self.functions[act.function_id],
-                act,
-                self.arrays,
-                self.registry,
-                self.comm,
-                self.master,
-                self.times,
-                self.device,
-                self.recorder,
-            )
+            return PreparedCall(self, self.functions[act.function_id], act)
         if isinstance(act, Collective):
-            group = _collectives.Group(
-                self.comm,
-                self.master,
-                self.registry,
-                self.arrays,
-                self.functions,
-                self.device,
-                self.recorder,
-            )
-            return _collectives.PreparedCollective(group, act)
+            return PreparedCollective(self, act)
         if isinstance(act, Distribute):
             return _Distribution(self, act)
         if isinstance(act, Record):
@@ -244,9 +288,13 @@ class Rank:
             seed = self.comm.rank if self._reseed else None
             take_over(payload, act, self.registry, self.functions, seed)
 
-    def _undo(self, known: int, order: Order) -> None:
+    def _undo(self, known: int, order: Order, error: BaseException) -> None:
         """Keep nothing of an order that failed: the master counts nothing as sent."""
+        self.journal.undo()
         self.recorder.place = None
+        self.flight.mark(order.serial, Outcome.UNDONE)
+        if not isinstance(error, synk_comm.PeerDeclined):
+            self.flight.end(Outcome.FAILED)
         if not self.is_master:
             self.registry.truncate(known)
         if order.extras is not None:
@@ -257,7 +305,8 @@ class Rank:
         self.also_declined = {}
         with contextlib.suppress(synk_comm.CommError):
             self.also_declined = self.comm.decline(
-                f"{type(error).__name__}: {error}"[:REASON_LIMIT]
+                f"{type(error).__name__}: {error}"[:REASON_LIMIT],
+                timeout_s=self.before_decline(error),
             )
             self.in_step = True
 
@@ -267,6 +316,8 @@ class Rank:
             # First: to free what the device still works on would wait for it.
             self._comm.close()
         self.times = None
+        self.flight.release()
+        self.journal.clear()
         for act in self._acts.values():
             if isinstance(act, PreparedCall):
                 act.release()
@@ -286,6 +337,7 @@ class _Distribution:
 
     name = doing = "distribute()"
     synchronizes = False
+    record = (KINDS.index("distribute"), 0, 0, 0)
 
     def __init__(self, rank: Rank, act: Distribute) -> None:
         self._rank = rank
@@ -293,6 +345,7 @@ class _Distribution:
 
     def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
         began = perf_counter()
+        self._rank.flight.enter(Phase.DISTRIBUTE)
         self._rank.take_over(self._act)
         self._rank.recorder.add("distribute", "take over", began, perf_counter())
 
@@ -302,6 +355,7 @@ class _Recording:
 
     name = doing = "timeline()"
     synchronizes = False
+    record = (KINDS.index("timeline"), 0, 0, 0)
 
     def __init__(self, rank: Rank, act: Record) -> None:
         self._rank = rank
@@ -314,6 +368,7 @@ class _Recording:
             rank.recorder.start()
             return None
         recorded = rank.recorder.take()
+        rank.flight.enter(Phase.COLLECTIVE)
         try:
             return rank.comm.gather_object(recorded, root=rank.master)
         except BaseException:

@@ -76,6 +76,11 @@ class Runtime:
             in the current folder, for `pstats`.
         backend: "shm" or "zmq", what collectives go through.
         timeout_s: seconds that a rank waits for the others in a collective before all give up.
+        stall_s: seconds after which a `StallWarning` tells for whom the master waits, and where
+            that rank is.
+        atomic: a call or collective that fails on any rank changes nothing on any. False saves
+            the memory for a second copy of what is updated: then, as in 1.0, a failed update
+            leaves values that differ, and what uses them is refused until `broadcast()`.
         random_streams: "per_rank" (different numbers on every rank, the master's as in serial
             Theano) or "identical" (the same on all).
         devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, as
@@ -105,6 +110,8 @@ class Runtime:
         *,
         backend: str = "shm",
         timeout_s: float = 3600.0,
+        stall_s: float = 60.0,
+        atomic: bool = True,
         random_streams: str = "per_rank",
         devices: Optional[Sequence[str]] = None,
         nccl: Optional[bool] = None,
@@ -136,6 +143,8 @@ class Runtime:
             self.master,
             backend=backend,
             timeout_s=timeout_s,
+            stall_s=stall_s,
+            atomic=bool(atomic),
             profile=profile_workers,
             report=report,
             store=self._store,
@@ -314,11 +323,13 @@ class Runtime:
     def unrecorded(self) -> Iterator[None]:
         """The turn, for several calls one after the other; none of them is `lint()`'s business."""
         with self.exclusive:
-            self._history.on, self.exclusive.several = False, True
+            replicas = self._controller.replicas
+            self._history.on, self.exclusive.several, replicas.on = False, True, False
             try:
                 yield
             finally:
-                self._history.on, self.exclusive.several = True, False
+                self._history.on, self.exclusive.several, replicas.on = True, False, True
+                replicas.see_all()
 
     def stats(self, reset: bool = False) -> Stats:
         """Where the time went; see `synkhronos.stats`."""

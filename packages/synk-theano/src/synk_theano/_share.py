@@ -10,54 +10,24 @@ every execution.
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ._accumulate import Accumulator
-from ._all_reduce import reductions_of
-from ._arrays import ArrayCache
 from ._collecting import collect, collect_on_device
-from ._device import AnyDevice
+from ._flight import KINDS, Phase
+from ._loaded import LoadedFunction
 from ._meeting import meeting_for
-from ._messages import Call, Form, Recipe, Rows
+from ._messages import Call, Rows
 from ._plan import Selection, select, split_rows
-from ._recorder import Recorder
 from ._selectors import read_selector
-from ._shared_vars import VariableRegistry, store, value_of
+from ._shared_vars import changed_by, store, value_of
 from ._values import is_device_type
 from .exceptions import InputValueError
 
-
-class LoadedFunction:
-    """A function as a rank holds it.
-
-    Attributes:
-        recipe: what a rank has to know of it.
-        forms: its compiled forms.
-        counts: the rows that each rank stood for in its last call.
-    """
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-        self.forms: Dict[Form, Any] = {}
-        self.counts: Tuple[int, ...] = ()
-        self._buffers: Dict[int, np.ndarray] = {}
-        self._reductions: Dict[Form, List[Any]] = {}
-
-    def reductions(self, form: Form) -> List[Any]:
-        """The nodes of a form that reduce over ranks; looked for once."""
-        if form not in self._reductions:
-            self._reductions[form] = reductions_of(self.forms[form])
-        return self._reductions[form]
-
-    def buffer(self, position: int, like: np.ndarray, length: int, device: AnyDevice) -> np.ndarray:
-        """Room for `length` rows of the input at `position`, reused from call to call."""
-        held = self._buffers.get(position)
-        row = like.shape[1:]
-        if held is None or len(held) < length or held.shape[1:] != row or held.dtype != like.dtype:
-            held = self._buffers[position] = device.empty((length, *row), like.dtype)
-        return held[:length]
+if TYPE_CHECKING:
+    from ._rank import Rank
 
 
 class CallResult(NamedTuple):
@@ -71,15 +41,9 @@ class PreparedCall:
     """A call that this rank has read and can perform again and again.
 
     Args:
+        rank: whose share it is.
         loaded: the function.
         call: what to compute.
-        arrays: where inputs lie.
-        registry: the rank's shared variables.
-        comm: the communicator.
-        master: the rank that gets the outputs.
-        times: where the rank writes how long it computed.
-        device: where it computes.
-        recorder: what the rank did when.
 
     Attributes:
         name: of the function.
@@ -87,30 +51,22 @@ class PreparedCall:
         synchronizes: whether the master has the result only when all ranks have computed.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedFunction,
-        call: Call,
-        arrays: ArrayCache,
-        registry: VariableRegistry,
-        comm: Any,
-        master: int,
-        times: Any,
-        device: AnyDevice,
-        recorder: Recorder,
-    ) -> None:
+    def __init__(self, rank: Rank, loaded: LoadedFunction, call: Call) -> None:
+        arrays, device, comm = rank.arrays, rank.device, rank.comm
+        self._rank = rank
         self._loaded = loaded
         self._device = device
-        self._recorder = recorder
+        self._recorder = rank.recorder
+        self._flight = rank.flight
         self._arrays = arrays
         self._call = call
-        self._registry = registry
+        self._registry = rank.registry
         self._comm = comm
-        self._master = master
-        self._times = times
+        self._master = rank.master
+        self._times = rank.times
         self._function = loaded.forms[call.form]
         reductions = loaded.reductions(call.form)
-        self._meeting = meeting_for(reductions, loaded.recipe.replicated, comm, registry)
+        self._meeting = meeting_for(reductions, loaded.recipe.replicated, rank)
         self._scattered = [(arrays.get(item.array), item) for item in call.scattered]
         self._broadcast = [arrays.get(ref) for ref in call.broadcast]
         self._selectors = [(arrays.get(s.array), s.is_slice) for s in call.selectors]
@@ -133,6 +89,7 @@ class PreparedCall:
             and self._counts[comm.rank] > 0
         )
         self._origin: Optional[int] = None
+        self._piece = 0
         self._arguments: List[np.ndarray] = []
         # Which arguments lie on the device when the function gets them.
         self._brought = [is_device_type(s.variable.type) for s in self._function.maker.inputs]
@@ -146,9 +103,15 @@ class PreparedCall:
             elif i >= len(self._scattered) or self._index is None:
                 device.lock(array)
         self._trusted = self._may_trust()
+        # What it gives new values: the journal keeps the old ones.
+        self._changed = changed_by(self._function)
+        if call.form.accumulate:
+            self._changed += [self._registry[n].container.storage for n in recipe.updated]
+        self._changed += [self._registry[n].container.storage for n in recipe.row_shares]
         self.name = recipe.name
         self.doing = f"function {recipe.name!r}"
         self.synchronizes = any(op is not None for op in self._ops)
+        self.record = (KINDS.index("function"), recipe.function_id, *self._amount())
 
     def __call__(self, origin: int, place: int) -> Optional[CallResult]:
         """Do this rank's part, updates included. Blocks until all ranks have done theirs, if
@@ -162,6 +125,8 @@ class PreparedCall:
             On the master the outputs, None elsewhere.
         """
         counts, rank, recorder = self._counts, self._comm.rank, self._recorder
+        flight = self._flight
+        self._rank.journal.keep(self._changed)
         begin = perf_counter()
         values: Optional[List[Any]]
         if self._whole:
@@ -171,7 +136,9 @@ class PreparedCall:
         else:
             selection = None
             if self._selects:
+                flight.enter(Phase.COPY)
                 selection = self._select()
+                flight.enter(Phase.COLLECTIVE)
                 counts = self._agree_on_rows(selection)
                 self._check_own_result(counts)
                 agreed = perf_counter()
@@ -181,7 +148,9 @@ class PreparedCall:
                 self._meeting.begin(counts, self._call.num_slices)
             values = self._compute(origin, counts, selection)
         if self._meeting is not None:
+            flight.enter(Phase.COLLECTIVE)
             self._meeting.finish()
+        flight.enter(Phase.REDUCE)
         computed = perf_counter()
         if place < len(self._times):
             self._times[place] = computed - begin
@@ -206,6 +175,7 @@ class PreparedCall:
     def _compute_whole(self, origin: int) -> List[Any]:
         """One execution on views of the inputs, or on excerpts by index."""
         if origin != self._origin or self._copies:
+            self._flight.enter(Phase.COPY)
             start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
             self._arguments = self._inputs(origin, start, stop)
             self._origin = origin
@@ -221,9 +191,11 @@ class PreparedCall:
     def _run(self, arguments: Sequence[np.ndarray]) -> List[Any]:
         try:
             if self._brings:
+                self._flight.enter(Phase.COPY)
                 bring, began = self._device.bring, perf_counter()
                 arguments = [bring(a) if b else a for a, b in zip(arguments, self._brought)]
                 self._recorder.add("copy", "to the device", began, perf_counter())
+            self._flight.enter(Phase.SLICE if self._piece else Phase.COMPUTE, self._piece)
             if self._meeting is None:
                 results: List[Any] = self._function(*arguments)
             else:
@@ -245,6 +217,11 @@ class PreparedCall:
         self._selectors = []
         self._arguments = []
         self._index = None
+
+    def _amount(self) -> Tuple[int, int]:
+        """The rows of this rank's share, and the bytes of the arrays that it is taken from."""
+        arrays = [array for array, _ in self._scattered] + self._broadcast
+        return self._counts[self._comm.rank], sum(array.nbytes for array in arrays)
 
     def _may_trust(self) -> bool:
         """Whether all arguments are what their variables take, without conversion."""
@@ -323,6 +300,9 @@ class PreparedCall:
         try:
             for i, (start, stop) in enumerate(pieces):
                 began = perf_counter()
+                self._piece = i + 1 if sliced else 0
+                self._flight.enter(Phase.COPY, self._piece)
+                self._rank.heed_interrupt()
                 self._set_row_share((stop - start) / total if total else 1.0)
                 values = self._execute(origin, first, start, stop, selection)
                 for accumulator, value in zip(accumulators, values):
@@ -332,6 +312,7 @@ class PreparedCall:
                     name = f"slice {i + 1} of {len(pieces)}"
                     self._recorder.add("slice", name, began, perf_counter(), rows=stop - start)
         finally:
+            self._piece = 0
             self._set_row_share(1.0)
         if not sliced:
             return values

@@ -52,6 +52,15 @@ def store(variable: Any, value: Any) -> None:
     variable.set_value(value, borrow=True)
 
 
+def changed_by(compiled: Any) -> List[List[Any]]:
+    """Where the variables have their values that a compiled function itself gives new ones."""
+    return [
+        container.storage
+        for item, container in zip(compiled.maker.expanded_inputs, compiled.input_storage)
+        if item.update is not None
+    ]
+
+
 class VariableRegistry:
     """Numbers for shared variables; see the module's docstring."""
 

@@ -148,17 +148,28 @@ def _prepare(hello: Hello) -> Any:
 
     from ._devices import take
     from ._environ import apply_theano_options, keep_freed_memory
+    from ._flight import Flight
+    from ._interrupts import obey
     from ._rank import Rank
 
     keep_freed_memory()
     apply_theano_options(hello.theano_config)
     locks.worker_cache()
     device = take(hello.device, hello.nccl)
-    rank = Rank(hello.rank, hello.size, hello.master, reseed=hello.reseed, device=device)
+    rank = Rank(
+        hello.rank,
+        hello.size,
+        hello.master,
+        reseed=hello.reseed,
+        device=device,
+        flight=Flight(synk_shm.attach(hello.flight.handle), hello.rank),
+        atomic=hello.atomic,
+    )
     times: Any = synk_shm.attach(hello.times.handle)
     rank.times = memoryview(times)
     if hello.record:
         rank.recorder.start()
+    obey(rank)
     return rank
 
 
@@ -194,7 +205,7 @@ def _failure(serial: int, rank: int, doing: str, error: BaseException) -> Failur
         pickled = None
     if len(text) > FAILURE_LIMIT:
         text = f"{text[: FAILURE_LIMIT // 2]}\n...\n{text[-FAILURE_LIMIT // 2 :]}"
-    return Failure(serial, rank, doing, text, pickled)
+    return Failure(serial, rank, doing, text, pickled, time.perf_counter())
 
 
 if __name__ == "__main__":

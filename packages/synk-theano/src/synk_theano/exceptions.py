@@ -7,7 +7,7 @@ Messages say what was got, what was expected, and the cure.
 from __future__ import annotations
 
 import signal
-from typing import Any, Optional
+from typing import Any, Mapping, Optional, Sequence
 
 __all__ = [
     "AlreadyForked",
@@ -21,12 +21,16 @@ __all__ = [
     "NotForked",
     "NotSharedVariable",
     "OpError",
+    "ReplicaWarning",
+    "ReplicasDiffer",
     "SpecError",
+    "StallWarning",
     "StartError",
     "SynkError",
     "VerifyError",
     "WorkerDied",
     "WorkerFailed",
+    "WorkerStalled",
 ]
 
 
@@ -98,24 +102,81 @@ class LintWarning(UserWarning):
     """What `lint()` found in a program that did not ask: its ranks' parameters part."""
 
 
+class StallWarning(UserWarning):
+    """Some rank has kept the others waiting for long; the message has its stack."""
+
+
+class ReplicaWarning(UserWarning):
+    """A variable has got a value on some ranks that the others do not have."""
+
+
+class ReplicasDiffer(SynkError, RuntimeError):
+    """After a failure the ranks' values of a variable may differ; `broadcast()` mends that."""
+
+
 class WorkerFailed(SynkError, RuntimeError):
     """User code raised in a worker; the runtime stays usable.
 
     Attributes:
-        rank: where it happened.
+        rank: where it happened first.
+        others: the ranks that failed after it, with their reasons.
         traceback: the worker's formatted traceback. The exception itself, when it could be
             pickled, is this error's ``__cause__``.
     """
 
-    def __init__(self, rank: int, doing: str, reason: str, traceback: str) -> None:
-        lines = reason.strip().splitlines() or ["unknown error"]
+    def __init__(
+        self,
+        rank: int,
+        doing: str,
+        reason: str,
+        traceback: str,
+        others: Optional[Mapping[int, str]] = None,
+        note: str = "",
+    ) -> None:
+        also = "".join(f"\nThen rank {r} failed: {_first_line(t)}" for r, t in (others or {}).items())
         super().__init__(
-            f"rank {rank} failed in {doing}: {lines[0]}\n"
+            f"rank {rank} failed in {doing}: {_first_line(reason)}{also}\n{note}"
             f"Traceback of rank {rank}:\n{traceback.rstrip() or reason}"
         )
         self.rank = rank
+        self.others = dict(others or {})
         self.doing = doing
         self.traceback = traceback
+
+
+class WorkerStalled(SynkError, TimeoutError):
+    """Some worker kept the others waiting longer than `timeout_s`; the runtime is closed by it.
+
+    Attributes:
+        rank: the first of them.
+        ranks: all of them.
+        doing: what the first one was doing.
+        seconds: for how long the order was under way.
+        stacks: the Python stacks of these ranks, by rank.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        doing: str,
+        seconds: float,
+        stacks: Mapping[int, str],
+        report: str,
+    ) -> None:
+        super().__init__(
+            f"the call was given up after {seconds:.0f} s, and the runtime is closed: {report}\n"
+            f"For calls that take longer use fork(timeout_s=); `synkhronos flight` shows what each "
+            f"rank did before."
+        )
+        self.rank = ranks[0]
+        self.ranks = tuple(ranks)
+        self.doing = doing
+        self.seconds = seconds
+        self.stacks = dict(stacks)
+
+
+class Interrupted(KeyboardInterrupt):
+    """In a worker: the master has given up what it computes. Users do not see it."""
 
 
 class WorkerDied(SynkError, RuntimeError):
@@ -124,6 +185,7 @@ class WorkerDied(SynkError, RuntimeError):
     Attributes:
         rank: which worker.
         exitcode: its exit status as in `subprocess`: negative for a signal, None if not known.
+        doing: what it was doing, in words.
         signal: the signal's name (``"SIGKILL"``), or None.
     """
 
@@ -143,11 +205,16 @@ class WorkerDied(SynkError, RuntimeError):
         else:
             how = f"exited with status {exitcode}"
         super().__init__(
-            f"the worker process of rank {rank} {how} while the runtime was in {doing}. "
-            f"All workers are stopped and their memory is freed; call fork() to start again"
+            f"the worker process of rank {rank} {how} while it was {doing}. All workers are stopped "
+            f"and their memory is freed; the variables here have the values of before this call. "
+            f"Call fork() to start again; `synkhronos flight` shows what each rank did before."
             + (
-                " (SIGKILL often comes from the kernel when memory runs out: see `dmesg`)."
+                " (SIGKILL often comes from the kernel when memory runs out: see `dmesg`.)"
                 if self.signal == "SIGKILL"
-                else "."
+                else ""
             )
         )
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or ["unknown error"])[0]

@@ -1,0 +1,173 @@
+"""The flight recorder: what every rank does, in shared memory, where it outlives the rank.
+
+Each rank has a block of 64-bit integers of its own: what it is doing (its *phase*), and a ring of
+its last acts. Only the rank writes there; the master reads it when something fails, also after the
+rank was killed. To enter a phase is one store, to begin and end an act one each of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from time import perf_counter_ns
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+
+class Phase(IntEnum):
+    """What a rank is doing."""
+
+    START = 0
+    IDLE = 1
+    TAKE_IN = 2
+    DISTRIBUTE = 3
+    COPY = 4
+    COMPUTE = 5
+    SLICE = 6
+    REDUCE = 7
+    COLLECTIVE = 8
+    END = 9
+    CLOSE = 10
+
+
+class Outcome(IntEnum):
+    """How an act ended."""
+
+    UNDER_WAY = 0
+    DONE = 1
+    FAILED = 2
+    UNDONE = 3
+
+
+KINDS = (
+    "function",
+    "broadcast",
+    "scatter",
+    "set_value",
+    "get_value",
+    "gather",
+    "all_gather",
+    "reduce",
+    "all_reduce",
+    "get_shapes",
+    "get_digests",
+    "distribute",
+    "timeline",
+    "watch_finite",
+)
+"""What acts can be. With a function goes its number."""
+
+RECORDS = 128
+"""Acts that are kept of each rank."""
+
+_PHASE, _DETAIL, _COUNT, _INTERRUPT = range(4)
+_HEADER = 8
+_ACT = struct.Struct("8q")  # serial, kind, subject, began, ended, rows, nbytes, outcome
+_WIDTH = _ACT.size // 8
+_ENDED, _OUTCOME = 4, 7
+
+WORDS = _HEADER + RECORDS * _WIDTH
+"""Integers of one rank's block."""
+
+
+class Act(NamedTuple):
+    """One act as its rank has recorded it.
+
+    Attributes:
+        serial: of the order that it was part of.
+        kind: one of `KINDS`.
+        subject: of a function its number, else how many variables.
+        began_ns, ended_ns: of `time.perf_counter_ns`; `ended_ns` is 0 for an act under way.
+        rows: that the rank computes; 0 where there are none.
+        nbytes: of the arrays that the act refers to.
+    """
+
+    serial: int
+    kind: str
+    subject: int
+    began_ns: int
+    ended_ns: int
+    rows: int
+    nbytes: int
+    outcome: Outcome
+
+
+class Flight:
+    """One rank's block.
+
+    Args:
+        room: int64 vector with `WORDS` integers for each rank.
+        rank: whose block it is.
+    """
+
+    def __init__(self, room: Any, rank: int) -> None:
+        self._words: Any = memoryview(room)[rank * WORDS : (rank + 1) * WORDS]
+        self._bytes: Any = self._words.cast("B")
+        self._count = 0
+        self._place = _HEADER
+
+    def enter(self, phase: int, detail: int = 0) -> None:
+        """Say what comes now; `detail` is the number of the slice."""
+        words = self._words
+        words[_PHASE] = phase
+        words[_DETAIL] = detail
+
+    def begin(self, serial: int, kind: int, subject: int, rows: int, nbytes: int) -> None:
+        """An act begins; `kind` is a place in `KINDS`."""
+        self._place = place = _HEADER + self._count % RECORDS * _WIDTH
+        _ACT.pack_into(
+            self._bytes, place * 8, serial, kind, subject, perf_counter_ns(), 0, rows, nbytes, 0
+        )
+        self._count += 1
+        self._words[_COUNT] = self._count
+
+    def end(self, outcome: Outcome) -> None:
+        """The act that began last has ended."""
+        words, place = self._words, self._place
+        words[place + _ENDED] = perf_counter_ns()
+        words[place + _OUTCOME] = outcome
+
+    def mark(self, serial: int, outcome: Outcome) -> None:
+        """Say of all acts of an order how they ended after all."""
+        words, count = self._words, self._count
+        for i in range(count - 1, max(count - RECORDS, 0) - 1, -1):
+            place = _HEADER + i % RECORDS * _WIDTH
+            if words[place] != serial:
+                return
+            words[place + _OUTCOME] = outcome
+            words[place + _ENDED] = words[place + _ENDED] or perf_counter_ns()
+
+    # Read by the master.
+
+    @property
+    def phase(self) -> Tuple[Phase, int]:
+        """What the rank is doing, and the detail of it."""
+        return Phase(self._words[_PHASE]), self._words[_DETAIL]
+
+    @property
+    def interrupted(self) -> int:
+        """The order that is to be given up; 0 for none."""
+        return int(self._words[_INTERRUPT])
+
+    @interrupted.setter
+    def interrupted(self, serial: int) -> None:
+        self._words[_INTERRUPT] = serial
+
+    def acts(self) -> List[Act]:
+        """The last acts, oldest first."""
+        count = self._words[_COUNT]
+        found = []
+        for i in range(max(count - RECORDS, 0), count):
+            values = _ACT.unpack_from(self._bytes, (_HEADER + i % RECORDS * _WIDTH) * 8)
+            serial, kind, *rest, outcome = values
+            found.append(Act(serial, KINDS[kind], *rest, Outcome(outcome)))
+        return found
+
+    def last(self) -> Optional[Act]:
+        """The act that began last."""
+        acts = self.acts()
+        return acts[-1] if acts else None
+
+    def release(self) -> None:
+        """Let go of shared memory; what is written from now on goes nowhere."""
+        self._words = memoryview(bytearray(WORDS * 8)).cast("q")
+        self._bytes = self._words.cast("B")

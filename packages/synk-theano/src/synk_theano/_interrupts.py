@@ -1,0 +1,130 @@
+"""Ctrl-C, and giving up an order: whoever computes for it is interrupted.
+
+A rank that computes can be interrupted at once: it declines its next collective, and all stay in
+step. One that waits inside a collective cannot: the ranks would lose each other. So the master's
+Ctrl-C, when it waits, first interrupts those that compute; they decline, and the wait is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from typing import Any, Callable, Optional, Sequence
+
+from ._flight import Flight, Phase
+from .exceptions import Interrupted
+
+SIGNAL = signal.SIGRTMIN + 2 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+"""To workers that compute; programs and batch systems have other uses for the common ones."""
+
+GRACE_S = 2.0
+"""From Ctrl-C until the workers that have not listened are ended."""
+
+_OWN_WORK = (Phase.COPY, Phase.COMPUTE, Phase.SLICE)
+"""In which a rank can be interrupted."""
+
+
+def obey(rank: Any) -> None:
+    """In a worker: let the master interrupt what it computes."""
+
+    def interrupt(_number: int, _frame: Any) -> None:
+        if rank.flight.interrupted == rank.serial and rank.flight.phase[0] in _OWN_WORK:
+            raise Interrupted
+
+    signal.signal(SIGNAL, interrupt)
+
+
+class Interrupts:
+    """The master's side.
+
+    Args:
+        rank: the master's.
+        flights: of all ranks.
+        pids: gives the workers' process ids.
+        look: called before anybody is interrupted.
+    """
+
+    def __init__(
+        self,
+        rank: Any,
+        flights: Sequence[Flight],
+        pids: Callable[[], Sequence[int]],
+        look: Callable[[], None],
+    ) -> None:
+        self._rank = rank
+        self._flights = flights
+        self._pids = pids
+        self._look = look
+        self._under_way = False
+        self._struck = False
+        self._since: Optional[float] = None
+
+    def install(self) -> None:
+        """Take Ctrl-C over, if it is Python's own: a handler of the user's stays.
+
+        Again and again, because notebooks set Python's own for each cell.
+        """
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):
+            signal.signal(signal.SIGINT, self._on_ctrl_c)
+
+    def restore(self) -> None:
+        """Give Ctrl-C back."""
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) == self._on_ctrl_c
+        ):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def begin(self) -> None:
+        """An order begins."""
+        self._since, self._struck = None, False
+        self._under_way = True
+
+    def end(self) -> bool:
+        """An order has ended; tell whether there was a Ctrl-C that is still to be raised."""
+        self._under_way = False
+        pending, self._since = self._since is not None, None
+        return pending
+
+    def check(self) -> None:
+        """Called while the master waits.
+
+        Raises:
+            KeyboardInterrupt: some workers have not listened to a Ctrl-C.
+        """
+        if self._since is not None and time.monotonic() - self._since > GRACE_S:
+            raise KeyboardInterrupt
+
+    def give_up(self, error: BaseException) -> Optional[float]:
+        """The master has failed: have the workers stop, too.
+
+        Returns:
+            For how many seconds to wait for them; None for as long as for any collective.
+        """
+        self._look()
+        self._tell()
+        return None if isinstance(error, Exception) else GRACE_S
+
+    def _on_ctrl_c(self, number: int, frame: Any) -> None:
+        if not self._under_way or os.getpid() != self._rank.pid:
+            signal.default_int_handler(number, frame)
+        if self._struck or self._rank.flight.phase[0] in _OWN_WORK:
+            self._struck = True
+            signal.default_int_handler(number, frame)
+        self._struck = True
+        self._since = time.monotonic()
+        self._look()
+        self._tell()
+
+    def _tell(self) -> None:
+        for flight in self._flights:
+            flight.interrupted = self._rank.serial
+        for pid in self._pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, SIGNAL)

@@ -1,0 +1,147 @@
+"""What the master knows of variables that may not have the same value on all ranks."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set
+
+from ._lineage import is_random_state, is_row_share
+from ._loaded import LoadedFunction
+from ._messages import PLAIN, Act, Call, Collective, Distribute
+from ._shared_vars import VariableRegistry, value_of
+from ._warn import warn_user
+from .exceptions import ReplicasDiffer, ReplicaWarning
+
+_LOOKS = frozenset({"broadcast", "get_value", "gather", "get_shapes", "get_digests"})
+"""Collectives that mend a difference, or show it."""
+
+
+class Replicas:
+    """Looks at orders before they are given, and after.
+
+    Args:
+        registry: the shared variables.
+        functions: by number.
+        atomic: a failed order has changed nothing.
+
+    Attributes:
+        on: whether a value that was changed behind the runtime's back is told.
+        note: what to say of a failure that was not atomic.
+    """
+
+    note = (
+        "Ranks that had finished have applied their updates: the values of what it updates may "
+        "differ now. Use broadcast(), or fork(atomic=True).\n"
+    )
+
+    def __init__(
+        self, registry: VariableRegistry, functions: Mapping[int, LoadedFunction], atomic: bool
+    ) -> None:
+        self.on = True
+        self._registry = registry
+        self._functions = functions
+        self._atomic = atomic
+        self._differ: Set[int] = set()
+        self._seen: Dict[int, Any] = {}
+        self._used: Dict[int, List[int]] = {}
+
+    def require_equal(self, acts: Sequence[Optional[Act]]) -> None:
+        """Look at what an order will use, before it is given.
+
+        Raises:
+            ReplicasDiffer: after a failure ranks may have different values of it.
+        """
+        for act in acts:
+            if isinstance(act, Call):
+                numbers = self._numbers(act.function_id)
+                self._require(numbers, f"function {self._name(act)!r}")
+                if self.on:
+                    self._tell_of_changes(numbers, act)
+            elif isinstance(act, Collective) and self._differ:
+                if act.kind == "broadcast":
+                    # What comes after it in the same order may use the variables.
+                    self._differ.difference_update(act.variables)
+                elif act.kind not in _LOOKS:
+                    self._require(act.variables, f"{act.kind}()")
+
+    def done(self, acts: Sequence[Optional[Act]]) -> None:
+        """An order has been performed by all ranks."""
+        for act in acts:
+            if isinstance(act, Call):
+                self._see(self._numbers(act.function_id))
+            elif isinstance(act, Collective):
+                self._see(act.variables)
+            elif isinstance(act, Distribute):
+                known = self._seen
+                self._see(n for n in range(len(self._registry)) if n not in known)
+
+    def failed(self, acts: Sequence[Optional[Act]]) -> None:
+        """An order has failed on some rank."""
+        if self._atomic:
+            return
+        for act in acts:
+            if isinstance(act, Call):
+                self._differ.update(self._functions[act.function_id].recipe.updated)
+                self._see(self._numbers(act.function_id))
+            elif isinstance(act, Collective) and act.kind not in _LOOKS - {"broadcast"}:
+                self._differ.update(act.variables)
+
+    def see_all(self) -> None:
+        """Take all values as they are now for known."""
+        self._see(list(self._seen))
+
+    def _require(self, numbers: Iterable[int], what: str) -> None:
+        if not self._differ:
+            return
+        differing = sorted(self._differ.intersection(numbers))
+        if differing:
+            names = ", ".join(self._named(number) for number in differing)
+            raise ReplicasDiffer(
+                f"got {what}, which uses {names}: an earlier call that updates this failed when "
+                f"some ranks had finished, so their values may differ; use broadcast() of it "
+                f"first, which gives all ranks the master's values, or close(). "
+                f"With fork(atomic=True) a failed call changes nothing"
+            )
+
+    def _tell_of_changes(self, numbers: Sequence[int], act: Call) -> None:
+        """Warn of values that only the master has, because it was not this runtime that set them."""
+        seen, registry = self._seen, self._registry
+        changed = [
+            number
+            for number in numbers
+            if number in seen and seen[number] is not value_of(registry[number])
+        ]
+        if not changed:
+            return
+        self._see(changed)
+        names = ", ".join(self._named(number) for number in changed)
+        have = "has" if len(changed) == 1 else "have"
+        warn_user(
+            f"{names} {have} been given a value in the master only, by set_value() of the variable "
+            f"itself or by a Theano function: the workers go on with the old one, in function "
+            f"{self._name(act)!r}. Call broadcast() after it, or broadcast(variables, values) in "
+            f"its place.",
+            ReplicaWarning,
+        )
+
+    def _see(self, numbers: Iterable[int]) -> None:
+        seen, registry = self._seen, self._registry
+        for number in numbers:
+            seen[number] = registry[number].container.storage[0]
+
+    def _numbers(self, function_id: int) -> List[int]:
+        """The variables that a function uses and that ought to be alike on all ranks."""
+        numbers = self._used.get(function_id)
+        if numbers is None:
+            plain = self._functions[function_id].forms[PLAIN]
+            numbers = self._used[function_id] = [
+                self._registry.number_of(variable)
+                for variable in plain.get_shared()
+                if not is_random_state(variable) and not is_row_share(variable)
+            ]
+        return numbers
+
+    def _name(self, act: Call) -> str:
+        return self._functions[act.function_id].recipe.name
+
+    def _named(self, number: int) -> str:
+        return repr(self._registry[number].name or f"shared variable {number}")

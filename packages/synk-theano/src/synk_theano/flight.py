@@ -1,0 +1,84 @@
+"""Flight records: what every rank did before a failure, one file of JSON for each.
+
+They lie in the folder that ``SYNKHRONOS_FLIGHT_DIR`` names, else in ``synkhronos/flight`` of the
+user's cache. `synkhronos flight` prints them. Only their user can read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Union
+
+__all__ = ["KEPT", "VERSION", "files", "folder", "load", "write"]
+
+VERSION = 1
+"""Of what is in the files."""
+
+KEPT = 50
+"""Files that are kept; older ones give way."""
+
+_numbers = itertools.count(1)
+
+
+def folder() -> Path:
+    """The folder of the records, which may not be there yet."""
+    named = os.environ.get("SYNKHRONOS_FLIGHT_DIR")
+    if named:
+        return Path(named)
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache) / "synkhronos" / "flight"
+
+
+def files() -> List[Path]:
+    """All records, newest first."""
+    return sorted(folder().glob("*.json"), key=lambda path: path.name, reverse=True)
+
+
+def load(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
+    """Read a record.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no flight record, or one of another version.
+    """
+    content = json.loads(Path(path).read_text("utf-8"))
+    version = content.get("version") if isinstance(content, dict) else None
+    if version != VERSION:
+        raise ValueError(
+            f"{path}: got version {version!r}, expected a flight record of version {VERSION}"
+        )
+    record: Dict[str, Any] = content
+    return record
+
+
+def write(content: Mapping[str, Any]) -> Path:
+    """Write a record, and remove the oldest beyond `KEPT`; return its path.
+
+    Raises:
+        OSError: it cannot be written; nothing is left then.
+    """
+    place = folder()
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    path = place / f"{moment}-{os.getpid()}-{next(_numbers):04d}.json"
+    text = json.dumps(content, indent=1)
+    # Complete or not at all, for whoever reads meanwhile.
+    draft = path.with_suffix(".part")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    for old in files()[KEPT:]:
+        with contextlib.suppress(OSError):
+            old.unlink()
+    return path
