@@ -17,7 +17,15 @@ import theano.tensor as T
 from theano.compile.ops import as_op
 
 from synk_theano import Runtime
-from synk_theano.exceptions import Closed, SpecError, StartError, WorkerDied, WorkerFailed
+from synk_theano.exceptions import (
+    Closed,
+    SpecError,
+    StallWarning,
+    StartError,
+    WorkerDied,
+    WorkerFailed,
+    WorkerStalled,
+)
 from synk_theano.testing import nothing_left, open_descriptors, run_script, wait_gone
 
 # Workers cannot import test modules by the names that pytest gives them.
@@ -189,16 +197,31 @@ def test_a_worker_that_exits_is_no_success():
 
 
 def test_a_worker_that_is_too_late_is_named():
-    from synk_comm import CommTimeout
-
+    x, y = misbehaving(lambda values: time.sleep(60))
     with nothing_left():
         runtime = Runtime(2, timeout_s=1.0)
         runtime.distribute()
-        x, y = misbehaving(lambda values: time.sleep(60))
-        f = runtime.function([x], (y, "gather"))
-        with pytest.raises(CommTimeout, match="1"):
+        f = runtime.function([x], (y, "gather"), name="sleepy")
+        with pytest.raises(WorkerStalled, match="computing function 'sleepy'") as caught:
             f(np.array([0.0, 1.0]))
+        assert isinstance(caught.value, TimeoutError)
+        assert caught.value.ranks == (1,)
+        assert "in behave" in caught.value.stacks[1]
+        assert "in behave" in str(caught.value)
         assert runtime.closed
+
+
+def test_a_stall_is_told_while_it_lasts():
+    x, y = misbehaving(lambda values: time.sleep(1))
+    with nothing_left(), Runtime(3, stall_s=0.3) as runtime:
+        f = runtime.function([x], (y, "gather"), name="slow")
+        f(np.zeros(3))
+        with pytest.warns(StallWarning, match="rank 2 has been computing function 'slow'") as told:
+            f(np.array([0.0, 0.0, 1.0]))
+        text = str(told[0].message)
+        assert "in behave" in text
+        assert "rank 1" not in text
+        assert f(np.zeros(3)).tolist() == [0, 0, 0]
 
 
 EARLY = """
@@ -229,11 +252,11 @@ def test_nor_does_it_end_workers_that_still_start():
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(1.0 / 3), "")
 
 
-def test_an_interrupted_call_closes_or_goes_on_but_does_not_hang():
-    """Ctrl-C while the master waits for a worker: KeyboardInterrupt, and no process is left."""
+def test_ctrl_c_interrupts_the_workers_and_all_goes_on():
+    """Ctrl-C while the master waits for a worker: KeyboardInterrupt, and nothing has changed."""
     code = """
 import os, signal, threading, time
-import numpy as np, theano.tensor as T
+import numpy as np, theano, theano.tensor as T
 from theano.compile.ops import as_op
 from synk_theano import Runtime
 from synk_theano.testing import nothing_left
@@ -245,18 +268,62 @@ def slow(values):
     return values
 
 x = T.dvector("x")
+s = theano.shared(np.zeros(()), "s")
+with nothing_left():
+    runtime = Runtime(2)
+    f = runtime.function([x], (slow(x), "gather"), updates=[(s, s + 1)])
+    f(np.zeros(2))
+    for bad in ([0.0, 1.0], [1.0, 0.0], [1.0, 1.0]):
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        try:
+            f(np.array(bad))
+        except KeyboardInterrupt:
+            assert time.monotonic() - start < 10
+            print("interrupted", runtime.closed, runtime.collectives.gather(s).tolist())
+    print(f(np.zeros(2)), runtime.collectives.gather(s).tolist())
+    runtime.close()
+"""
+    status, out, err = run_script(code)
+    lines = 3 * "interrupted False [1.0, 1.0]\n" + "[0. 0.] [2.0, 2.0]\n"
+    assert (status, out) == (0, lines), err
+
+
+@pytest.mark.parametrize("strikes", [1, 2])
+def test_ctrl_c_ends_what_does_not_listen(strikes):
+    """A worker that computes in C cannot be interrupted."""
+    code = f"""
+import ctypes, os, signal, threading, time
+import numpy as np, theano.tensor as T
+from theano.compile.ops import as_op
+from synk_theano import Runtime
+from synk_theano.testing import nothing_left
+
+@as_op([T.dvector], [T.dvector])
+def slow(values):
+    if values.max() > 0:
+        ctypes.PyDLL(None).sleep(30)
+    return values
+
+def strike():
+    for _ in range({strikes}):
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+x = T.dvector("x")
 with nothing_left():
     runtime = Runtime(2)
     f = runtime.function([x], (slow(x), "gather"))
     f(np.zeros(2))
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Thread(target=strike).start()
+    start = time.monotonic()
     try:
         f(np.array([0.0, 1.0]))
     except KeyboardInterrupt:
-        print("interrupted", runtime.closed)
+        print("interrupted", runtime.closed, time.monotonic() - start < (10 if {strikes} < 2 else 5))
 """
     status, out, err = run_script(code)
-    assert (status, out.strip()) == (0, "interrupted True"), err
+    assert (status, out) == (0, "interrupted True True\n"), err
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(0)", "1 / 0"])
@@ -395,7 +462,7 @@ def test_a_second_interrupt_while_the_first_lets_the_workers_go_ends_the_runtime
     f = runtime.function([x], (y, "gather"))
     f(np.zeros(2))
 
-    def interrupt(reason):
+    def interrupt(reason, timeout_s):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runtime._rank.comm, "decline", interrupt)

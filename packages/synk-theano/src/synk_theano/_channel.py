@@ -14,6 +14,9 @@ from typing import Optional, Tuple
 
 _LENGTH = struct.Struct("<Q")
 
+NO_SIGPIPE: int = getattr(socket, "MSG_NOSIGNAL", 0)
+"""Programs that give SIGPIPE its default back would die of a worker's death."""
+
 
 class ChannelClosed(ConnectionError):
     """The other side is gone."""
@@ -47,7 +50,7 @@ class Channel:
         """
         self._sock.settimeout(timeout_s)
         try:
-            self._sock.sendall(_LENGTH.pack(len(payload)) + payload)
+            self._sock.sendall(_LENGTH.pack(len(payload)) + payload, NO_SIGPIPE)
         except socket.timeout:
             raise TimeoutError(f"the other side did not read for {timeout_s} s") from None
         except OSError as error:

@@ -17,7 +17,7 @@ from synk_shm import Handle
 
 from ._plan import Bounds
 
-LEFT_TO_MASTER = (signal.SIGINT, signal.SIGTERM)
+LEFT_TO_MASTER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that are nothing to a worker: it ends with its master, whatever ends that."""
 
 

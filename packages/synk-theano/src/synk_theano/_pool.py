@@ -1,9 +1,7 @@
-"""The worker processes: start, watch, stop. Knows nothing of Theano.
+"""All workers of a runtime: start, watch, ask, stop. Knows nothing of Theano.
 
-Workers are fresh processes (``python -m synk_theano._worker``), not forks of one that may hold
-threads or a CUDA context. Each inherits one end of a socket pair for commands, and the reading
-end of a pipe whose writing end only the master has: when the master is gone, however it went,
-the pipe ends and the worker with it.
+Workers are fresh processes, not forks of one that may hold threads or a CUDA context. How each of
+them is started and held is told in `_processes`.
 """
 
 from __future__ import annotations
@@ -12,15 +10,16 @@ import contextlib
 import logging
 import os
 import pickle
-import signal
-import subprocess
+import select
 import sys
 import time
 import weakref
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
-from ._channel import Channel, ChannelClosed
-from ._messages import LEFT_TO_MASTER, Failure, Hello, Ready
+from ._channel import ChannelClosed
+from ._messages import Failure, Hello, Ready
+from ._processes import Keeper, Worker, reap_later
+from ._stacks import Stacks
 from .exceptions import StartError, WorkerDied
 
 _logger = logging.getLogger(__name__)
@@ -28,67 +27,13 @@ _logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 180.0
 """For importing Theano, on a machine that is busy compiling for other ranks."""
 
-STOP_TIMEOUT_S = 1.0
+STOP_TIMEOUT_S = 0.8
 """From the end of the channel until SIGKILL."""
 
-KILL_TIMEOUT_S = 5.0
-"""From SIGKILL until a process is given up: it may be stuck in the kernel."""
+KILL_TIMEOUT_S = 0.3
+"""From SIGKILL until a process is left to a thread: it may be stuck in the kernel."""
 
-
-class Worker:
-    """One worker process and the master's channel to it."""
-
-    def __init__(self, hello: Hello, environment: Dict[str, str], fds: Sequence[int]) -> None:
-        self.rank = hello.rank
-        self.channel, theirs = Channel.pair()
-        reading, self._lifeline = os.pipe()
-        # Until the worker ignores them itself.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_MASTER)
-        try:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "synk_theano._worker",
-                    str(theirs.fileno()),
-                    str(reading),
-                ],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                # "python -m" puts the current folder first on the path: nobody's modules are here.
-                cwd="/",
-                # A notebook that restarts its kernel ends the processes of its group one after
-                # the other; the last one has to be a worker, which sweeps.
-                start_new_session=True,
-                pass_fds=(theirs.fileno(), reading, *fds),
-            )
-        except OSError as error:
-            self.release()
-            raise StartError(f"cannot start the worker of rank {hello.rank}: {error}") from error
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            theirs.close()
-            os.close(reading)
-        # A process that is gone already is found out by `wait_ready`.
-        with contextlib.suppress(ChannelClosed):
-            self.channel.send(pickle.dumps(hello))
-
-    def is_alive(self) -> bool:
-        return self.process.poll() is None
-
-    def exitcode(self, wait_s: float = 1.0) -> Optional[int]:
-        """The exit status, once it is known; None if the process is still there after `wait_s`."""
-        try:
-            return self.process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def release(self) -> None:
-        """Close the channel and let go of the lifeline, on which a worker that is left ends."""
-        self.channel.close()
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+_TICK_S = 0.05
 
 
 class WorkerPool:
@@ -98,11 +43,17 @@ class WorkerPool:
         self, starts: Sequence[Tuple[Hello, Dict[str, str]]], fds: Sequence[int] = ()
     ) -> None:
         self._workers: List[Worker] = []
+        self._stacks = Stacks()
+        # First, so that at no moment there is a worker that nobody looks after.
+        self._keeper = Keeper(starts[0][0].sys_path) if starts else None
         # A child that the user forks would hold the workers' lifelines.
         os.register_at_fork(after_in_child=_calling(weakref.WeakMethod(self._release_in_child)))
         try:
             for hello, environment in starts:
-                self._workers.append(Worker(hello, environment, fds))
+                worker = Worker(hello, environment, fds)
+                self._workers.append(worker)
+                if self._keeper is not None:
+                    self._keeper.guard(worker.process.pid)
         except BaseException:
             self.kill()
             raise
@@ -110,42 +61,76 @@ class WorkerPool:
     def _release_in_child(self) -> None:
         for worker in self._workers:
             worker.release()
+        if self._keeper is not None:
+            self._keeper.release()
 
     @property
     def pids(self) -> Tuple[int, ...]:
         """Process ids, in rank order without the master."""
         return tuple(worker.process.pid for worker in self._workers)
 
-    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until every worker has said that it is ready.
+    @property
+    def keeper_pid(self) -> Optional[int]:
+        """Process id of the keeper; None if there is none."""
+        return None if self._keeper is None else self._keeper.pid
+
+    def wait_ready(
+        self,
+        timeout_s: float = START_TIMEOUT_S,
+        tick: Optional[Callable[[List[int]], None]] = None,
+    ) -> None:
+        """Wait until every worker has said that it is ready. All are watched at once.
+
+        Args:
+            tick: called with the ranks that are not ready, at least every 0.1 s; what it raises
+                ends the wait.
 
         Raises:
+            WorkerDied: one was killed by a signal.
             StartError: one could not start; the message names rank, cause and cure.
         """
         deadline = time.monotonic() + timeout_s
-        for worker in self._workers:
-            self._wait_ready(worker, deadline)
+        waiting = select.poll()
+        starting = {worker.channel.fileno(): worker for worker in self._workers}
+        for fd in starting:
+            waiting.register(fd, select.POLLIN)
+        while starting:
+            events = waiting.poll(1000 * max(min(_TICK_S, deadline - time.monotonic()), 0.0))
+            failed = []
+            for fd, _ in events:
+                answer = _answer(starting[fd])
+                if isinstance(answer, Ready):
+                    del starting[fd]
+                    waiting.unregister(fd)
+                elif answer is not None:
+                    failed.append(answer)
+            self._require_started(failed)
+            ranks = [worker.rank for worker in starting.values()]
+            if ranks and tick is not None:
+                tick(ranks)
+            if ranks and time.monotonic() > deadline:
+                raise StartError(
+                    f"the worker of rank {ranks[0]} was not ready in {timeout_s:g} s; the machine "
+                    f"may be busy, or Theano's compile directory be locked (see `theano-cache "
+                    f"unlock`)"
+                )
 
-    def _wait_ready(self, worker: Worker, deadline: float) -> None:
-        try:
-            answer = pickle.loads(worker.channel.recv(max(deadline - time.monotonic(), 0.001)))
-        except TimeoutError:
+    def _require_started(self, failed: Sequence[Failure]) -> None:
+        """Raise the cause, if of any worker is known that it cannot start."""
+        gone = self._first_gone()
+        status = None if gone is None else gone.exitcode()
+        if gone is not None and status is not None and status < 0:
+            raise WorkerDied(gone.rank, status, "its start")
+        for failure in failed:
             raise StartError(
-                f"the worker of rank {worker.rank} was not ready in time; the machine may be busy, "
-                f"or Theano's compile directory be locked (see `theano-cache unlock`)"
-            ) from None
-        except ChannelClosed:
-            raise StartError(
-                f"the worker of rank {worker.rank} ended during its start with exit status "
-                f"{worker.exitcode()}; what it printed is above. Can "
-                f"`{sys.executable} -c 'import synk_theano'` run?"
-            ) from None
-        if isinstance(answer, Failure):
-            raise StartError(
-                f"the worker of rank {worker.rank} failed in its start:\n{answer.traceback}"
+                f"the worker of rank {failure.rank} failed in its start:\n{failure.traceback}"
             )
-        if not isinstance(answer, Ready):
-            raise StartError(f"the worker of rank {worker.rank} answered {answer!r}")
+        if gone is not None:
+            raise StartError(
+                f"the worker of rank {gone.rank} ended during its start with exit status "
+                f"{status}; what it printed is above. Can "
+                f"`{sys.executable} -c 'import synk_theano'` run?"
+            )
 
     def send(self, payload: bytes, doing: str) -> None:
         """Send one message to every worker.
@@ -159,15 +144,50 @@ class WorkerPool:
             except (ChannelClosed, TimeoutError):
                 raise WorkerDied(worker.rank, worker.exitcode(), doing) from None
 
-    def check(self, doing: str) -> None:
+    def check(self, doing: Union[str, Callable[[int], str]]) -> None:
         """Return at once if all workers live.
 
+        Args:
+            doing: what the runtime does, in words; or what says this of a rank.
+
         Raises:
-            WorkerDied: one is gone.
+            WorkerDied: one is gone; of several, one that was killed by a signal.
         """
-        for worker in self._workers:
-            if not worker.is_alive() or worker.channel.at_end():
-                raise WorkerDied(worker.rank, worker.exitcode(), doing)
+        if self._keeper is not None:
+            self._keeper.reap()
+        gone = self._first_gone()
+        if gone is not None:
+            said = doing(gone.rank) if callable(doing) else doing
+            raise WorkerDied(gone.rank, gone.exitcode(), said)
+
+    def _first_gone(self) -> Optional[Worker]:
+        """The worker whose end is the cause of the others', if any has ended."""
+        gone = [worker for worker in self._workers if worker.is_gone()]
+        if not gone:
+            return None
+        deadline = time.monotonic() + 1.0
+        for worker in gone:
+            # A channel ends a moment before its process does.
+            worker.exitcode(max(deadline - time.monotonic(), 0.0))
+        gone = [worker for worker in self._workers if worker.is_gone()]
+        return min(gone, key=_guilt)
+
+    def stacks(
+        self, ranks: Optional[Iterable[int]] = None, timeout_s: float = 0.5
+    ) -> Dict[int, str]:
+        """The Python stacks of all threads of these workers, or of all, by rank.
+
+        Written by the workers themselves, whatever they compute. Of one that cannot, because it is
+        stopped, stuck in the kernel or gone, it is said that it is. Blocks for `timeout_s` seconds
+        at most; any thread may ask.
+        """
+        wanted = None if ranks is None else set(ranks)
+        asked = {
+            worker.rank: (worker.process, worker.stack_file)
+            for worker in list(self._workers)
+            if wanted is None or worker.rank in wanted
+        }
+        return self._stacks.gather(asked, timeout_s)
 
     def failures(self, ranks: Iterable[int], serial: int, timeout_s: float = 10.0) -> List[Failure]:
         """What these ranks have to say of their failure in command `serial`.
@@ -194,7 +214,10 @@ class WorkerPool:
             return None
 
     def stop(self) -> None:
-        """Let all workers go: kill those that do not end within STOP_TIMEOUT_S."""
+        """Let all workers go: kill those that do not end within STOP_TIMEOUT_S.
+
+        Takes 1.2 s at most, whatever they do, and so does a `kill()` after it, both together.
+        """
         for worker in self._workers:
             worker.channel.close()
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -203,17 +226,38 @@ class WorkerPool:
         self.kill()
 
     def kill(self) -> None:
-        """End all workers now, and wait for the kernel to take them."""
+        """End all workers now, and wait for the kernel to take them, for KILL_TIMEOUT_S."""
         for worker in self._workers:
             if worker.is_alive():
                 worker.process.kill()
-        while self._workers:
-            # One by one, so that an interrupted kill can be repeated.
-            worker = self._workers[-1]
-            if worker.exitcode(KILL_TIMEOUT_S) is None:
-                _logger.warning("process %d does not go, not even killed", worker.process.pid)
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        # One by one, so that an interrupted kill can be repeated. Another thread may do the same.
+        for worker in list(self._workers):
+            if worker.exitcode(max(deadline - time.monotonic(), 0.0)) is None:
+                _logger.warning("process %d is killed, but not gone yet", worker.process.pid)
+                reap_later(worker.process)
             worker.release()
-            self._workers.pop()
+            with contextlib.suppress(ValueError):
+                self._workers.remove(worker)
+        if self._keeper is not None:
+            self._keeper.dismiss()
+
+
+def _answer(worker: Worker) -> Union[Ready, Failure, None]:
+    """What a worker has to say of its start; None if that is not there yet, or never will be."""
+    try:
+        answer = pickle.loads(worker.channel.recv(_TICK_S))
+    except (ChannelClosed, TimeoutError):
+        return None
+    if not isinstance(answer, (Ready, Failure)):
+        raise StartError(f"the worker of rank {worker.rank} answered {answer!r}")
+    return answer
+
+
+def _guilt(worker: Worker) -> int:
+    """Sorts workers that are gone: killed by a signal first, then ended, then just silent."""
+    status = worker.exitcode(0.0)
+    return 2 if status is None else int(status >= 0)
 
 
 def _calling(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:

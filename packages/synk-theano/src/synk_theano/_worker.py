@@ -1,6 +1,6 @@
 """A worker process: say READY, then perform one order after the other until told to stop.
 
-Started by `_pool.Worker` as ``python -m synk_theano._worker <channel fd> <lifeline fd>``.
+Started by `_pool.Worker` through `_boot`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from ._messages import LEFT_TO_MASTER, Failure, Hello, Ready
 UNBOUNDED_S = 1e9
 """For a worker's waiting: the master's next order may take days. The master's own waits are bounded
 by `timeout_s`, and when it gives up, or is gone, its workers learn that at once."""
+
+VERDICT_S = 1.0
+"""For a worker that has failed beyond repair, to be told so before it ends by itself."""
 
 LETTING_GO_S = 1.0
 """For a worker whose master is gone, to let go of shared memory."""
@@ -118,6 +121,8 @@ def _profiled(path: Optional[str]) -> Iterator[None]:
 
 def serve(channel: Channel, hello: Hello) -> None:
     """Make ready, then obey."""
+    import synk_comm
+
     try:
         rank = _prepare(hello)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
@@ -136,8 +141,18 @@ def serve(channel: Channel, hello: Hello) -> None:
             pass
     except ChannelClosed:
         return
+    except (synk_comm.PeerLost, synk_comm.AbortedError):
+        # The master learns the same, and ends the group. Who ended now would look like the cause.
+        _await_verdict(channel)
     finally:
         rank.close()
+
+
+def _await_verdict(channel: Channel, wait_s: Optional[float] = None) -> None:
+    """Block until the master gives this worker up, for `wait_s` seconds at most."""
+    with contextlib.suppress(ChannelClosed, TimeoutError):
+        while True:
+            channel.recv(wait_s)
 
 
 def _prepare(hello: Hello) -> Any:
@@ -174,7 +189,12 @@ def _prepare(hello: Hello) -> Any:
 
 
 def _obey(rank: Any, channel: Channel) -> bool:
-    """Perform the next order; False if it was to stop."""
+    """Perform the next order; False if it was to stop.
+
+    Raises:
+        PeerLost, AbortedError: the ranks have lost each other.
+        ChannelClosed: the master is gone, or this rank has failed and is out of step.
+    """
     import synk_comm
 
     from ._rank import is_of_the_group
@@ -184,12 +204,15 @@ def _obey(rank: Any, channel: Channel) -> bool:
     except (synk_comm.PeerDeclined, synk_comm.MismatchError):
         # Another rank's failure, or one that the master sees itself.
         pass
+    except (synk_comm.PeerLost, synk_comm.AbortedError):
+        raise
     except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
         if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
             channel.send(pickle.dumps(_failure(rank.serial, rank.rank, rank.doing, error)))
             if rank.in_step:
                 return True
-        raise ChannelClosed("the ranks have lost each other") from None
+        _await_verdict(channel, VERDICT_S)
+        raise ChannelClosed("this rank is out of step") from None
     return True
 
 
@@ -206,7 +229,3 @@ def _failure(serial: int, rank: int, doing: str, error: BaseException) -> Failur
     if len(text) > FAILURE_LIMIT:
         text = f"{text[: FAILURE_LIMIT // 2]}\n...\n{text[-FAILURE_LIMIT // 2 :]}"
     return Failure(serial, rank, doing, text, pickled, time.perf_counter())
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,31 @@
+"""A worker's first steps, before it imports anything of the package.
+
+To import Theano takes seconds, and now and then it hangs there, waiting for the lock of a compile
+directory: from here on a worker can be asked for its stacks. Run by `_pool.Worker` as
+``python _boot.py synk_theano._worker <channel fd> <lifeline fd> <stacks fd> <stacks signal>``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+
+
+def boot(channel_fd: int, lifeline_fd: int, stacks_fd: int, stacks_signal: int) -> None:
+    """Write stacks when asked to, and become a worker."""
+    for fd in (channel_fd, lifeline_fd, stacks_fd):
+        os.set_inheritable(fd, False)
+    # In C: whoever holds the interpreter's lock, it answers.
+    faulthandler.register(stacks_signal, stacks_fd, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (stacks_signal,))
+    from synk_theano._worker import main
+
+    main(channel_fd, lifeline_fd)
+
+
+if __name__ == "__main__":
+    if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+        del sys.path[0]  # modules in here are the package's, not top-level ones
+    boot(*map(int, sys.argv[2:]))

@@ -1,0 +1,172 @@
+"""Where a worker is, in its own words: the Python stacks of all its threads.
+
+The worker writes them from a signal handler in C (`faulthandler`, see `_boot`), so also while it
+computes and nobody gets the interpreter's lock. They go into a file without a name that the master
+has made. A process that cannot answer is described by what the kernel knows of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from typing import Dict, Mapping, Optional, Tuple
+
+SIGNAL: int = signal.SIGRTMIN + 1 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+"""Asks for stacks."""
+
+LIMIT = 1_000_000
+"""Bytes of stacks that are read."""
+
+_LOOK_EVERY_S = 0.005
+
+
+class StackFile:
+    """Where one worker writes; the master makes it, and the worker inherits `fd`.
+
+    It may be closed by one thread while another asks.
+    """
+
+    def __init__(self) -> None:
+        self.fd = _unnamed_file()
+        # What it writes follows what is there, also after that was cut.
+        fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_APPEND)
+        self._lock = threading.Lock()
+
+    def ask(self, process: subprocess.Popen[bytes]) -> None:
+        """Have the process write its stacks."""
+        with self._lock:
+            if self.fd >= 0:
+                os.ftruncate(self.fd, 0)
+                process.send_signal(SIGNAL)
+
+    def read(self) -> str:
+        """What has been written so far."""
+        with self._lock:
+            return os.pread(self.fd, LIMIT, 0).decode(errors="replace") if self.fd >= 0 else ""
+
+    def close(self) -> None:
+        with self._lock:
+            if self.fd >= 0:
+                os.close(self.fd)
+                self.fd = -1
+
+
+Asked = Mapping[int, Tuple["subprocess.Popen[bytes]", StackFile]]
+"""Processes and their files, by rank."""
+
+
+class Stacks:
+    """Asks workers for their stacks, one asker at a time."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+
+    def gather(self, asked: Asked, timeout_s: float) -> Dict[int, str]:
+        """The stacks by rank, or why there are none. Blocks for `timeout_s` at most."""
+        deadline = time.monotonic() + timeout_s
+        if not self._turn.acquire(timeout=timeout_s):
+            return dict.fromkeys(asked, "another thread is asking for its stacks")
+        try:
+            return _gather(asked, deadline, timeout_s)
+        finally:
+            self._turn.release()
+
+
+def _gather(asked: Asked, deadline: float, timeout_s: float) -> Dict[int, str]:
+    found: Dict[int, str] = {}
+    for rank, (process, file) in asked.items():
+        obstacle = _obstacle(process)
+        if obstacle is None:
+            file.ask(process)
+        else:
+            found[rank] = obstacle
+    while len(found) < len(asked):
+        late = time.monotonic() >= deadline
+        for rank, (process, file) in asked.items():
+            if rank not in found:
+                text = file.read()
+                if not _is_whole(text):
+                    # It may have been stopped, or have ended, since it was asked.
+                    obstacle = _obstacle(process)
+                    if obstacle is None and not late:
+                        continue
+                    text += obstacle or _silence(process, timeout_s)
+                found[rank] = text
+        if len(found) < len(asked):
+            time.sleep(_LOOK_EVERY_S)
+    return found
+
+
+def _is_whole(text: str) -> bool:
+    """Whether it ends as the stack of the main thread does, which comes last.
+
+    That begins in `_boot`; a hundred calls deep, its beginning is left out.
+    """
+    last = text[text.rfind("\n", 0, -1) + 1 :]
+    return last == "  ...\n" or ('_boot.py"' in last and last.endswith(" in <module>\n"))
+
+
+def _obstacle(process: subprocess.Popen[bytes]) -> Optional[str]:
+    """Why it makes no sense to ask; None if it does."""
+    status = process.poll()
+    if status is not None:
+        how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+        return f"process {process.pid} is gone: it {how}"
+    state = _state(process.pid)
+    if state == "Z":
+        return f"process {process.pid} is gone"
+    if state == "T":
+        return (
+            f"process {process.pid} is stopped (SIGSTOP, or a job of a shell); "
+            f"`kill -CONT {process.pid}` lets it go on"
+        )
+    if state == "t":
+        return f"process {process.pid} is held by a debugger"
+    return None
+
+
+def _silence(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+    """What to say of a process that was asked and has not answered to the end."""
+    if _state(process.pid) == "D":
+        return (
+            f"process {process.pid} is in uninterruptible sleep in the kernel"
+            f"{_kernel_function(process.pid)}: it waits for a disk, a network file system or a "
+            f"driver, and not even SIGKILL ends it before that answers"
+        )
+    return (
+        f"process {process.pid} has not written all its stacks in {timeout_s:g} s: it is still "
+        f"starting Python, or the machine is busy"
+    )
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for what a process does; "" where there is no telling."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may hold anything.
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except FileNotFoundError:
+        return "Z" if os.path.isdir("/proc/self") else ""
+    except (OSError, IndexError):
+        return ""
+
+
+def _kernel_function(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/wchan") as file:
+            name = file.read().strip("0\n")
+    except OSError:
+        return ""
+    return f" ({name})" if name else ""
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("synkhronos stacks", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
