@@ -183,7 +183,7 @@ def test_a_worker_killed_between_calls_is_noticed_in_the_next():
     runtime = Runtime(2)
     runtime.distribute()
     os.kill(runtime.worker_pids[0], signal.SIGKILL)
-    with pytest.raises(WorkerDied, match=r"SIGKILL while it was waiting for an order"):
+    with pytest.raises(WorkerDied, match=r"SIGKILL while it was (starting|waiting for an order)"):
         runtime.collectives.get_shapes(theano.shared(1.0))
     assert runtime.closed
 
@@ -291,9 +291,9 @@ with nothing_left():
 
 @pytest.mark.parametrize("strikes", [1, 2])
 def test_ctrl_c_ends_what_does_not_listen(strikes):
-    """A worker that computes in C cannot be interrupted."""
+    """A worker that computes in C cannot be interrupted, as here in one long sum."""
     code = f"""
-import ctypes, os, signal, threading, time
+import os, signal, threading, time
 import numpy as np, theano.tensor as T
 from theano.compile.ops import as_op
 from synk_theano import Runtime
@@ -302,7 +302,7 @@ from synk_theano.testing import nothing_left
 @as_op([T.dvector], [T.dvector])
 def slow(values):
     if values.max() > 0:
-        ctypes.PyDLL(None).sleep(30)
+        sum(range(3_000_000_000))
     return values
 
 def strike():

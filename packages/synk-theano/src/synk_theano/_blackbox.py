@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import logging
 import os
 import platform
@@ -112,7 +112,7 @@ class BlackBox:
         ranks = [{**seen, "pid": pid} for seen, pid in zip(self._seen or [], pids)]
         content = {
             "version": flight.VERSION,
-            "when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
+            "when": dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds"),
             "program": list(sys.argv),
             "pid": os.getpid(),
             "versions": {"python": platform.python_version(), "numpy": np.__version__},

@@ -11,9 +11,9 @@ import theano
 from ._all_reduce import reductions_of
 from ._compile import check_sliceable, compile_form, with_default_updates
 from ._lineage import replicated_updates
+from ._loaded import LoadedFunction
 from ._messages import PLAIN, Form, Recipe
 from ._rank import Rank
-from ._loaded import LoadedFunction
 from ._spec import FunctionSpec
 
 
@@ -74,9 +74,7 @@ class Builder:
         self._rank.device.enter()
         name, began = spec.name or "function", perf_counter()
         with self._track(f"compiling {name!r}"):
-            compiled = compile_form(
-                spec, form, self._rank.device.is_gpu, self._rank.journal.on
-            )
+            compiled = compile_form(spec, form, self._rank.device.is_gpu, self._rank.journal.on)
         self._rank.recorder.add("compile", name, began, perf_counter())
         return compiled
 

@@ -65,8 +65,10 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> 
         if kwargs.get("no_default_updates") is not True:
             kwargs["no_default_updates"] = [*(kwargs.get("no_default_updates") or ()), *targets]
     # A device's function is linked twice: with and without its ends.
-    with deep_recursion(), linked_by_kind() if is_gpu else nullcontext(), (
-        out_of_place() if atomic else nullcontext()
+    with (
+        deep_recursion(),
+        linked_by_kind() if is_gpu else nullcontext(),
+        out_of_place() if atomic else nullcontext(),
     ):
         compiled = theano.function(
             inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs

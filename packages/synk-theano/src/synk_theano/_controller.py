@@ -21,9 +21,9 @@ from . import _environ
 from ._blackbox import BlackBox
 from ._book import Book
 from ._devices import Ranks, take
+from ._failures import mismatch, worker_failed
 from ._flight import WORDS, Flight
 from ._interrupts import Interrupts
-from ._failures import mismatch, worker_failed
 from ._messages import Call, Collective, Hello, Join, Order, Step, Stop
 from ._orders import STEPS_IN_LINE
 from ._pool import STOP_TIMEOUT_S, WorkerPool

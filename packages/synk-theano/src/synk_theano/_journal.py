@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence, Tuple
 
-import numpy as np
-
 from ._values import empty_like, is_plain
 
 SPARE_ORDERS = 64

@@ -10,10 +10,10 @@ import numpy as np
 from synk_theano_compat import locks
 
 from . import _random_streams
+from ._loaded import LoadedFunction
 from ._messages import Distribute
 from ._pickling import loads
 from ._plan import Bounds
-from ._loaded import LoadedFunction
 from ._shared_vars import VariableRegistry
 
 

@@ -103,7 +103,7 @@ class Replicas:
             )
 
     def _tell_of_changes(self, numbers: Sequence[int], act: Call) -> None:
-        """Warn of values that only the master has, because it was not this runtime that set them."""
+        """Warn of values that the master alone has: it was not the runtime that set them."""
         seen, registry = self._seen, self._registry
         changed = [
             number

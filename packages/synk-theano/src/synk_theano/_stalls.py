@@ -67,7 +67,9 @@ class StallWatch:
         parts = []
         for rank in ranks:
             stack = stacks.get(rank, "its stack is not known").rstrip()
-            parts.append(f"rank {rank} has been {self._box.doing(rank)} for {seconds:.0f} s:\n{stack}")
+            parts.append(
+                f"rank {rank} has been {self._box.doing(rank)} for {seconds:.0f} s:\n{stack}"
+            )
         return "\n".join(parts)
 
     def error(self) -> WorkerStalled:
@@ -75,6 +77,4 @@ class StallWatch:
         ranks, seconds = self.late(), time.monotonic() - self._began
         stacks = self._stacks(ranks)
         doing = self._box.doing(ranks[0])
-        return WorkerStalled(
-            ranks, doing, seconds, stacks, self.describe(ranks, seconds, stacks)
-        )
+        return WorkerStalled(ranks, doing, seconds, stacks, self.describe(ranks, seconds, stacks))

@@ -7,6 +7,8 @@ from typing import Any, Deque, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
+import synk_shm
+
 from ._data import Data, unmasked
 from ._messages import ArrayRef
 from .exceptions import InputTypeError
@@ -75,4 +77,8 @@ class DataStore:
 
     def clear(self) -> None:
         """Free what was staged."""
+        for data in self._staged.values():
+            # An error that the user keeps may keep the memory, but nobody shall find it any more.
+            if synk_shm.is_shared(data.data):
+                synk_shm.unlink(data.data, missing_ok=True)
         self._staged.clear()

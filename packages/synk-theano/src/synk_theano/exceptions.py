@@ -133,7 +133,9 @@ class WorkerFailed(SynkError, RuntimeError):
         others: Optional[Mapping[int, str]] = None,
         note: str = "",
     ) -> None:
-        also = "".join(f"\nThen rank {r} failed: {_first_line(t)}" for r, t in (others or {}).items())
+        also = "".join(
+            f"\nThen rank {r} failed: {_first_line(t)}" for r, t in (others or {}).items()
+        )
         super().__init__(
             f"rank {rank} failed in {doing}: {_first_line(reason)}{also}\n{note}"
             f"Traceback of rank {rank}:\n{traceback.rstrip() or reason}"
