@@ -320,7 +320,8 @@ with nothing_left():
     try:
         f(np.array([0.0, 1.0]))
     except KeyboardInterrupt:
-        print("interrupted", runtime.closed, time.monotonic() - start < (10 if {strikes} < 2 else 5))
+        soon = time.monotonic() - start < (10 if {strikes} < 2 else 5)
+        print("interrupted", runtime.closed, soon)
 """
     status, out, err = run_script(code)
     assert (status, out) == (0, "interrupted True True\n"), err

@@ -37,7 +37,7 @@ class Group:
     """What a collective works with on one rank."""
 
     def __init__(self, rank: Rank) -> None:
-        self.comm = rank.comm
+        self.comm: Any = rank.comm
         self.device = rank.device
         self.master = rank.master
         self.registry = rank.registry

@@ -158,8 +158,10 @@ class Flight:
         found = []
         for i in range(max(count - RECORDS, 0), count):
             values = _ACT.unpack_from(self._bytes, (_HEADER + i % RECORDS * _WIDTH) * 8)
-            serial, kind, *rest, outcome = values
-            found.append(Act(serial, KINDS[kind], *rest, Outcome(outcome)))
+            serial, kind, subject, began, ended, rows, nbytes, outcome = values
+            found.append(
+                Act(serial, KINDS[kind], subject, began, ended, rows, nbytes, Outcome(outcome))
+            )
         return found
 
     def last(self) -> Optional[Act]:

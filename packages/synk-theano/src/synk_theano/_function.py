@@ -264,3 +264,22 @@ class Function:
         if self.spec.returns == "none":
             return None
         return values[0] if self.spec.returns == "single" else values
+
+
+def as_delayed(act: Any, place: int, launcher: Launcher) -> Delayed:
+    """An act of a step; a function without inputs stands for its call.
+
+    Raises:
+        InputTypeError: it is something else, or another runtime's.
+    """
+    if isinstance(act, Function):
+        act = act.delayed()
+    if not isinstance(act, Delayed):
+        raise InputTypeError(
+            f"step(): got {act!r} of type {type(act).__name__} as act {place}, expected "
+            f"f.delayed(...), delayed.all_reduce(...) and the like, or a function without "
+            f"inputs"
+        )
+    if act.launcher is not launcher:
+        raise InputTypeError(f"step(): act {place} belongs to another runtime")
+    return act

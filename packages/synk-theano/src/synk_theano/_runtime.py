@@ -45,12 +45,12 @@ from ._builder import Builder
 from ._check import Verdicts, check_spec, warn_of_wrong
 from ._controller import Controller
 from ._data import Data
-from ._delayed import Delayed, Prepared, Standing
+from ._delayed import Prepared, Standing
 from ._devices import choose, choose_nccl
 from ._distributor import Distributor
 from ._environ import compiler_note
 from ._facts import unequal_replicas
-from ._function import Function
+from ._function import Function, as_delayed
 from ._history import History
 from ._lint import Findings
 from ._messages import Act, ArrayRef, Form, Record, Step
@@ -280,26 +280,13 @@ class Runtime:
     def step(self, *acts: Any) -> List[Any]:
         """Perform several calls and collectives as one; see `synkhronos.step`."""
         with self.exclusive:
-            delayed = [self._delayed(act, place) for place, act in enumerate(acts)]
+            delayed = [as_delayed(act, place, self) for place, act in enumerate(acts)]
             called = [act.function for act in delayed]
             prepared = [
                 act.prepare(Standing(i, frozenset(n for n in called[:i] if n is not None)))
                 for i, act in enumerate(delayed)
             ]
             return self.perform(prepared) if prepared else []
-
-    def _delayed(self, act: Any, place: int) -> Delayed:
-        if isinstance(act, Function):
-            act = act.delayed()
-        if not isinstance(act, Delayed):
-            raise InputTypeError(
-                f"step(): got {act!r} of type {type(act).__name__} as act {place}, expected "
-                f"f.delayed(...), delayed.all_reduce(...) and the like, or a function without "
-                f"inputs"
-            )
-        if act.launcher is not self:
-            raise InputTypeError(f"step(): act {place} belongs to another runtime")
-        return act
 
     def check(self, function: Function) -> Verdicts:
         """Is each output decomposable over rows? See `synkhronos.check`."""

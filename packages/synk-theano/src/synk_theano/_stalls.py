@@ -1,4 +1,4 @@
-"""Who keeps the others waiting, and where: told when an order takes long, and when it is given up."""
+"""Who keeps the others waiting, and where: told when an order takes long, or is given up."""
 
 from __future__ import annotations
 

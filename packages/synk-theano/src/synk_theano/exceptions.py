@@ -207,9 +207,9 @@ class WorkerDied(SynkError, RuntimeError):
         else:
             how = f"exited with status {exitcode}"
         super().__init__(
-            f"the worker process of rank {rank} {how} while it was {doing}. All workers are stopped "
-            f"and their memory is freed; the variables here have the values of before this call. "
-            f"Call fork() to start again; `synkhronos flight` shows what each rank did before."
+            f"the worker process of rank {rank} {how} while it was {doing}. All workers are "
+            f"stopped and their memory is freed. Call fork() to start again; `synkhronos flight` "
+            f"shows what each rank did before."
             + (
                 " (SIGKILL often comes from the kernel when memory runs out: see `dmesg`.)"
                 if self.signal == "SIGKILL"
