@@ -19,6 +19,12 @@ from synk_theano.testing import nothing_left
 
 
 @pytest.fixture(scope="session", autouse=True)
+def flight_records(tmp_path_factory):
+    """Records of failures that are meant to be are not the user's."""
+    os.environ["SYNKHRONOS_FLIGHT_DIR"] = str(tmp_path_factory.mktemp("flight"))
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_leaks():
     """No child process and no shared memory is left when all tests are done."""
     with nothing_left():

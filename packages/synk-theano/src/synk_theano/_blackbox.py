@@ -68,6 +68,7 @@ class BlackBox:
             Phase.COLLECTIVE: f"in {act}",
             Phase.END: f"waiting until all ranks are done with {act}",
             Phase.CLOSE: "closing",
+            Phase.FAIL: f"giving up {act}",
         }[phase]
 
     def begin(self) -> None:

@@ -112,6 +112,7 @@ class Controller:
             if self._group is not None:
                 self._group.close()
             raise
+        self._pids = [*self._pool.pids[:master], self._owner, *self._pool.pids[master:]]
         self._stalls = StallWatch(self._box, master, self._pool.stacks, stall_s)
         self._interrupts = Interrupts(
             self.rank, self._box.flights, lambda: self._pool.pids, self._box.look
@@ -317,9 +318,7 @@ class Controller:
 
     def _log(self, error: BaseException) -> None:
         """Write the flight record of a failure."""
-        pids = list(self._pool.pids)
-        pids.insert(self.rank.rank, os.getpid())
-        self._box.write(error, pids, getattr(error, "stacks", {}))
+        self._box.write(error, self._pids, getattr(error, "stacks", {}))
 
     def _watch(self) -> None:
         """Called while the master waits for others.

@@ -27,6 +27,11 @@ class Phase(IntEnum):
     COLLECTIVE = 8
     END = 9
     CLOSE = 10
+    FAIL = 11
+
+
+OWN_WORK = (Phase.COPY, Phase.COMPUTE, Phase.SLICE)
+"""In which a rank does not need the others, and can be interrupted."""
 
 
 class Outcome(IntEnum):

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, Callable, Optional, Sequence
 
-from ._flight import Flight, Phase
+from ._flight import OWN_WORK, Flight
 from .exceptions import Interrupted
 
 SIGNAL = signal.SIGRTMIN + 2 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
@@ -23,15 +23,11 @@ SIGNAL = signal.SIGRTMIN + 2 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 GRACE_S = 2.0
 """From Ctrl-C until the workers that have not listened are ended."""
 
-_OWN_WORK = (Phase.COPY, Phase.COMPUTE, Phase.SLICE)
-"""In which a rank can be interrupted."""
-
-
 def obey(rank: Any) -> None:
     """In a worker: let the master interrupt what it computes."""
 
     def interrupt(_number: int, _frame: Any) -> None:
-        if rank.flight.interrupted == rank.serial and rank.flight.phase[0] in _OWN_WORK:
+        if rank.flight.interrupted == rank.serial and rank.flight.phase[0] in OWN_WORK:
             raise Interrupted
 
     signal.signal(SIGNAL, interrupt)
@@ -114,7 +110,7 @@ class Interrupts:
     def _on_ctrl_c(self, number: int, frame: Any) -> None:
         if not self._under_way or os.getpid() != self._rank.pid:
             signal.default_int_handler(number, frame)
-        if self._struck or self._rank.flight.phase[0] in _OWN_WORK:
+        if self._struck or self._rank.flight.phase[0] in OWN_WORK:
             self._struck = True
             signal.default_int_handler(number, frame)
         self._struck = True

@@ -130,6 +130,7 @@ def rounds_of(counts: Sequence[int], num_slices: int) -> Rounds:
     >>> rounds_of([3, 1, 0], 2)
     [(2, 1, 0), (1, 0, 0)]
     """
-    sizes = [[stop - start for start, stop in split_rows(n, num_slices)] for n in counts]
+    most = min(num_slices, max(*counts, 1))
+    sizes = [[stop - start for start, stop in split_rows(n, most)] for n in counts]
     rounds = [tuple(rows) for rows in zip(*sizes)]
     return [rows for rows in rounds if any(rows)]

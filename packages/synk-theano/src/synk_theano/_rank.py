@@ -23,7 +23,7 @@ from ._arrays import ArrayCache
 from ._collectives import PreparedCollective
 from ._device import AnyDevice, Host
 from ._environ import threads_per_rank
-from ._flight import KINDS, WORDS, Flight, Outcome, Phase
+from ._flight import KINDS, OWN_WORK, WORDS, Flight, Outcome, Phase
 from ._journal import Journal
 from ._loaded import LoadedFunction
 from ._messages import Act, Call, Collective, Distribute, Extras, Order, Record, Stop
@@ -58,6 +58,7 @@ class Rank:
         doing: the act under way, in words.
         serial: of the order under way.
         pid: of this process.
+        failed_at: when an order failed here last, in seconds of `time.perf_counter`.
         times: where each rank writes how long it computed, by act of the order and rank.
         recorder: what it did when, if that is recorded.
         flight: what it does now, and its last acts.
@@ -94,6 +95,7 @@ class Rank:
         self.journal = Journal(atomic)
         self.before_decline: Callable[[BaseException], Optional[float]] = lambda _error: None
         self.pid = os.getpid()
+        self.failed_at = 0.0
         self._reseed = reseed
         self._acts: Dict[int, Any] = {}
         self._comm: Optional[synk_comm.Communicator] = None
@@ -162,20 +164,24 @@ class Rank:
         recording = recorder.on
         ending = False
         try:
+            # Where a rank waits for others nothing interrupts: they would lose each other.
             try:
                 performed = self._perform_acts(order)
-            finally:
-                # From here on nothing interrupts: the ranks would lose each other.
-                flight.enter(Phase.END)
+            except BaseException:
+                if flight.phase[0] in OWN_WORK:
+                    flight.enter(Phase.FAIL)
+                raise
             if performed is None:
                 flight.enter(Phase.CLOSE)
                 return None
+            flight.enter(Phase.END)
             ending = True
             results = self._finish(*performed)
             if recording:
                 self._record(order, began or prepared, prepared)
             return results
         except BaseException as error:
+            self.failed_at = perf_counter()
             try:
                 self._undo(known, order, error)
             finally:

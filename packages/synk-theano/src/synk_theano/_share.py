@@ -288,8 +288,8 @@ class PreparedCall:
         rows = counts[rank]
         if not rows and not (total == 0 and rank == self._master):
             return None
-        pieces = [piece for piece in split_rows(rows, self._call.num_slices) if piece[1] > piece[0]]
-        pieces = pieces or [(0, 0)]
+        # As many as there are rows at most: the others are empty.
+        pieces = split_rows(rows, min(self._call.num_slices, max(rows, 1)))
         accumulates = self._call.form.accumulate
         sliced = accumulates or len(pieces) > 1
         first = self._rows.bounds[rank][0] if self._rows.bounds else 0

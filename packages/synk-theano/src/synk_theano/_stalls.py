@@ -10,7 +10,7 @@ from ._flight import Phase
 from ._warn import warn_user
 from .exceptions import StallWarning, WorkerStalled
 
-_WAITING = (Phase.IDLE, Phase.REDUCE, Phase.COLLECTIVE, Phase.END)
+_WAITING = (Phase.IDLE, Phase.REDUCE, Phase.COLLECTIVE, Phase.END, Phase.FAIL)
 """For others: these ranks are not to blame."""
 
 

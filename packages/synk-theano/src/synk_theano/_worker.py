@@ -126,7 +126,7 @@ def serve(channel: Channel, hello: Hello) -> None:
     try:
         rank = _prepare(hello)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
-        channel.send(pickle.dumps(_failure(0, hello.rank, "start", error)))
+        channel.send(pickle.dumps(_failure(0, hello.rank, "start", error, time.perf_counter())))
         return
     channel.send(pickle.dumps(Ready(hello.rank)))
 
@@ -208,7 +208,7 @@ def _obey(rank: Any, channel: Channel) -> bool:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
         if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
-            channel.send(pickle.dumps(_failure(rank.serial, rank.rank, rank.doing, error)))
+            channel.send(pickle.dumps(_failure(rank.serial, rank.rank, rank.doing, error, rank.failed_at)))
             if rank.in_step:
                 return True
         _await_verdict(channel, VERDICT_S)
@@ -216,7 +216,9 @@ def _obey(rank: Any, channel: Channel) -> bool:
     return True
 
 
-def _failure(serial: int, rank: int, doing: str, error: BaseException) -> Failure:
+def _failure(
+    serial: int, rank: int, doing: str, error: BaseException, when: float
+) -> Failure:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         import cloudpickle
@@ -228,4 +230,4 @@ def _failure(serial: int, rank: int, doing: str, error: BaseException) -> Failur
         pickled = None
     if len(text) > FAILURE_LIMIT:
         text = f"{text[: FAILURE_LIMIT // 2]}\n...\n{text[-FAILURE_LIMIT // 2 :]}"
-    return Failure(serial, rank, doing, text, pickled, time.perf_counter())
+    return Failure(serial, rank, doing, text, pickled, when)

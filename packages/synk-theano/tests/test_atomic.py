@@ -1,0 +1,222 @@
+"""A call, a collective or a step that fails on any rank has changed nothing on any."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from theano.compile.ops import as_op
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+
+from synk_theano import Runtime
+from synk_theano.exceptions import ReplicasDiffer, ReplicaWarning, SynkError, WorkerFailed
+from synk_theano.testing import nothing_left
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+FAST = {"mode": "FAST_COMPILE"}
+
+
+@as_op([T.dvector], [T.dvector])
+def picky(values):
+    if values.size and values.max() > 100:
+        raise ValueError("not this")
+    return values
+
+
+@pytest.fixture(scope="module")
+def trio():
+    with nothing_left(), Runtime(3) as runtime:
+        yield runtime
+
+
+def ranks_of(runtime, *variables):
+    """All ranks' values of each variable."""
+    return [runtime.collectives.gather(v).tolist() for v in variables]
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+@pytest.mark.parametrize("num_slices", [1, 2])
+@pytest.mark.parametrize("mode", ["FAST_RUN", "FAST_COMPILE"])
+def test_a_failed_call_leaves_all_variables_as_they_were(trio, culprit, num_slices, mode):
+    """The update of `w` is done before the operation that fails: Theano would do it in place."""
+    x = T.dvector("x")
+    w = theano.shared(np.arange(3.0), name="w")
+    v = theano.shared(np.zeros(()), name="v")
+    grown = w * 2 + x.sum()
+    f = trio.function(
+        [x], (picky(x + grown.sum() * 0).sum(), "sum"), updates=[(w, grown), (v, v + 1)], mode=mode
+    )
+    rows = np.arange(6.0)
+    f(rows, num_slices=num_slices)
+    trio.collectives.all_reduce([w, v])
+    before = ranks_of(trio, w, v)
+    arrays = w.get_value(borrow=True), v.get_value(borrow=True)
+    bad = rows.copy()
+    bad[2 * culprit + 1] = 200
+    with pytest.raises((WorkerFailed, ValueError), match="not this"):
+        f(bad, num_slices=num_slices)
+    assert ranks_of(trio, w, v) == before
+    assert w.get_value(borrow=True) is arrays[0]
+    assert f(rows, num_slices=num_slices) == 15.0
+    after = np.array(ranks_of(trio, w)[0])
+    shares = np.array([1.0, 5.0, 9.0]) / num_slices  # slices are averaged
+    np.testing.assert_allclose(after, 2 * np.array(before[0]) + shares[:, None])
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_random_streams_are_put_back_too(trio, culprit):
+    stream = MRG_RandomStreams(3)
+    x = T.dvector("x")
+    drawn = stream.uniform((2,))
+    f = trio.function([x], [(picky(x), "gather"), (drawn, "gather")])
+    g = trio.function([x], [(picky(x), "gather"), (drawn, "gather")])
+    rows = np.zeros(3)
+    bad = rows.copy()
+    bad[culprit] = 200
+    states = [state for state, *_ in stream.state_updates]
+    kept = [state.get_value() for state in states]
+    with pytest.raises((WorkerFailed, ValueError), match="not this"):
+        f(bad)
+    for state, value in zip(states, kept):
+        np.testing.assert_array_equal(state.get_value(), value)
+    # The other function's numbers are those of a stream from which none were drawn.
+    first = g(rows)[1]
+    assert len(set(first.tolist())) == 6
+
+
+def test_a_step_is_done_whole_or_not_at_all(trio):
+    x = T.dvector("x")
+    gradient = theano.shared(np.zeros(2), name="gradient")
+    weights = theano.shared(np.ones(2), name="weights")
+    f = trio.function([x], updates=[(gradient, T.ones(2) * x.sum())], **FAST)
+    h = trio.function([x], updates=[(weights, weights - gradient + 0 * picky(x).sum())], **FAST)
+    delayed = trio.delayed
+
+    def once(rows, final):
+        trio.step(
+            f.delayed(rows),
+            delayed.all_reduce(gradient),
+            h.delayed(final),
+            delayed.all_reduce(gradient, op="sum"),
+            delayed.broadcast(weights),
+        )
+
+    rows = np.arange(3.0)
+    once(rows, rows)
+    before = ranks_of(trio, gradient, weights)
+    assert before == [[[3.0, 3.0]] * 3, [[0.0, 0.0]] * 3]
+    for culprit in range(3):
+        final = rows.copy()
+        final[culprit] = 200
+        with pytest.raises((WorkerFailed, ValueError), match="not this"):
+            once(rows, final)
+        assert ranks_of(trio, gradient, weights) == before
+    # A collective first, on values from before the step.
+    with pytest.raises((WorkerFailed, ValueError), match="not this"):
+        trio.step(delayed.all_reduce(gradient, op="sum"), h.delayed(np.array([0.0, 0, 200])))
+    assert ranks_of(trio, gradient, weights) == before
+    once(rows, rows)
+    assert ranks_of(trio, weights) == [[[-1.0, -1.0]] * 3]
+
+
+def test_a_collective_whose_result_numpy_refuses_has_changed_nothing(trio):
+    s = theano.shared(np.full(2, 1e308), name="s")
+    trio.collectives.broadcast(s)
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        trio.collectives.all_reduce(s, op="sum")
+    assert ranks_of(trio, s) == [[[1e308, 1e308]] * 3]
+    trio.collectives.all_reduce(s, op="max")
+    np.testing.assert_array_equal(s.get_value(), 1e308)
+
+
+def test_a_call_whose_last_sum_numpy_refuses_has_changed_nothing(trio):
+    """The master fails when the workers have done their part, and wait for the next order."""
+    x = T.dvector("x")
+    s = theano.shared(np.zeros(()), name="s")
+    f = trio.function([x], (x.sum(), "sum"), updates=[(s, s + 1)], **FAST)
+    huge = np.full(6, 8e307)
+    for _ in range(3):
+        with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+            f(huge)
+        assert ranks_of(trio, s) == [[0.0] * 3]
+    assert f(np.ones(5)) == 5.0
+    assert ranks_of(trio, s) == [[1.0] * 3]
+
+
+def test_collectives_reuse_arrays_but_never_one_that_somebody_has(trio):
+    s = theano.shared(np.zeros(1000), name="s")
+    trio.collectives.broadcast(s)
+    seen = []
+    for i in range(6):
+        kept = s.get_value(borrow=True)
+        trio.collectives.all_reduce(s, op="sum")
+        assert s.get_value(borrow=True) is not kept
+        np.testing.assert_array_equal(s.get_value(), 0.0)
+        seen.append(id(s.get_value(borrow=True)))
+        trio.collectives.set_value(i % 3, s, np.zeros(1000))
+    assert len(seen) == 6
+
+
+def test_without_atomic_calls_variables_that_may_differ_are_refused_until_broadcast():
+    x = T.dvector("x")
+    with nothing_left(), Runtime(2, atomic=False) as runtime:
+        s = theano.shared(np.zeros(()), name="steps")
+        other = theano.shared(np.zeros(()), name="other")
+        f = runtime.function([x], (picky(x).sum(), "sum"), updates=[(s, s + 1)], **FAST)
+        g = runtime.function([x], (x.sum() + 0 * other, "sum"), **FAST)
+        f(np.zeros(2))
+        with pytest.raises(WorkerFailed, match=r"may\s+differ now. Use broadcast\(\)"):
+            f(np.array([0.0, 200.0]))
+        assert sorted(ranks_of(runtime, s)[0]) == [1.0, 2.0]  # a look is allowed
+        for refused in (
+            lambda: f(np.zeros(2)),
+            lambda: runtime.collectives.all_reduce(s),
+            lambda: runtime.step(g.delayed(np.zeros(2)), f.delayed(np.zeros(2))),
+        ):
+            with pytest.raises(ReplicasDiffer, match=r"'steps'.*broadcast\(\)") as caught:
+                refused()
+            assert isinstance(caught.value, SynkError)
+        assert g(np.ones(2)) == 2.0
+        assert sorted(ranks_of(runtime, s)[0]) == [1.0, 2.0]
+        runtime.collectives.broadcast(s)
+        assert f(np.ones(2)) == 2.0
+        assert len(set(ranks_of(runtime, s)[0])) == 1
+
+
+def test_a_value_that_was_set_in_the_master_alone_is_told(trio):
+    x = T.dvector("x")
+    rate = theano.shared(1.0, name="rate")
+    f = trio.function([x], (x * rate, "gather"), name="scaled", **FAST)
+    f(np.ones(3))
+    rate.set_value(2.0)
+    with pytest.warns(ReplicaWarning, match="'rate' has been given a value in the master only.*'scal"):
+        assert f(np.ones(3)).tolist() == [2.0, 1.0, 1.0]
+    # Told once; and not if it is then sent to all, or set by us.
+    for change in (
+        lambda: trio.collectives.broadcast(rate),
+        lambda: (rate.set_value(3.0), trio.collectives.broadcast(rate)),
+        lambda: trio.collectives.broadcast(rate, 4.0),
+        lambda: trio.collectives.set_value(0, rate, 5.0),
+        lambda: trio.collectives.all_reduce(rate),
+        lambda: f.verify(np.ones(4)),
+    ):
+        change()
+        f(np.ones(3))
+    rate.set_value(7.0)
+    with pytest.warns(ReplicaWarning):
+        f(np.ones(3))
+
+
+def test_a_value_set_between_distribution_and_the_first_call_is_told_too(trio):
+    x = T.dvector("x")
+    rate = theano.shared(1.0, name="early")
+    f = trio.function([x], (x * rate, "gather"), **FAST)
+    trio.distribute()
+    rate.set_value(2.0)
+    with pytest.warns(ReplicaWarning, match="early"):
+        f(np.ones(3))
