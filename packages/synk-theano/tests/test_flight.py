@@ -36,7 +36,10 @@ def records(tmp_path, monkeypatch):
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, len(KINDS) - 1), st.integers(0, 9), st.booleans(), st.integers(0, 1 << 40)
+            st.integers(0, len(KINDS) - 1),
+            st.integers(0, 9),
+            st.booleans(),
+            st.integers(0, 1 << 40),
         ),
         max_size=3 * RECORDS,
     )
@@ -158,7 +161,9 @@ def test_of_several_that_fail_the_first_is_told_from_those_after_it(pair):
         x = T.dvector("x")
         f = runtime.function([x], (behave(x), "gather"))
         f(np.zeros(3))
-        with pytest.raises(WorkerFailed, match=r"rank 2 failed.*after 0\.1\nThen rank 1 fa") as told:
+        with pytest.raises(
+            WorkerFailed, match=r"rank 2 failed.*after 0\.1\nThen rank 1 fa"
+        ) as told:
             f(np.array([0.0, 0.6, 0.1]))
         assert told.value.rank == 2
         assert list(told.value.others) == [1]

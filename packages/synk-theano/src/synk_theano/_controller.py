@@ -26,13 +26,16 @@ from ._flight import WORDS, Flight
 from ._interrupts import Interrupts
 from ._messages import Call, Collective, Hello, Join, Order, Step, Stop
 from ._orders import STEPS_IN_LINE
-from ._pool import STOP_TIMEOUT_S, WorkerPool
+from ._pool import WorkerPool
 from ._rank import Rank
 from ._replicas import Replicas
 from ._stalls import StallWatch
 from ._store import DataStore
 from ._turn import Turn
 from .exceptions import Closed, InputValueError, Interrupted, WorkerDied
+
+TELL_TIMEOUT_S = 0.5
+"""For workers that are to stop, to listen: idle ones do at once."""
 
 
 class Controller:
@@ -364,8 +367,9 @@ class Controller:
         if self._joined and self.rank.in_step and not self.turn.running:
             number = self.book.enter(Stop())
             order = Order(next(self._serials), [Step(number)], self.book.extras())
+            self._stalls.begin()
             with contextlib.suppress(synk_comm.CommError, WorkerDied):
-                self.rank.tell(order, STOP_TIMEOUT_S)
+                self.rank.tell(order, TELL_TIMEOUT_S)
 
     def _end(self, reason: str) -> None:
         """Close after a failure, without asking the workers."""
@@ -380,6 +384,7 @@ class Controller:
         self._interrupts.restore()
         self.times.release()
         self._box.release()
+        self.replicas.clear()
         self.rank.close()
         if self._group is not None:
             self._group.close()

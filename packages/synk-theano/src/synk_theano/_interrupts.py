@@ -23,6 +23,7 @@ SIGNAL = signal.SIGRTMIN + 2 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 GRACE_S = 2.0
 """From Ctrl-C until the workers that have not listened are ended."""
 
+
 def obey(rank: Any) -> None:
     """In a worker: let the master interrupt what it computes."""
 

@@ -89,6 +89,11 @@ class Replicas:
         """Take all values as they are now for known."""
         self._see(list(self._seen))
 
+    def clear(self) -> None:
+        """Forget everything: the runtime has ended."""
+        self._differ.clear()
+        self._seen.clear()
+
     def _require(self, numbers: Iterable[int], what: str) -> None:
         if not self._differ:
             return

@@ -18,7 +18,7 @@ from .exceptions import InputTypeError, InputValueError
 Recorded = Tuple[List[Span], int]
 """A rank's spans, and how many were lost."""
 
-CLOSE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 0.5
 """Until so long after the runtime's `close()` all workers have to listen, to be in the file."""
 
 WAITS = frozenset({"reduce", "collective"})

@@ -208,7 +208,9 @@ def _obey(rank: Any, channel: Channel) -> bool:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
         if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
-            channel.send(pickle.dumps(_failure(rank.serial, rank.rank, rank.doing, error, rank.failed_at)))
+            channel.send(
+                pickle.dumps(_failure(rank.serial, rank.rank, rank.doing, error, rank.failed_at))
+            )
             if rank.in_step:
                 return True
         _await_verdict(channel, VERDICT_S)
@@ -216,9 +218,7 @@ def _obey(rank: Any, channel: Channel) -> bool:
     return True
 
 
-def _failure(
-    serial: int, rank: int, doing: str, error: BaseException, when: float
-) -> Failure:
+def _failure(serial: int, rank: int, doing: str, error: BaseException, when: float) -> Failure:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         import cloudpickle
