@@ -7,6 +7,8 @@ when it first needs it, so writing to a `Data` is all it takes to hand values to
 from __future__ import annotations
 
 import itertools
+import math
+import sys
 import weakref
 from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple, Union
 
@@ -15,9 +17,14 @@ import numpy as np
 import synk_shm
 
 from ._messages import ArrayRef
+from ._plan import is_int
+from ._shown import clipped, shown
 from .exceptions import InputTypeError, InputValueError
 
 Oversize = Union[int, float]
+
+MAX_DIMENSIONS = 32
+"""Of a NumPy array."""
 
 
 class Data:
@@ -46,17 +53,17 @@ class Data:
         self._key = next(self._keys)
         self._version = 0
         self.token = (self._key, 0)
-        self._dtype = np.dtype(dtype)
-        self._ndim = int(ndim)
-        self._minibatch = bool(minibatch)
+        self._dtype = _checked_dtype(dtype)
+        self._ndim = _checked_ndim(ndim)
+        self._minibatch = checked_flag(minibatch, "minibatch")
+        if name is not None and not isinstance(name, str):
+            raise InputTypeError(f"name: got {shown(name)}, expected a str or None")
         self._name = name
         self._memory: np.ndarray = np.empty(0, self._dtype)
         self._data: Optional[np.ndarray] = None
         # Who wants to know when the array is gone, or lies elsewhere: runtimes that refer to it.
         self._watchers: List[Callable[[int], None]] = []
         self.free_memory()
-        if self._dtype.hasobject:
-            raise InputTypeError(f"got dtype {self._dtype}, expected one of fixed size: no objects")
         if released is not None:
             self._watchers.append(released)
         weakref.finalize(self, _tell, self._watchers, self._key).atexit = False
@@ -121,6 +128,8 @@ class Data:
 
         Raises:
             InputTypeError: wrong dtype or number of dimensions.
+            InputValueError: `oversize` is no factor of at least 1.
+            synk_shm.ShmFullError: there is not enough shared memory (a MemoryError).
         """
         value = self.condition_data(input_data, force_cast)
         self._allocate(value.shape, oversize, keep=False)
@@ -137,13 +146,13 @@ class Data:
     def set_shape(self, shape: Sequence[int], oversize: Oversize = 1) -> None:
         """Change the shape. Rows (entries along axis 0) that stay keep their contents, where the
         other dimensions stay; otherwise items keep their flat order. New items are zero.
+
+        Raises:
+            InputTypeError, InputValueError: no shape of this number of dimensions, or `oversize`
+                is no factor of at least 1.
+            synk_shm.ShmFullError: there is not enough shared memory (a MemoryError).
         """
-        shape = tuple(int(n) for n in shape)
-        if len(shape) != self._ndim or any(n < 0 for n in shape):
-            raise InputValueError(
-                f"{self!r}: got shape {shape}, expected {self._ndim} non-negative lengths"
-            )
-        self._allocate(shape, oversize, keep=True)
+        self._allocate(self._checked_shape(shape), oversize, keep=True)
 
     def set_length(self, length: int, oversize: Oversize = 1) -> None:
         """Change the length along axis 0; contents stay, new rows are zero."""
@@ -159,10 +168,28 @@ class Data:
         self._replace(np.empty(0, self._dtype))
         self._set(self._memory.reshape((0,) * self._ndim) if self._ndim else None)
 
+    def _checked_shape(self, shape: Any) -> Tuple[int, ...]:
+        lengths = shape.tolist() if isinstance(shape, np.ndarray) else shape
+        if not isinstance(lengths, (list, tuple)) or not all(is_int(n) for n in lengths):
+            raise InputTypeError(
+                f"{self!r}: got shape {shown(shape)}, expected a tuple of {self._ndim} ints"
+            )
+        if len(lengths) != self._ndim or any(n < 0 for n in lengths):
+            raise InputValueError(
+                f"{self!r}: got shape {shown(shape)}, expected {self._ndim} non-negative lengths"
+            )
+        return tuple(int(n) for n in lengths)
+
     def _allocate(self, shape: Tuple[int, ...], oversize: Oversize, keep: bool) -> None:
-        if not oversize >= 1:
-            raise InputValueError(f"oversize: got {oversize}, expected a factor of at least 1")
-        size = int(np.prod(shape, dtype=np.int64))
+        if type(oversize) is not int or oversize < 1:
+            _check_oversize(oversize)
+        size = math.prod(shape)
+        if size * self._dtype.itemsize * oversize > sys.maxsize:
+            raise InputValueError(
+                f"{self!r}: got shape {shown(shape)}"
+                + (f" with oversize {oversize}" if oversize != 1 else "")
+                + f" of {self._dtype}, expected no more than an address space can hold"
+            )
         used = 0 if self._data is None else self._data.size
         moved = size > self._memory.size or not synk_shm.is_shared(self._memory)
         if moved:
@@ -246,6 +273,7 @@ def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) ->
     """
     dtype = np.dtype(dtype)
     array = unmasked(value, what)
+    force_cast = checked_flag(force_cast, "force_cast")
     if array.ndim != ndim:
         raise InputTypeError(
             f"{what}: got {array.ndim} dimensions (shape {array.shape}), expected {ndim}"
@@ -253,9 +281,15 @@ def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) ->
     if array.dtype == dtype:
         return array
     if force_cast or np.can_cast(array.dtype, dtype, "safe"):
-        return array.astype(dtype)
+        try:
+            return array.astype(dtype)
+        except (TypeError, ValueError) as error:
+            raise InputTypeError(
+                f"{what}: got dtype {array.dtype}, which cannot be cast to {dtype}: "
+                f"{clipped(error)}; expected numbers"
+            ) from None
     has_own_dtype = hasattr(value, "dtype")
-    if not has_own_dtype and array.dtype.kind in "biuf" and not dtype.hasobject:
+    if not has_own_dtype and array.dtype.kind in "biuf" and dtype.kind in "biufc":
         with np.errstate(over="ignore", invalid="ignore"):
             cast = array.astype(dtype)
             back = cast.astype(array.dtype)
@@ -274,11 +308,63 @@ def unmasked(value: Any, what: str) -> np.ndarray:
     """`value` as a plain array.
 
     Raises:
-        InputTypeError: it is a masked array, and something in it is masked.
+        InputTypeError: NumPy makes no array of it; or it is a masked array, and something in it is
+            masked.
     """
-    if isinstance(value, np.ma.MaskedArray) and np.any(value.mask):
+    if isinstance(value, np.ma.MaskedArray):
+        mask: Any = value.mask
+        if value.dtype.names is not None:  # one for each field
+            mask = np.concatenate([np.ravel(mask[field]) for field in value.dtype.names])
+        if np.any(mask):
+            raise InputTypeError(
+                f"{what}: got a masked array with {np.sum(mask)} masked entries, expected "
+                f"values everywhere; fill them with .filled(), or hand over the mask as an input"
+            )
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
         raise InputTypeError(
-            f"{what}: got a masked array with {np.sum(value.mask)} masked entries, expected "
-            f"values everywhere; fill them with .filled(), or hand over the mask as an input"
+            f"{what}: got {shown(value)} of type {type(value).__name__}, expected an array, or "
+            f"numbers in lists of equal lengths; NumPy says: {clipped(error)}"
+        ) from error
+    # Theano takes no others.
+    return array if array.flags.aligned else array.copy()
+
+
+def checked_flag(value: Any, what: str) -> bool:
+    """
+    Raises:
+        InputTypeError: `value` is neither True nor False.
+    """
+    if value is None or isinstance(value, (bool, np.bool_, int, np.integer)):
+        return bool(value)
+    raise InputTypeError(f"{what}: got {shown(value)}, expected True or False")
+
+
+def _checked_dtype(dtype: Any) -> np.dtype:
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(
+            f"dtype: got {shown(dtype)}, expected a NumPy dtype such as 'float32' "
+            f"({clipped(error)})"
+        ) from None
+    if found.hasobject or not found.itemsize:
+        raise InputTypeError(f"got dtype {found}, expected one of fixed size: no objects")
+    return found
+
+
+def _checked_ndim(ndim: Any) -> int:
+    if not is_int(ndim) or not 0 <= ndim <= MAX_DIMENSIONS:
+        raise InputValueError(
+            f"ndim: got {shown(ndim)}, expected a number of dimensions from 0 to {MAX_DIMENSIONS}"
         )
-    return np.asarray(value)
+    return int(ndim)
+
+
+def _check_oversize(oversize: Any) -> None:
+    is_number = is_int(oversize) or isinstance(oversize, (float, np.floating))
+    if not is_number or not 1 <= oversize < math.inf:
+        raise InputValueError(
+            f"oversize: got {shown(oversize)}, expected a factor of at least 1, and finite"
+        )

@@ -10,6 +10,7 @@ from theano.compile import In
 
 from ._data import Data, unmasked
 from ._plan import Selection
+from ._shown import clipped, shown
 from ._spec import FunctionSpec
 from .exceptions import InputTypeError, InputValueError
 
@@ -78,7 +79,7 @@ class Signature:
             if variable is key or (isinstance(key, str) and self._names[place] == key):
                 return place
         raise InputTypeError(
-            f"{self._name} got an unknown keyword {str(key)!r}, expected one of its inputs "
+            f"{self._name} got an unknown keyword {shown(key)}, expected one of its inputs "
             f"{[n for n in self._names if n]} (and, in a parallel call only, output_subset, "
             f"batch, batch_s, num_slices)"
         )
@@ -128,7 +129,10 @@ class Signature:
             variable, downcast = self.variables[place], self._downcasts[place]
             return np.asarray(variable.type.filter(value, allow_downcast=downcast))
         except (TypeError, ValueError, OverflowError) as error:
-            raise InputTypeError(f"{self._what(place)}: {error}") from None
+            raise InputTypeError(
+                f"{self._what(place)}: got {shown(value)}, expected {variable.type}: "
+                f"{clipped(error)}"
+            ) from None
 
     def _check_dtype(self, place: int, dtype: np.dtype) -> None:
         variable, label = self.variables[place], self.labels[place]
@@ -188,7 +192,11 @@ def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:
     """
     return tuple(
         [
-            v.token if type(v) is Data else (v.dtype, v.shape) if type(v) is np.ndarray else _ODD
+            v.token
+            if isinstance(v, Data)
+            else (v.dtype, v.shape)
+            if type(v) is np.ndarray
+            else _ODD
             for v in values
         ]
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Optional, Sequence
 
+from ._shown import shown
 from .exceptions import OpError, SpecError
 
 REDUCE_OPS = ("avg", "sum", "max", "min", "prod")
@@ -39,7 +40,9 @@ def normalize(op: Any, allowed: Sequence[Optional[str]], what: str) -> Optional[
         plain = op[2:] if op.startswith("c_") else op
         if plain in allowed:
             return plain
-    raise OpError(f"{what}: got reduce op {op!r}, expected one of {', '.join(map(repr, allowed))}")
+    raise OpError(
+        f"{what}: got reduce op {shown(op)}, expected one of {', '.join(map(repr, allowed))}"
+    )
 
 
 def is_through_host(op: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from ._shown import clipped, shown
 from .exceptions import BatchError, InputValueError
 
 Bounds = Tuple[int, int]
@@ -84,30 +85,61 @@ def selector(batch: Any, what: str = "batch") -> Selector:
     if batch is None:
         return slice(None)
     if is_int(batch):
-        return slice(None, int(batch))
+        return slice(None, _bounded(int(batch)))
     if isinstance(batch, slice):
         try:
-            bounds = [None if b is None else operator.index(b) for b in _bounds(batch)]
+            bounds = [None if b is None else _bounded(operator.index(b)) for b in _bounds(batch)]
         except TypeError:
-            raise InputValueError(f"{what}: got {batch!r}, expected a slice of ints") from None
+            raise InputValueError(f"{what}: got {shown(batch)}, expected a slice of ints") from None
         if bounds[2] == 0:
-            raise InputValueError(f"{what}: got {batch!r}, expected a step other than 0")
+            raise InputValueError(f"{what}: got {shown(batch)}, expected a step other than 0")
         return slice(*bounds)
+    if isinstance(batch, range):
+        return _of_range(batch, what)
     try:
         index = np.asarray(batch)
-    except ValueError:
-        index = np.empty((0, 0))
+    except (TypeError, ValueError) as error:
+        raise InputValueError(
+            f"{what}: got {shown(batch)} of type {type(batch).__name__}, expected {_CHOICES}; "
+            f"NumPy says: {clipped(error)}"
+        ) from error
     if index.size == 0 and index.ndim == 1:
         return np.empty(0, np.int64)
     if index.ndim != 1 or index.dtype.kind not in "iub":
         raise InputValueError(
             f"{what}: got {type(batch).__name__} with dtype {index.dtype} and {index.ndim} "
-            f"dimensions, expected an int, a slice, a 1-d list or array of ints, or a boolean mask"
+            f"dimensions, expected {_CHOICES}"
         )
     if index.dtype == np.uint64:
         # What does not fit becomes the largest int64, and is no row either.
         index = np.minimum(index, np.uint64(np.iinfo(np.int64).max))
     return index if index.dtype.kind == "b" else index.astype(np.int64, copy=False)
+
+
+_CHOICES = "an int, a slice, a 1-d list or array of ints, or a boolean mask"
+
+
+def _bounded(bound: int) -> int:
+    """The bound of a slice as it can travel; what does not fit into int64 is no row either way."""
+    most = int(np.iinfo(np.int64).max)
+    return min(max(bound, -most), most)
+
+
+def _of_range(batch: range, what: str) -> Selector:
+    """The rows of a range. A long one takes no memory, as far as a slice can say the same."""
+    if not batch:
+        return np.empty(0, np.int64)
+    if batch.start >= 0 and batch.step > 0:
+        return slice(_bounded(batch[0]), _bounded(batch[-1] + 1), _bounded(batch.step))
+    if len(batch) > _LONGEST_RANGE:
+        raise BatchError(
+            f"{what}: got {shown(batch)}, which are {len(batch)} rows, expected at most "
+            f"{_LONGEST_RANGE} of those that count backwards, or from the end"
+        )
+    return np.array([_bounded(row) for row in batch], np.int64)
+
+
+_LONGEST_RANGE = 1 << 26
 
 
 def is_int(value: Any) -> bool:
@@ -219,7 +251,7 @@ def _common_length(chosen: Selector, lengths: Sequence[int]) -> int:
         relative = chosen.dtype.kind == "b" or (chosen.size > 0 and chosen.min() < 0)
     if relative:
         raise InputValueError(
-            f"batch {chosen!r} counts from the end, or masks, but the inputs have different "
+            f"batch {shown(chosen)} counts from the end, or masks, but the inputs have different "
             f"lengths {list(lengths)}; give inputs of one length, or non-negative indexes"
         )
     return max(lengths)
@@ -236,7 +268,7 @@ def _select_of_minibatches(chosen: Selector, rows: int) -> Selection:
         stop = start + rows if stop is None else stop
         if min(start, stop) < 0 or (step or 1) < 0:
             raise InputValueError(
-                f"batch {chosen!r} counts from the end, but all inputs hold only a minibatch; "
+                f"batch {shown(chosen)} counts from the end, but all inputs hold only a minibatch; "
                 f"give a slice with non-negative bounds and a positive step, or indexes"
             )
         return select(slice(start, stop, step), max(start, stop))

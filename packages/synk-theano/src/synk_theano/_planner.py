@@ -16,11 +16,15 @@ from ._launcher import Launcher
 from ._messages import PLAIN, ArrayRef, Call, Form, Rows, ScatteredInput, StagedSelector, Step
 from ._plan import Bounds, Selection, Selector, is_int, selection_for, split_rows
 from ._selectors import all_ranges, selectors_for, written
+from ._shown import shown
 from ._spec import FunctionSpec
 from .exceptions import InputTypeError, InputValueError, OpError
 
 PLANS = 256
 """Plans that a function keeps; the oldest give way."""
+
+MOST_SLICES = 1 << 20
+"""More are taken for so many: each rank makes a list of them, and a row is the least slice."""
 
 
 class Options(NamedTuple):
@@ -129,14 +133,14 @@ class Planner:
         selection = self._selection(known, options.batch)
         selectors = self._selectors(options.batch_s)
         wanted = self._wanted(options.output_subset)
-        self._check_slices(options.num_slices, wanted)
+        num_slices = self._slices(options.num_slices, wanted)
         if options is not DEFAULT:
             key = (
                 place,
                 token,
                 None if selection is None else (selection.count, selection.step),
                 None if selection is None else selection.index is None,
-                options.num_slices,
+                num_slices,
                 wanted,
                 tuple(isinstance(s, slice) or (len(s), s.dtype) for s in selectors),
                 all_ranges(selectors),
@@ -144,7 +148,7 @@ class Planner:
         plan = self._plans.get(key)
         if plan is None or not self._launcher.knows(plan.number):
             self._check_own_result(selection, wanted)
-            plan = self._plan(values, selection, selectors, wanted, options.num_slices, place)
+            plan = self._plan(values, selection, selectors, wanted, num_slices, place)
             if len(self._plans) >= PLANS:
                 del self._plans[next(iter(self._plans))]
             self._plans[key] = plan
@@ -223,7 +227,7 @@ class Planner:
             scattered=tuple(scattered),
             broadcast=tuple(broadcast),
             outputs=wanted,
-            num_slices=int(num_slices),
+            num_slices=num_slices,
             selectors=tuple(
                 StagedSelector(ref, isinstance(chosen, slice))
                 for (_, ref), chosen in zip(staged, selectors)
@@ -249,27 +253,32 @@ class Planner:
                     f"bcast_inputs, or declare it with more than one row"
                 )
 
-    def _wanted(self, output_subset: Optional[Sequence[int]]) -> Optional[Tuple[int, ...]]:
+    def _wanted(self, output_subset: Any) -> Optional[Tuple[int, ...]]:
         if output_subset is None:
             return None
         count = len(self._spec.outputs)
-        if not isinstance(output_subset, (list, tuple, range, np.ndarray)):
+        if isinstance(output_subset, np.ndarray):
+            output_subset = output_subset.tolist()
+        if not isinstance(output_subset, (list, tuple, range)):
             raise InputValueError(
-                f"output_subset: got {output_subset!r}, expected a list of positions from 0 to "
-                f"{count - 1}"
+                f"output_subset: got {shown(output_subset)}, expected a list of positions from 0 "
+                f"to {count - 1}"
             )
         for position in output_subset:
             if not is_int(position) or not 0 <= position < count:
                 raise InputValueError(
-                    f"output_subset: got {position!r}, expected positions from 0 to {count - 1}"
+                    f"output_subset: got {shown(position)}, expected positions from 0 to "
+                    f"{count - 1}"
                 )
         return tuple(int(position) for position in output_subset)
 
-    def _check_slices(self, num_slices: int, wanted: Optional[Tuple[int, ...]]) -> None:
+    def _slices(self, num_slices: Any, wanted: Optional[Tuple[int, ...]]) -> int:
         if not is_int(num_slices) or num_slices < 1:
-            raise InputValueError(f"num_slices: got {num_slices!r}, expected an int of at least 1")
+            raise InputValueError(
+                f"num_slices: got {shown(num_slices)}, expected an int of at least 1"
+            )
         if num_slices == 1:
-            return
+            return 1
         if not self._spec.n_scattered and not self._spec.sliceable:
             raise InputValueError(
                 f"num_slices: {self._label} has nothing to slice: no scattered inputs and no "
@@ -282,6 +291,7 @@ class Planner:
                     f"output {position} of {self._label} has op None, which does not accumulate "
                     f"over slices; give it an op, or leave it out with output_subset"
                 )
+        return min(int(num_slices), MOST_SLICES)
 
     def _selectors(self, batch_s: Any) -> Tuple[Selector, ...]:
         """One selector per rank, or () for all rows everywhere."""

@@ -120,7 +120,7 @@ class WorkerPool:
         gone = self._first_gone()
         status = None if gone is None else gone.exitcode()
         if gone is not None and status is not None and status < 0:
-            raise WorkerDied(gone.rank, status, "its start")
+            raise WorkerDied(gone.rank, status, "in its start")
         for failure in failed:
             raise StartError(
                 f"the worker of rank {failure.rank} failed in its start:\n{failure.traceback}"
@@ -162,14 +162,14 @@ class WorkerPool:
 
     def _first_gone(self) -> Optional[Worker]:
         """The worker whose end is the cause of the others', if any has ended."""
-        gone = [worker for worker in self._workers if worker.is_gone()]
+        gone = [worker for worker in list(self._workers) if worker.is_gone()]
         if not gone:
             return None
         deadline = time.monotonic() + 1.0
         for worker in gone:
             # A channel ends a moment before its process does.
             worker.exitcode(max(deadline - time.monotonic(), 0.0))
-        gone = [worker for worker in self._workers if worker.is_gone()]
+        gone += [worker for worker in list(self._workers) if worker.is_gone()]
         return min(gone, key=_guilt)
 
     def stacks(

@@ -13,14 +13,14 @@ from ._function import Function
 from ._launcher import Launcher
 from ._messages import ArrayRef, Collective, Step
 from ._ops import REDUCE_OPS, check_dtype, is_through_host, normalize
-from ._plan import Selection, selection_for, split_rows
+from ._plan import Selection, is_int, selection_for, split_rows
 from ._planner import staged_rows
 from ._shared_vars import require_shared, value_of
+from ._shown import clipped, shown
 from ._values import host_type, is_array, on_host
 from .exceptions import InputTypeError, InputValueError
 
 SCATTER = "scatter() or batch"
-
 
 Arguments = Tuple[Dict[str, Any], int]
 """Of an act, and the lowest row that it takes."""
@@ -34,9 +34,9 @@ def _nothing(_result: Any) -> None:
 
 
 class Collectives:
-    """Collectives over one Theano shared variable or a list of them.
+    """Collectives over one Theano shared variable or a list of them: all change, or none.
 
-    All block until every rank has done its part. All variables of a list change, or none.
+    All block until every rank has done its part.
     """
 
     def __init__(self, launcher: Launcher) -> None:
@@ -95,8 +95,8 @@ class Collectives:
         Returns:
             An array, or a tuple of arrays for a list of variables.
         """
-        if nd_up not in (0, 1):
-            raise InputValueError(f"nd_up: got {nd_up!r}, expected 0 or 1")
+        if not is_int(nd_up) or nd_up not in (0, 1):
+            raise InputValueError(f"nd_up: got {shown(nd_up)}, expected 0 or 1")
         variables, single = _listed(shared_vars)
         if nd_up == 0:
             _require_rows(variables, "gather(nd_up=0)")
@@ -219,8 +219,8 @@ class Collectives:
         """
 
         def prepare(standing: Standing) -> Prepared:
-            numbers = self._launcher.numbers(variables)
             given, origin = arguments(standing) if callable(arguments) else (arguments, 0)
+            numbers = self._launcher.numbers(variables)
             name = (kind, numbers, *given.items()) if again else None
             number = self._launcher.enter(Collective(kind, numbers, given), name)
             event = Event(
@@ -247,23 +247,24 @@ class Collectives:
             return None
         try:
             numbers = tuple(float(weight) for weight in weights)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InputTypeError(
-                f"weights: got {weights!r}, expected a function of this runtime (of a "
+                f"weights: got {shown(weights)}, expected a function of this runtime (of a "
                 f"TrainFunction, its grad_function), or one number for each of "
                 f"{self._launcher.size} ranks"
             ) from None
-        if len(numbers) != self._launcher.size or not min(numbers) >= 0 or not sum(numbers) > 0:
+        finite = all(0 <= number < np.inf for number in (*numbers, sum(numbers)))
+        if len(numbers) != self._launcher.size or not finite or not any(numbers):
             raise InputValueError(
-                f"weights: got {numbers}, expected one non-negative number for each of "
+                f"weights: got {shown(numbers)}, expected one non-negative number for each of "
                 f"{self._launcher.size} ranks, not all of them 0"
             )
         return numbers
 
     def _check_rank(self, rank: int) -> None:
-        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < self._launcher.size:
+        if not is_int(rank) or not 0 <= rank < self._launcher.size:
             raise InputValueError(
-                f"rank: got {rank!r}, expected an int from 0 to {self._launcher.size - 1}"
+                f"rank: got {shown(rank)}, expected an int from 0 to {self._launcher.size - 1}"
             )
 
     def _refs(self, values: Sequence[Any], place: int) -> List[ArrayRef]:
@@ -351,12 +352,11 @@ def _matched(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[An
             continue
         try:
             downcast = variable.container.allow_downcast
-            if isinstance(value, np.ma.MaskedArray):
+            if isinstance(value, np.ndarray):
                 value = unmasked(value, f"value for {variable}")
-            type_ = host_type(variable)
-            array = type_.filter(on_host(value), strict=False, allow_downcast=downcast)
+            array = host_type(variable).filter(on_host(value), False, downcast)
         except (TypeError, ValueError, OverflowError) as error:
-            raise InputTypeError(f"value for {variable}: {error}") from None
+            raise InputTypeError(f"value for {variable}: {clipped(error)}") from None
         matched.append(np.asarray(array))
     return matched
 

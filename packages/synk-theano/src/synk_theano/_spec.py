@@ -11,6 +11,7 @@ from theano.compile import In, SharedVariable
 from theano.gof import Variable
 
 from ._ops import OUTPUT_OPS, UPDATE_OPS, check_dtype, is_through_host, normalize
+from ._shown import shown
 from .exceptions import SpecError
 
 
@@ -130,8 +131,9 @@ def _inputs(value: Any, what: str) -> List[Any]:
             item = item.variable
         if isinstance(item, SharedVariable) or not isinstance(item, Variable):
             raise SpecError(
-                f"{what}[{place}]: got {item!r} of type {type(item).__name__}, expected a Theano "
-                f"variable such as T.matrix() (shared variables are implicit inputs: not listed)"
+                f"{what}[{place}]: got {shown(item)} of type {type(item).__name__}, expected a "
+                f"Theano variable such as T.matrix() (shared variables are implicit inputs: not "
+                f"listed)"
             )
     return items
 
@@ -156,11 +158,11 @@ def _output(item: Any, what: str) -> _Output:
     op: Any = "avg"
     if isinstance(item, tuple):
         if not _is_pair(item):
-            raise SpecError(f"{what}: got {item!r}, expected a variable or (variable, op)")
+            raise SpecError(f"{what}: got {shown(item)}, expected a variable or (variable, op)")
         item, op = item
     if not isinstance(item, Variable):
         raise SpecError(
-            f"{what}: got {item!r} of type {type(item).__name__}, expected a Theano variable "
+            f"{what}: got {shown(item)} of type {type(item).__name__}, expected a Theano variable "
             f"or (variable, op)"
         )
     plain = normalize(op, OUTPUT_OPS, what)
@@ -177,7 +179,7 @@ def _updates(updates: Any) -> Tuple[Tuple[Any, Any, str], ...]:
         what = f"updates[{place}]"
         if not isinstance(item, (list, tuple)) or len(item) not in (2, 3):
             raise SpecError(
-                f"{what}: got {item!r}, expected (shared variable, new value) or "
+                f"{what}: got {shown(item)}, expected (shared variable, new value) or "
                 f"(shared variable, new value, op)"
             )
         target, value = item[0], item[1]
@@ -210,7 +212,7 @@ def _givens(givens: Any) -> Tuple[Tuple[Any, Any], ...]:
     items = list(givens.items()) if isinstance(givens, Mapping) else _sequence(givens, "givens")
     for place, item in enumerate(items):
         if not isinstance(item, (list, tuple)) or len(item) != 2:
-            raise SpecError(f"givens[{place}]: got {item!r}, expected (variable, replacement)")
+            raise SpecError(f"givens[{place}]: got {shown(item)}, expected (variable, replacement)")
     return tuple(
         (key, T.as_tensor_variable(value) if not isinstance(value, Variable) else value)
         for key, value in items
@@ -220,6 +222,6 @@ def _givens(givens: Any) -> Tuple[Tuple[Any, Any], ...]:
 def _require_shared(variable: Any, what: str) -> None:
     if not isinstance(variable, SharedVariable):
         raise SpecError(
-            f"{what}: got {variable!r} of type {type(variable).__name__}, expected a Theano "
+            f"{what}: got {shown(variable)} of type {type(variable).__name__}, expected a Theano "
             f"shared variable"
         )

@@ -1,0 +1,34 @@
+"""Values and errors in messages: as much of them as somebody reads, whatever they are."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+LONGEST = 300
+"""Characters of a value, or of another error's text."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 3
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 8
+_SHORT.maxstring = _SHORT.maxother = 100
+_SHORT.maxlong = 40
+
+
+def shown(value: Any) -> str:
+    """The value's `repr`, or its beginning and end; of a value without one, its type.
+
+    Never raises: a message about a wrong value has to come out, however wrong it is.
+    """
+    try:
+        return clipped(_SHORT.repr(value))
+    except Exception:  # noqa: BLE001 - a user's class may do anything
+        return f"<{type(value).__name__}>"
+
+
+def clipped(text: object) -> str:
+    """The text on one line; of a long one the beginning and the end."""
+    line = " ".join(str(text).split())
+    if len(line) <= LONGEST:
+        return line
+    return f"{line[: LONGEST // 2]} ... {line[-LONGEST // 3 :]}"

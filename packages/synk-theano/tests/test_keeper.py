@@ -1,0 +1,333 @@
+"""Of a master that is killed nothing is left, whatever its workers were doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from _busy import computing, hold_the_lock
+
+from synk_theano import Runtime, _keeper
+from synk_theano.testing import child_processes, nothing_left, wait_gone
+
+GONE_S = 2.0
+"""The contract: from the master's death until nothing is left."""
+
+BUSY_S = 3.0
+"""What a busy machine may add."""
+
+PROGRAM = """
+import ctypes, os, sys, time
+import numpy as np, synk_shm, theano.tensor as T
+from theano.compile.ops import as_op
+from synk_theano import Runtime
+
+@as_op([T.dvector], [T.dvector])
+def hold(values):
+    if values.max() > 0:
+        os.write(1, b"computing\\n")
+        ctypes.PyDLL(None).sleep(int(values.max()))
+    return values
+
+def tell(*words):
+    print(*words, flush=True)
+
+runtime = Runtime(3)
+pool = runtime._controller._pool
+families = {name.split(".")[1] for info in synk_shm.list() if info.mine for name in info.names}
+tell(*families, pool.keeper_pid, *runtime.worker_pids)
+"""
+
+READY = """
+x = T.dvector("x")
+f = runtime.function([x], (hold(x), "gather"), mode="FAST_COMPILE")
+data = runtime.data(np.zeros(100_000))
+f(data)
+"""
+
+IDLE = READY + "tell('ready'); time.sleep(60)"
+COMPUTING = READY + "f(np.array([0.0, 60.0, 60.0]))"
+SHORTLY = READY + "f(np.array([0.0, 4.0, 4.0]))"
+
+
+class Program:
+    """A program with workers, to be killed."""
+
+    def __init__(self, code):
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", PROGRAM + code],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "SYNKHRONOS_USE_GPU": "0"},
+        )
+        self.family, keeper, *workers = self.process.stdout.readline().split()
+        self.keeper = int(keeper)
+        self.workers = [int(pid) for pid in workers]
+
+    def await_line(self, line):
+        assert self.process.stdout.readline().strip() == line
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def shared_memory(self):
+        return [name for name in os.listdir("/dev/shm") if f".{self.family}." in name]
+
+    def left(self):
+        pids = [pid for pid in (*self.workers, self.keeper) if is_there(pid)]
+        return [*pids, *self.shared_memory()]
+
+    def await_nothing(self, timeout_s):
+        """Wait until nothing is left, and return how long it took."""
+        began = time.monotonic()
+        while self.left():
+            assert time.monotonic() - began < timeout_s, self.left()
+            time.sleep(0.005)
+        return time.monotonic() - began
+
+    def close(self):
+        self.process.kill()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+def is_there(pid):
+    """Whether a process is more than a name that waits for being taken down."""
+    return _keeper.start_of(pid) is not None
+
+
+@pytest.fixture
+def program():
+    programs = []
+
+    def start(code):
+        programs.append(Program(code))
+        return programs[-1]
+
+    yield start
+    for one in programs:
+        one.close()
+        one.await_nothing(30.0)
+
+
+@pytest.mark.parametrize("code", [IDLE, COMPUTING], ids=["idle", "computing"])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nothing_is_left_of_a_killed_master(program, code, stopped, request, record_property):
+    killed = program(code)
+    killed.await_line("ready" if code is IDLE else "computing")
+    if code is COMPUTING:
+        killed.await_line("computing")
+    if stopped:
+        os.kill(killed.workers[1], signal.SIGSTOP)
+    assert killed.shared_memory()
+    killed.kill()
+    took_s = killed.await_nothing(GONE_S + BUSY_S)
+    record_property("took_s", took_s)
+    print(f"{request.node.name}: {took_s:.3f} s")
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3, 0.6, 1.0, 1.5])
+def test_nor_of_one_whose_workers_still_start(program, after_s, record_property):
+    killed = program("time.sleep(60)")
+    time.sleep(after_s)
+    killed.kill()
+    took_s = killed.await_nothing(GONE_S + BUSY_S)
+    record_property("took_s", took_s)
+    print(f"after {after_s} s: {took_s:.3f} s")
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_it_is_the_keeper_who_does_that(program, stopped):
+    killed = program(IDLE if stopped else SHORTLY)
+    killed.await_line("ready" if stopped else "computing")
+    os.kill(killed.keeper, signal.SIGKILL)
+    if stopped:
+        os.kill(killed.workers[1], signal.SIGSTOP)
+    killed.kill()
+    time.sleep(2.5)
+    assert killed.left()
+    if stopped:
+        os.kill(killed.workers[1], signal.SIGCONT)
+    # Without it, workers end as soon as they can.
+    killed.await_nothing(15.0)
+
+
+FORKED = (
+    READY
+    + """
+child = os.fork()
+if child == 0:
+    synk_shm.cleanup()
+    time.sleep(60)
+    os._exit(0)
+tell(child)
+f(np.array([0.0, 60.0, 60.0]))
+"""
+)
+
+
+def test_a_child_of_the_master_does_not_stand_in_for_it(program):
+    killed = program(FORKED)
+    child = int(killed.process.stdout.readline())
+    try:
+        killed.await_line("computing")
+        killed.kill()
+        # Shared memory is the child's, too: that stays as long as it does.
+        wait_gone([*killed.workers, killed.keeper], GONE_S + BUSY_S)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        subprocess.run([sys.executable, "-c", "import synk_shm; synk_shm.empty(1)"], check=True)
+
+
+def test_a_program_that_becomes_another_one_leaves_nothing_either(program):
+    code = IDLE.replace("time.sleep(60)", "os.execv('/bin/sleep', ['sleep', '60'])")
+    changed = program(code)
+    changed.await_line("ready")
+    changed.await_nothing(GONE_S + BUSY_S)
+
+
+def test_without_workers_there_is_none():
+    before = child_processes()
+    with Runtime(1) as runtime:
+        runtime.distribute()
+        assert runtime._controller._pool.keeper_pid is None
+        assert child_processes() == before
+
+
+def test_it_ends_with_the_runtime_and_is_nobodys_zombie():
+    with nothing_left(grace_s=0.0):
+        runtime = Runtime(2)
+        runtime.distribute()
+        keeper = runtime._controller._pool.keeper_pid
+        assert child_processes() >= {keeper, *runtime.worker_pids}
+        runtime.close()
+        assert not os.path.exists(f"/proc/{keeper}")
+
+
+def test_it_ends_at_once_with_a_runtime_that_is_closed_while_it_starts():
+    for _ in range(3):
+        with nothing_left(grace_s=1.0):
+            Runtime(2).close()
+
+
+def test_should_it_be_killed_all_goes_on():
+    with nothing_left():
+        runtime = Runtime(2)
+        pool = runtime._controller._pool
+        keeper = pool.keeper_pid
+        os.kill(keeper, signal.SIGKILL)
+        runtime.distribute()  # waits for the workers, and looks after them meanwhile
+        deadline = time.monotonic() + 10
+        while os.path.exists(f"/proc/{keeper}"):
+            pool.check("a test")
+            assert time.monotonic() < deadline
+        assert pool.keeper_pid is None
+        runtime.close()
+
+
+def test_what_ends_all_processes_of_a_program_does_not_end_it():
+    with nothing_left():
+        runtime = Runtime(2)
+        pool = runtime._controller._pool
+        keeper = pool.keeper_pid
+        for _ in range(5):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                os.kill(keeper, number)
+            time.sleep(0.05)
+        assert pool.keeper_pid == keeper
+        assert os.getsid(keeper) == os.getpgid(keeper) == keeper
+        runtime.close()
+
+
+def test_it_costs_next_to_nothing(record_property):
+    with nothing_left():
+        runtime = Runtime(2)
+        runtime.distribute()
+        pid = runtime._controller._pool.keeper_pid
+        held = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        # Nothing to read from or to print to, the line, and one for each process it looks after.
+        assert sorted(name.split(":")[0] for name in held if "pidfd" not in name) == [
+            *["/dev/null"] * 3,
+            "socket",
+        ]
+        assert len(held) <= 4 + 2
+        with open(f"/proc/{pid}/maps") as file:
+            maps = file.read()
+        assert "numpy" not in maps
+        assert "posix_ipc" not in maps
+        with open(f"/proc/{pid}/schedstat") as file:
+            cpu_s = int(file.read().split()[0]) / 1e9
+        with open(f"/proc/{pid}/status") as file:
+            rss = next(line for line in file if line.startswith("VmRSS")).split(maxsplit=1)[1]
+        assert cpu_s < 0.03 * 4  # 30 ms, by a processor that is busy with others
+        record_property("cpu_s", cpu_s)
+        print(f"{cpu_s * 1000:.1f} ms of a processor, {rss.strip()}")
+        runtime.close()
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_another_process_with_the_same_pid_is_left_alone(monkeypatch, pidfd):
+    if not pidfd:
+        monkeypatch.delattr(signal, "pidfd_send_signal")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        start = _keeper.start_of(child.pid)
+        mistaken = _keeper.Process(child.pid, start - 1)
+        assert mistaken.is_gone()
+        mistaken.kill()
+        meant = _keeper.Process(child.pid, start)
+        assert (meant.fd >= 0) == (pidfd and hasattr(os, "pidfd_open"))
+        assert not meant.is_gone()
+        assert child.poll() is None
+        meant.kill()
+        assert child.wait(30) == -signal.SIGKILL
+        assert meant.is_gone()
+        meant.kill()  # does no harm
+        if meant.fd >= 0:
+            os.close(meant.fd)
+    finally:
+        child.kill()
+        child.stdin.close()
+        child.wait()
+
+
+def test_a_system_without_descriptors_of_processes_is_looked_after_too(monkeypatch):
+    monkeypatch.delattr(signal, "pidfd_send_signal")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    reading, writing = os.pipe()
+    try:
+        me = _keeper.Process(os.getpid(), _keeper.start_of(os.getpid()))
+        # In pieces, as it may come.
+        line = b"%d %d\n" % (child.pid, _keeper.start_of(child.pid))
+        os.write(writing, line[:3])
+        os.write(writing, line[3:])
+        os.close(writing)
+        (ward,) = _keeper.watch(reading, me)
+        assert ward.pid == child.pid
+        gone = _keeper.Process(os.getpid(), 1)
+        reading_on, still_open = os.pipe()
+        assert _keeper.watch(reading_on, gone) == []
+        os.write(still_open, _keeper.GOODBYE + b"\n")
+        assert _keeper.watch(reading_on, me) is None
+        os.close(reading_on)
+        os.close(still_open)
+    finally:
+        os.close(reading)
+        child.kill()
+        child.stdin.close()
+        child.wait()
+
+
+def test_a_runtime_is_closed_in_time_though_it_is_stopped():
+    with computing(hold_the_lock) as pool:
+        keeper = pool.keeper_pid
+        os.kill(keeper, signal.SIGSTOP)
+        began = time.monotonic()
+        pool.stop()
+        assert time.monotonic() - began < 1.2 + BUSY_S
+        wait_gone([keeper])
