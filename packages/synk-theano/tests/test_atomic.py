@@ -194,9 +194,7 @@ def test_a_value_that_was_set_in_the_master_alone_is_told(trio):
     f = trio.function([x], (x * rate, "gather"), name="scaled", **FAST)
     f(np.ones(3))
     rate.set_value(2.0)
-    with pytest.warns(
-        ReplicaWarning, match="'rate' has been given a value in the master only.*'scal"
-    ):
+    with pytest.warns(ReplicaWarning, match="'rate' has been given a value in the master only"):
         assert f(np.ones(3)).tolist() == [2.0, 1.0, 1.0]
     # Told once; and not if it is then sent to all, or set by us.
     for change in (

@@ -19,6 +19,7 @@ from theano.compile.ops import as_op
 from synk_theano import Runtime
 from synk_theano.exceptions import (
     Closed,
+    InputValueError,
     SpecError,
     StallWarning,
     StartError,
@@ -209,6 +210,13 @@ def test_a_worker_that_is_too_late_is_named():
         assert "in behave" in caught.value.stacks[1]
         assert "in behave" in str(caught.value)
         assert runtime.closed
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "60", None, float("nan")])
+@pytest.mark.parametrize("what", ["timeout_s", "stall_s"])
+def test_a_time_that_nobody_can_wait_is_refused(what, seconds):
+    with nothing_left(), pytest.raises(InputValueError, match=f"{what}: got .*above 0"):
+        Runtime(2, **{what: seconds})
 
 
 def test_a_stall_is_told_while_it_lasts():

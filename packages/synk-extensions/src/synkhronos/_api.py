@@ -25,6 +25,8 @@ def fork(
     verbose: bool = True,
     backend: str = "shm",
     timeout_s: float = 3600.0,
+    stall_s: float = 60.0,
+    atomic: bool = True,
     random_streams: str = "per_rank",
     devices: Optional[Sequence[str]] = None,
     nccl: Optional[bool] = None,
@@ -47,7 +49,14 @@ def fork(
         max_n_var, max_dim: accepted as in 1.0; there is no limit to set.
         verbose: print the lines that say what is going on.
         backend: "shm" or "zmq": what collectives go through.
-        timeout_s: seconds that a rank waits for the others inside one collective.
+        timeout_s: seconds that a rank waits for the others inside one collective: then
+            `WorkerStalled` is raised, and the workers are ended.
+        stall_s: seconds of waiting after which a `StallWarning` tells for which rank, and where
+            in its program that is; then again after twice as long, and so on.
+        atomic: a call, collective or `step` that fails on any rank has changed nothing on any.
+            It takes memory for a second copy of what is being updated. False updates in place,
+            as 1.0 did: after a failure the ranks' values may differ, and what uses them is
+            refused (`ReplicasDiffer`) until `broadcast()`.
         random_streams: "per_rank" (each rank draws numbers of its own, this process the same as
             in serial Theano), or "identical" (all ranks draw the same).
         devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, as
@@ -73,6 +82,8 @@ def fork(
         profile_workers=profile_workers,
         backend=backend,
         timeout_s=timeout_s,
+        stall_s=stall_s,
+        atomic=atomic,
         random_streams=random_streams,
         devices=devices,
         nccl=nccl,

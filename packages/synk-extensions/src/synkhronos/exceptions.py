@@ -15,12 +15,16 @@ from synk_theano.exceptions import (
     NotForked,
     NotSharedVariable,
     OpError,
+    ReplicasDiffer,
+    ReplicaWarning,
     SpecError,
+    StallWarning,
     StartError,
     SynkError,
     VerifyError,
     WorkerDied,
     WorkerFailed,
+    WorkerStalled,
 )
 
 __all__ = [
@@ -38,10 +42,14 @@ __all__ = [
     "NotForked",
     "NotSharedVariable",
     "OpError",
+    "ReplicaWarning",
+    "ReplicasDiffer",
     "SpecError",
+    "StallWarning",
     "StartError",
     "SynkError",
     "VerifyError",
     "WorkerDied",
     "WorkerFailed",
+    "WorkerStalled",
 ]

@@ -35,12 +35,16 @@ from .exceptions import (  # noqa: E402
     NotForked,
     NotSharedVariable,
     OpError,
+    ReplicasDiffer,
+    ReplicaWarning,
     SpecError,
+    StallWarning,
     StartError,
     SynkError,
     VerifyError,
     WorkerDied,
     WorkerFailed,
+    WorkerStalled,
 )
 
 __version__ = "0.1.0"
@@ -65,9 +69,12 @@ __all__ = [
     "NotForked",
     "NotSharedVariable",
     "OpError",
+    "ReplicaWarning",
+    "ReplicasDiffer",
     "Report",
     "Runtime",
     "SpecError",
+    "StallWarning",
     "StartError",
     "Stats",
     "SynkError",
@@ -77,4 +84,5 @@ __all__ = [
     "VerifyError",
     "WorkerDied",
     "WorkerFailed",
+    "WorkerStalled",
 ]

@@ -10,6 +10,7 @@ from ._facts import Event
 from ._inputs import Signature
 from ._launcher import Launcher
 from ._planner import DEFAULT, Options, Planner
+from ._shown import shown
 from ._spec import FunctionSpec
 from ._values import on_host
 from ._verify import Report, verify
@@ -276,7 +277,7 @@ def as_delayed(act: Any, place: int, launcher: Launcher) -> Delayed:
         act = act.delayed()
     if not isinstance(act, Delayed):
         raise InputTypeError(
-            f"step(): got {act!r} of type {type(act).__name__} as act {place}, expected "
+            f"step(): got {shown(act)} of type {type(act).__name__} as act {place}, expected "
             f"f.delayed(...), delayed.all_reduce(...) and the like, or a function without "
             f"inputs"
         )

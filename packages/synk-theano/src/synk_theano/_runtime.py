@@ -44,7 +44,7 @@ import numpy as np
 from ._builder import Builder
 from ._check import Verdicts, check_spec, warn_of_wrong
 from ._controller import Controller
-from ._data import Data
+from ._data import Data, checked_flag
 from ._delayed import Prepared, Standing
 from ._devices import choose, choose_nccl
 from ._distributor import Distributor
@@ -55,7 +55,9 @@ from ._history import History
 from ._lint import Findings
 from ._messages import Act, ArrayRef, Form, Record, Step
 from ._shared_api import Collectives, DelayedCollectives
+from ._shown import shown
 from ._spec import FunctionSpec, make_spec
+from ._stalls import checked_seconds
 from ._stats import Ledger, Stats, Tally
 from ._store import DataStore
 from ._timeline import CLOSE_TIMEOUT_S, Recorded, Timeline, checked_path
@@ -120,10 +122,10 @@ class Runtime:
         track: Callable[[str], ContextManager[Any]] = nullcontext,
     ) -> None:
         if backend not in ("shm", "zmq"):
-            raise InputValueError(f"backend: got {backend!r}, expected 'shm' or 'zmq'")
+            raise InputValueError(f"backend: got {shown(backend)}, expected 'shm' or 'zmq'")
         if random_streams not in ("per_rank", "identical"):
             raise InputValueError(
-                f"random_streams: got {random_streams!r}, expected 'per_rank' or 'identical'"
+                f"random_streams: got {shown(random_streams)}, expected 'per_rank' or 'identical'"
             )
         timeline = None if timeline is None else str(checked_path(timeline))
         ranks = choose(n_parallel, use_gpu, master_rank, devices)
@@ -142,8 +144,8 @@ class Runtime:
             ranks,
             self.master,
             backend=backend,
-            timeout_s=timeout_s,
-            stall_s=stall_s,
+            timeout_s=checked_seconds(timeout_s, "timeout_s"),
+            stall_s=checked_seconds(stall_s, "stall_s"),
             atomic=bool(atomic),
             profile=profile_workers,
             report=report,
@@ -292,8 +294,8 @@ class Runtime:
         """Is each output decomposable over rows? See `synkhronos.check`."""
         if not isinstance(function, Function) or not function.belongs_to(self):
             raise InputTypeError(
-                f"check(): got {function!r}, expected a function that this runtime has built: what "
-                f"function() returned, not a Theano function"
+                f"check(): got {shown(function)}, expected a function that this runtime has built: "
+                f"what function() returned, not a Theano function"
             )
         return Verdicts(check_spec(function.spec))
 
@@ -320,7 +322,7 @@ class Runtime:
 
     def stats(self, reset: bool = False) -> Stats:
         """Where the time went; see `synkhronos.stats`."""
-        return self._ledger.stats(reset)
+        return self._ledger.stats(checked_flag(reset, "reset"))
 
     # What functions and collectives need: the `Launcher`.
 

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from theano.compile import SharedVariable
 
+from ._shown import shown
 from ._values import on_host
 from .exceptions import NotSharedVariable
 
@@ -37,7 +38,7 @@ def require_shared(variable: Any) -> None:
     """
     if not isinstance(variable, SharedVariable):
         raise NotSharedVariable(
-            f"got {variable!r} of type {type(variable).__name__}, expected a Theano shared "
+            f"got {shown(variable)} of type {type(variable).__name__}, expected a Theano shared "
             f"variable; make one with theano.shared(value)"
         )
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Sequence
+
+import numpy as np
 
 from ._blackbox import BlackBox
 from ._flight import Phase
+from ._shown import shown
 from ._warn import warn_user
-from .exceptions import StallWarning, WorkerStalled
+from .exceptions import InputValueError, StallWarning, WorkerStalled
 
 _WAITING = (Phase.IDLE, Phase.REDUCE, Phase.COLLECTIVE, Phase.END, Phase.FAIL)
 """For others: these ranks are not to blame."""
+
+
+def checked_seconds(value: Any, what: str) -> float:
+    """
+    Raises:
+        InputValueError: it is no time that one can wait.
+    """
+    if isinstance(value, (int, float, np.integer, np.floating)) and value > 0:
+        return float(value)
+    raise InputValueError(f"{what}: got {shown(value)}, expected a number of seconds above 0")
 
 
 class StallWatch:

@@ -6,11 +6,13 @@ from collections import deque
 from typing import Any, Deque, Dict, Optional, Sequence, Tuple
 
 import numpy as np
+from theano.gof import Variable
 
 import synk_shm
 
 from ._data import Data, unmasked
 from ._messages import ArrayRef
+from ._shown import shown
 from .exceptions import InputTypeError
 
 
@@ -36,6 +38,10 @@ class DataStore:
     ) -> Data:
         """See `synkhronos.data`."""
         if var is not None:
+            if not isinstance(var, Variable) or not hasattr(var, "ndim"):
+                raise InputTypeError(
+                    f"data(): got var={shown(var)}, expected a Theano variable of tensor type"
+                )
             dtype = var.dtype if dtype is None else dtype
             ndim = var.ndim if ndim is None else ndim
         if value is not None:
@@ -43,7 +49,7 @@ class DataStore:
             dtype = array.dtype if dtype is None else dtype
             ndim = array.ndim if ndim is None else ndim
         if shape is not None and ndim is None:
-            ndim = len(shape)
+            ndim = np.size(shape)
         if dtype is None or ndim is None:
             raise InputTypeError(
                 f"data(): got dtype={dtype}, ndim={ndim}, expected both to be known; give a value, "
