@@ -220,3 +220,28 @@ def test_a_rank_says_what_it_is_doing():
         deadline = time.monotonic() + 10
         while runtime._controller._box.doing(1) != "waiting for an order":
             assert time.monotonic() < deadline
+
+
+def test_folders_are_made_for_their_user_alone(records):
+    old = os.umask(0)
+    try:
+        path = flight.write({"version": flight.VERSION})
+    finally:
+        os.umask(old)
+    for made in (records, records.parent):
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    records.chmod(0o777)
+    flight.write({"version": flight.VERSION})
+    assert stat.S_IMODE(records.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_is_a_link_or_a_file_is_not_used(records, tmp_path):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "1.json").write_text("mine")
+    records.parent.mkdir()
+    records.symlink_to(victim)
+    with pytest.raises(PermissionError, match="SYNKHRONOS_FLIGHT_DIR"):
+        flight.write({"version": flight.VERSION})
+    assert [path.name for path in victim.iterdir()] == ["1.json"]

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import stat
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Union
@@ -60,10 +61,10 @@ def write(content: Mapping[str, Any]) -> Path:
     """Write a record, and remove the oldest beyond `KEPT`; return its path.
 
     Raises:
-        OSError: it cannot be written; nothing is left then.
+        OSError: it cannot be written, or its folder is not this user's alone; nothing is left
+            then.
     """
-    place = folder()
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place = _own_folder()
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     path = place / f"{moment}-{os.getpid()}-{next(_numbers):04d}.json"
     text = json.dumps(content, indent=1)
@@ -82,3 +83,25 @@ def write(content: Mapping[str, Any]) -> Path:
         with contextlib.suppress(OSError):
             old.unlink()
     return path
+
+
+def _own_folder() -> Path:
+    """The folder, made if need be, if nobody else can change what is in it.
+
+    Raises:
+        OSError: it cannot be made, or is another user's.
+    """
+    place = folder().absolute()
+    # One by one: of those that it makes on the way, mkdir(parents=True) would leave others in.
+    for step in (*reversed(place.parents), place):
+        with contextlib.suppress(FileExistsError):
+            step.mkdir(mode=0o700)
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(
+            f"{place} is not a folder of this user: no flight record is written there; remove it, "
+            f"or name another one with SYNKHRONOS_FLIGHT_DIR"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        place.chmod(0o700)
+    return place
