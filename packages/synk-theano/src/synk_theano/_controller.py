@@ -253,9 +253,9 @@ class Controller:
         # What interrupts anywhere in here leaves nothing half sent, and the turn free.
         try:
             self.turn.running = True
-            self._interrupts.begin()
             extras = self.book.extras()
             order = Order(next(self._serials), steps, extras)
+            self._interrupts.begin(order.serial)
             results = self.rank.perform(order, self.turn.began, timeout_s)
             if extras is not None:
                 self.book.sent(extras)

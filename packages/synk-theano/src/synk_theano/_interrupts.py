@@ -56,6 +56,7 @@ class Interrupts:
         self._pids = pids
         self._look = look
         self._under_way = False
+        self._serial = 0
         self._struck = False
         self._since: Optional[float] = None
 
@@ -78,10 +79,11 @@ class Interrupts:
         ):
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def begin(self) -> None:
-        """An order begins."""
-        self._since, self._struck = None, False
-        self._under_way = True
+    def begin(self, serial: int) -> None:
+        """An order begins, in this thread."""
+        self._since, self._struck, self._serial = None, False, serial
+        # Ctrl-C is the main thread's, whatever others are waiting for.
+        self._under_way = threading.current_thread() is threading.main_thread()
 
     def end(self) -> bool:
         """An order has ended; tell whether there was a Ctrl-C that is still to be raised."""
@@ -121,7 +123,7 @@ class Interrupts:
 
     def _tell(self) -> None:
         for flight in self._flights:
-            flight.interrupted = self._rank.serial
+            flight.interrupted = self._serial
         for pid in self._pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, SIGNAL)

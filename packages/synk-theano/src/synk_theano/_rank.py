@@ -247,6 +247,7 @@ class Rank:
             results = self.device.fetch(results)
             if self.device.is_gpu:
                 self.recorder.add("copy", "results from the device", began, perf_counter())
+            self.flight.enter(Phase.IDLE)
         self.in_step = True
         return results
 
