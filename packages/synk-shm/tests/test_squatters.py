@@ -13,6 +13,7 @@ import shutil
 import socket
 import stat
 import subprocess
+import time
 
 import pytest
 
@@ -147,6 +148,40 @@ def test_a_squatted_lock_file_stops_nobody(squat, script, kind):
         assert shm.list() and shm.cleanup() is not None
         """
     )
+
+
+def test_a_lease_on_a_lock_file_holds_up_nobody(script):
+    """Anybody may give a name, and take a lease on a file of their own: who opens it waits 45 s."""
+    path = f"/dev/shm/synk.{os.geteuid()}.{secrets.token_hex(4)}.lock"
+    holder = script.start(
+        """
+        import fcntl, os, signal, sys
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        print("held", flush=True)
+        sys.stdin.readline()
+        os.unlink(sys.argv[1])
+        """,
+        path,
+    )
+    assert script.line(holder) == "held"
+    began = time.monotonic()
+    script.run(
+        """
+        import synk_shm as shm
+        a = shm.ones(3)
+        assert shm.attach(shm.handle(a), readonly=True).sum() == 3
+        assert shm.list() and shm.cleanup() is not None
+        """
+    )
+    with open("/proc/sys/fs/lease-break-time") as file:
+        assert time.monotonic() - began < float(file.read()) - 10
+    assert os.path.exists(path)  # nobody can tell that it is left over
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+    holder.wait(30)
+    assert not os.path.exists(path)
 
 
 @METHODS

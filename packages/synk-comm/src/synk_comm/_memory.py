@@ -39,6 +39,7 @@ def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
     """
     if sys.platform == "linux":
         fd = os.memfd_create("synk-comm", os.MFD_CLOEXEC)
+        os.fchmod(fd, 0o600)  # they begin as everybody's; only /proc keeps others away then
     else:
         fd, path = tempfile.mkstemp(prefix="synk-comm-")
         os.unlink(path)

@@ -24,6 +24,9 @@ from synk_shm.exceptions import ShmTimeoutError
 
 _OPEN_S = 5.0
 _GRACE_S = 60.0
+# Not through a link that somebody planted, and not waiting: for a pipe's other end, or until the
+# kernel takes back a lease, for which it gives its holder 45 s.
+_CAREFUL = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FLOCK = struct.Struct("@hhqqi0q")  # type, whence, start, length, pid: all of the file
 
 
@@ -48,7 +51,7 @@ def hold(family: str, *, create: bool) -> int | None:
     path = _lock_path(family)
     if path is None:
         return None
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    flags = os.O_RDWR | _CAREFUL | (os.O_CREAT if create else 0)
     deadline = time.monotonic() + _OPEN_S
     while True:
         try:
@@ -132,12 +135,22 @@ def sweep_all() -> list[str]:
     if _posix.DIRECTORY is None:
         return []
     user = os.geteuid()
+    with os.scandir(_posix.DIRECTORY) as entries:
+        found = [(_names.lock_owner(entry.name), entry) for entry in entries]
     removed = []
-    for file_name in os.listdir(_posix.DIRECTORY):
-        owner = _names.lock_owner(file_name)
-        if owner is not None and owner[0] == user:
+    for owner, entry in found:
+        if owner is not None and owner[0] == user and _is_of(entry, user):
             removed += sweep(owner[1])
     return removed
+
+
+def _is_of(entry: os.DirEntry[str], user: int) -> bool:
+    """Whether it is this user's file; anybody may give a name."""
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    return status.st_uid == user and stat.S_ISREG(status.st_mode)
 
 
 def names_of_user() -> list[tuple[str, int]]:
@@ -183,7 +196,7 @@ def _open_lock(path: str | None, access: int) -> int | None:
     if path is None:
         return None
     try:
-        return os.open(path, access | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return os.open(path, access | _CAREFUL)
     except OSError:
         return None
 

@@ -113,11 +113,11 @@ def _is_whole(text: str) -> bool:
 
 def _obstacle(process: subprocess.Popen[bytes]) -> Optional[str]:
     """Why it makes no sense to ask; None if it does."""
+    state = _state(process.pid)
     status = process.poll()
     if status is not None:
         how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
         return f"process {process.pid} is gone: it {how}"
-    state = _state(process.pid)
     if state == "Z":
         return f"process {process.pid} is gone"
     if state == "T":
