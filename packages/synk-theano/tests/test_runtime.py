@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pstats
 import resource
 import sys
@@ -12,6 +13,7 @@ import theano
 import theano.tensor as T
 from theano.compile.ops import as_op
 
+import synk_shm
 from synk_theano import Runtime
 from synk_theano.testing import run_script
 
@@ -107,6 +109,7 @@ def test_float_precision_set_in_the_program_reaches_the_workers():
     code = """
 import numpy as np, theano, theano.tensor as T
 theano.config.floatX = "float32"
+import synk_shm
 from synk_theano import Runtime
 x = T.matrix("x")
 with Runtime(2) as runtime:
@@ -145,3 +148,42 @@ def test_memory_that_arrays_free_is_kept_for_the_next_ones(pair):
     f = pair.function([x], (faults(x), "gather"), mode="FAST_COMPILE")
     pages = 4 * 400_000 * 8 // resource.getpagesize()
     assert max(f(np.zeros(2))) < pages / 10
+
+
+def held():
+    """Shared memory that this process has made: how many segments."""
+    gc.collect()
+    return sum(info.mine for info in synk_shm.list())
+
+
+def test_rooms_that_became_too_small_are_given_back(pair):
+    x = T.dvector("x")
+    f = pair.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    g = pair.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    for function in (f, g):
+        function(np.ones(10))
+        function(np.ones(10), batch=[1, 2])
+    before = held()
+    for length in range(1, 60):
+        assert f(np.ones(length * 1000)) == length * 1000
+        assert f(np.ones(length * 1000), batch=list(range(length))) == length
+    assert g(np.ones(10), batch=[1, 2, 3]) == 3
+    assert f(np.ones(10)) == 10
+    assert held() <= before + 2
+
+
+def test_functions_that_nobody_has_any_more_are_forgotten_by_all(pair):
+    before, known = held(), len(pair._rank.functions)
+    for i in range(30):
+        x = T.dvector("x")
+        f = pair.function([x], ((x + i).sum(), "sum"), mode="FAST_COMPILE")
+        assert f(np.ones(4)) == 4 + 4 * i
+    del f
+    gc.collect()
+    x = T.dvector("x")
+    last = pair.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    assert last(np.ones(4)) == 4
+    assert held() <= before + 3
+    assert len(pair._rank.functions) <= known + 1
+    pair.distribute()
+    assert last(np.ones(3)) == 3

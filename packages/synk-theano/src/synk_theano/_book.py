@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Dict, Hashable, List, Optional, Sequence, Set
+import weakref
+from typing import Any, Dict, Hashable, List, Optional, Sequence, Set
 
 from ._messages import Act, Call, Extras, Step
 
@@ -24,6 +25,8 @@ class Book:
         self._once: Set[int] = set()
         self._forgotten: List[int] = []
         self._forgotten_arrays: List[int] = []
+        self._forgotten_functions: List[int] = []
+        self._holders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def __contains__(self, number: int) -> bool:
         return number in self._acts
@@ -32,9 +35,10 @@ class Book:
         """The act of this number, if it is still there."""
         return self._acts.get(number)
 
-    def enter(self, act: Act, name: Optional[Hashable] = None) -> int:
+    def enter(self, act: Act, name: Optional[Hashable] = None, holder: Any = None) -> int:
         """Give `act` a number, that of before if the `name` is known.
 
+        Its `holder`, if it is still there, is told by its `release()` when the act is forgotten.
         What is no call and has no name is kept for one order only.
         """
         if name is not None and name in self._named:
@@ -42,6 +46,8 @@ class Book:
         number = next(self._numbers)
         self._acts[number] = act
         self._unsent.append(number)
+        if holder is not None:
+            self._holders[number] = holder
         if isinstance(act, Call):
             for key in act.array_keys():
                 self._users.setdefault(key, set()).add(number)
@@ -59,6 +65,9 @@ class Book:
             if act is None:
                 continue
             self._once.discard(number)
+            holder = self._holders.pop(number, None)
+            if holder is not None:
+                holder.release()
             self._named.pop(self._names.pop(number, None), None)
             if isinstance(act, Call):
                 for key in act.array_keys():
@@ -78,20 +87,34 @@ class Book:
             self.forget(tuple(self._users.get(key, ())))
         self._forgotten_arrays += keys
 
+    def drop_function(self, function_id: int) -> None:
+        """The user has let go of a function: nobody will call it any more."""
+        calls = [
+            number
+            for number, act in self._acts.items()
+            if isinstance(act, Call) and act.function_id == function_id
+        ]
+        self.forget(calls)
+        self._forgotten_functions.append(function_id)
+
     def extras(self) -> Optional[Extras]:
         """What the workers have to know before the next order, or None."""
-        if not (self._unsent or self._forgotten or self._forgotten_arrays):
+        if not (
+            self._unsent or self._forgotten or self._forgotten_arrays or self._forgotten_functions
+        ):
             return None
         return Extras(
             {number: self._acts[number] for number in self._unsent},
             tuple(self._forgotten),
             tuple(self._forgotten_arrays),
+            tuple(self._forgotten_functions),
         )
 
     def sent(self, extras: Extras) -> None:
         """All ranks have taken these in."""
         del self._forgotten[: len(extras.forget_acts)]
         del self._forgotten_arrays[: len(extras.forget_arrays)]
+        del self._forgotten_functions[: len(extras.forget_functions)]
         self._unsent = [number for number in self._unsent if number not in extras.acts]
 
     def failed(self, extras: Optional[Extras]) -> None:

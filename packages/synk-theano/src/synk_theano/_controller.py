@@ -11,7 +11,8 @@ import contextlib
 import itertools
 import os
 import pickle
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from collections import deque
+from typing import Any, Callable, Deque, List, Optional, Tuple
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from ._devices import Ranks, take
 from ._failures import mismatch, worker_failed
 from ._flight import WORDS, Flight
 from ._interrupts import Interrupts
-from ._messages import Call, Collective, Hello, Join, Order, Step, Stop
+from ._messages import Hello, Join, Order, Step, Stop
 from ._orders import STEPS_IN_LINE
 from ._pool import WorkerPool
 from ._rank import Rank
@@ -61,6 +62,7 @@ class Controller:
         book: the acts that orders are made of.
         turn: held while something is staged and performed.
         times: seconds that each rank computed in the last order, by act and rank.
+        dropped: numbers of functions that the user has let go of; finalizers append to it.
         replicas: what is known of variables whose values may not be the same on all ranks.
 
     Returns at once; workers start in the background.
@@ -92,6 +94,7 @@ class Controller:
         self._ranks = ranks
         self.book = Book()
         self.turn = Turn()
+        self.dropped: Deque[int] = deque()
         self._timeout_s = timeout_s
         self._reseed = reseed
         self._on_end = on_end
@@ -106,14 +109,13 @@ class Controller:
         self._joined = False
         self._closed: Optional[str] = None
         self._released = False
-        self._doing: Sequence[Step] = ()
         self._owner = os.getpid()
         self._group = synk_comm.create_group(size, backend) if size > 1 else None
         try:
             self._pool = self._start_workers(profile, nccl, record)
         except BaseException:
             if self._group is not None:
-                self._group.close()
+                self._group.discard()
             raise
         self._pids = [*self._pool.pids[:master], self._owner, *self._pool.pids[master:]]
         self._stalls = StallWatch(self._box, master, self._pool.stacks, stall_s)
@@ -244,7 +246,6 @@ class Controller:
             self.await_workers()
         acts = [self.book.get(step.number) for step in steps]
         self.replicas.require_equal(acts)
-        self._doing = steps
         self._threads.apply()
         self.forget_released()
         extras = None
@@ -280,7 +281,11 @@ class Controller:
         return results or []
 
     def forget_released(self) -> None:
-        """Have everybody forget the arrays that are gone, or lie elsewhere."""
+        """Have everybody forget the functions and arrays that are gone, or lie elsewhere."""
+        while self.dropped:
+            function_id = self.dropped.popleft()
+            self.book.drop_function(function_id)
+            self._store.drop(function_id)
         released = self._store.take_released()
         if released:
             self.book.release(released)
@@ -309,15 +314,7 @@ class Controller:
 
     def _describe(self) -> str:
         """What is being done: the act under way, as far as this rank has come."""
-        if self.rank.doing:
-            return self.rank.doing
-        acts = [self.book.get(step.number) for step in self._doing]
-        for act in acts:
-            if isinstance(act, Call):
-                return f"function {self.rank.functions[act.function_id].recipe.name!r}"
-            if isinstance(act, Collective):
-                return f"{act.kind}()"
-        return "distribute()" if acts else "start"
+        return self.rank.doing or "an order"
 
     def _log(self, error: BaseException) -> None:
         """Write the flight record of a failure."""
@@ -387,7 +384,8 @@ class Controller:
         self.replicas.clear()
         self.rank.close()
         if self._group is not None:
-            self._group.close()
+            # Ranks that never joined have left what they would have removed.
+            self._group.close() if self._joined else self._group.discard()
         self._store.clear()
         self._on_end()
         self._threads.restore()

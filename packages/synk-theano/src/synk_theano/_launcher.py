@@ -28,8 +28,12 @@ class Launcher(Protocol):
     def perform(self, prepared: Sequence[Prepared]) -> List[Any]:
         """Have all ranks perform acts, in order; blocks until they have."""
 
-    def enter(self, act: Act, name: Optional[Hashable] = None) -> int:
-        """Give an act a number; the same again for a `name` that is known."""
+    def enter(self, act: Act, name: Optional[Hashable] = None, holder: Any = None) -> int:
+        """Give an act a number; the same again for a `name` that is known.
+
+        Args:
+            holder: is told by its `release()` when the act is forgotten; it is not kept alive.
+        """
 
     def knows(self, number: int) -> bool:
         """Whether an act still has this number."""

@@ -197,12 +197,14 @@ class Extras:
         acts: those that the workers do not know yet.
         forget_acts: numbers that will not be used any more.
         forget_arrays: keys of arrays whose mappings are no longer needed.
+        forget_functions: numbers of functions that will not be called any more.
         steps: the order's steps, if they are too many for its line.
     """
 
     acts: Dict[int, Act]
     forget_acts: Tuple[int, ...] = ()
     forget_arrays: Tuple[int, ...] = ()
+    forget_functions: Tuple[int, ...] = ()
     steps: Optional[List[Step]] = None
 
 

@@ -7,6 +7,7 @@ microsecond where ranks share memory. Extras follow in a second broadcast.
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any, Callable, List, Optional
 
 import numpy as np
@@ -49,8 +50,7 @@ class OrderLine:
         words[0], words[1], words[2] = serial, 0, len(steps)
         payload = b""
         if len(steps) > STEPS_IN_LINE:
-            old = extras or Extras({})
-            extras = Extras(old.acts, old.forget_acts, old.forget_arrays, list(steps))
+            extras = replace(extras or Extras({}), steps=list(steps))
         else:
             place = _HEADER
             for number, origin in steps:

@@ -51,23 +51,27 @@ class Plan:
         prepared: whatever the caller keeps for calls whose rows begin at 0.
     """
 
-    __slots__ = ("copies", "index_room", "nbytes", "number", "prepared", "selectors", "step")
-
     def __init__(
         self,
-        number: int,
+        call: Call,
+        launcher: Launcher,
         copies: List[Copy],
         index_room: Optional[np.ndarray],
         selectors: List[np.ndarray],
         nbytes: int,
     ) -> None:
-        self.number = number
-        self.step = Step(number)
+        self.number = launcher.enter(call, holder=self)
+        self.step = Step(self.number)
         self.copies = copies
         self.index_room = index_room
         self.selectors = selectors
         self.nbytes = nbytes
         self.prepared: Any = None
+
+    def release(self) -> None:
+        """Let go of shared memory: the act is forgotten, some of its arrays lie elsewhere now."""
+        self.copies, self.selectors = [], []
+        self.index_room = self.prepared = None
 
 
 class Known(NamedTuple):
@@ -233,12 +237,12 @@ class Planner:
                 for (_, ref), chosen in zip(staged, selectors)
             ),
         )
-        number = self._launcher.enter(call)
         nbytes = sum(
             item.nbytes if selection is None or i >= n else _row_bytes(item) * selection.count
             for i, item in enumerate(inputs)
         )
-        return Plan(number, copies, index, [target for target, _ in staged], nbytes)
+        targets = [target for target, _ in staged]
+        return Plan(call, self._launcher, copies, index, targets, nbytes)
 
     def _check_single_rows(self, selection: Optional[Selection]) -> None:
         """An input that is broadcastable along axis 0 has one row, also as a selection."""

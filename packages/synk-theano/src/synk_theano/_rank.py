@@ -271,6 +271,8 @@ class Rank:
         for number in extras.forget_acts:
             self._acts.pop(number, None)
         self.arrays.forget(extras.forget_arrays)
+        for number in extras.forget_functions:
+            self.functions.pop(number, None)
         for number, act in extras.acts.items():
             self._acts[number] = self._prepared(act)
 

@@ -249,6 +249,7 @@ class Runtime:
             self._history.hide(function_id)
             function = Function(spec, function_id, plain, self)
             self._functions.add(function)
+            weakref.finalize(function, self._controller.dropped.append, function_id).atexit = False
         if self.size > 1:
             warn_of_wrong(spec)
         return function
@@ -343,11 +344,11 @@ class Runtime:
         self._history.note([act.event for act in prepared])
         return finished
 
-    def enter(self, act: Act, name: Optional[Hashable] = None) -> int:
+    def enter(self, act: Act, name: Optional[Hashable] = None, holder: Any = None) -> int:
         """Give an act a number; the same again for a `name` that is known."""
         # First: room for its arrays may have been made where older acts had theirs.
         self._controller.forget_released()
-        return self._controller.book.enter(act, name)
+        return self._controller.book.enter(act, name, holder)
 
     def knows(self, number: int) -> bool:
         """Whether an act still has this number."""

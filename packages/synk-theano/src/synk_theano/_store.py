@@ -75,6 +75,11 @@ class DataStore:
             data = self._staged[slot] = self.make(dtype=dtype, ndim=len(shape))
         return data.room(shape), self.ref(data)
 
+    def drop(self, function_id: int) -> None:
+        """Free what was staged for a function."""
+        for slot in [slot for slot in self._staged if slot[0] == function_id]:
+            del self._staged[slot]
+
     def take_released(self) -> Tuple[int, ...]:
         """The keys of `Data` that are gone, or lie elsewhere, since the last time."""
         if not self._released:
