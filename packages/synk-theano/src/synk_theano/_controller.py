@@ -130,6 +130,8 @@ class Controller:
         except BaseException as error:
             self._end(f"{type(error).__name__} at its start")
             raise
+        # Early: who puts a handler of his own over it, hands on to it.
+        self._interrupts.install()
 
     def _start_workers(self, profile: bool, nccl: bool, record: bool) -> WorkerPool:
         if self._group is None:
@@ -219,7 +221,6 @@ class Controller:
             self._log(error)
             self._end(f"its workers could not be started ({type(error).__name__})")
             raise
-        self._interrupts.install()
         if self._group is not None:
             self._group.close()
         self._joined = True

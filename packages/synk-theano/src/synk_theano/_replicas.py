@@ -8,6 +8,7 @@ from ._lineage import is_random_state, is_row_share
 from ._loaded import LoadedFunction
 from ._messages import PLAIN, Act, Call, Collective, Distribute
 from ._shared_vars import VariableRegistry, value_of
+from ._values import is_array, on_host
 from ._warn import warn_user
 from .exceptions import ReplicasDiffer, ReplicaWarning
 
@@ -117,9 +118,13 @@ class Replicas:
         ]
         if not changed:
             return
+        # The value of before is no news, as after a look at what `as_theano()` makes of it.
+        news = [n for n in changed if not _same(seen[n], value_of(registry[n]))]
         self._see(changed)
-        names = ", ".join(self._named(number) for number in changed)
-        have = "has" if len(changed) == 1 else "have"
+        if not news:
+            return
+        names = ", ".join(self._named(number) for number in news)
+        have = "has" if len(news) == 1 else "have"
         warn_user(
             f"{names} {have} been given a value in the master only, by set_value() of the variable "
             f"itself or by a Theano function: the workers go on with the old one, in function "
@@ -150,3 +155,10 @@ class Replicas:
 
     def _named(self, number: int) -> str:
         return repr(self._registry[number].name or f"shared variable {number}")
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values of a variable are equal."""
+    if not (is_array(one) and is_array(other)) or one.shape != other.shape:
+        return False
+    return on_host(one).tobytes() == on_host(other).tobytes()
