@@ -42,6 +42,7 @@ from typing import (
 import numpy as np
 
 from ._builder import Builder
+from ._cache_owner import warn_of_cache
 from ._check import Verdicts, check_spec, warn_of_wrong
 from ._controller import Controller
 from ._data import Data, checked_flag
@@ -132,11 +133,12 @@ class Runtime:
         self.size = ranks.size
         self.master = int(master_rank)
         through_nccl, note = choose_nccl(ranks, nccl)
-        self._report = report = report or _keep_quiet
+        self._report = report = report or (lambda _line: None)
         self._track = track
         self._timeline: Optional[Timeline] = None
         self._specs: Dict[int, FunctionSpec] = {}
         self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
+        warn_of_cache()
         for line in (*ranks.lines, *note, *compiler_note()):
             report(line)
         self._store = DataStore()
@@ -394,7 +396,3 @@ class Runtime:
         if not self._distributor.has_all_variables():
             self._distributor.send()
         return numbers
-
-
-def _keep_quiet(_line: str) -> None:
-    pass
