@@ -16,18 +16,19 @@ Exits with status 1 if a trial went otherwise, or if anything was left.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
 import random
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any, Optional
 
@@ -52,6 +53,7 @@ STATES = (
 )
 """Methods of `_victim.Work`."""
 
+LEAKS = ("processes", "segments", "descriptors", "files")
 START_LIMIT_S = 120.0
 HANG_S = 30.0
 """After the kill: whoever has said nothing by then hangs."""
@@ -59,6 +61,8 @@ HANG_S = 30.0
 LIMIT_S = 10.0
 """The contracts are 0.1 s to notice, 1.2 s to end the rest, and 2 s after the master; a trial that
 takes longer than this is a failure even on a machine that is busy with other things."""
+
+ABORT_S = 10.0
 
 _SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -70,8 +74,9 @@ class Program:
         self.temporary = folder / "tmp"
         self.flights = folder / "flight"
         self.temporary.mkdir(exist_ok=True)
-        flags = f"mode=FAST_COMPILE,cxx=,base_compiledir={folder / 'theano'}"
-        self._log = open(log, "ab")  # noqa: SIM115 - closed by end()
+        # Nothing is compiled but what Theano itself needs, once.
+        flags = f"mode=FAST_COMPILE,base_compiledir={folder / 'theano'}"
+        self._log = open(log, "wb")  # noqa: SIM115 - closed by end()
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "_victim.py")],
             stdin=subprocess.PIPE,
@@ -144,8 +149,9 @@ class Program:
 
     def abort(self) -> None:
         """Have it tell its stacks, into the log, and end it with all it has started."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGABRT)
+        self.process.send_signal(signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(ABORT_S)
         self.end()
 
     def end(self) -> None:
@@ -175,19 +181,24 @@ def reaped() -> bool:
     return True
 
 
+def names_in_memory(family: Optional[str]) -> list[str]:
+    """The files in shared memory that are of a family, and this user's."""
+    found = []
+    for entry in SHARED_MEMORY.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another program's, and gone
+            if family and f".{family}." in entry.name and entry.stat().st_uid == os.geteuid():
+                found.append(entry.name)
+    return found
+
+
 def segments(family: Optional[str]) -> list[str]:
     """What a program has in shared memory; its empty lock file is not memory."""
-    if family is None:
-        return []
-    names = [entry.name for entry in SHARED_MEMORY.iterdir()]
-    return [name for name in names if f".{family}." in name and not name.endswith(".lock")]
+    return [name for name in names_in_memory(family) if not name.endswith(".lock")]
 
 
 def lock_files(family: Optional[str]) -> int:
     """How many of its lock files are left."""
-    if family is None:
-        return 0
-    return sum(entry.name.endswith(f".{family}.lock") for entry in SHARED_MEMORY.iterdir())
+    return len(names_in_memory(family)) - len(segments(family))
 
 
 class Trials:
@@ -266,9 +277,9 @@ class Trials:
         program.descriptors = event["descriptors"] if first else program.descriptors
         trial["left"] = {
             "processes": event["children"],
-            "segments": len(segments(family)),
+            "segments": segments(family),
             "descriptors": max(event["descriptors"] - program.descriptors, 0),
-            "files": files_in(program.temporary),
+            "files": taken_away(program.temporary),
         }
         trial["rss_mib"] = event["rss"] // 2**20
         trial["alone_s"] = event["alone_s"]
@@ -307,9 +318,9 @@ class Trials:
         trial["seconds"] = time.monotonic() - killed_at
         trial["left"] = {
             "processes": len(children()),
-            "segments": len(segments(family)),
+            "segments": segments(family),
             "descriptors": 0,  # a process that is gone has none
-            "files": files_in(program.temporary),
+            "files": taken_away(program.temporary),
         }
         trial["lock_files"] = lock_files(family)
         program.end()
@@ -319,9 +330,12 @@ class Trials:
             self._program.end()
 
 
-def files_in(folder: Path) -> int:
-    """How many temporary files are left."""
-    return sum(1 for _ in folder.rglob("*"))
+def taken_away(folder: Path) -> list[str]:
+    """The temporary files that were left; they are not there for the next trial."""
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    for entry in folder.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    return found
 
 
 def children() -> set[int]:
@@ -336,7 +350,10 @@ def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures: by what was killed, and in which state."""
     told: dict[str, Any] = {"trials": len(trials)}
     told["wrong"] = sum("trouble" in trial for trial in trials)
-    told["leaks"] = dict(sum((Counter(t.get("left", {})) for t in trials), Counter()))
+    told["leaks"] = dict.fromkeys(LEAKS, 0)
+    for trial in trials:
+        for what, left in trial.get("left", {}).items():
+            told["leaks"][what] += left if isinstance(left, int) else len(left)
     for killed in ("worker", "master"):
         of = [t for t in trials if t["killed"] == killed and "seconds" in t]
         told[killed] = {"all": figures([t["seconds"] for t in of])}
@@ -368,7 +385,7 @@ def show(told: dict[str, Any]) -> None:
                 cells = [f"{1000 * row[n]:.0f} ms" for n in ("median_s", "p99_s", "worst_s")]
                 table.add_row(killed, state, str(row["trials"]), *cells)
     console.print(table)
-    leaks = ", ".join(f"{count} {what}" for what, count in told["leaks"].items()) or "nothing"
+    leaks = ", ".join(f"{count} {what}" for what, count in told["leaks"].items())
     worst = max(told[k]["all"].get("worst_s", 0.0) for k in ("worker", "master"))
     console.print(f"Worst: {worst:.3f} s. Left behind: {leaks}. Otherwise: {told['wrong']}.")
 
@@ -380,6 +397,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
     parser.add_argument("--json", type=Path, default=None, help="write the results there")
     arguments = parser.parse_args()
+    # Told to stop, it ends what it has started, and writes what it has; only exceptions do that.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
     # Whatever loses its parent becomes this process's child: nothing can hide.
     ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
