@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import _victims
 import kill_trials
 
 TRIALS = 12
@@ -65,5 +66,5 @@ def test_what_is_left_is_named_and_taken_away(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "socket").touch()
     (tmp_path / "file").touch()
-    assert kill_trials.taken_away(tmp_path) == ["file", "folder", "folder/socket"]
-    assert kill_trials.taken_away(tmp_path) == []
+    assert _victims.taken_away(tmp_path) == ["file", "folder", "folder/socket"]
+    assert _victims.taken_away(tmp_path) == []
