@@ -126,8 +126,21 @@ class Work:
         time.sleep(self.rng.uniform(0.1, 0.4))
         self.call(self.runtime.collectives.get_shapes, self.s)
 
+    def closing(self) -> None:
+        """Ends the work, at about the time of the kill."""
+        self.call(self.runtime.collectives.get_shapes, self.s)
+        tell("at work")
+        time.sleep(self.rng.uniform(0.0, 0.6))
+        self.call(self.runtime.close)
+        raise Finished
+
     def mixed(self) -> None:
-        getattr(self, self.rng.choice([name for name in STATES if name != "mixed"]))()
+        names = [name for name in STATES if name not in ("closing", "mixed")]
+        getattr(self, self.rng.choice(names))()
+
+
+class Finished(Exception):
+    """The runtime is closed, and nothing was raised."""
 
 
 STATES = (
@@ -139,6 +152,7 @@ STATES = (
     "distributing",
     "growing",
     "idle",
+    "closing",
     "mixed",
 )
 

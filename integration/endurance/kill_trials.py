@@ -6,7 +6,8 @@ One trial: a program (`_victim.py`) has a runtime of 2 or 3 ranks do random work
 a random time one of its processes gets SIGKILL. If it was a worker, the program has to get
 `WorkerDied` with this worker's rank, and a flight record of it; the seconds are those from the
 kill, or from the next call if the master was in none, to the exception in the program, when all
-other workers are gone and the memory is given back. If it was the master, they are those from the
+other workers are gone and the memory is given back; or to the return of `close()`, if that was
+what the program was about to do. If it was the master, they are those from the
 kill until every process that it had started is gone. After each trial all that is left is counted:
 processes, shared memory, descriptors, temporary files.
 
@@ -16,6 +17,7 @@ Exits with status 1 if a trial went otherwise, or if anything was left.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -43,6 +45,7 @@ STATES = (
     "distributing",
     "growing",
     "idle",
+    "closing",
     "mixed",
 )
 """Methods of `_victim.Work`."""
@@ -121,16 +124,20 @@ class Trials:
     ) -> None:
         told = self._begin(program, job, "started" if job["state"] == "starting" else "at work")
         family = program.family()
-        pid = told["workers"][str(victim)]
+        # It may have ended by itself when the time has come: no other process shall be hit.
+        fd = os.pidfd_open(told["workers"][str(victim)])
         self._nap(job, moment)
         killed_at = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os.close(fd)
         while (event := program.event(killed_at + HANG_S)) and event["event"] != "caught":
             pass
         if event is None:
             raise Trouble(f"nothing was raised in {HANG_S:g} s")
         trial["since_kill_s"] = event["caught_at"] - killed_at
-        trial["seconds"] = event["caught_at"] - max(killed_at, event["called_at"])
+        if event["caught_at"] > killed_at:
+            trial["seconds"] = event["caught_at"] - max(killed_at, event["called_at"])
         trial["doing"] = event["doing"]
         first = program.descriptors is None
         program.descriptors = event["descriptors"] if first else program.descriptors
@@ -142,13 +149,15 @@ class Trials:
         }
         trial["rss_mib"] = event["rss"] // 2**20
         trial["alone_s"] = event["alone_s"]
+        if not event["closed"]:
+            raise Trouble("the runtime is still open")
+        if job["state"] == "closing" and event["type"] == "Finished":
+            return
         if (event["type"], event["rank"], event["signal"]) != ("WorkerDied", victim, "SIGKILL"):
             raise Trouble(
                 f"got {event['type']} of rank {event['rank']} ({event['signal']}), expected "
                 f"WorkerDied of rank {victim}: {event['message']}"
             )
-        if not event["closed"]:
-            raise Trouble("the runtime is still open")
         record = program.record()
         if record is None or record["error"]["rank"] != victim:
             raise Trouble(f"no flight record of it: {record and record['error']}")

@@ -25,13 +25,14 @@ POINTS = 300
 _WORKED = {
     "all": "all",
     "starting": "starting",
-    "computing": "computing, without end",
+    "computing": "computing for long",
     "updating": "updating a variable",
     "collective": "in a collective",
     "stepping": "in a step of several acts",
     "distributing": "distributing functions",
     "growing": "growing a `Data`",
     "idle": "idle",
+    "closing": "closing",
     "mixed": "doing any of these",
 }
 
