@@ -8,8 +8,12 @@ PACKAGES := synk-shm synk-comm synk-theano synk-extensions
 PACKAGE_TESTS := $(PACKAGES:%=test-%)
 # More arguments for pytest: make test-synk-shm ARGS="-k resize -x"
 ARGS :=
+# What `make endurance` does, and where it and `make nightly-tests` write what they have measured.
+SOAK_S := 3600
+TRIALS := 1000
+RECORDED := build/endurance
 
-.PHONY: help setup demo test nightly $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu docs build clean
+.PHONY: help setup demo test nightly nightly-tests endurance reliability $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu docs build clean
 
 ## help: this list
 help:
@@ -28,12 +32,31 @@ demo: setup
 test: setup
 	@$(PY) scripts/run_tests.py $(filter-out synk-comm,$(PACKAGES)) integration --beside synk-comm synk-theano/compat synk-shm/stress -- $(ARGS)
 
-## nightly: the tests with whole matrices and many more random cases; takes hours
-nightly: export SYNK_THEANO_CASES := 2000
-nightly: export SYNK_COMM_CONTRACT := all
-nightly: export SYNK_COMM_FAULTS := all
-nightly: export SYNK_SUITE_LIMIT_S := 14400
-nightly: test
+## nightly: nightly-tests, then endurance; takes hours
+nightly: nightly-tests endurance
+
+## nightly-tests: the tests with whole matrices and many more random cases
+nightly-tests: export SYNK_THEANO_CASES := 2000
+nightly-tests: export SYNK_THEANO_FAULTS := all
+nightly-tests: export SYNK_THEANO_FAULTS_OUT := $(CURDIR)/$(RECORDED)/faults.json
+nightly-tests: export SYNK_COMM_CONTRACT := all
+nightly-tests: export SYNK_COMM_FAULTS := all
+nightly-tests: export SYNK_SUITE_LIMIT_S := 14400
+nightly-tests: $(RECORDED) test
+
+## endurance: random work for SOAK_S seconds (an hour), then TRIALS times kill -9 (1,000), into build/endurance
+endurance: setup $(RECORDED)
+	@status=0; \
+	$(PY) integration/endurance/soak.py --seconds $(SOAK_S) --json $(RECORDED)/soak.json || status=1; \
+	$(PY) integration/endurance/kill_trials.py --trials $(TRIALS) --json $(RECORDED)/kill_trials.json || status=1; \
+	exit $$status
+
+$(RECORDED):
+	@mkdir -p $@
+
+## reliability: docs/reliability_figures.md from what build/endurance has, which is kept
+reliability: setup
+	$(PY) integration/endurance/report.py --take $(RECORDED)
 
 ## test-<package>: the tests of one package, for example test-synk-shm
 $(PACKAGE_TESTS): test-%: setup

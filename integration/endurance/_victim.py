@@ -6,11 +6,13 @@ likewise. Times are those of `time.monotonic`, which all processes share.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -25,6 +27,8 @@ from synk_theano import Runtime
 from synk_theano.testing import child_processes, open_descriptors
 
 GRACE_S = 5.0
+
+_SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
 
 
 class Dawdle(theano.Op):
@@ -67,6 +71,8 @@ class Work:
 
     def starting(self) -> None:
         self.call(self.runtime.distribute)
+        # For those who are killed when they have just started.
+        self.call(self.runtime.collectives.get_shapes, self.s)
 
     def computing(self) -> None:
         if "f" not in self.kept:
@@ -103,7 +109,7 @@ class Work:
     def distributing(self) -> None:
         variable = theano.shared(np.ones(self.rng.randint(1, 300_000)), name="fresh")
         for _ in range(self.rng.randint(1, 3)):
-            out = (self.x.sum() * self.rng.random() + variable.sum(), "sum")
+            out = (self.x.mean() * self.rng.random() + variable.sum(), "avg")
             self.kept["fresh"] = self.runtime.function([self.x], out)
         self.call(self.runtime.distribute)
 
@@ -120,8 +126,21 @@ class Work:
         time.sleep(self.rng.uniform(0.1, 0.4))
         self.call(self.runtime.collectives.get_shapes, self.s)
 
+    def closing(self) -> None:
+        """Ends the work, at about the time of the kill."""
+        self.call(self.runtime.collectives.get_shapes, self.s)
+        tell("at work")
+        time.sleep(self.rng.uniform(0.0, 0.6))
+        self.call(self.runtime.close)
+        raise Finished
+
     def mixed(self) -> None:
-        getattr(self, self.rng.choice([name for name in STATES if name != "mixed"]))()
+        names = [name for name in STATES if name not in ("closing", "mixed")]
+        getattr(self, self.rng.choice(names))()
+
+
+class Finished(Exception):
+    """The runtime is closed, and nothing was raised."""
 
 
 STATES = (
@@ -133,6 +152,7 @@ STATES = (
     "distributing",
     "growing",
     "idle",
+    "closing",
     "mixed",
 )
 
@@ -176,6 +196,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     faulthandler.enable()
+    # Without whoever kills and counts there is nothing to work for.
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     for line in sys.stdin:
         caught = work(json.loads(line))
         gc.collect()

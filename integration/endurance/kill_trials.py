@@ -6,7 +6,8 @@ One trial: a program (`_victim.py`) has a runtime of 2 or 3 ranks do random work
 a random time one of its processes gets SIGKILL. If it was a worker, the program has to get
 `WorkerDied` with this worker's rank, and a flight record of it; the seconds are those from the
 kill, or from the next call if the master was in none, to the exception in the program, when all
-other workers are gone and the memory is given back. If it was the master, they are those from the
+other workers are gone and the memory is given back; or to the return of `close()`, if that was
+what the program was about to do. If it was the master, they are those from the
 kill until every process that it had started is gone. After each trial all that is left is counted:
 processes, shared memory, descriptors, temporary files.
 
@@ -16,29 +17,25 @@ Exits with status 1 if a trial went otherwise, or if anything was left.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
 import random
-import re
-import select
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any, Optional
 
 import _results
 import numpy as np
 import psutil
+from _victims import Program, Trouble, children, lock_files, reaped, segments, taken_away
 from rich.console import Console
 from rich.table import Table
 
-HERE = Path(__file__).resolve().parent
-SHARED_MEMORY = Path("/dev/shm")
 STATES = (
     "starting",
     "computing",
@@ -48,10 +45,12 @@ STATES = (
     "distributing",
     "growing",
     "idle",
+    "closing",
     "mixed",
 )
 """Methods of `_victim.Work`."""
 
+LEAKS = ("processes", "segments", "descriptors", "files")
 START_LIMIT_S = 120.0
 HANG_S = 30.0
 """After the kill: whoever has said nothing by then hangs."""
@@ -61,133 +60,6 @@ LIMIT_S = 10.0
 takes longer than this is a failure even on a machine that is busy with other things."""
 
 _SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-
-
-class Program:
-    """The victim, or the victim's master: one process, for one trial after the other."""
-
-    def __init__(self, folder: Path, log: Path) -> None:
-        self.temporary = folder / "tmp"
-        self.flights = folder / "flight"
-        self.temporary.mkdir(exist_ok=True)
-        flags = f"mode=FAST_COMPILE,cxx=,base_compiledir={folder / 'theano'}"
-        self._log = open(log, "ab")  # noqa: SIM115 - closed by end()
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "_victim.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env={
-                **os.environ,
-                "SYNKHRONOS_USE_GPU": "0",
-                "SYNKHRONOS_FLIGHT_DIR": str(self.flights),
-                "THEANO_FLAGS": flags,
-                "TMPDIR": str(self.temporary),
-            },
-        )
-        self._buffer = b""
-        self.descriptors: Optional[int] = None
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def order(self, job: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(job).encode() + b"\n")
-        self.process.stdin.flush()
-
-    def event(self, until: float) -> Optional[dict[str, Any]]:
-        """The next thing it tells; None if there is none until this moment, or ever."""
-        assert self.process.stdout is not None
-        fd = self.process.stdout.fileno()
-        while b"\n" not in self._buffer:
-            left = until - time.monotonic()
-            chunk = os.read(fd, 65536) if select.select([fd], [], [], max(left, 0))[0] else b""
-            if not chunk:
-                return None
-            self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        told: dict[str, Any] = json.loads(line)
-        return told
-
-    def await_event(self, name: str, until: float) -> dict[str, Any]:
-        """The next event of this name.
-
-        Raises:
-            Trouble: the program failed, or tells nothing of the kind.
-        """
-        while True:
-            event = self.event(until)
-            if event is None:
-                raise Trouble(f"no {name!r} in time")
-            if event["event"] == name:
-                return event
-            if event["event"] == "caught":
-                raise Trouble(f"{event['type']} before {name!r}: {event['message'][:500]}")
-
-    def family(self) -> Optional[str]:
-        """The name that all its shared memory has in common, once it has some."""
-        for fd in (Path("/proc") / str(self.pid) / "fd").iterdir():
-            try:
-                found = re.search(r"/synk\.(?:\d+\.)?([0-9a-f]{8})\.lock$", os.readlink(fd))
-            except OSError:  # closed meanwhile
-                continue
-            if found:
-                return found.group(1)
-        return None
-
-    def record(self) -> Optional[dict[str, Any]]:
-        """Its newest flight record."""
-        files = sorted(self.flights.glob("*.json"))
-        return json.loads(files[-1].read_text(encoding="utf-8")) if files else None
-
-    def abort(self) -> None:
-        """Have it tell its stacks, into the log, and end it with all it has started."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGABRT)
-        self.end()
-
-    def end(self) -> None:
-        """End it, and whatever it has left."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self._log):
-            if stream is not None:
-                stream.close()
-        for process in psutil.Process().children(recursive=True):
-            process.kill()
-        while reaped():
-            time.sleep(0.01)
-
-
-class Trouble(Exception):
-    """A trial went otherwise than it should."""
-
-
-def reaped() -> bool:
-    """Take in children that have ended; whether there are others."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return False
-    return True
-
-
-def segments(family: Optional[str]) -> list[str]:
-    """What a program has in shared memory; its empty lock file is not memory."""
-    if family is None:
-        return []
-    names = [entry.name for entry in SHARED_MEMORY.iterdir()]
-    return [name for name in names if f".{family}." in name and not name.endswith(".lock")]
-
-
-def lock_files(family: Optional[str]) -> int:
-    """How many of its lock files are left."""
-    if family is None:
-        return 0
-    return sum(entry.name.endswith(f".{family}.lock") for entry in SHARED_MEMORY.iterdir())
 
 
 class Trials:
@@ -252,33 +124,40 @@ class Trials:
     ) -> None:
         told = self._begin(program, job, "started" if job["state"] == "starting" else "at work")
         family = program.family()
+        # It may have ended by itself when the time has come: no other process shall be hit.
+        fd = os.pidfd_open(told["workers"][str(victim)])
         self._nap(job, moment)
         killed_at = time.monotonic()
-        os.kill(told["workers"][str(victim)], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os.close(fd)
         while (event := program.event(killed_at + HANG_S)) and event["event"] != "caught":
             pass
         if event is None:
             raise Trouble(f"nothing was raised in {HANG_S:g} s")
         trial["since_kill_s"] = event["caught_at"] - killed_at
-        trial["seconds"] = event["caught_at"] - max(killed_at, event["called_at"])
+        if event["caught_at"] > killed_at:
+            trial["seconds"] = event["caught_at"] - max(killed_at, event["called_at"])
         trial["doing"] = event["doing"]
         first = program.descriptors is None
         program.descriptors = event["descriptors"] if first else program.descriptors
         trial["left"] = {
             "processes": event["children"],
-            "segments": len(segments(family)),
+            "segments": segments(family),
             "descriptors": max(event["descriptors"] - program.descriptors, 0),
-            "files": files_in(program.temporary),
+            "files": taken_away(program.temporary),
         }
         trial["rss_mib"] = event["rss"] // 2**20
         trial["alone_s"] = event["alone_s"]
+        if not event["closed"]:
+            raise Trouble("the runtime is still open")
+        if job["state"] == "closing" and event["type"] == "Finished":
+            return
         if (event["type"], event["rank"], event["signal"]) != ("WorkerDied", victim, "SIGKILL"):
             raise Trouble(
                 f"got {event['type']} of rank {event['rank']} ({event['signal']}), expected "
                 f"WorkerDied of rank {victim}: {event['message']}"
             )
-        if not event["closed"]:
-            raise Trouble("the runtime is still open")
         record = program.record()
         if record is None or record["error"]["rank"] != victim:
             raise Trouble(f"no flight record of it: {record and record['error']}")
@@ -307,9 +186,9 @@ class Trials:
         trial["seconds"] = time.monotonic() - killed_at
         trial["left"] = {
             "processes": len(children()),
-            "segments": len(segments(family)),
+            "segments": segments(family),
             "descriptors": 0,  # a process that is gone has none
-            "files": files_in(program.temporary),
+            "files": taken_away(program.temporary),
         }
         trial["lock_files"] = lock_files(family)
         program.end()
@@ -319,24 +198,14 @@ class Trials:
             self._program.end()
 
 
-def files_in(folder: Path) -> int:
-    """How many temporary files are left."""
-    return sum(1 for _ in folder.rglob("*"))
-
-
-def children() -> set[int]:
-    """Process ids of this process's children."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        found.update(int(pid) for pid in (task / "children").read_text().split())
-    return found
-
-
 def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures: by what was killed, and in which state."""
     told: dict[str, Any] = {"trials": len(trials)}
     told["wrong"] = sum("trouble" in trial for trial in trials)
-    told["leaks"] = dict(sum((Counter(t.get("left", {})) for t in trials), Counter()))
+    told["leaks"] = dict.fromkeys(LEAKS, 0)
+    for trial in trials:
+        for what, left in trial.get("left", {}).items():
+            told["leaks"][what] += left if isinstance(left, int) else len(left)
     for killed in ("worker", "master"):
         of = [t for t in trials if t["killed"] == killed and "seconds" in t]
         told[killed] = {"all": figures([t["seconds"] for t in of])}
@@ -368,7 +237,7 @@ def show(told: dict[str, Any]) -> None:
                 cells = [f"{1000 * row[n]:.0f} ms" for n in ("median_s", "p99_s", "worst_s")]
                 table.add_row(killed, state, str(row["trials"]), *cells)
     console.print(table)
-    leaks = ", ".join(f"{count} {what}" for what, count in told["leaks"].items()) or "nothing"
+    leaks = ", ".join(f"{count} {what}" for what, count in told["leaks"].items())
     worst = max(told[k]["all"].get("worst_s", 0.0) for k in ("worker", "master"))
     console.print(f"Worst: {worst:.3f} s. Left behind: {leaks}. Otherwise: {told['wrong']}.")
 
@@ -380,6 +249,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
     parser.add_argument("--json", type=Path, default=None, help="write the results there")
     arguments = parser.parse_args()
+    # Told to stop, it ends what it has started, and writes what it has; only exceptions do that.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
     # Whatever loses its parent becomes this process's child: nothing can hide.
     ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -396,6 +267,8 @@ def main() -> int:
                     done[-1].setdefault("trouble", f"it took more than {LIMIT_S:g} s")
                 if "trouble" in done[-1] or any(trial["left"].values()):
                     print(json.dumps(done[-1]), flush=True)
+                if number % 50 == 49:
+                    print(f"{number + 1} trials", flush=True)
                 if "trouble" in trial:
                     print(trials.log.read_text(encoding="utf-8")[-20000:], flush=True)
         finally:

@@ -171,7 +171,7 @@ def test_a_killed_worker_ends_the_call_at_once(number):
         assert again.function([x], (y, "gather"))(np.zeros(3)).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_batch_systems_send_to_all_processes_is_the_masters_business(pair, number):
     x, y = misbehaving(lambda _: None)
     f = pair.function([x], (y, "gather"), name="steady")

@@ -175,6 +175,57 @@ def test_other_methods_of_functions(house, f, data):
     house.check()
 
 
+@fuzzing(80)
+@given(acts=st.lists(anything(), max_size=3))
+def test_steps_of_anything(house, acts):
+    house.attempt(lambda: house.runtime.step(*acts))
+    house.check()
+
+
+@fuzzing(100)
+@given(value=anything())
+def test_questions_about_anything(house, value):
+    house.attempt(lambda: house.runtime.check(value))
+    house.attempt(lambda: str(house.runtime.stats(value)))
+    house.check()
+
+
+def wrong_or(*good):
+    return mostly(st.sampled_from(good))
+
+
+@fuzzing(120)
+@given(data=st.data())
+def test_functions_of_anything(house, data):
+    """What is built computes; what is refused leaves nothing behind."""
+    draw, runtime = data.draw, house.runtime
+    x, y = T.dmatrix("x"), T.dvector("y")
+    options = {
+        "bcast_inputs": wrong_or([y], (y,)),
+        "updates": wrong_or([(house.vector, house.vector)], {house.vector: house.vector}, []),
+        "givens": wrong_or([], {}),
+        "sliceable_shareds": wrong_or([], None),
+        "name": wrong_or("f", None),
+    }
+    chosen = draw(st.lists(st.sampled_from(sorted(options)), max_size=2, unique=True))
+    given = {name: draw(options[name]) for name in chosen}
+    inputs = draw(wrong_or([x], (x,)))
+    outputs = draw(wrong_or((x.sum(), "sum"), [(x.sum(), "sum")], ((x.sum(), "sum"),)))
+    before = len(runtime._rank.functions)
+    # What Theano says of a graph is Theano's, and is handed on.
+    came, made = house.attempt(
+        lambda: runtime.function(
+            inputs, outputs, on_unused_input="ignore", mode="FAST_COMPILE", **given
+        ),
+        (TypeError, ValueError, AttributeError, NotImplementedError, theano.gof.MissingInputError),
+    )
+    if came and outputs == [(x.sum(), "sum")]:
+        assert made is not None
+    if not came:
+        assert len(runtime._rank.functions) == before
+    house.check()
+
+
 def test_messages_are_for_people(house):
     """Last: what the attempts above have said is there to be read (run with -s)."""
     assert house.sample

@@ -237,7 +237,7 @@ def test_a_runtime_that_a_failure_has_closed_leaves_what_the_master_knows(tmp_pa
 
 @pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
 def test_closing_leaves_a_file_whatever_has_become_of_a_worker(tmp_path, monkeypatch, what):
-    monkeypatch.setattr("synk_theano._runtime.CLOSE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("synk_theano._recordings.CLOSE_TIMEOUT_S", 0.3)
     path = tmp_path / "trace.json"
     with Runtime(2, timeline=str(path), timeout_s=60.0) as runtime:
         mean, *_ = mean_and_rows(runtime)

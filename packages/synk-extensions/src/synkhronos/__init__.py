@@ -28,6 +28,8 @@ from ._api import (
     stats,
     step,
     timeline,
+    watch_finite,
+    watch_replicas,
 )
 
 # Collectives over shared variables.
@@ -81,4 +83,6 @@ __all__ = [
     "stats",
     "step",
     "timeline",
+    "watch_finite",
+    "watch_replicas",
 ]

@@ -8,7 +8,17 @@ from __future__ import annotations
 import os
 from typing import Any, List, Optional, Sequence, Union
 
-from synk_theano import Data, DelayedCollectives, Findings, Function, Stats, Timeline, Verdicts
+from synk_theano import (
+    Data,
+    DelayedCollectives,
+    Findings,
+    FiniteWatch,
+    Function,
+    ReplicaWatch,
+    Stats,
+    Timeline,
+    Verdicts,
+)
 
 from . import _default
 from ._progress import track
@@ -307,6 +317,72 @@ def timeline(path: Union[str, os.PathLike[str]]) -> Timeline:
             recording is not over.
     """
     return _default.default().timeline(path)
+
+
+def watch_replicas(shared_vars: Any, every: int = 100, action: str = "warn") -> ReplicaWatch:
+    """Compare the ranks' values of shared variables, bit by bit, every so many calls.
+
+    ::
+
+        synk.watch_replicas(lasagne.layers.get_all_params(network), every=500)
+
+    Every rank makes a digest of its values, at about the speed at which they can be read from
+    memory, and the digests are compared. It names each variable that differs, which ranks agree
+    with which, after how many calls, and what wrote the variable last. 0.0 and -0.0 are different
+    bits, and so are two NaNs with other payloads. Several watches may be on, and a watch costs
+    nothing between two comparisons.
+
+    Calls count by the orders they are part of: a `step()` with several of them counts once. Calls
+    of `verify()` do not count, nor do calls that fail.
+
+    Args:
+        shared_vars: a shared variable or a list of them, of any dtype and shape, also on GPUs.
+            States of random streams ought to differ, and are refused.
+        every: calls from one comparison to the next.
+        action: what to do where there is a difference: "warn" (`ReplicaWarning`); "raise"
+            `ReplicasDiffer`, from the call after which it was found, which itself is done; or
+            "broadcast": give all ranks the master's values, and warn.
+
+    Returns:
+        The watch: a context manager, with `stop()`, and `check()` to compare now.
+
+    Raises:
+        NotForked, Closed: no `fork()` before (RuntimeErrors).
+        NotSharedVariable, InputTypeError, InputValueError: bad arguments.
+    """
+    return _default.default().watch_replicas(shared_vars, every, action)
+
+
+def watch_finite(on: bool = True) -> FiniteWatch:
+    """Find the first NaN or infinity from now on: on which rank, in which slice, owed to which row.
+
+    ::
+
+        with synk.watch_finite():
+            train(x, y)
+
+    While it is on, every rank looks after each execution of a function, that is of each slice, at
+    the outputs that the call returns and at the new values of updated variables, as far as they
+    consist of floats. If something is not finite the rank looks for the cause: in the inputs, then
+    in the shared variables that the function reads; if all these are finite it runs the function
+    again on fewer and fewer of its rows. Then the call fails with `NotFinite`, which has all this;
+    where the rank is not the master it is the cause (``__cause__``) of `WorkerFailed`. Like any
+    call that fails it has changed nothing on any rank, and the runtime goes on.
+
+    To look takes about as long as to read the values once; off, it takes nothing. `verify()` is
+    not watched. Blocks until the workers have started.
+
+    Args:
+        on: False to look no more.
+
+    Returns:
+        A context manager, at whose end it is as before; with `stop()`.
+
+    Raises:
+        NotForked, Closed: no `fork()` before (RuntimeErrors).
+        InputTypeError: `on` is neither True nor False.
+    """
+    return _default.default().watch_finite(on)
 
 
 def row_share() -> Any:

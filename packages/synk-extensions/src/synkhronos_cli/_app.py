@@ -67,6 +67,7 @@ def _options(
     synkhronos demo intro             the first program
     synkhronos check train.py         is every function of a script exact?
     synkhronos trace train.py         where does the time go?
+    synkhronos flight                 what did each rank do before the failure?
     """
 
 
@@ -221,6 +222,41 @@ def trace(
 
     arguments: List[str] = context.args
     raise typer.Exit(run_trace(script, arguments, output, plot))
+
+
+@_app.command(short_help="What every rank did before the last failure.")
+def flight(
+    file: Annotated[
+        Optional[str],
+        typer.Argument(metavar="FILE", help="A record, or its name in --list; or the newest."),
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List the records that there are, newest first.")
+    ] = False,
+    last: Annotated[
+        int, typer.Option("--last", "-n", min=1, metavar="N", help="How many orders to print.")
+    ] = 10,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON: all that is known.")] = False,
+) -> None:
+    """Print what every rank did before a failure.
+
+    A program writes a record when a call fails, a worker dies or keeps the others waiting: the
+    error, what each rank was doing, its last acts, and its stack if that was asked for. The last
+    50 are kept.
+
+    \b
+    synkhronos flight
+    synkhronos flight --list
+    synkhronos flight --json | jq .error
+    """
+    from ._flight import list_flights, show_flight
+
+    if listing and file is not None:
+        fail("--list goes without a FILE")
+    if listing:
+        list_flights(json=json)
+    else:
+        show_flight(file, last, json=json)
 
 
 @_app.command(short_help="Remove what dead processes left behind.")

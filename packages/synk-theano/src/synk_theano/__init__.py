@@ -19,6 +19,8 @@ from ._delayed import Delayed  # noqa: E402
 from ._function import Function  # noqa: E402
 from ._lint import Finding, Findings  # noqa: E402
 from ._runtime import Runtime  # noqa: E402
+from ._sentinels._api import FiniteWatch  # noqa: E402
+from ._sentinels._drift import ReplicaDifference, ReplicaWatch  # noqa: E402
 from ._shared_api import Collectives, DelayedCollectives  # noqa: E402
 from ._stats import FunctionStats, Stats  # noqa: E402
 from ._timeline import Timeline  # noqa: E402
@@ -32,6 +34,7 @@ from .exceptions import (  # noqa: E402
     InputValueError,
     LintWarning,
     NestedCall,
+    NotFinite,
     NotForked,
     NotSharedVariable,
     OpError,
@@ -60,16 +63,20 @@ __all__ = [
     "DelayedCollectives",
     "Finding",
     "Findings",
+    "FiniteWatch",
     "Function",
     "FunctionStats",
     "InputTypeError",
     "InputValueError",
     "LintWarning",
     "NestedCall",
+    "NotFinite",
     "NotForked",
     "NotSharedVariable",
     "OpError",
+    "ReplicaDifference",
     "ReplicaWarning",
+    "ReplicaWatch",
     "ReplicasDiffer",
     "Report",
     "Runtime",

@@ -7,7 +7,6 @@ data moves, those of several variables in one comparison: so all change, or none
 
 from __future__ import annotations
 
-import hashlib
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -17,6 +16,7 @@ from ._device import takes_reduction
 from ._flight import KINDS as ACT_KINDS
 from ._flight import Phase
 from ._messages import ArrayRef, Collective, Rows
+from ._sentinels._digest import digest
 from ._shared_vars import store, value_of
 from ._values import (
     concatenated,
@@ -306,15 +306,9 @@ def get_shapes(group: Group, variables: Sequence[int]) -> Optional[List[Tuple[An
 
 def get_digests(group: Group, variables: Sequence[int]) -> Optional[List[Tuple[str, ...]]]:
     """Per variable the tuple of all ranks' digests, in the master."""
-    mine = [_digest(on_host(value_of(group.registry[number]))) for number in variables]
+    mine = [digest(on_host(value_of(group.registry[number]))) for number in variables]
     by_rank = group.comm.gather_object(mine, root=group.master)
     return None if by_rank is None else list(zip(*by_rank))
-
-
-def _digest(value: np.ndarray) -> str:
-    digest = hashlib.blake2b(f"{value.dtype.str}{value.shape}".encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(value).tobytes())
-    return digest.hexdigest()
 
 
 def _bare(arrays: List[Any]) -> Any:

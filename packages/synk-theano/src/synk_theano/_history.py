@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, FrozenSet, Iterable, List, Mapping, Set
+from typing import Deque, FrozenSet, Iterable, Iterator, List, Mapping, Set
 
 from ._facts import Event, facts_of
 from ._lint import ERROR, Finding, Findings, lint
@@ -63,6 +63,10 @@ class History:
         if self._reminders and len(self._events) >= self._reminders[0]:
             del self._reminders[0]
             self.remind()
+
+    def latest(self) -> Iterator[Event]:
+        """What was done, the last of it first."""
+        return reversed(self._events)
 
     def findings(self, unequal: FrozenSet[int] = frozenset()) -> Findings:
         """What `lint()` finds, given the variables that are known to differ between ranks."""

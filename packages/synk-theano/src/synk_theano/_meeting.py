@@ -10,7 +10,7 @@ middle of their graphs, or come to.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -34,11 +34,15 @@ class Meeting:
         replicated: the variables that all ranks give the same new value, computed from nothing
             but reductions and what is equal everywhere, and how each accumulates over slices.
         rank: this one.
+
+    Attributes:
+        watch: given what this rank contributes, raises if that is not to go to the others.
     """
 
     def __init__(
         self, nodes: Sequence[Any], replicated: Sequence[Tuple[int, str]], rank: Rank
     ) -> None:
+        self.watch: Optional[Callable[[np.ndarray], None]] = None
         self._nodes = nodes
         self._replicated = replicated
         self._comm = rank.comm
@@ -81,8 +85,10 @@ class Meeting:
         own = rows[self._comm.rank]
         weight = {"weight": float(own)} if op.op == "avg" else {}
         phase = self._flight.phase
-        self._flight.enter(Phase.COLLECTIVE)
         try:
+            if self.watch is not None:
+                self.watch(x)
+            self._flight.enter(Phase.COLLECTIVE)
             result = np.asarray(self._comm.all_reduce(x, op.op, **weight))
         except BaseException as error:
             self._failure = error

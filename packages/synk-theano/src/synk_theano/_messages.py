@@ -73,11 +73,14 @@ class Rows:
     ``bounds[rank]`` is a range of the selection. Row i of the selection is row ``index[i]`` of
     the data, or ``first + i * step``, where `first` follows from the order's origin, which is
     the lowest row of the selection: so that it can change from call to call.
+
+    Without `is_regular` there is an index that no rank needs: all arrays hold the selected rows.
     """
 
     bounds: Tuple[Bounds, ...]
     step: int = 1
     index: Optional[ArrayRef] = None
+    is_regular: bool = True
 
     @property
     def counts(self) -> Tuple[int, ...]:
@@ -175,11 +178,18 @@ class Record:
 
 
 @dataclass(frozen=True)
+class WatchFinite:
+    """Look, or look no more, at whether what is computed is finite."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
 class Stop:
     """Leave."""
 
 
-Act = Union[Distribute, Call, Collective, Record, Stop]
+Act = Union[Distribute, Call, Collective, Record, WatchFinite, Stop]
 
 
 class Step(NamedTuple):

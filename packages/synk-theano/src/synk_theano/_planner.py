@@ -353,7 +353,7 @@ def staged_rows(
 ) -> Tuple[Optional[np.ndarray], Rows]:
     """The rows of an act: where its index goes (None if there is none), and each rank's part."""
     if selection.index is None or not needs_index:
-        return None, Rows(tuple(bounds), selection.step)
+        return None, Rows(tuple(bounds), selection.step, is_regular=selection.index is None)
     target, ref = launcher.room(("index", place), selection.index.dtype, selection.index.shape)
     target[...] = selection.index
     return target, Rows(tuple(bounds), 1, ref)

@@ -26,10 +26,21 @@ from ._environ import threads_per_rank
 from ._flight import KINDS, OWN_WORK, WORDS, Flight, Outcome, Phase
 from ._journal import Journal
 from ._loaded import LoadedFunction
-from ._messages import Act, Call, Collective, Distribute, Extras, Order, Record, Stop
+from ._messages import (
+    Act,
+    Call,
+    Collective,
+    Distribute,
+    Extras,
+    Order,
+    Record,
+    Stop,
+    WatchFinite,
+)
 from ._orders import OrderLine
 from ._payload import take_over
 from ._recorder import Recorder
+from ._sentinels._finite import Finite, FiniteSwitch
 from ._share import PreparedCall
 from ._shared_vars import VariableRegistry
 from .exceptions import Interrupted
@@ -63,6 +74,8 @@ class Rank:
         recorder: what it did when, if that is recorded.
         flight: what it does now, and its last acts.
         journal: what variables were before the order under way.
+        finite: what looks whether all that is computed is finite, if anything does: in a list, as
+            a variable's value, for the journal.
         before_decline: called with this rank's error before it tells the others; returns for how
             many seconds to wait for them, None for as long as for any collective.
     """
@@ -93,6 +106,7 @@ class Rank:
         self.recorder = Recorder()
         self.flight = flight or Flight(np.zeros(WORDS * size, np.int64), rank)
         self.journal = Journal(atomic)
+        self.finite: List[Optional[Finite]] = [None]
         self.before_decline: Callable[[BaseException], Optional[float]] = lambda _error: None
         self.pid = os.getpid()
         self.failed_at = 0.0
@@ -286,6 +300,8 @@ class Rank:
             return _Distribution(self, act)
         if isinstance(act, Record):
             return _Recording(self, act)
+        if isinstance(act, WatchFinite):
+            return FiniteSwitch(self, act.on)
         if isinstance(act, Stop):
             return None
         raise TypeError(f"rank {self.comm.rank} got {act!r}, which is nothing to perform")

@@ -42,6 +42,7 @@ from typing import (
 import numpy as np
 
 from ._builder import Builder
+from ._cache_owner import warn_of_cache
 from ._check import Verdicts, check_spec, warn_of_wrong
 from ._controller import Controller
 from ._data import Data, checked_flag
@@ -53,14 +54,17 @@ from ._facts import unequal_replicas
 from ._function import Function, as_delayed
 from ._history import History
 from ._lint import Findings
-from ._messages import Act, ArrayRef, Form, Record, Step
+from ._messages import Act, ArrayRef, Form, Step
+from ._recordings import Recordings
+from ._sentinels._api import FiniteWatch, Sentinels
+from ._sentinels._drift import ReplicaWatch
 from ._shared_api import Collectives, DelayedCollectives
 from ._shown import shown
 from ._spec import FunctionSpec, make_spec
 from ._stalls import checked_seconds
 from ._stats import Ledger, Stats, Tally
 from ._store import DataStore
-from ._timeline import CLOSE_TIMEOUT_S, Recorded, Timeline, checked_path
+from ._timeline import Timeline, checked_path
 from ._turn import Turn
 from .exceptions import InputTypeError, InputValueError
 
@@ -132,11 +136,11 @@ class Runtime:
         self.size = ranks.size
         self.master = int(master_rank)
         through_nccl, note = choose_nccl(ranks, nccl)
-        self._report = report = report or _keep_quiet
+        self._report = report = report or (lambda _line: None)
         self._track = track
-        self._timeline: Optional[Timeline] = None
         self._specs: Dict[int, FunctionSpec] = {}
         self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
+        warn_of_cache()
         for line in (*ranks.lines, *note, *compiler_note()):
             report(line)
         self._store = DataStore()
@@ -156,14 +160,13 @@ class Runtime:
             record=timeline is not None,
         )
         self._rank = self._controller.rank
-        if timeline is not None:
-            self._rank.recorder.start()
-            self._timeline = self._new_timeline(timeline, None)
+        self._recordings = Recordings(self._controller, self.enter, timeline)
         atexit.register(self.close)
         self._history = History(self._rank.registry, self._specs, self.size)
+        self._sentinels = Sentinels(self, self._rank, self._history)
         self._ledger = Ledger(self.size, self.master)
         self._builder = Builder(self._rank, self._specs, track)
-        self._distributor = Distributor(self._rank, self._run_once, self._store)
+        self._distributor = Distributor(self._rank, self.run_alone, self._store)
         self.collectives = Collectives(self)
         self.delayed = DelayedCollectives(self)
 
@@ -196,48 +199,32 @@ class Runtime:
                 self._history.remind()
         finally:
             try:
-                if self._timeline is not None:
-                    self._timeline.close()
+                self._recordings.close()
             finally:
                 self._controller.close()
 
     def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
         """Record what all ranks do; see `synkhronos.timeline`."""
-        if self._timeline is not None and self._timeline.recording:
-            raise InputValueError(
-                f"timeline(): {self._timeline.path} is being recorded already; stop() it first"
-            )
-        with self.exclusive:
-            self._timeline = self._new_timeline(path, lambda: self._record(True))
-        return self._timeline
+        return self._recordings.begin(path)
 
-    def _new_timeline(
-        self, path: Union[str, os.PathLike[str]], begin: Optional[Callable[[], None]]
-    ) -> Timeline:
-        return Timeline(path, begin, self._end_recording, self.size, self.master)
+    def watch_replicas(
+        self, shared_vars: Any, every: int = 100, action: str = "warn"
+    ) -> ReplicaWatch:
+        """Compare the ranks' values every so many calls; see `synkhronos.watch_replicas`."""
+        self._controller.require_open()
+        return self._sentinels.watch_replicas(shared_vars, every, action)
 
-    def _record(self, begin: bool, timeout_s: Optional[float] = None) -> Any:
-        (result,) = self._controller.run([Step(self.enter(Record(begin)))], timeout_s)
-        return result
-
-    def _end_recording(self, closing: bool) -> Dict[int, Recorded]:
-        """What every rank has recorded; of a closed or failing runtime what the master has."""
-        if not self.closed and not (closing and self._controller.turn.running):
-            try:
-                with self.exclusive:
-                    timeout_s = CLOSE_TIMEOUT_S if closing else None
-                    return dict(enumerate(self._record(False, timeout_s)))
-            except Exception:
-                if not self.closed:
-                    raise
-        return {self.master: self._rank.recorder.take()}
+    def watch_finite(self, on: bool = True) -> FiniteWatch:
+        """Find the first NaN or infinity; see `synkhronos.watch_finite`."""
+        self._controller.require_open()
+        return self._sentinels.watch_finite(on)
 
     def _forget_functions(self) -> None:
         # Users may keep functions; these must not keep shared memory.
         for function in self._functions:
             function.release()
         self._specs.clear()
-        if self._timeline is None:
+        if not self._recordings.used:
             atexit.unregister(self.close)
 
     def function(self, inputs: Any, outputs: Any = None, **kwargs: Any) -> Function:
@@ -316,7 +303,8 @@ class Runtime:
             replicas = self._controller.replicas
             self._history.on, self.exclusive.several, replicas.on = False, True, False
             try:
-                yield
+                with self._sentinels.paused():
+                    yield
             finally:
                 self._history.on, self.exclusive.several, replicas.on = True, False, True
                 replicas.see_all()
@@ -341,7 +329,9 @@ class Runtime:
         self._ledger.record(prepared, controller.times, began - controller.turn.began, run_s)
         finished = [act.finish(result) for act, result in zip(prepared, results)]
         # Last: a reminder may be an error, where the user's filters make it one.
-        self._history.note([act.event for act in prepared])
+        events = [act.event for act in prepared]
+        self._history.note(events)
+        self._sentinels.called(events)
         return finished
 
     def enter(self, act: Act, name: Optional[Hashable] = None, holder: Any = None) -> int:
@@ -371,12 +361,14 @@ class Runtime:
         """Where the figures of a function or collective are kept."""
         return self._ledger.tally(name)
 
-    def _run_once(self, act: Act) -> None:
+    def run_alone(self, act: Act, tally: str = "distribute()", name: Any = None) -> Any:
+        """Have all ranks perform an act by itself; the caller has the turn."""
         began = perf_counter()
-        self._controller.run([Step(self.enter(act))])
-        self._ledger.tally("distribute()").add(perf_counter() - began)
+        (result,) = self._controller.run([Step(self.enter(act, name))])
+        self._ledger.tally(tally).add(perf_counter() - began)
         # A call that had to wait for this begins now, as far as figures go.
         self._controller.turn.began = perf_counter()
+        return result
 
     def require_form(self, function_id: int, form: Form) -> None:
         """Have `form` of the function on every rank; compiles and distributes if needed."""
@@ -395,7 +387,3 @@ class Runtime:
         if not self._distributor.has_all_variables():
             self._distributor.send()
         return numbers
-
-
-def _keep_quiet(_line: str) -> None:
-    pass

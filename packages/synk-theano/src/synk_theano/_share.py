@@ -22,6 +22,7 @@ from ._meeting import meeting_for
 from ._messages import Call, Rows
 from ._plan import Selection, select, split_rows
 from ._selectors import read_selector
+from ._sentinels._finite import Execution
 from ._shared_vars import changed_by, store, value_of
 from ._values import is_device_type
 from .exceptions import InputValueError
@@ -174,21 +175,31 @@ class PreparedCall:
 
     def _compute_whole(self, origin: int) -> List[Any]:
         """One execution on views of the inputs, or on excerpts by index."""
+        start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
         if origin != self._origin or self._copies:
             self._flight.enter(Phase.COPY)
-            start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
             self._arguments = self._inputs(origin, start, stop)
             self._origin = origin
         # Spares Theano a look at each argument.
         self._function.trust_input = self._trusted
         try:
-            results = self._run(self._arguments)
+            results = self._run(self._arguments, origin, start)
         finally:
             self._function.trust_input = False
         wanted = self._call.outputs
         return results if wanted is None else [results[i] for i in wanted]
 
-    def _run(self, arguments: Sequence[np.ndarray]) -> List[Any]:
+    def _run(self, arguments: Sequence[np.ndarray], origin: int, begin: int) -> List[Any]:
+        """Run the function on rows of the selection, of which `begin` is the first."""
+        finite, meeting = self._rank.finite[0], self._meeting
+        if finite is None:
+            return self._launch(arguments, meeting)
+        loaded, call, piece = self._loaded, self._call, self._piece
+        return finite.run(
+            Execution(loaded, call, origin, begin, piece, meeting, self._launch, arguments)
+        )
+
+    def _launch(self, arguments: Sequence[np.ndarray], meeting: Any) -> List[Any]:
         try:
             if self._brings:
                 self._flight.enter(Phase.COPY)
@@ -196,10 +207,10 @@ class PreparedCall:
                 arguments = [bring(a) if b else a for a, b in zip(arguments, self._brought)]
                 self._recorder.add("copy", "to the device", began, perf_counter())
             self._flight.enter(Phase.SLICE if self._piece else Phase.COMPUTE, self._piece)
-            if self._meeting is None:
+            if meeting is None:
                 results: List[Any] = self._function(*arguments)
             else:
-                results = self._meeting.execute(self._function, arguments)
+                results = meeting.execute(self._function, arguments)
         except BaseException:
             # Theano does so only after a success; here it would keep shared memory alive.
             for container in self._function.input_storage[: len(arguments)]:
@@ -332,7 +343,7 @@ class PreparedCall:
     ) -> List[Any]:
         arguments = self._inputs(origin, first + start, first + stop)
         arguments += self._selected(selection, start, stop)
-        results = self._run(arguments)
+        results = self._run(arguments, origin, first + start)
         if self._call.outputs is None:
             return results
         # Not every linker takes output_subset, and updates have to run whatever is wanted.

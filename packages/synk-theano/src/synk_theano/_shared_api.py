@@ -51,7 +51,7 @@ class Collectives:
         Raises:
             NotSharedVariable, InputTypeError: bad arguments; nothing was sent.
         """
-        variables, _ = _listed(shared_vars)
+        variables, _ = listed_variables(shared_vars)
 
         def arguments(standing: Standing) -> Arguments:
             if values is not None:
@@ -73,7 +73,7 @@ class Collectives:
         Raises:
             NotSharedVariable, InputTypeError, InputValueError, BatchError: nothing was sent.
         """
-        variables, _ = _listed(shared_vars)
+        variables, _ = listed_variables(shared_vars)
 
         def arguments(standing: Standing) -> Arguments:
             place = standing.place
@@ -97,14 +97,14 @@ class Collectives:
         """
         if not is_int(nd_up) or nd_up not in (0, 1):
             raise InputValueError(f"nd_up: got {shown(nd_up)}, expected 0 or 1")
-        variables, single = _listed(shared_vars)
+        variables, single = listed_variables(shared_vars)
         if nd_up == 0:
             _require_rows(variables, "gather(nd_up=0)")
         return self._perform("gather", variables, {"nd_up": nd_up}, _unlisted(single))
 
     def all_gather(self, shared_vars: Any) -> Any:
         """Every rank's value becomes all ranks' values, concatenated along axis 0."""
-        variables, _ = _listed(shared_vars)
+        variables, _ = listed_variables(shared_vars)
         _require_rows(variables, "all_gather()")
         return self._perform("all_gather", variables, {})
 
@@ -118,7 +118,7 @@ class Collectives:
         Returns:
             None if `in_place`; else an array, or a tuple of arrays for a list of variables.
         """
-        variables, single = _listed(shared_vars)
+        variables, single = listed_variables(shared_vars)
         arguments: Dict[str, Any] = {"op": _checked_op(op, variables), "in_place": bool(in_place)}
         arguments.update(_way(op))
         return self._perform("reduce", variables, arguments, _unlisted(single))
@@ -133,7 +133,7 @@ class Collectives:
                 (its ``f.rows`` are the numbers). A rank of weight 0 contributes nothing, but
                 gets the result, for every op.
         """
-        variables, _ = _listed(shared_vars)
+        variables, _ = listed_variables(shared_vars)
         name = _checked_op(op, variables)
         if isinstance(weights, Function):
             self._require_own(weights)
@@ -160,7 +160,7 @@ class Collectives:
             batch: rows of `values` to use, as in calls.
         """
         self._check_rank(rank)
-        variables, _ = _listed(shared_vars)
+        variables, _ = listed_variables(shared_vars)
 
         def arguments(standing: Standing) -> Arguments:
             place = standing.place
@@ -178,23 +178,23 @@ class Collectives:
     def get_value(self, rank: int, shared_vars: Any) -> Any:
         """The values of one rank: an array, or a tuple of arrays for a list of variables."""
         self._check_rank(rank)
-        variables, single = _listed(shared_vars)
+        variables, single = listed_variables(shared_vars)
         return self._perform("get_value", variables, {"rank": int(rank)}, _unlisted(single))
 
     def get_shapes(self, shared_vars: Any) -> Any:
         """The shapes on all ranks, a tuple in rank order; a tuple of those for a list."""
-        variables, single = _listed(shared_vars)
+        variables, single = listed_variables(shared_vars)
         return self._perform("get_shapes", variables, {}, _unlisted(single))
 
     def get_digests(self, shared_vars: Any) -> Any:
-        """A digest of the value on each rank (dtype, shape, contents), a tuple in rank order; a
+        """A digest of the value on each rank (dtype, shape, every bit), a tuple in rank order; a
         tuple of those for a list. Replicas are equal where their digests are."""
-        variables, single = _listed(shared_vars)
+        variables, single = listed_variables(shared_vars)
         return self._perform("get_digests", variables, {}, _unlisted(single))
 
     def get_lengths(self, shared_vars: Any) -> Any:
         """The lengths along axis 0 on all ranks, in rank order; a tuple of those for a list."""
-        variables, single = _listed(shared_vars)
+        variables, single = listed_variables(shared_vars)
         _require_rows(variables, "get_lengths()")
         unlisted = _unlisted(single)
 
@@ -286,7 +286,7 @@ class DelayedCollectives(Collectives):
         return Delayed(self._launcher, prepare)
 
 
-def _listed(shared_vars: Any) -> Tuple[List[Any], bool]:
+def listed_variables(shared_vars: Any) -> Tuple[List[Any], bool]:
     """The variables as a list, and whether only one was given, not a list."""
     single = not isinstance(shared_vars, (list, tuple))
     variables = [shared_vars] if single else list(shared_vars)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ LIMIT = 1_000_000
 """Bytes of stacks that are read."""
 
 _LOOK_EVERY_S = 0.005
+_BEGINNING = re.compile(r'_boot\.py", line \d+ in <module>\n')
 
 
 class StackFile:
@@ -90,25 +92,29 @@ def _gather(asked: Asked, deadline: float, timeout_s: float) -> Dict[int, str]:
         for rank, (process, file) in asked.items():
             if rank not in found:
                 text = file.read()
-                if not _is_whole(text):
+                whole = _whole(text)
+                if not whole:
                     # It may have been stopped, or have ended, since it was asked.
                     obstacle = _obstacle(process)
                     if obstacle is None and not late:
                         continue
-                    text += obstacle or _silence(process, timeout_s)
-                found[rank] = text
+                    whole = text + (obstacle or _silence(process, timeout_s))
+                found[rank] = whole
         if len(found) < len(asked):
             time.sleep(_LOOK_EVERY_S)
     return found
 
 
-def _is_whole(text: str) -> bool:
-    """Whether it ends as the stack of the main thread does, which comes last.
+def _whole(text: str) -> str:
+    """The stacks of all threads once they are there to the end, else "".
 
-    That begins in `_boot`; a hundred calls deep, its beginning is left out.
+    That of the main thread comes last, and begins in `_boot`. (A hundred calls deep, its beginning
+    is left out.) Who was asked twice, because it was stopped meanwhile, answers twice.
     """
-    last = text[text.rfind("\n", 0, -1) + 1 :]
-    return last == "  ...\n" or ('_boot.py"' in last and last.endswith(" in <module>\n"))
+    beginning = _BEGINNING.search(text)
+    if beginning is not None:
+        return text[: beginning.end()]
+    return text if text.endswith("\n  ...\n") else ""
 
 
 def _obstacle(process: subprocess.Popen[bytes]) -> Optional[str]:

@@ -7,7 +7,7 @@ Messages say what was got, what was expected, and the cure.
 from __future__ import annotations
 
 import signal
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 __all__ = [
     "AlreadyForked",
@@ -18,6 +18,7 @@ __all__ = [
     "InputValueError",
     "LintWarning",
     "NestedCall",
+    "NotFinite",
     "NotForked",
     "NotSharedVariable",
     "OpError",
@@ -111,7 +112,57 @@ class ReplicaWarning(UserWarning):
 
 
 class ReplicasDiffer(SynkError, RuntimeError):
-    """After a failure the ranks' values of a variable may differ; `broadcast()` mends that."""
+    """The ranks' values of a variable differ, or may after a failure; `broadcast()` mends that.
+
+    Attributes:
+        differences: what `watch_replicas()` has found, a `ReplicaDifference` for each variable;
+            empty after a failure.
+    """
+
+    def __init__(self, message: str, differences: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.differences = tuple(differences)
+
+
+class NotFinite(SynkError, FloatingPointError):
+    """While `watch_finite()` is on, a rank has computed something that is NaN or infinite.
+
+    Nothing has changed on any rank. On a worker it is the ``__cause__`` of `WorkerFailed`.
+
+    Attributes:
+        rank: where.
+        piece: in a call with ``num_slices=`` the number of the slice, from 1; else None.
+        what: the output or updated variable, in words.
+        source: to what it is owed, in words.
+        row: the first row to blame, of those that the call uses; None if no row is.
+        rows: (start, stop) of it; where no single row does it, of the smallest beginning of the
+            execution's rows that does, whose last row is `row`.
+        array_row: the same row of the array or `Data` itself; None if no rank knows it.
+        share: (start, stop) of the rank's rows among those that the call uses, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = 0,
+        piece: Optional[int] = None,
+        what: str = "",
+        source: str = "",
+        row: Optional[int] = None,
+        rows: Optional[Tuple[int, int]] = None,
+        array_row: Optional[int] = None,
+        share: Optional[Tuple[int, int]] = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.piece = piece
+        self.what = what
+        self.source = source
+        self.row = row
+        self.rows = rows
+        self.array_row = array_row
+        self.share = share
 
 
 class WorkerFailed(SynkError, RuntimeError):

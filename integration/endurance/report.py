@@ -1,0 +1,205 @@
+"""Makes the documentation's figures of reliability from what the runs here have recorded.
+
+    python integration/endurance/report.py                  page and picture from results/*.json
+    python integration/endurance/report.py --take build/endurance      keep the results there first
+
+A folder that is taken may have `soak.json`, `kill_trials.json`, and `faults.json`, the list that
+the fault suite writes to the file SYNK_THEANO_FAULTS_OUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, Iterator
+
+import _results
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = "reliability_figures.md"
+PICTURE = "reliability_soak.svg"
+POINTS = 300
+"""At most, of a curve in the picture."""
+
+_WORKED = {
+    "all": "all",
+    "starting": "starting",
+    "computing": "computing for long",
+    "updating": "updating a variable",
+    "collective": "in a collective",
+    "stepping": "in a step of several acts",
+    "distributing": "distributing functions",
+    "growing": "growing a `Data`",
+    "idle": "idle",
+    "closing": "closing",
+    "mixed": "doing any of these",
+}
+
+
+def take(folder: Path, results: Path) -> None:
+    """Keep the results that a folder has."""
+    for name in ("soak.json", "kill_trials.json"):
+        if (folder / name).exists():
+            content = json.loads((folder / name).read_text(encoding="utf-8"))
+            _results.write(results / name, content)
+    if (folder / "faults.json").exists():
+        cases = json.loads((folder / "faults.json").read_text(encoding="utf-8"))
+        _results.write(results / "faults.json", _results.described("faults", cases=cases))
+
+
+def load(results: Path) -> dict[str, dict[str, Any]]:
+    """All results, by kind."""
+    found = {}
+    for path in sorted(results.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found[content["kind"]] = content
+    return found
+
+
+def page(results: dict[str, dict[str, Any]]) -> str:
+    """The figures as a page of Markdown."""
+    lines = [f"<!-- Made by integration/endurance/{Path(__file__).name}; not to be edited. -->"]
+    for kind, section in (("faults", faults), ("kill_trials", kill_trials), ("soak", soak)):
+        if kind in results:
+            lines += ["", *section(results[kind]), "", _where(results[kind])]
+    return "\n".join(lines) + "\n"
+
+
+def faults(result: dict[str, Any]) -> Iterator[str]:
+    """A table of states and faults, with the time that each took to be told."""
+    cases = result["cases"]
+    yield "### Every fault in every state"
+    yield ""
+    told = [case["seconds"] for case in cases if case["seconds"] is not None]
+    yield (
+        f"{len(cases)} combinations. The time is that from the fault until the program has the "
+        f"exception; the longest was {_time(max(told))}."
+    )
+    names = list(dict.fromkeys(case["fault"] for case in cases))
+    states = list(dict.fromkeys(case["state"] for case in cases))
+    yield ""
+    yield from _row("fault", *states)
+    yield from _row("---", *["--:"] * len(states))
+    for fault in names:
+        cells = []
+        for state in states:
+            here = [c for c in cases if (c["fault"], c["state"]) == (fault, state)]
+            times = [c["seconds"] for c in here if c["seconds"] is not None]
+            cells.append(_time(max(times)) if times else "ok" if here else "")
+        yield from _row(fault, *cells)
+
+
+def kill_trials(result: dict[str, Any]) -> Iterator[str]:
+    """A table of how long it took to tell of a death, and what was left."""
+    told = result["summary"]
+    yield f"### {told['trials']:,} times `kill -9`"
+    yield ""
+    left = ", ".join(f"{count} {what}" for what, count in told["leaks"].items())
+    yield (
+        f"At a random moment a random worker was killed, or the master. {told['wrong']} trials "
+        f"went otherwise than promised. Left behind, in all: {left}."
+    )
+    yield ""
+    yield from _row("killed", "while the ranks were", "trials", "median", "99 %", "worst")
+    yield from _row("---", "---", "--:", "--:", "--:", "--:")
+    for killed in ("worker", "master"):
+        for state, row in told[killed].items():
+            if row["trials"]:
+                times = [_time(row[name]) for name in ("median_s", "p99_s", "worst_s")]
+                yield from _row(killed, _WORKED[state], str(row["trials"]), *times)
+
+
+def soak(result: dict[str, Any]) -> Iterator[str]:
+    """A table of how much of everything there was, and a picture of the curves."""
+    yield f"### {_duration(result['seconds'])} of random work"
+    yield ""
+    acts = ", ".join(
+        f"{count:,} {name.replace('_', ' ')}" for name, count in result["acts"].items()
+    )
+    yield (
+        f"{result['calls']:,} acts on {result['ranks']} ranks, in {result['lives']} runtimes one "
+        f"after the other: {acts}. Every result was that of NumPy. `close()` took "
+        f"{_time(result['close_s']['worst'])} at most."
+    )
+    yield ""
+    yield from _row("resource", "median", "growth over the second half", "allowed")
+    yield from _row("---", "--:", "--:", "--:")
+    for name, row in result["growths"].items():
+        unit = " MiB" if "memory" in name else ""
+        yield from _row(name, *(f"{row[k]:g}{unit}" for k in ("level", "growth", "allowed")))
+    yield ""
+    yield f"![Memory, descriptors, threads and segments over the time]({PICTURE})"
+
+
+def _row(*cells: str) -> Iterator[str]:
+    yield f"| {' | '.join(cells)} |"
+
+
+def _where(result: dict[str, Any]) -> str:
+    machine, versions = result["machine"], result["versions"]
+    return (
+        f"Measured {result['when'][:10]} on {machine['cores']} cores of {machine['processor']}, "
+        f"{machine['memory_gib']} GiB, {machine['system']}, with "
+        f"{', '.join(f'{name} {version}' for name, version in versions.items())}."
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    if minutes < 1.5:
+        return f"{seconds:.0f} seconds"
+    return f"{minutes:.0f} minutes"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """The soak's curves, one below the other."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    groups = {
+        "MiB": ("master's memory", "largest worker's memory", "shared memory"),
+        "descriptors": ("master's descriptors", "most of a worker's descriptors"),
+        "segments, threads": ("segments", "master's threads", "workers' threads"),
+    }
+    samples = result["samples"][:: max(len(result["samples"]) // POINTS, 1)]
+    minutes = [one["seconds"] / 60 for one in samples]
+    # The same picture from the same numbers, on any day.
+    settings = {"svg.hashsalt": "soak", "svg.fonttype": "none", "font.size": 9}
+    with mpl.rc_context(settings):
+        figure, axes = plt.subplots(len(groups), sharex=True, figsize=(7, 6))
+        for axis, (label, names) in zip(axes, groups.items()):
+            for name in names:
+                axis.plot(minutes, [one[name] for one in samples], linewidth=1, label=name)
+            axis.set_ylim(bottom=0)
+            axis.set_ylabel(label)
+            axis.legend(loc="lower right", fontsize=8)
+            axis.grid(alpha=0.3)
+        axes[-1].set_xlabel("minutes")
+        figure.tight_layout()
+        figure.savefig(path, format="svg", metadata={"Date": None})
+        plt.close(figure)
+
+
+def main() -> None:
+    """Write page and picture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--take", type=Path, help="a folder with new results, which are kept")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="where to write")
+    arguments = parser.parse_args()
+    if arguments.take is not None:
+        take(arguments.take, _results.FOLDER)
+    results = load(_results.FOLDER)
+    (arguments.docs / PAGE).write_text(page(results), encoding="utf-8")
+    if "soak" in results:
+        draw(results["soak"], arguments.docs / PICTURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Random work on a runtime for a long time: is memory flat, and every result right?
+
+    python integration/endurance/soak.py --seconds 3600 --json results.json
+
+Calls with rows and batches of any number, updates, slices, collectives, steps, `Data` that grow
+and shrink, functions and variables that are new, timelines, `verify`, exceptions in workers and in
+the master; now and then the runtime is closed, and another one started. All results are checked
+against NumPy (`_soak_work.py`).
+
+Once a second, between two calls and after a garbage collection, it is looked how much of each
+resource the master and its workers have. Exits with status 1 if one is not flat: see `BOUNDS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import _results
+import numpy as np
+import psutil
+from _soak_work import MOST_DATA, ROUNDS, Life
+from rich.console import Console
+from rich.table import Table
+
+import synk_shm
+from synk_theano import LintWarning
+
+MIB = 2**20
+SAMPLE_S = 1.0
+
+
+class Bound(NamedTuple):
+    """How much a resource may grow over the second half of the time.
+
+    The first half is for what programs take once: compiled forms, caches, the allocator's arenas.
+    The growth is the robust slope (Theil and Sen: the median of the slopes between all pairs of
+    samples) times the seconds, so that neither single samples nor the sizes of a moment matter.
+
+    Attributes:
+        unit: of the numbers.
+        growth: that is allowed, whatever the level.
+        share: of the median level, that is allowed besides.
+        why: it is not zero.
+    """
+
+    unit: str
+    growth: float
+    share: float
+    why: str
+
+
+_ALLOCATOR = (
+    "free()d pieces between others in use stay with a process; a leak of one row of each call "
+    "would be more in an hour"
+)
+_ROOMS = "what is new in a runtime, and the Data that are there, until one or the other is gone"
+_SIZES = "Data of up to 1 MiB, half as much again to grow into, come and go"
+_THREADS = "threads end a moment after their work"
+_PLACES = float(ROUNDS + MOST_DATA + 1)
+BOUNDS = {
+    "master's memory": Bound("MiB", 6.0, 0.03, _ALLOCATOR),
+    "largest worker's memory": Bound("MiB", 6.0, 0.03, _ALLOCATOR),
+    "master's descriptors": Bound("", _PLACES, 0.0, _ROOMS),
+    "most of a worker's descriptors": Bound("", _PLACES, 0.0, _ROOMS),
+    "master's threads": Bound("", 0.5, 0.0, _THREADS),
+    "workers' threads": Bound("", 0.5, 0.0, _THREADS),
+    "segments": Bound("", _PLACES, 0.0, _ROOMS),
+    "shared memory": Bound("MiB", 4.0, 0.0, _SIZES),
+}
+
+
+def sample(life: Life, began: float) -> dict[str, float]:
+    """How much of everything there is now."""
+    gc.collect()
+    master = psutil.Process()
+    workers = [psutil.Process(pid) for pid in life.runtime.worker_pids]
+    mine = [info for info in synk_shm.list() if info.mine]
+    return {
+        "seconds": round(time.monotonic() - began, 2),
+        "master's memory": _memory(master),
+        "largest worker's memory": max(_memory(worker) for worker in workers),
+        "master's descriptors": master.num_fds(),
+        "most of a worker's descriptors": max(worker.num_fds() for worker in workers),
+        "master's threads": master.num_threads(),
+        "workers' threads": sum(worker.num_threads() for worker in workers),
+        "segments": len(mine),
+        "shared memory": round(sum(info.nbytes for info in mine) / MIB, 3),
+    }
+
+
+def _memory(process: psutil.Process) -> float:
+    """MiB of memory that is its own: shared memory is counted apart, once."""
+    info = process.memory_info()
+    return round((info.rss - info.shared) / MIB, 2)
+
+
+def slope(x: np.ndarray, y: np.ndarray) -> float:
+    """The median of the slopes between all pairs of points."""
+    i, j = np.triu_indices(len(x), 1)
+    return float(np.median((y[j] - y[i]) / (x[j] - x[i])))
+
+
+def growths(samples: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Of each resource the level and the growth over the second half, and what is allowed."""
+    half = [one for one in samples if one["seconds"] >= samples[-1]["seconds"] / 2]
+    # All pairs of an hour's samples are some millions; more would not be more exact.
+    half = half[:: max(len(half) // 1000, 1)]
+    x = np.array([one["seconds"] for one in half])
+    found = {}
+    for name, bound in BOUNDS.items():
+        y = np.array([one[name] for one in half])
+        level = float(np.median(y))
+        found[name] = {
+            "level": round(level, 2),
+            "growth": round(slope(x, y) * float(x[-1] - x[0]), 2),
+            "allowed": round(bound.growth + bound.share * level, 2),
+        }
+    return found
+
+
+def sparkline(values: list[float], width: int = 60) -> str:
+    """A curve of letters, from 0 up."""
+    marks = "▁▂▃▄▅▆▇█"
+    means = [float(np.mean(part)) for part in np.array_split(values, min(width, len(values)))]
+    top = max(means) or 1.0
+    return "".join(marks[min(int(8 * max(m, 0.0) / top), 7)] for m in means)
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Print the curves, and what was done."""
+    table = Table(
+        title=f"{result['seconds']:.0f} s, {result['calls']} acts, {result['lives']} runtimes"
+    )
+    table.add_column("")
+    table.add_column("over time, from 0", no_wrap=True)
+    for column in ("median", "growth", "allowed", ""):
+        table.add_column(column, justify="right")
+    for name, row in result["growths"].items():
+        unit = f" {BOUNDS[name].unit}".rstrip()
+        flat = "flat" if row["growth"] <= row["allowed"] else "[red]GROWS[/]"
+        curve = sparkline([one[name] for one in result["samples"]])
+        cells = [f"{row[column]:g}{unit}" for column in ("level", "growth", "allowed")]
+        table.add_row(name, curve, *cells, flat)
+    console.print(table)
+    console.print(", ".join(f"{count} {act}" for act, count in result["acts"].items()))
+    console.print(f"close() took {result['close_s']['worst']:.3f} s at most")
+
+
+def soak(seconds: float, seed: int, size: int, backend: str, console: Console) -> dict[str, Any]:
+    """Work for so long; return what was found.
+
+    Raises:
+        AssertionError: a result is not NumPy's.
+    """
+    rng = np.random.default_rng(seed)
+    acts: Counter[str] = Counter()
+    samples: list[dict[str, float]] = []
+    closes: list[float] = []
+    life: Optional[Life] = None
+    began = said = time.monotonic()
+    end, life_end, next_sample = began + seconds, 0.0, 0.0
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        try:
+            while (now := time.monotonic()) < end:
+                if life is None:
+                    life = Life(size, int(rng.integers(size)), backend, rng, Path(folder))
+                    # Long ones, too: what grows with the calls has to show.
+                    life_end = time.monotonic() + seconds * rng.uniform(0.05, 0.3)
+                acts[life.act()] += 1
+                if now >= next_sample:
+                    samples.append(sample(life, began))
+                    next_sample = time.monotonic() + SAMPLE_S
+                if now - said > 30.0:
+                    said = now
+                    console.print(
+                        f"{now - began:5.0f} s  {sum(acts.values())} acts", highlight=False
+                    )
+                if now > life_end:
+                    closes.append(life.close())
+                    life = None
+        finally:
+            if life is not None:
+                closes.append(life.close())
+    return {
+        "seconds": round(time.monotonic() - began, 1),
+        "seed": seed,
+        "ranks": size,
+        "backend": backend,
+        "calls": sum(acts.values()),
+        "lives": len(closes),
+        "acts": dict(acts.most_common()),
+        "close_s": {
+            "median": round(float(np.median(closes)), 4),
+            "worst": round(max(closes), 4),
+        },
+        "growths": growths(samples),
+        "samples": samples,
+    }
+
+
+def main() -> int:
+    """Soak; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--backend", choices=["shm", "zmq"], default="shm")
+    parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
+    parser.add_argument("--json", type=Path, default=None, help="write the results there")
+    arguments = parser.parse_args()
+    # Told to stop, it ends what it has started, and writes what it has; only exceptions do that.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
+    # Ranks part on purpose here.
+    warnings.simplefilter("ignore", LintWarning)
+    console = Console(width=140)
+    console.print(f"seed {seed}")
+    result = soak(arguments.seconds, seed, arguments.ranks, arguments.backend, console)
+    show(result, console)
+    if arguments.json is not None:
+        _results.write(arguments.json, _results.described("soak", **result))
+    return int(any(row["growth"] > row["allowed"] for row in result["growths"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

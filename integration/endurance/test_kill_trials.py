@@ -1,0 +1,70 @@
+"""Some random kill -9: a death is told at once, by its rank, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import _victims
+import kill_trials
+
+TRIALS = 12
+LIMIT_S = 280
+
+
+@pytest.mark.slow
+def test_a_dozen_random_kills(tmp_path: Path) -> None:
+    path = tmp_path / "trials.json"
+    done = subprocess.run(
+        [sys.executable, kill_trials.__file__, "--trials", str(TRIALS), "--json", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout
+    told = json.loads(path.read_text(encoding="utf-8"))["summary"]
+    assert told["trials"] == TRIALS
+    assert told["wrong"] == 0
+    assert told["leaks"] == dict.fromkeys(kill_trials.LEAKS, 0)
+
+
+def trial(killed: str, seconds: float, **left: Any) -> dict[str, Any]:
+    nothing = {"processes": 0, "segments": [], "descriptors": 0, "files": []}
+    return {"killed": killed, "state": "idle", "seconds": seconds, "left": {**nothing, **left}}
+
+
+def test_leaks_and_times_are_counted() -> None:
+    told = kill_trials.summary(
+        [
+            *(trial("worker", 0.01 * i) for i in range(1, 101)),
+            trial("master", 0.5, segments=["a", "b"], processes=1),
+            trial("master", 1.5, files=["c"]),
+            {"killed": "worker", "state": "idle", "trouble": "nothing was raised"},
+        ]
+    )
+    assert told["trials"] == 103
+    assert told["wrong"] == 1
+    assert told["leaks"] == {"processes": 1, "segments": 2, "descriptors": 0, "files": 1}
+    worker = told["worker"]["all"]
+    assert (worker["trials"], worker["worst_s"]) == (100, 1.0)
+    assert worker["median_s"] == pytest.approx(0.505)
+    assert worker["p99_s"] == pytest.approx(0.9901)
+    assert told["master"]["idle"]["worst_s"] == 1.5
+    assert told["master"]["growing"] == {"trials": 0}
+
+
+def test_what_is_left_is_named_and_taken_away(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "socket").touch()
+    (tmp_path / "file").touch()
+    assert _victims.taken_away(tmp_path) == ["file", "folder", "folder/socket"]
+    assert _victims.taken_away(tmp_path) == []

@@ -1,0 +1,91 @@
+"""A minute of random work leaves memory, descriptors, threads and segments as they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import soak
+from _soak_work import ACTS
+
+SECONDS = 60
+LIMIT_S = 240
+
+
+@pytest.mark.slow
+def test_a_minute_of_random_work_is_right_and_flat(tmp_path: Path) -> None:
+    path = tmp_path / "soak.json"
+    done = subprocess.run(
+        [sys.executable, soak.__file__, "--seconds", str(SECONDS), "--json", str(path)],
+        env={**os.environ, "SYNKHRONOS_USE_GPU": "0", "THEANO_FLAGS": "mode=FAST_COMPILE"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert result["seconds"] >= SECONDS
+    assert set(result["growths"]) == set(soak.BOUNDS)
+    # On a busy machine there are fewer.
+    assert len(result["acts"]) >= len(ACTS) // 2
+    assert len(result["samples"]) >= 6
+
+
+def samples(leak: float = 0.0, seed: int = 0) -> list[dict[str, float]]:
+    """Ten minutes of a program whose every resource goes up and down, and grows by so many percent
+    of its level in a minute."""
+    rng = np.random.default_rng(seed)
+    levels = dict.fromkeys(soak.BOUNDS, 40.0)
+    levels.update({name: 150.0 for name in levels if "memory" in name})
+    levels.update({name: 3.0 for name in levels if "threads" in name})
+    found = []
+    for second in range(600):
+        saw = (second % 70) / 70  # what comes with each runtime, and goes with it
+        noise = {name: level * (0.03 * rng.normal() + 0.1 * saw) for name, level in levels.items()}
+        grown = 1 + leak / 100 * second / 60
+        found.append(
+            {"seconds": float(second)}
+            | {
+                name: level * grown + (0 if "threads" in name else noise[name])
+                for name, level in levels.items()
+            }
+        )
+    return found
+
+
+def grows(one: dict[str, float]) -> bool:
+    return one["growth"] > one["allowed"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_goes_up_and_down_is_flat(seed: int) -> None:
+    assert not any(map(grows, soak.growths(samples(seed=seed)).values()))
+
+
+def test_what_grows_with_the_calls_is_not() -> None:
+    leaking = soak.growths(samples(leak=8.0))
+    assert all(map(grows, leaking.values())), leaking
+
+
+def test_the_slope_is_robust_and_that_of_the_line() -> None:
+    x = np.arange(100.0)
+    y = 3.0 * x + 7.0
+    assert soak.slope(x, y) == pytest.approx(3.0)
+    y[::7] += 1e6
+    assert soak.slope(x, y) == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_curve_begins_at_zero_and_shows_growth() -> None:
+    assert soak.sparkline([8.0] * 3) == "███"
+    assert soak.sparkline([0.0, 4.0, 8.0]) == "▁▅█"
+    assert len(soak.sparkline(list(range(1000)), 40)) == 40

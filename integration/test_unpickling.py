@@ -1,0 +1,90 @@
+"""Whoever can have a process unpickle something can have it run anything: each place is known here.
+
+A new one fails these tests until it is listed, with who alone can have written what it reads.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+
+INHERITED = "a pipe, a socket pair or memory that only the processes of one run have inherited"
+GROUP = "members of a group: shared memory, or messages marked with the group's token"
+
+KNOWN = {
+    "synk_comm/_rank.py": INHERITED,
+    "synk_comm/_process.py": INHERITED,
+    "synk_comm/_loading.py": INHERITED,
+    "synk_comm/_steps.py": GROUP,
+    "synk_theano/_controller.py": INHERITED,
+    "synk_theano/_failures.py": INHERITED,
+    "synk_theano/_pool.py": INHERITED,
+    "synk_theano/_worker.py": INHERITED,
+    "synk_theano/_orders.py": GROUP,
+    "synk_theano/_pickling.py": "the master's payload, in shared memory of mode 0600",
+}
+
+LOADERS = {"load", "loads", "Unpickler"}
+PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(ROOT.glob("packages/*/src/**/*.py")):
+        name = path.relative_to(next(p for p in path.parents if p.name == "src")).as_posix()
+        yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def unpickles(tree: ast.Module) -> bool:
+    """Whether anything in a file can read pickles, or Python's other executable formats."""
+    names = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name.split(".")[0] in PICKLES
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PICKLES:
+            if any(alias.name in LOADERS for alias in node.names):
+                return True
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in names and node.attr in LOADERS:
+                return True
+    return False
+
+
+def test_each_place_that_unpickles_is_known():
+    found = {name for name, tree in sources() if unpickles(tree)}
+    assert len(found) > 5
+    assert sorted(found - set(KNOWN)) == [], "who alone can have written what these read?"
+
+
+def test_numpy_files_are_read_without_pickles():
+    seen = 0
+    for name, tree in sources():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr != "load" or not isinstance(node.func.value, ast.Name):
+                continue
+            if node.func.value.id in ("np", "numpy"):
+                seen += 1
+                allowed = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+                assert allowed.get("allow_pickle") is False, f"{name}:{node.lineno}"
+    assert seen
+
+
+def test_nothing_is_evaluated_that_was_read():
+    """`exec` is for the script that its user wants to be run, and for patches of Theano."""
+    allowed = {"synkhronos/_checking/_script.py", "synk_theano_compat/_patches.py"}
+    for name, tree in sources():
+        calls = [
+            node.func.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        ]
+        if name not in allowed:
+            assert not {"eval", "exec"} & set(calls), name

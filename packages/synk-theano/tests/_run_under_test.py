@@ -1,0 +1,218 @@
+"""A run as a user would start it, in folders of its own, and what outsiders can see of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Set, Tuple
+
+PROGRAM = """
+import os, sys
+os.umask(0)
+import json, time
+import numpy as np, theano, theano.tensor as T
+from theano.compile.ops import as_op
+from synk_theano import Runtime
+from synk_theano.exceptions import WorkerDied
+
+gate = sys.argv[2]
+
+@as_op([T.dvector], [T.dvector])
+def behave(values):
+    deadline = time.monotonic() + 60
+    while values.size and values.max() > 100 and not os.path.exists(gate):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return values * 2
+
+x = T.dvector("x")
+w = theano.shared(np.arange(4.0), name="w")
+with Runtime(3, use_gpu=False, backend=sys.argv[1]) as runtime:
+    print(json.dumps({"workers": runtime.worker_pids}), flush=True)
+    f = runtime.function([x], [(behave(x).sum(), "sum"), (x, "gather")], mode="FAST_COMPILE")
+    held = runtime.data(np.arange(50.0), oversize=2)
+    for line in iter(sys.stdin.readline, ""):
+        top = float(line)
+        values = np.append(np.arange(9.0), top)
+        try:
+            total, gathered = f(values)
+            runtime.collectives.all_reduce(w, "sum")
+            assert total == 2 * values.sum() and (gathered == values).all()
+            assert (runtime.collectives.gather(w) == w.get_value()).all()
+            held.set_value(values)
+            assert f(held)[0] == total
+            print("right", flush=True)
+        except WorkerDied as died:
+            print("died", died.rank, died.signal, flush=True)
+            break
+"""
+
+LIMIT_S = 120.0
+"""For anything that a run is asked for: Theano is imported on a busy machine."""
+
+
+class Run:
+    """A run of three ranks.
+
+    Attributes:
+        home, temporary, cache: its folders.
+        gate: while this file is not there, a call with a value above 100 goes on.
+        seen: all its processes that were ever looked at.
+    """
+
+    def __init__(self, folder: Path, backend: str, environment: Dict[str, str]) -> None:
+        self.home, self.temporary = folder / "home", folder / "t"
+        self.cache, self.gate = folder / "cache", folder / "gate"
+        for place in (self.home, self.temporary, self.cache):
+            place.mkdir(exist_ok=True)
+        self.home.chmod(0o755)
+        self.temporary.chmod(0o1777)
+        variables = {
+            **os.environ,
+            "HOME": str(self.home),
+            "TMPDIR": str(self.temporary),
+            "XDG_CACHE_HOME": str(self.cache),
+            # Without a compiler there is nothing to wait for.
+            "THEANO_FLAGS": f"cxx=,base_compiledir={folder / 'compiled'}",
+            "PYTHONWARNINGS": "ignore",
+        }
+        variables.pop("SYNKHRONOS_FLIGHT_DIR", None)
+        self.errors = (folder / "errors").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, backend, str(self.gate)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            env={**variables, **environment},
+            start_new_session=True,
+        )
+        self.workers: Tuple[int, ...] = tuple(json.loads(self.line())["workers"])
+
+    def line(self) -> str:
+        """The next line that it prints; its standard error tells why, if there is none."""
+        assert self.process.stdout is not None
+        # What is printed comes soon, or the run ends: every wait of it has a limit.
+        text = self.process.stdout.readline()
+        if not text:
+            self.errors.seek(0)
+            raise AssertionError(f"no answer; it said:\n{self.errors.read()[-3000:]}")
+        return text.strip()
+
+    def ask(self, top: float) -> None:
+        """Have it call; above 100 the call goes on until the gate is there."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{top}\n")
+        self.process.stdin.flush()
+
+    def pids(self) -> List[int]:
+        """Its processes, the master first."""
+        found, i = [self.process.pid], 0
+        while i < len(found):
+            found += [pid for pid in _children(found[i]) if pid not in found]
+            i += 1
+        return found
+
+    def end(self) -> int:
+        """Let it end; returns its exit status."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        return self.process.wait(LIMIT_S)
+
+    def kill(self) -> None:
+        """End it, whatever it does; nothing happens if it has ended."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.errors):
+            with contextlib.suppress(BrokenPipeError):
+                if stream is not None:
+                    stream.close()
+
+
+@contextlib.contextmanager
+def running(folder: Path, backend: str = "shm", **environment: str) -> Iterator[Run]:
+    """A run in folders below `folder`; nothing of it is left afterwards."""
+    run = Run(folder, backend, environment)
+    pids: Set[int] = set(run.pids())
+    try:
+        yield run
+    finally:
+        run.kill()
+        deadline = time.monotonic() + 30
+        while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            assert time.monotonic() < deadline, f"processes left of {sorted(pids)}"
+            time.sleep(0.05)
+
+
+def _children(pid: int) -> List[int]:
+    found: List[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children") as file:
+                found += [int(child) for child in file.read().split()]
+    return found
+
+
+def descriptors(pid: int) -> Dict[int, str]:
+    """What a process has open: descriptors, and what they lead to."""
+    found: Dict[int, str] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
+    return found
+
+
+def sockets_of(pid: int) -> Set[str]:
+    """Inodes of a process's sockets."""
+    return {text[8:-1] for text in descriptors(pid).values() if text.startswith("socket:[")}
+
+
+def table(name: str) -> List[List[str]]:
+    """The lines of ``/proc/net/<name>``, in fields; none if there is no such table here."""
+    with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{name}") as file:
+        return [line.split(maxsplit=7 if name == "unix" else -1) for line in file][1:]
+    return []
+
+
+def unix_sockets() -> Dict[str, str]:
+    """Paths of all sockets of the Unix kind by inode; "" where they have none."""
+    rows = table("unix")
+    return {row[6]: row[7].strip() if len(row) > 7 else "" for row in rows}
+
+
+def network_inodes() -> Set[str]:
+    """Inodes of all sockets of the internet's kinds, whether they listen or not."""
+    names = ["tcp", "tcp6", "udp", "udp6", "udplite", "udplite6", "raw", "raw6", "icmp", "icmp6"]
+    return {row[9] for name in names for row in table(name)}
+
+
+def evidence(pids: List[int]) -> Any:
+    """What was wrong with the sockets of these processes: a list of words."""
+    wrong = []
+    for pid in pids:
+        inodes = sockets_of(pid)
+        known, internet = unix_sockets(), network_inodes()
+        for inode in inodes:
+            path = known.get(inode)
+            if inode in internet:
+                wrong.append(f"{pid}: a socket of the internet")
+            elif path is None:
+                # It may have been made, or closed, between two looks.
+                if inode in sockets_of(pid) and inode not in unix_sockets():
+                    wrong.append(f"{pid}: a socket of an unknown kind")
+            elif path.startswith("@"):
+                wrong.append(f"{pid}: an abstract name {path}")
+            elif path:
+                with contextlib.suppress(FileNotFoundError):  # removed: nobody finds it
+                    status = os.lstat(os.path.dirname(path))
+                    if status.st_mode & 0o7777 != 0o700 or status.st_uid != os.geteuid():
+                        wrong.append(f"{pid}: {path} in a folder of mode {status.st_mode:o}")
+    return wrong
