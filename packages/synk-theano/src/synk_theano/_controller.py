@@ -214,7 +214,7 @@ class Controller:
         self._stalls.begin()
         try:
             self._pool.wait_ready(tick=lambda _late: self._stalls.check())
-            self._pool.send(pickle.dumps(Join()), "start")
+            self._pool.send(pickle.dumps(Join()), "starting")
             ticket = None if self._group is None else self._group.ticket(self.rank.rank)
             self.rank.join(ticket, self._timeout_s, self._watch)
         except BaseException as error:

@@ -20,10 +20,11 @@ import synk_comm
 from synk_comm import cuda
 
 from ._arrays import ArrayCache
+from ._chores import PreparedDistribution, PreparedRecording
 from ._collectives import PreparedCollective
 from ._device import AnyDevice, Host
 from ._environ import threads_per_rank
-from ._flight import KINDS, OWN_WORK, WORDS, Flight, Outcome, Phase
+from ._flight import OWN_WORK, WORDS, Flight, Outcome, Phase
 from ._journal import Journal
 from ._loaded import LoadedFunction
 from ._messages import (
@@ -297,9 +298,9 @@ class Rank:
         if isinstance(act, Collective):
             return PreparedCollective(self, act)
         if isinstance(act, Distribute):
-            return _Distribution(self, act)
+            return PreparedDistribution(self, act)
         if isinstance(act, Record):
-            return _Recording(self, act)
+            return PreparedRecording(self, act)
         if isinstance(act, WatchFinite):
             return FiniteSwitch(self, act.on)
         if isinstance(act, Stop):
@@ -355,47 +356,3 @@ class Rank:
 def is_of_the_group(error: BaseException) -> bool:
     """Whether an error is about all ranks: one of the communicator, not of this rank's device."""
     return isinstance(error, synk_comm.CommError) and not isinstance(error, cuda.CudaError)
-
-
-class _Distribution:
-    """An act of `Distribute`."""
-
-    name = doing = "distribute()"
-    synchronizes = False
-    record = (KINDS.index("distribute"), 0, 0, 0)
-
-    def __init__(self, rank: Rank, act: Distribute) -> None:
-        self._rank = rank
-        self._act = act
-
-    def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
-        began = perf_counter()
-        self._rank.flight.enter(Phase.DISTRIBUTE)
-        self._rank.take_over(self._act)
-        self._rank.recorder.add("distribute", "take over", began, perf_counter())
-
-
-class _Recording:
-    """An act of `Record`."""
-
-    name = doing = "timeline()"
-    synchronizes = False
-    record = (KINDS.index("timeline"), 0, 0, 0)
-
-    def __init__(self, rank: Rank, act: Record) -> None:
-        self._rank = rank
-        self._begin = act.begin
-
-    def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
-        """Begin; or end, with what all ranks have, in the master."""
-        rank = self._rank
-        if self._begin:
-            rank.recorder.start()
-            return None
-        recorded = rank.recorder.take()
-        rank.flight.enter(Phase.COLLECTIVE)
-        try:
-            return rank.comm.gather_object(recorded, root=rank.master)
-        except BaseException:
-            rank.recorder.put_back(recorded)
-            raise
