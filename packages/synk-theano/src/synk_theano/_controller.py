@@ -25,18 +25,22 @@ from ._devices import Ranks, take
 from ._failures import mismatch, worker_failed
 from ._flight import WORDS, Flight
 from ._interrupts import Interrupts
-from ._messages import Hello, Join, Order, Step, Stop
+from ._messages import Join, Order, Step, Stop
 from ._orders import STEPS_IN_LINE
-from ._pool import WorkerPool
 from ._rank import Rank
 from ._replicas import Replicas
 from ._stalls import StallWatch
+from ._starting import start_workers
 from ._store import DataStore
 from ._turn import Turn
-from .exceptions import Closed, InputValueError, Interrupted, WorkerDied
+from .exceptions import Closed, InputValueError, Interrupted, StartError, WorkerDied
 
 TELL_TIMEOUT_S = 0.5
 """For workers that are to stop, to listen: idle ones do at once."""
+
+
+FAILURE_TIMEOUT_S = 0.05
+"""For what workers have said already."""
 
 
 class Controller:
@@ -86,7 +90,7 @@ class Controller:
         record: bool,
     ) -> None:
         size = ranks.size
-        room, self._flight_ref = store.room(("flight",), np.dtype(np.int64), (WORDS * size,))
+        room, flight_ref = store.room(("flight",), np.dtype(np.int64), (WORDS * size,))
         room[...] = 0
         self.rank = Rank(master, size, master, flight=Flight(room, master), atomic=atomic)
         self._box = BlackBox(room, size, master, self.rank.functions)
@@ -96,11 +100,10 @@ class Controller:
         self.turn = Turn()
         self.dropped: Deque[int] = deque()
         self._timeout_s = timeout_s
-        self._reseed = reseed
         self._on_end = on_end
         self._report = report
         self._store = store
-        times, self._times_ref = store.room(("times",), np.dtype(float), (STEPS_IN_LINE * size,))
+        times, times_ref = store.room(("times",), np.dtype(float), (STEPS_IN_LINE * size,))
         times[...] = 0.0
         self.times = self.rank.times = memoryview(times)  # type: ignore[arg-type] # NumPy 1 does not say so
         self._serials = itertools.count(1)
@@ -112,7 +115,17 @@ class Controller:
         self._owner = os.getpid()
         self._group = synk_comm.create_group(size, backend) if size > 1 else None
         try:
-            self._pool = self._start_workers(profile, nccl, record)
+            self._pool = start_workers(
+                self.rank,
+                ranks.devices,
+                self._group,
+                times=times_ref,
+                flight=flight_ref,
+                profile=profile,
+                reseed=reseed,
+                nccl=nccl,
+                record=record,
+            )
         except BaseException:
             if self._group is not None:
                 self._group.discard()
@@ -132,38 +145,6 @@ class Controller:
             raise
         # Early: who puts a handler of his own over it, hands on to it.
         self._interrupts.install()
-
-    def _start_workers(self, profile: bool, nccl: bool, record: bool) -> WorkerPool:
-        if self._group is None:
-            return WorkerPool(())
-        devices = self._ranks.devices
-        environment = _environ.worker_environment(self.rank.size, bool(devices))
-        options = _environ.theano_options()
-        folder = os.getcwd()
-        hellos = [
-            Hello(
-                rank=rank,
-                size=self.rank.size,
-                master=self.rank.master,
-                ticket=self._group.ticket(rank),
-                sys_path=_environ.import_path(),
-                directory=folder,
-                theano_config=options,
-                profile_path=(
-                    os.path.join(folder, f"synkhronos_profile_rank{rank}.prof") if profile else None
-                ),
-                times=self._times_ref,
-                flight=self._flight_ref,
-                atomic=self.rank.journal.on,
-                reseed=self._reseed,
-                device=devices[rank] if devices else None,
-                nccl=nccl,
-                record=record,
-            )
-            for rank in range(self.rank.size)
-            if rank != self.rank.master
-        ]
-        return WorkerPool([(hello, environment) for hello in hellos], self._group.fds)
 
     @property
     def state(self) -> str:
@@ -218,8 +199,15 @@ class Controller:
             ticket = None if self._group is None else self._group.ticket(self.rank.rank)
             self.rank.join(ticket, self._timeout_s, self._watch)
         except BaseException as error:
+            # A worker that fails to join has told why before the others lose it.
+            failures = self._pool.failures(range(self.rank.size), 0, FAILURE_TIMEOUT_S)
             self._log(error)
             self._end(f"its workers could not be started ({type(error).__name__})")
+            if failures and isinstance(error, Exception):
+                raise StartError(
+                    f"the worker of rank {failures[0].rank} failed in its start:\n"
+                    f"{failures[0].traceback}"
+                ) from error
             raise
         if self._group is not None:
             self._group.close()

@@ -30,11 +30,6 @@ class Recordings:
             controller.rank.recorder.start()
             self._current = self._new(path, None)
 
-    @property
-    def used(self) -> bool:
-        """Whether there was any."""
-        return self._current is not None
-
     def begin(self, path: Union[str, os.PathLike[str]]) -> Timeline:
         """Have all ranks record from now on.
 

@@ -140,6 +140,7 @@ class Runtime:
         self._track = track
         self._specs: Dict[int, FunctionSpec] = {}
         self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
+        self._records = timeline is not None
         warn_of_cache()
         for line in (*ranks.lines, *note, *compiler_note()):
             report(line)
@@ -205,6 +206,7 @@ class Runtime:
 
     def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
         """Record what all ranks do; see `synkhronos.timeline`."""
+        self._records = True
         return self._recordings.begin(path)
 
     def watch_replicas(
@@ -224,7 +226,7 @@ class Runtime:
         for function in self._functions:
             function.release()
         self._specs.clear()
-        if not self._recordings.used:
+        if not self._records:
             atexit.unregister(self.close)
 
     def function(self, inputs: Any, outputs: Any = None, **kwargs: Any) -> Function:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, TextIO, Tuple, Union
 
 from ._recorder import Span
+from ._shown import shown
 from ._warn import warn_user
 from .exceptions import InputTypeError, InputValueError
 
@@ -106,12 +107,13 @@ def checked_path(path: Union[str, os.PathLike[str]]) -> Path:
     """
     try:
         path = Path(path).expanduser().absolute()
-    except TypeError:
+        is_folder = path.is_dir()
+    except (TypeError, ValueError, RuntimeError):
         raise InputTypeError(
-            f"timeline(): got {path!r} of type {type(path).__name__} as path, expected the name of "
-            f"a file to write, as in 'trace.json'"
+            f"timeline(): got {shown(path)} of type {type(path).__name__} as path, expected the "
+            f"name of a file to write, as in 'trace.json'"
         ) from None
-    if path.is_dir():
+    if is_folder:
         raise InputValueError(f"timeline(): {path} is a folder, expected a file's name")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise InputValueError(

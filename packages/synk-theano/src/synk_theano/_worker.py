@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Iterator, NoReturn, Optional
+from typing import Any, Callable, Iterator, NoReturn, Optional
 
 from ._channel import Channel, ChannelClosed
 from ._messages import LEFT_TO_MASTER, Failure, Hello, Ready
@@ -136,7 +136,7 @@ def serve(channel: Channel, hello: Hello) -> None:
 
     try:
         channel.recv()  # Join
-        rank.join(hello.ticket, UNBOUNDED_S, watch)
+        _join(rank, hello, channel, watch)
         while _obey(rank, channel):
             pass
     except ChannelClosed:
@@ -146,6 +146,20 @@ def serve(channel: Channel, hello: Hello) -> None:
         _await_verdict(channel)
     finally:
         rank.close()
+
+
+def _join(rank: Any, hello: Hello, channel: Channel, watch: Callable[[], None]) -> None:
+    """Meet the other ranks; tell the master what goes wrong with that here."""
+    from ._rank import is_of_the_group
+
+    try:
+        rank.join(hello.ticket, UNBOUNDED_S, watch)
+    except BaseException as error:
+        if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
+            failure = _failure(0, hello.rank, "its start", error, time.perf_counter())
+            channel.send(pickle.dumps(failure))
+            _await_verdict(channel)
+        raise
 
 
 def _await_verdict(channel: Channel, wait_s: Optional[float] = None) -> None:
