@@ -274,7 +274,7 @@ def test_bad_arguments(pair):
     for every in (0, -1, 1.5, True, "often", None):
         with pytest.raises(InputValueError, match="every"):
             pair.watch_replicas(w, every=every)
-    for action in ("explode", None, 3):
+    for action in ("explode", None, 3, np.array(["warn", "raise"])):
         with pytest.raises(InputValueError, match="action"):
             pair.watch_replicas(w, action=action)
     with pytest.raises(NotSharedVariable):

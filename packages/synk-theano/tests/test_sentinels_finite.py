@@ -25,7 +25,7 @@ from synk_theano import (
     in_graph,
 )
 from synk_theano._plan import split_rows
-from synk_theano._sentinels._finite import is_finite
+from synk_theano._sentinels._execution import is_finite
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -114,6 +114,21 @@ def test_a_row_that_the_function_cannot_stand_is_found(watched, row, num_slices)
     f(rows, num_slices=num_slices)
 
 
+def test_every_rank_that_found_one_is_named(runtime):
+    if runtime.size < 3:
+        pytest.skip("needs two workers")
+    f, _, _ = logs(runtime)
+    bad = good(4 * runtime.size)
+    bad[[5, 9]] = -1
+    with runtime.watch_finite(), pytest.raises(WorkerFailed) as caught:
+        f(bad)
+    error = caught.value
+    rows = {1: 5, 2: 9}
+    assert error.__cause__.row == rows.pop(error.rank)
+    for rank, row in rows.items():  # unless it was interrupted in its search
+        assert f"row {row} of the call" in error.others.get(rank, f"row {row} of the call")
+
+
 def test_rows_of_the_call_and_of_the_array(watched_pair):
     f, _, _ = logs(watched_pair)
     rows = good(100)
@@ -154,7 +169,7 @@ def test_an_input_that_is_not_finite_is_named_with_its_row(watched):
     a, b, c0 = good(13), np.ones(13, "float32"), np.zeros(2)
     f(a, b, c0)
     bad = b.copy()
-    bad[[8, 11]] = np.inf
+    bad[8] = np.inf
     error = failure(watched.master, f, a, bad, c0)
     assert error.row == 8
     assert error.source == "input 'second' has inf of it"

@@ -22,7 +22,7 @@ from ._meeting import meeting_for
 from ._messages import Call, Rows
 from ._plan import Selection, select, split_rows
 from ._selectors import read_selector
-from ._sentinels._finite import Execution
+from ._sentinels._execution import Execution
 from ._shared_vars import changed_by, store, value_of
 from ._values import is_device_type
 from .exceptions import InputValueError

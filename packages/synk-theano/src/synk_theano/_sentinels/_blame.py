@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tup
 import numpy as np
 
 from synk_theano._all_reduce import MEETING, AllReduce
-from synk_theano._sentinels._finite import Execution, Suspect, computed, is_finite
+from synk_theano._sentinels._execution import Execution, Suspect, computed, is_finite
 from synk_theano._sentinels._search import Found, search
 from synk_theano._shared_vars import value_of
 from synk_theano._values import is_array, on_host

@@ -113,7 +113,7 @@ class ReplicaWatch:
             raise InputValueError(
                 f"watch_replicas(): every: got {shown(every)}, expected an int of at least 1"
             )
-        if action not in ACTIONS:
+        if not isinstance(action, str) or action not in ACTIONS:
             raise InputValueError(
                 f"watch_replicas(): action: got {shown(action)}, expected 'warn', 'raise' or "
                 f"'broadcast'"

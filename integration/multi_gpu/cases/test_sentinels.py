@@ -1,0 +1,54 @@
+"""Sentinels look at values wherever they lie."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import theano.tensor as T
+from _lib import FLOATS, shared, values
+
+from synkhronos.exceptions import NotFinite, ReplicasDiffer, WorkerFailed
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "int32", "bool"])
+def test_one_bit_on_one_rank_is_seen(synk, n, place, dtype):
+    variable = shared(values(dtype, (70, 41)), place, name="watched")
+    with synk.watch_replicas(variable, action="raise") as watch:
+        assert watch.check() == []
+        other = np.array(synk.get_value(n - 1, variable))
+        other.view(np.uint8)[-1, -1] ^= 1
+        synk.set_value(n - 1, variable, other)
+        if n == 1:
+            assert watch.check() == []
+            return
+        with pytest.raises(ReplicasDiffer, match="watched") as caught:
+            watch.check()
+        (difference,) = caught.value.differences
+        assert difference.groups == (tuple(range(n - 1)), (n - 1,))
+        synk.broadcast(variable)
+        assert watch.check() == []
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_row_of_a_nan(synk, n, place, dtype, num_slices):
+    x = T.TensorType(dtype, (False, False))("x")
+    w = shared(np.ones(3, dtype), place, name="w")
+    cost = T.log(x.dot(w)).mean()
+    f = synk.function([x], cost, updates=[(w, w + T.grad(cost, w))], name="logs")
+    rows = np.random.RandomState(0).uniform(1, 2, (53, 3)).astype(dtype)
+    f(rows, num_slices=num_slices)
+    synk.broadcast(w)
+    before = synk.gather(w)
+    with synk.watch_finite():
+        for row in (0, 30, 52):
+            bad = rows.copy()
+            bad[row] = -1
+            with pytest.raises((NotFinite, WorkerFailed)) as caught:
+                f(synk.data(bad), num_slices=num_slices)
+            error = caught.value.__cause__ or caught.value
+            assert isinstance(error, NotFinite)
+            assert error.row == error.array_row == row
+            assert error.share[0] <= row < error.share[1]
+            np.testing.assert_array_equal(synk.gather(w), before)
+        f(rows, num_slices=num_slices)
