@@ -27,8 +27,6 @@ from synk_theano._cache_owner import Place, cache_danger, danger, way_to
 from synk_theano.testing import run_script
 
 BACKENDS = pytest.mark.parametrize("backend", ["shm", "zmq"])
-REACHED_BY_PROC = ("/memfd:synkhronos stacks",)
-"""Memory without a name whose mode is anybody's: that of `/proc/<pid>/fd` keeps others away."""
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
 NOBODY = 65534
 
@@ -119,7 +117,7 @@ def test_whatever_a_run_makes_is_its_users_alone(folder, backend):
             seen.add((str(path), others_may(path).rpartition(" ")[2]))
         kinds = {name.split("/")[1] if name.startswith("/dev") else name[:6] for name, _ in seen}
         assert {"dev", "/memfd"} <= kinds, kinds
-        assert sorted(mode for mode in seen if mode[1] and mode[0] not in REACHED_BY_PROC) == []
+        assert sorted(mode for mode in seen if mode[1]) == []
 
 
 def test_command_lines_tell_no_secrets(folder):

@@ -590,3 +590,26 @@ def test_parts_are_combined_by_their_weights():
     assert combine("sum", small, [1, 1]).dtype == np.int8
     np.testing.assert_array_equal(combine("sum", small, [1, 1]), np.add(*small))
     assert combine("avg", parts, [1e9, 1]).dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_slices": range(10**12)},
+        {"num_slices": [2, 0]},
+        {"num_slices": "23"},
+        {"num_slices": 1.5},
+        {"num_slices": None},
+        {"limit": "much"},
+        {"limit": float("nan")},
+        {"limit": -1},
+        {"sync": "yes"},
+        {"sync": np.array([True, False])},
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_runs(pair, wrong):
+    x = T.dmatrix("x")
+    f = pair.function([x], (x.sum(), "sum"), **FAST)
+    with pytest.raises((InputValueError, InputTypeError), match=f"{next(iter(wrong))}: got"):
+        f.verify(np.ones((4, 2)), **wrong)
+    assert f.verify(np.ones((4, 2)), num_slices=np.int64(2), limit=np.float32(64), sync=True).ok

@@ -173,6 +173,8 @@ def _kernel_function(pid: int) -> str:
 
 def _unnamed_file() -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("synkhronos stacks", os.MFD_CLOEXEC)
+        fd = os.memfd_create("synkhronos stacks", os.MFD_CLOEXEC)
+        os.fchmod(fd, 0o600)
+        return fd
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -28,8 +28,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from synk_theano._data import checked_flag
 from synk_theano._lineage import differs_by_rank, draws, is_random_state, is_row_share, lineage_of
 
+from ._arguments import checked_limit, checked_slices
 from ._judge import Judge, combine
 from ._rank_values import RankValues, Values, equal_bits
 from ._report import Comparison, Difference, Drift, Report, measure
@@ -89,6 +91,8 @@ def verify(
     Raises:
         What the function raises when it is called.
     """
+    several, limit = checked_slices(num_slices), checked_limit(limit)
+    sync = checked_flag(sync, "sync")
     with runtime.unrecorded():
         keepers = function.keepers
         values = RankValues(runtime, function.get_shared(), keepers)
@@ -96,7 +100,6 @@ def verify(
         try:
             options = {"batch": batch, "batch_s": batch_s}
             check = _Verification(function, runtime, values, args, kwargs, options, limit, sync)
-            several = [num_slices] if isinstance(num_slices, int) else num_slices
             return check.report(several, output_subset)
         finally:
             function.rows = rows_before
