@@ -31,10 +31,11 @@ from typing import Any, Iterator, NamedTuple
 MARK = re.compile(r"^<!-- (setup|printed|raises|not run)(.*?)(-->)?$")
 FENCE = re.compile(r"^( *)(`{3,}|:{3,})(\{?[\w-]*\}?)(.*)$")
 PROMISE = re.compile(r"#-> (.*)$")
-# Digits that are the machine's own, in what `fork()` and `distribute()` say.
+# Digits that are the machine's own, in what `fork()`, `distribute()` and who waits say.
 MASKS = (
     (r"(\d+) (?:of|processes on) \d+ detected CPU cores", r"\1 CPU cores"),
     (r"complete \(\d+ s\)", "complete"),
+    (r"(has\s+been\s[^:]*?\sfor|given\s+up\s+after)\s+\d+\s+s\b", r"\1 some s"),
 )
 
 

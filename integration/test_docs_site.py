@@ -25,6 +25,7 @@ MODULES = [
     "synk_comm.testing",
     "synk_theano",
     "synk_theano.exceptions",
+    "synk_theano.flight",
     "synk_theano.in_graph",
     "synk_theano_compat.locks",
     "synkhronos",
