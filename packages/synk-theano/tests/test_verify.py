@@ -18,6 +18,7 @@ from synk_theano import Runtime, SynkError, VerifyError, WorkerDied, WorkerFaile
 from synk_theano._verify import verify
 from synk_theano._verify._judge import combine
 from synk_theano._verify._report import measure
+from synk_theano.exceptions import InputTypeError, InputValueError
 
 FAST = {"mode": "FAST_COMPILE"}
 
