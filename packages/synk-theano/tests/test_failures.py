@@ -70,6 +70,15 @@ def test_an_exception_in_a_worker_is_raised_in_the_master(runtime):
         assert f(np.full(8, -1.0)) == -16.0
 
 
+def test_a_worker_that_has_no_memory_says_so_and_goes_on(pair):
+    x, y = misbehaving(lambda values: np.ones((1 << 45,)))
+    f = pair.function([x], (y, "gather"), name="greedy")
+    with pytest.raises(WorkerFailed, match="allocate") as caught:
+        f(np.array([0.0, 1.0]))
+    assert isinstance(caught.value.__cause__, MemoryError)
+    assert f(np.zeros(2)).tolist() == [0, 0]
+
+
 def test_a_failing_device_is_named_by_its_rank(pair):
     def lose_the_device(values):
         from synk_comm.cuda import CudaError

@@ -234,6 +234,9 @@ def _obey(rank: Any, channel: Channel) -> bool:
 
 def _failure(serial: int, rank: int, doing: str, error: BaseException, when: float) -> Failure:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    # Theano hangs its graph on some exceptions: that does not travel.
+    for name in [name for name in vars(error) if name.startswith("__")]:
+        delattr(error, name)
     try:
         import cloudpickle
 

@@ -40,7 +40,10 @@ BEFORE: dict[str, tuple[Step, ...]] = {
 }
 AFTER: dict[str, tuple[Step, ...]] = {
     "theano.configparser": (Step("P1", "flags the user has not set", _flags.set_defaults),),
-    "theano.gof.compilelock": (Step("lock", "fast compile lock", locks.fast_lock),),
+    "theano.gof.compilelock": (
+        Step("lock", "fast compile lock", locks.fast_lock),
+        Step("unlock", "compile lock after failures", locks.released_lock),
+    ),
     "theano.gof.cc": (Step("P2", "disk cache for ops without props", _patches.cache_no_props),),
     "theano.gof.op": (Step("P3", "same C code version everywhere", _patches.stable_version),),
     "theano.tensor.basic": (Step("P12", "reshape of no rows", _reshape.empty_reshape),),

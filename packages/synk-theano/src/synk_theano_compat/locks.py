@@ -7,7 +7,8 @@ One process compiles, then tells the others, which only load::
               refresh_cache()        before each load: see what the master has compiled since
               pickle.loads(...)      loads; takes no lock unless it has to compile after all
 
-:func:`fast_lock` is applied in every process by the import hook; the other two are for workers.
+:func:`fast_lock` and :func:`released_lock` are applied in every process by the import hook; the
+other two are for workers.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import atexit
 import logging
 import os
 import time
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Iterator
 
-__all__ = ["fast_lock", "refresh_cache", "worker_cache"]
+__all__ = ["fast_lock", "refresh_cache", "released_lock", "worker_cache"]
 
 POLL_S = 0.02
 FIRST_WORD_S = 5.0
@@ -63,6 +65,43 @@ def fast_lock() -> str:
 
     compilelock.lock = fast
     return f"polled every {POLL_S * 1e3:.0f} ms"
+
+
+def released_lock() -> str:
+    """Let go of the compile lock when something fails under it.
+
+    Theano keeps it then until the process ends (`lock_ctx` has no ``finally``): all others wait
+    for four minutes, time and again. And a lock whose file could not be written, because the disk
+    is full, stands in its own maker's way.
+
+    Returns:
+        What was done, in words.
+    """
+    from theano.gof import compilelock
+
+    refresh = compilelock.refresh_lock
+
+    def refresh_lock(lock_file: str) -> Any:
+        try:
+            return refresh(lock_file)
+        except BaseException:
+            compilelock.Unlocker(os.path.dirname(lock_file)).unlock(force=True)
+            raise
+
+    @contextmanager
+    def lock_ctx(lock_dir: Any = None, keep_lock: bool = False, **kwargs: Any) -> Iterator[None]:
+        compilelock.get_lock(lock_dir=lock_dir, **kwargs)
+        try:
+            yield
+        except BaseException:
+            compilelock.release_lock()
+            raise
+        if not keep_lock:
+            compilelock.release_lock()
+
+    compilelock.refresh_lock = refresh_lock
+    compilelock.lock_ctx = lock_ctx
+    return "released when something fails"
 
 
 class _Patience(logging.Filter):

@@ -177,3 +177,48 @@ def test_a_wait_the_user_has_set_is_kept(run, tmp_path: Path):
     flags = f"base_compiledir={tmp_path},cxx="
     assert run(code, flags=flags).stdout == "synk_theano_compat.locks\n"
     assert run(code, flags=flags + ",compile.wait=2").stdout == "theano.gof.compilelock\n"
+
+
+def test_the_lock_is_let_go_of_when_something_fails_under_it(run, tmp_path: Path):
+    code = (
+        "import os, theano\n"
+        "from theano.gof import compilelock\n"
+        "folder = os.path.join(theano.config.compiledir, 'lock_dir')\n"
+        "for error in (OSError, KeyboardInterrupt):\n"
+        "    try:\n"
+        "        with compilelock.lock_ctx():\n"
+        "            held = os.path.isdir(folder)\n"
+        "            raise error\n"
+        "    except error:\n"
+        "        print(held, compilelock.get_lock.n_lock, os.path.isdir(folder))\n"
+        "with compilelock.lock_ctx():\n"
+        "    pass\n"
+        "print(os.path.isdir(folder))\n"
+    )
+    flags = f"base_compiledir={tmp_path},cxx="
+    assert run(code, flags=flags).stdout == 2 * "True 0 False\n" + "False\n"
+
+
+def test_a_lock_that_cannot_be_written_stands_in_nobodys_way(run, tmp_path: Path):
+    """As on a full disk, where the folder can be made, and the file in it cannot be written."""
+    code = (
+        "import os, time, theano\n"
+        "from theano.gof import compilelock\n"
+        "folder = os.path.join(theano.config.compiledir, 'lock_dir')\n"
+        "plain = open\n"
+        "def full(path, mode='r'):\n"
+        "    if 'w' in mode:\n"
+        "        raise OSError(28, 'No space left on device')\n"
+        "    return plain(path, mode)\n"
+        "compilelock.open = full\n"
+        "start = time.monotonic()\n"
+        "try:\n"
+        "    compilelock.get_lock()\n"
+        "except OSError as error:\n"
+        "    print(error.errno, time.monotonic() - start < 60, os.path.isdir(folder))\n"
+        "del compilelock.open\n"
+        "with compilelock.lock_ctx():\n"
+        "    print(os.path.isdir(folder))\n"
+    )
+    flags = f"base_compiledir={tmp_path},cxx="
+    assert run(code, flags=flags).stdout == "28 True False\nTrue\n"
