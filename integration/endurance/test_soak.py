@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import subprocess
@@ -22,6 +23,8 @@ LIMIT_S = 240
 
 @pytest.mark.slow
 def test_a_minute_of_random_work_is_right_and_flat(tmp_path: Path) -> None:
+    # It takes longer than what pytest tells stacks for.
+    faulthandler.cancel_dump_traceback_later()
     path = tmp_path / "soak.json"
     done = subprocess.run(
         [sys.executable, soak.__file__, "--seconds", str(SECONDS), "--json", str(path)],
