@@ -16,7 +16,8 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
-exclude_patterns = ["_build"]
+# The figures are part of reliability.md.
+exclude_patterns = ["_build", "reliability_figures.md"]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -71,10 +71,11 @@ def faults(result: dict[str, Any]) -> Iterator[str]:
     cases = result["cases"]
     yield "### Every fault in every state"
     yield ""
-    told = [case["seconds"] for case in cases if case["seconds"] is not None]
+    deaths = [case["seconds"] for case in cases if case["exception"] == "WorkerDied"]
     yield (
         f"{len(cases)} combinations. The time is that from the fault until the program has the "
-        f"exception; the longest was {_time(max(told))}."
+        f"exception; of a worker that is slow or stopped it has the seconds of waiting for it. "
+        f"The {len(deaths)} deaths of workers took {_time(max(deaths, default=0.0))} at most."
     )
     names = list(dict.fromkeys(case["fault"] for case in cases))
     states = list(dict.fromkeys(case["state"] for case in cases))
@@ -123,11 +124,13 @@ def soak(result: dict[str, Any]) -> Iterator[str]:
         f"{_time(result['close_s']['worst'])} at most."
     )
     yield ""
-    yield from _row("resource", "median", "growth over the second half", "allowed")
-    yield from _row("---", "--:", "--:", "--:")
+    yield from _row("resource", "median", "growth", "growth in one runtime", "allowed")
+    yield from _row("---", "--:", "--:", "--:", "--:")
     for name, row in result["growths"].items():
         unit = " MiB" if "memory" in name else ""
-        yield from _row(name, *(f"{row[k]:g}{unit}" for k in ("level", "growth", "allowed")))
+        alone = result["growths_in_one_runtime"][name]["growth"]
+        numbers = (row["level"], row["growth"], alone, row["allowed"])
+        yield from _row(name, *(f"{number:g}{unit}" for number in numbers))
     yield ""
     yield f"![Memory, descriptors, threads and segments over the time]({PICTURE})"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import subprocess
 import sys
@@ -21,6 +22,8 @@ LIMIT_S = 280
 
 @pytest.mark.slow
 def test_a_dozen_random_kills(tmp_path: Path) -> None:
+    # It takes longer than what pytest tells stacks for.
+    faulthandler.cancel_dump_traceback_later()
     path = tmp_path / "trials.json"
     done = subprocess.run(
         [sys.executable, kill_trials.__file__, "--trials", str(TRIALS), "--json", str(path)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import subprocess
@@ -22,6 +23,8 @@ LIMIT_S = 240
 
 @pytest.mark.slow
 def test_a_minute_of_random_work_is_right_and_flat(tmp_path: Path) -> None:
+    # It takes longer than what pytest tells stacks for.
+    faulthandler.cancel_dump_traceback_later()
     path = tmp_path / "soak.json"
     done = subprocess.run(
         [sys.executable, soak.__file__, "--seconds", str(SECONDS), "--json", str(path)],
@@ -54,7 +57,7 @@ def samples(leak: float = 0.0, seed: int = 0) -> list[dict[str, float]]:
         noise = {name: level * (0.03 * rng.normal() + 0.1 * saw) for name, level in levels.items()}
         grown = 1 + leak / 100 * second / 60
         found.append(
-            {"seconds": float(second)}
+            {"seconds": float(second), "runtime": second // 70}
             | {
                 name: level * grown + (0 if "threads" in name else noise[name])
                 for name, level in levels.items()
@@ -75,6 +78,20 @@ def test_what_goes_up_and_down_is_flat(seed: int) -> None:
 def test_what_grows_with_the_calls_is_not() -> None:
     leaking = soak.growths(samples(leak=8.0))
     assert all(map(grows, leaking.values())), leaking
+
+
+def test_what_a_runtime_leaks_shows_although_it_goes_with_it() -> None:
+    found = samples()
+    for one in found:
+        one["runtime"] = 0 if one["seconds"] < 350 else one["seconds"] // 70
+        one["largest worker's memory"] = 150.0
+        if one["runtime"] == 0:
+            one["largest worker's memory"] += one["seconds"] / 10
+    alone = soak.in_one_runtime(found)
+    assert (len(alone), alone[-1]["seconds"]) == (350, 349.0)
+    result = {"growths": soak.growths(found), "growths_in_one_runtime": soak.growths(alone)}
+    assert not any(map(grows, result["growths"].values()))
+    assert soak.growing(result) == ["largest worker's memory"]
 
 
 def test_the_slope_is_robust_and_that_of_the_line() -> None:

@@ -8,7 +8,11 @@ import subprocess
 import sys
 import textwrap
 import time
+import uuid
+from pathlib import Path
 from typing import Any
+
+MARK = "SYNK_DEVICE_PROGRAM"
 
 # What the programs of `failures/` begin with.
 PREAMBLE = """
@@ -44,7 +48,8 @@ def attempt(act, *args, **kwargs):
     except BaseException as error:
         return {"error": type(error).__name__, "kinds": [k.__name__ for k in type(error).__mro__],
                 "text": str(error)[:2000], "seconds": time.monotonic() - start,
-                "signal": getattr(error, "signal", None), "rank": getattr(error, "rank", None)}
+                "signal": getattr(error, "signal", None), "rank": getattr(error, "rank", None),
+            "doing": getattr(error, "doing", None)}
     return {"error": None, "seconds": time.monotonic() - start}
 """
 
@@ -72,6 +77,8 @@ def run_program(
         AssertionError: it took too long, or left processes behind.
     """
     began = time.monotonic()
+    # By its name all that it has started is found again, in whatever session.
+    mark = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, "-c", preamble + textwrap.dedent(code)],
         stdin=subprocess.DEVNULL,
@@ -82,57 +89,56 @@ def run_program(
             **os.environ,
             "SYNK_FORK": json.dumps(device_set.fork_arguments),
             "SYNK_RANKS": str(device_set.ranks),
+            MARK: mark,
             **variables,
         },
-        # In a session of its own: this is how what it has started is found again.
         start_new_session=True,
     )
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        _kill_session(process.pid)
+        _kill_all(mark)
         out, err = process.communicate()
         raise AssertionError(
             f"not done after {timeout_s} s\n{Ended(-9, out, err, timeout_s)}"
         ) from None
     finally:
-        left = _wait_until_alone(process.pid)
+        left = _wait_until_alone(mark)
     ended = Ended(process.returncode, out, err, time.monotonic() - began)
     assert not left, f"left processes behind: {left}\n{ended}"
     return ended
 
 
-def _members(session: int) -> dict[int, str]:
-    """The living processes of a session, with their command lines."""
+def _members(mark: str) -> dict[int, str]:
+    """The living processes of a program, with their command lines."""
+    entry = f"{MARK}={mark}".encode()
     members = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
-            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as stat:
-                state, *numbers = stat.read().rpartition(")")[2].split()[:4]
-            if int(numbers[2]) == session and state not in "ZX":
-                with open(f"/proc/{name}/cmdline", "rb") as line:
-                    members[int(name)] = line.read().replace(b"\0", b" ").decode(errors="replace")
-        except (OSError, ValueError):
-            continue
+            if entry in environ.read_bytes().split(b"\0"):
+                line = environ.with_name("cmdline").read_bytes()
+                members[int(environ.parent.name)] = line.replace(b"\0", b" ").decode(
+                    errors="replace"
+                )
+        except OSError:
+            continue  # ended meanwhile, or another user's
     return members
 
 
-def _kill_session(session: int) -> None:
-    for pid in _members(session):
+def _kill_all(mark: str) -> None:
+    for pid in _members(mark):
         try:
             os.kill(pid, 9)
         except ProcessLookupError:
             pass
 
 
-def _wait_until_alone(session: int, grace_s: float = 10.0) -> dict[int, str]:
-    """Wait for all of a session to end; what has not is killed, and returned."""
+def _wait_until_alone(mark: str, grace_s: float = 10.0) -> dict[int, str]:
+    """Wait for all of a program to end; what has not is killed, and returned."""
     deadline = time.monotonic() + grace_s
     while True:
-        left = _members(session)
+        left = _members(mark)
         if not left or time.monotonic() > deadline:
-            _kill_session(session)
+            _kill_all(mark)
             return left
         time.sleep(0.05)

@@ -101,7 +101,7 @@ def run_unit(unit: Unit, folder: Path, options: argparse.Namespace) -> Outcome:
     """Run a unit, in as many processes as it takes."""
     outcome = Outcome(unit.device_set.name, unit.part)
     record, log = folder / f"{unit.stem}.jsonl", folder / f"{unit.stem}.log"
-    end = time.monotonic() + options.limit
+    end = min(time.monotonic() + options.limit, options.end)
     command = [
         *(sys.executable, "-m", "pytest", str(HERE / unit.part)),
         *(
@@ -212,7 +212,9 @@ def run_all(chosen: list[DeviceSet], folder: Path, options: argparse.Namespace) 
             if reason is not None:
                 outcomes.append(Outcome(device_set.name, part, reason=reason))
                 continue
-            count = SHARDS if part == "failures" and options.jobs > 1 else 1
+            count = options.split
+            if part == "failures" and options.jobs > 1:
+                count = max(SHARDS, options.split)
             units += [Unit(device_set, part, f"{k}/{count}") for k in range(count)]
     # What takes longest first.
     units.sort(key=lambda unit: unit.part)
@@ -317,8 +319,14 @@ def arguments(given: list[str]) -> argparse.Namespace:
         "--jobs", type=int, default=max(1, cores // 4), help="processes of tests at a time"
     )
     parser.add_argument("--limit", type=float, default=1800, help="seconds for a part of a set")
+    parser.add_argument(
+        "--split", type=int, default=1, help="divide the cases of a set among so many processes"
+    )
+    parser.add_argument("--budget", type=float, default=1e6, help="seconds for everything")
     parser.add_argument("--test-limit", type=float, default=180, help="seconds for one test")
-    return parser.parse_args(given)
+    options = parser.parse_args(given)
+    options.end = time.monotonic() + options.budget
+    return options
 
 
 def main(given: list[str]) -> int:

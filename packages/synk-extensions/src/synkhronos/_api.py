@@ -326,8 +326,8 @@ def watch_replicas(shared_vars: Any, every: int = 100, action: str = "warn") -> 
 
         synk.watch_replicas(lasagne.layers.get_all_params(network), every=500)
 
-    Every rank makes a digest of its values, at about the speed at which they can be read from
-    memory, and the digests are compared. It names each variable that differs, which ranks agree
+    Every rank makes a digest of its values, which takes about twice as long as to add them up, and
+    the digests are compared. It names each variable that differs, which ranks agree
     with which, after how many calls, and what wrote the variable last. 0.0 and -0.0 are different
     bits, and so are two NaNs with other payloads. Several watches may be on, and a watch costs
     nothing between two comparisons.
@@ -369,8 +369,8 @@ def watch_finite(on: bool = True) -> FiniteWatch:
     where the rank is not the master it is the cause (``__cause__``) of `WorkerFailed`. Like any
     call that fails it has changed nothing on any rank, and the runtime goes on.
 
-    To look takes about as long as to read the values once; off, it takes nothing. `verify()` is
-    not watched. Blocks until the workers have started.
+    To look takes about as long as to read the values once, on GPUs to copy them to host memory;
+    off, it takes nothing. `verify()` is not watched. Blocks until the workers have started.
 
     Args:
         on: False to look no more.

@@ -10,6 +10,7 @@ import importlib
 import os
 import re
 import sys
+from functools import cache
 from typing import Any, NamedTuple, Optional, Sequence, Tuple
 
 import synk_comm
@@ -219,9 +220,28 @@ def take(name: Optional[str], nccl: bool) -> Any:
         raise StartError(
             f"device {name} cannot be taken into use: {type(error).__name__}: {error}; {DOCTOR}"
         ) from error
+    _set_values_anew()
     device = Gpu(name, context, nccl)
     device.enter()
     return device
+
+
+@cache
+def _set_values_anew() -> None:
+    """From now on `set_value` of a device's variable makes a new array, as on the host.
+
+    Theano writes what comes from host memory into the array that is there: it could not be given
+    back if the order fails, and nobody would notice that the program has set a value.
+    """
+    gpu_type = sys.modules["theano.gpuarray.type"].GpuArrayType
+    in_place = gpu_type.filter_inplace
+
+    def filter_inplace(
+        self: Any, data: Any, _old_data: Any, strict: bool = False, allow_downcast: Any = None
+    ) -> Any:
+        return in_place(self, data, None, strict=strict, allow_downcast=allow_downcast)
+
+    gpu_type.filter_inplace = filter_inplace
 
 
 def choose_nccl(ranks: Ranks, wanted: Optional[bool]) -> Tuple[bool, Tuple[str, ...]]:

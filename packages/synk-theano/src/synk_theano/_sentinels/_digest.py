@@ -1,4 +1,4 @@
-"""A digest of an array, at the speed of memory: to compare replicas with.
+"""A digest of an array, at gigabytes a second: to compare replicas with.
 
 The bytes are read once, as 64-bit words in rows. Word by word the rows are taken into one row of
 sums: the sum's bytes are reversed, it is multiplied by an odd number, and the row's word is added,

@@ -1,0 +1,148 @@
+"""Kill -9 of a worker or of the master amid work on GPUs; time until nothing of it is left.
+
+    python integration/multi_gpu/kill_trials.py --trials 10 --devices cuda0 cuda1 --json out.json
+
+One trial: a program trains on these devices, a step after the other, with collectives in each.
+After a random time a worker, or the master, gets SIGKILL. Told are the seconds until the program
+has its exception, until no process of it is left, until all memory of the GPUs is free again, as
+`nvidia-smi` says, and the shared memory that is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _program import MARK, _kill_all, _members
+from _sets import NOISE_MIB, memory_used
+
+LIMIT_S = 30.0
+
+PROGRAM = """
+import json, sys, time
+import numpy as np, theano, theano.tensor as T
+import synkhronos as synk
+synk.fork(devices=json.loads(sys.argv[1]), verbose=False)
+x = T.fmatrix("x")
+w = theano.shared(np.full((2000, 2000), 1e-3, "float32"), name="w")
+g = theano.shared(np.zeros((2000, 2000), "float32"), name="g")
+y = T.tanh(x.dot(w)).dot(w)
+f = synk.function([x], y.mean(), updates=[(g, T.grad(y.mean(), w))])
+h = synk.function([], updates=[(w, w - 0.01 * g)])
+rows = synk.data(np.random.RandomState(0).rand(4000, 2000).astype("float32"))
+def step():
+    synk.step(f.delayed(rows), synk.delayed.all_reduce(g), h)
+for _ in range(3):
+    step()
+runtime = synk._default.default()
+print(json.dumps({"workers": list(runtime.worker_pids)}), flush=True)
+try:
+    while True:
+        began = time.monotonic()
+        step()
+except BaseException as error:
+    told = {name: getattr(error, name, None) for name in ("rank", "signal", "doing")}
+    told.update(caught=time.monotonic(), type=type(error).__name__)
+    print(json.dumps(told), flush=True)
+"""
+
+
+def shared_memory() -> set[str]:
+    """What lies there with a name."""
+    return set(os.listdir("/dev/shm"))
+
+
+def trial(devices: list[str], killed: str, wait_s: float) -> dict[str, Any]:
+    """One program, from start to end."""
+    told: dict[str, Any] = {"killed": killed}
+    before, segments, mark = memory_used(), shared_memory(), uuid.uuid4().hex
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, json.dumps(devices)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, MARK: mark},
+    )
+    try:
+        assert process.stdout is not None
+        workers = json.loads(process.stdout.readline())["workers"]
+        time.sleep(wait_s)
+        told["memory_mib"] = [now - then for now, then in zip(memory_used(), before)]
+        at = time.monotonic()
+        os.kill(workers[-1] if killed == "worker" else process.pid, signal.SIGKILL)
+        line = process.stdout.readline() if killed == "worker" else ""
+        if line:
+            told.update(json.loads(line))
+            told["raised_s"] = told.pop("caught") - at
+        process.wait(LIMIT_S)
+        while _members(mark) and time.monotonic() < at + LIMIT_S:
+            time.sleep(0.01)
+        told["processes_gone_s"] = time.monotonic() - at
+        told["processes_left"] = len(_members(mark))
+        while time.monotonic() < at + LIMIT_S:
+            after = memory_used()
+            if all(now <= then + NOISE_MIB for now, then in zip(after, before)):
+                break
+        told["memory_free_s"] = time.monotonic() - at
+        told["memory_left_mib"] = [now - then for now, then in zip(memory_used(), before)]
+        told["segments_left"] = sorted(shared_memory() - segments)
+    finally:
+        _kill_all(mark)
+        process.wait()
+    return told
+
+
+def is_right(told: dict[str, Any], last: int) -> bool:
+    """Whether a trial went as it should."""
+    if told["killed"] == "worker":
+        raised = told.get("type"), told.get("rank"), told.get("signal")
+        if raised != ("WorkerDied", last, "SIGKILL"):
+            return False
+    free = all(left <= NOISE_MIB for left in told["memory_left_mib"])
+    return free and not told["processes_left"] and not told["segments_left"]
+
+
+def main() -> int:
+    """Run the trials; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--devices", nargs="+", default=["cuda0", "cuda1"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budget-s", type=float, default=600, help="no trial begins after that")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    options = parser.parse_args()
+    rng, end, done = random.Random(options.seed), time.monotonic() + options.budget_s, []
+    for number in range(options.trials):
+        if time.monotonic() > end:
+            break
+        told = trial(options.devices, ["worker", "master"][number % 2], rng.uniform(0.1, 1.5))
+        told["right"] = is_right(told, len(options.devices) - 1)
+        done.append(told)
+        print(json.dumps(told), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(done), encoding="utf-8")
+    for killed in ("worker", "master"):
+        for what in ("raised_s", "processes_gone_s", "memory_free_s"):
+            times = [told[what] for told in done if told["killed"] == killed and what in told]
+            if times:
+                print(
+                    f"{killed} killed, {what}: {len(times)} trials, median "
+                    f"{statistics.median(times):.3f}, worst {max(times):.3f}"
+                )
+    return 0 if done and all(told["right"] for told in done) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
