@@ -306,6 +306,44 @@ with nothing_left():
     assert (status, out) == (0, lines), err
 
 
+def test_ctrl_c_finds_the_runtime_that_waits():
+    code = """
+import os, signal, threading, time
+import numpy as np, theano.tensor as T
+from theano.compile.ops import as_op
+from synk_theano import Runtime
+from synk_theano.testing import nothing_left
+
+@as_op([T.dvector], [T.dvector])
+def slow(values):
+    if values.max() > 0:
+        time.sleep(30)
+    return values
+
+x = T.dvector("x")
+with nothing_left():
+    runtimes = [Runtime(2) for _ in range(3)]
+    functions = [r.function([x], (slow(x), "gather")) for r in runtimes]
+    for f in functions:
+        f(np.zeros(2))
+    for i in (1, 0, 2):
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            functions[i](np.array([0.0, 1.0]))
+        except KeyboardInterrupt:
+            print([r.closed for r in runtimes])
+            runtimes[i].close()
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)
+    except KeyboardInterrupt:
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+    status, out, err = run_script(code)
+    told = "[False, False, False]\n[False, True, False]\n[True, True, False]\nTrue\n"
+    assert (status, out) == (0, told), err
+
+
 @pytest.mark.parametrize("strikes", [1, 2])
 def test_ctrl_c_ends_what_does_not_listen(strikes):
     """A worker that computes in C cannot be interrupted, as here in one long sum."""

@@ -59,25 +59,43 @@ class Interrupts:
         self._serial = 0
         self._struck = False
         self._since: Optional[float] = None
+        self._before: Optional[Interrupts] = None
+        self._ended = False
 
     def install(self) -> None:
-        """Take Ctrl-C over, if it is Python's own: a handler of the user's stays.
+        """Take Ctrl-C over, if it is Python's own or another runtime's: a user's handler stays.
 
         Again and again, because notebooks set Python's own for each cell.
         """
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):
+        if threading.current_thread() is not threading.main_thread():
+            return
+        current = signal.getsignal(signal.SIGINT)
+        before = link = _of_a_runtime(current)
+        while link is not None:
+            if link is self:
+                return  # the handlers hand on to each other
+            link = link._before
+        if before is not None or current is signal.default_int_handler:
+            self._before = before
             signal.signal(signal.SIGINT, self._on_ctrl_c)
 
     def restore(self) -> None:
-        """Give Ctrl-C back."""
+        """Give Ctrl-C back; the runtime has ended."""
+        self._ended = True
         if (
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGINT) == self._on_ctrl_c
         ):
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            before = self._living_before()
+            handler = before._on_ctrl_c if before else signal.default_int_handler
+            signal.signal(signal.SIGINT, handler)
+
+    def _living_before(self) -> Optional[Interrupts]:
+        """The runtime whose handler was there before this one's, if it is still open."""
+        before = self._before
+        while before is not None and before._ended:
+            before = before._before
+        return before
 
     def begin(self, serial: int) -> None:
         """An order begins, in this thread."""
@@ -112,6 +130,10 @@ class Interrupts:
 
     def _on_ctrl_c(self, number: int, frame: Any) -> None:
         if not self._under_way or os.getpid() != self._rank.pid:
+            before = self._living_before()
+            if before is not None:
+                before._on_ctrl_c(number, frame)
+                return
             signal.default_int_handler(number, frame)
         if self._struck or self._rank.flight.phase[0] in OWN_WORK:
             self._struck = True
@@ -127,3 +149,9 @@ class Interrupts:
         for pid in self._pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, SIGNAL)
+
+
+def _of_a_runtime(handler: Any) -> Optional[Interrupts]:
+    """Whose method a handler of signals is, if it is one of these."""
+    owner = getattr(handler, "__self__", None)
+    return owner if isinstance(owner, Interrupts) else None
