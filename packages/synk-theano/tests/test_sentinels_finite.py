@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import sys
+import threading
+import time
 import warnings
 
 import cloudpickle
@@ -444,6 +448,37 @@ def test_a_step_is_undone_as_a_whole(watched_pair):
     assert error.row == 6
     for now, then in zip(watched_pair.collectives.gather([w, calls]), before):
         np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_search_can_be_interrupted(watched_pair, rank):
+    @as_op([T.dvector], [T.dvector])
+    def slow_log(values):
+        with np.errstate(invalid="ignore"):
+            logs = np.log(values)
+        if np.isnan(logs).any():
+            time.sleep(0.4)
+        return logs
+
+    x = T.dvector("x")
+    w = theano.shared(np.zeros(()), name="w")
+    f = watched_pair.function([x], updates=[(w, w + slow_log(x).sum())], name="slow", **FAST)
+    values = np.ones(2000)
+    f(values)
+    values[rank * 1000] = -1
+    # Another test's runtime may have taken Ctrl-C over: this one takes it from Python only.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            f(values)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, handler)
+    np.testing.assert_array_equal(watched_pair.collectives.gather(w), [0, 0])
+    assert failure(watched_pair.master, f, values[rank * 1000 :][:2]).row == 0
+    f(np.ones(6))
 
 
 def test_without_atomic_calls_rows_are_not_looked_for():

@@ -1,0 +1,292 @@
+"""One case: what is to come of it, and the figures."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from _fault_client import Hosts, wait_gone
+from _fault_tables import SLOW_S, Fault, Setting, State
+
+STALL_S = 0.3
+PATIENT_S = 30.0
+HASTY_S = 1.5
+"""The runtimes' `stall_s`, and `timeout_s`: the latter where a worker is to be given up."""
+
+NOTICE_S = 1.0
+"""Until the master has learnt what happened. The contract is 0.1 s; the rest is for machines that
+are busy with something else."""
+
+CLOSE_S = 3.0
+"""For `close()`, whose contract is 2 s."""
+
+GONE_S = 4.0
+"""Until the processes of a dead master are gone; the contract is 2 s."""
+
+GRACE_S = 2.0
+"""From Ctrl-C until those are ended who have not listened."""
+
+LONG_S = 20.0
+"""A worker's sleep that something ends."""
+
+SHORT_S = 0.7
+"""A worker's sleep where no Ctrl-C reaches it."""
+
+
+class Struck:
+    """A case, run.
+
+    Args:
+        hosts: to take a program from.
+        figures: to add a line to.
+        setting, state, fault: of the tables.
+
+    Attributes:
+        answer: what came of it.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        figures: List[Dict[str, Any]],
+        setting: Setting,
+        state: State,
+        fault: Fault,
+    ) -> None:
+        self._hosts = hosts
+        self._figures = figures
+        self._setting = setting
+        self._state = state
+        self._fault = fault
+        hasty = fault.name == "SIGSTOP" and (state.is_order or state.name == "idle")
+        self._options = {
+            **setting.options,
+            "stall_s": STALL_S,
+            "timeout_s": HASTY_S if hasty else PATIENT_S,
+        }
+        self._key = None if state.boots else self._options
+        self._ahead = 1 if hasty or state.boots else 2
+        self.answer: Dict[str, Any] = {}
+        if fault.who == "parent":
+            self._kill_master()
+        else:
+            self._run()
+
+    def _case(self) -> Dict[str, Any]:
+        state, fault = self._state, self._fault
+        case = {
+            "act": state.act,
+            "place": state.place,
+            "point": state.point,
+            "rank": self._setting.struck,
+            "who": "master" if fault.who == "master" else "worker",
+            "deed": fault.deed,
+            "argument": float(fault.argument),
+            "later": state.name == "ready" or fault.name in {"SIGSTOP", "slow"},
+        }
+        if fault.who == "ctrl-c":
+            long = state.interrupts or state.boots
+            case.update(strikes=int(fault.argument), argument=LONG_S if long else SHORT_S)
+        if fault.who in {"ctrl-c", "parent"} and state.name == "idle":
+            case.update(still=True, deed=None)
+        if fault.who == "parent" and state.name == "ready":
+            case.update(who="parent", wait_s=LONG_S)
+        if fault.name == "SIGSTOP" and state.boots:
+            case["continue_s"] = 3 * STALL_S
+        return case
+
+    def _tell(self, host: Any) -> Dict[str, Any]:
+        if self._state.boots:
+            host.tell("boot", case=self._case(), options=self._options)
+        else:
+            host.tell("run", case=self._case())
+        begun: Dict[str, Any] = host.answer()
+        return begun
+
+    def _run(self) -> None:
+        host = self._hosts.take(self._key, self._ahead)
+        try:
+            self._tell(host)
+            self.answer = host.answer()
+        except BaseException:
+            self._hosts.replace(host, self._key)
+            raise
+        self._hosts.give_back(host, self._key, closed="left" in self.answer)
+        self._note(self.answer["error"] and self.answer["error"]["type"], self.answer["seconds"])
+        left = self.answer.get("left", {})
+        assert not any(left.values()), f"left behind: {left}"
+        if self._fault.who == "worker" or not (self._state.name == "idle" or self._state.boots):
+            assert self.answer["inflicted"], "the state was never entered"
+
+    def _note(self, exception: Optional[str], seconds: Optional[float]) -> None:
+        self._figures.append(
+            {
+                "state": self._state.name,
+                "fault": self._fault.name,
+                "setting": {**self._setting.options},
+                "exception": exception,
+                "seconds": None if seconds is None else round(seconds, 4),
+            }
+        )
+
+    # What is to come of a fault in a worker.
+
+    def expect_failure(self) -> None:
+        """An exception of a worker's is raised in the master; all goes on as if nothing was."""
+        error = self._error("WorkerFailed" if not self._state.boots else "StartError")
+        if self._state.boots:
+            assert f"rank {self._setting.struck}" in error["message"]
+            assert self._fault.deed in error["message"]
+            return
+        assert error["rank"] == self._setting.struck
+        assert error["others"] == {}
+        assert f"in {self._fault.deed}" in error["traceback"]
+        assert error["cause"] == self._kind_of_error()
+        self._undone()
+        self._in_time(NOTICE_S)
+
+    def expect_death(self) -> None:
+        """A worker that is killed ends the call at once, and the runtime; nothing has changed."""
+        if self._state.name == "closing":
+            self._closes()
+            return
+        error = self._error("WorkerDied")
+        assert error["rank"] == self._setting.struck
+        assert error["signal"] == self._fault.name
+        assert self._state.doing in error["doing"]
+        assert self._state.doing in error["message"]
+        if not self._state.boots and self._setting.atomic:
+            self._is(self.answer["master"], "before")
+        self._in_time(NOTICE_S)
+
+    def expect_stall(self) -> None:
+        """A worker that is stopped is told, with its state; and given up when time is over."""
+        if self._state.name == "closing":
+            self._closes()
+            return
+        if self._state.boots:
+            # It may go on: this one does.
+            assert self.answer["error"] is None, self.answer["error"]
+            assert self.answer["again"]
+            self._warned("stopped")
+            return
+        error = self._error("WorkerStalled")
+        assert "TimeoutError" in error["family"]
+        rank = self._setting.struck
+        assert rank in error["ranks"]
+        assert "stopped" in error["stacks"][str(rank)]
+        assert "stopped" in error["message"]
+        self._warned("stopped")
+        if self._setting.atomic:
+            self._is(self.answer["master"], "before")
+        self._in_time(HASTY_S + NOTICE_S)
+
+    def expect_lateness(self) -> None:
+        """A worker that is late is told, with its stack; the result is right."""
+        if self._state.name == "closing":
+            self._closes()
+            return
+        assert self.answer["error"] is None, self.answer["error"]
+        assert self.answer["right"]
+        assert self.answer["again"]
+        self._warned("in sleep")
+        if not self._state.boots:
+            self._is(self.answer["ranks"], "after")
+        self._in_time(SLOW_S + NOTICE_S)
+
+    # What is to come of a fault in the master.
+
+    def expect_own_failure(self) -> None:
+        """What is raised in the master arrives as it is; all goes on as if nothing was."""
+        self._error(self._kind_of_error())
+        self._undone()
+        self._in_time(NOTICE_S)
+
+    def expect_interrupt(self) -> None:
+        """Ctrl-C: KeyboardInterrupt; an order has happened on all ranks or on none."""
+        self._error("KeyboardInterrupt")
+        if self._state.boots or self._state.name == "closing":
+            assert "left" in self.answer, "it is closed then"
+            self._in_time(CLOSE_S)
+            return
+        if self._fault.name == "ctrl-c-twice":
+            assert "left" in self.answer, "it is closed then"
+            if self._setting.atomic:
+                self._is(self.answer["master"], "before")
+            self._in_time(CLOSE_S)
+            return
+        assert "left" not in self.answer, "it had time to listen"
+        assert self.answer["again"]
+        found = self.answer["ranks"]
+        assert set(found.values()) <= {"same", "before"} or set(found.values()) <= {"same", "after"}
+        self._in_time(NOTICE_S + (0 if self._state.interrupts else SHORT_S))
+
+    def _kill_master(self) -> None:
+        """A master that dies takes its workers and the keeper along, and all memory."""
+        host = self._hosts.take(self._key, self._ahead)
+        try:
+            begun = self._tell(host)
+            self._await_mark(host)
+            os.kill(host.process.pid, int(self._fault.argument))
+            began = time.monotonic()
+            assert host.process.wait(GONE_S) == -int(self._fault.argument)
+            wait_gone(host.workers, GONE_S)
+            while left := host.family_left(begun["family"]):
+                assert time.monotonic() - began < GONE_S, f"shared memory is left: {left}"
+                time.sleep(0.005)
+            self._note(None, time.monotonic() - began)
+            files = os.listdir(host.temporary)
+            assert not files, f"files are left: {files}"
+        finally:
+            self._hosts.replace(host, self._key)
+        beside = self._hosts.beside(self._key)
+        assert beside is not None
+        beside.settle()
+        beside.tell("ping")
+        assert beside.answer()["well"], "another program was disturbed"
+
+    def _await_mark(self, host: Any) -> None:
+        deadline = time.monotonic() + PATIENT_S
+        while not Path(host.mark).exists():
+            assert time.monotonic() < deadline, "the state was never entered"
+            assert host.process.poll() is None, host.printed()
+            time.sleep(0.005)
+        time.sleep(0.1)
+
+    # Parts of the above.
+
+    def _error(self, name: str) -> Dict[str, Any]:
+        error: Optional[Dict[str, Any]] = self.answer["error"]
+        assert error is not None, f"nothing was raised, expected {name}"
+        assert error["type"] == name, f"expected {name}, got {error['where']}"
+        return error
+
+    def _kind_of_error(self) -> str:
+        return "Injected" if self._fault.deed == "fail" else "MemoryError"
+
+    def _undone(self) -> None:
+        assert "left" not in self.answer, "the runtime is open"
+        if self._setting.atomic:
+            self._is(self.answer["ranks"], "before")
+        elif self._state.name not in {"gather", "distributing"}:
+            assert self.answer["call_after"] in {"ReplicasDiffer", True}
+        assert self.answer["again"]
+
+    def _is(self, found: Dict[str, str], expected: str) -> None:
+        assert set(found.values()) <= {"same", expected}, found
+
+    def _warned(self, text: str) -> None:
+        told = [message for kind, message in self.answer["warnings"] if kind == "StallWarning"]
+        assert any(
+            f"rank {self._setting.struck} has been" in one and text in one for one in told
+        ), told
+
+    def _in_time(self, limit_s: float) -> None:
+        assert self.answer["seconds"] < limit_s, f"{self.answer['seconds']:.3f} s"
+
+    def _closes(self) -> None:
+        assert self.answer["error"] is None, self.answer["error"]
+        assert self.answer["right"]
+        assert self.answer["call_s"] < CLOSE_S

@@ -1,0 +1,35 @@
+"""Programs to be struck, and a place for what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+# Before the modules beside this one are imported.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+
+pytest.register_assert_rewrite("_fault_case", "_fault_client")
+
+from _fault_client import Hosts  # noqa: E402 - it asserts, too
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory):
+    """Programs that are masters."""
+    made = Hosts(tmp_path_factory.mktemp("hosts"))
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="session")
+def figures():
+    """A list for what was measured; written to the file that SYNK_THEANO_FAULTS_OUT names."""
+    kept: list[dict] = []
+    yield kept
+    out = os.environ.get("SYNK_THEANO_FAULTS_OUT")
+    if out:
+        Path(out).write_text(json.dumps(kept, indent=1) + "\n")

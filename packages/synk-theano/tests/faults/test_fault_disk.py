@@ -1,0 +1,148 @@
+"""The disk is full while a function is compiled; the compile cache is cold and many want it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from _fault_private import private_prefix
+
+from synk_theano.testing import run_script
+
+FULL = """
+import os, resource, sys
+import numpy as np, theano, theano.tensor as T
+from synk_theano import Runtime
+from synk_theano.testing import nothing_left
+
+folder, mounted = sys.argv[1], sys.argv[2] == "mounted"
+
+def fill():
+    if not mounted:
+        return resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    with open(os.path.join(folder, "filler"), "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+
+def empty():
+    if mounted:
+        os.unlink(os.path.join(folder, "filler"))
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+rows = np.arange(12.0).reshape(4, 3)
+x = T.dmatrix("x")
+with nothing_left(), Runtime(2, use_gpu=False) as runtime:
+    w = theano.shared(np.zeros(()), "w")
+    f = runtime.function([x], (x.sum(), "sum"), updates=[(w, w + 1)])
+    assert f(rows) == rows.sum()
+
+    def build():
+        return runtime.function([x], (T.tanh(x).sum(), "sum"), updates=[(w, w + 1)])
+
+    for _ in range(2):
+        fill()
+        try:
+            build()
+        except Exception as error:
+            print("refused")
+            print(type(error).__name__, str(error)[-300:], file=sys.stderr)
+        # Others would wait for it.
+        assert not os.path.exists(os.path.join(theano.config.compiledir, "lock_dir"))
+        # What was there before goes on.
+        assert f(rows) == rows.sum()
+        empty()
+    g = build()
+    np.testing.assert_allclose(g(rows), np.tanh(rows).sum())
+    assert runtime.collectives.gather(w).tolist() == [4, 4]
+    del f, g
+"""
+
+
+def flags(folder) -> dict[str, str]:
+    return {"THEANO_FLAGS": f"{os.environ['THEANO_FLAGS']},base_compiledir={folder}"}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A folder that Theano compiles into, cold for the first test."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+MANY = """
+import sys
+import numpy as np, theano, theano.tensor as T
+x = T.dmatrix("x")
+f = theano.function([x], [x.sum(axis=0), T.exp(x)])
+rows = np.arange(12.0).reshape(4, 3)
+summed, powers = f(rows)
+np.testing.assert_allclose(summed, rows.sum(axis=0))
+np.testing.assert_allclose(powers, np.exp(rows))
+print("right")
+"""
+
+RANKS = """
+import numpy as np, theano, theano.tensor as T
+from synk_theano import Runtime
+from synk_theano.testing import nothing_left
+x = T.dmatrix("x")
+rows = np.arange(24.0).reshape(8, 3)
+with nothing_left(), Runtime(4, use_gpu=False) as runtime:
+    f = runtime.function([x], [(x.sum(axis=0), "sum"), (T.exp(x), "gather")])
+    summed, powers = f(rows)
+    np.testing.assert_allclose(summed, rows.sum(axis=0))
+    np.testing.assert_allclose(powers, np.exp(rows))
+    print("right")
+"""
+
+
+def test_four_programs_want_the_cold_compile_cache(compiled):
+    environment = {**os.environ, **flags(compiled)}
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", MANY],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for _ in range(4)
+    ]
+    try:
+        for program in programs:
+            out, err = program.communicate(timeout=120)
+            assert (program.returncode, out) == (0, "right\n"), err
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+def test_four_ranks_want_the_cold_compile_cache(tmp_path):
+    status, out, err = run_script(RANKS, environment=flags(tmp_path / "cold"))
+    assert (status, out) == (0, "right\n"), err
+
+
+def test_a_limit_on_files_while_compiling(compiled):
+    status, out, err = run_script(FULL, str(compiled), "limit", environment=flags(compiled))
+    assert (status, out) == (0, "refused\nrefused\n"), err
+
+
+def test_a_full_disk_while_compiling(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    prefix = private_prefix(f"mount -t tmpfs -o size=24m none {folder}")
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", FULL, str(folder), "mounted"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **flags(folder)},
+    )
+    assert (done.returncode, done.stdout) == (0, "refused\nrefused\n"), done.stderr

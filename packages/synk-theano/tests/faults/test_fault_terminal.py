@@ -1,0 +1,134 @@
+"""The terminal goes away: that ends a program as it should, or nothing but what it prints."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from _fault_case import GONE_S
+from _fault_client import is_there, wait_gone
+
+RUN = """
+import logging, os, signal, sys, time, warnings
+from pathlib import Path
+import cloudpickle
+import numpy as np, theano, theano.tensor as T
+from theano.compile.ops import as_op
+from synk_theano import Runtime
+from synk_theano.testing import nothing_left
+
+folder, stage, ignored = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "ignored"
+signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+# The first one that the leader of a session opens becomes its own.
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+logging.basicConfig(level=logging.DEBUG)
+warnings.simplefilter("always")
+
+def reach(now):
+    "Have the terminal taken away."
+    if now != stage:
+        return
+    draft = folder / "draft"
+    pids = [runtime._controller._pool.keeper_pid, *runtime.worker_pids]
+    draft.write_text(" ".join(map(str, pids)))
+    draft.rename(folder / "reached")
+    while not (folder / "gone").exists():
+        time.sleep(0.01)
+
+@as_op([T.dmatrix], [T.dmatrix])
+def late(rows):
+    if rows[0, 0] == 0:
+        (folder / "computing").touch()
+        time.sleep(1)
+        logging.error("a worker's line")
+    return rows
+
+x = T.dmatrix("x")
+rows = np.ones((4, 3))
+with nothing_left(), Runtime(2, use_gpu=False, stall_s=0.1, report=logging.info) as runtime:
+    reach("booting")
+    w = theano.shared(np.zeros(()), "w")
+    f = runtime.function(
+        [x], (late(x).sum(), "sum"), updates=[(w, w + 1)], name="late", mode="FAST_COMPILE"
+    )
+    runtime.distribute()
+    assert f(rows) == 12
+    reach("idle")
+    logging.error("a line that nobody reads")
+    if stage == "computing":
+        import threading
+        def watch():
+            while not (folder / "computing").exists():
+                time.sleep(0.01)
+            reach("computing")
+        threading.Thread(target=watch).start()
+    rows[-1] = 0
+    rows[2] = 0
+    assert f(rows) == 6
+    assert runtime.collectives.gather(w).tolist() == [2, 2]
+    del f
+(folder / "result").write_text("right")
+"""
+
+
+def on_a_terminal(*arguments: str):
+    """A program on a terminal of its own, and the terminal's other end."""
+    ours, theirs = os.openpty()
+    program = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    return program, ours
+
+
+@pytest.mark.parametrize("how", ["default", "ignored"])
+@pytest.mark.parametrize("stage", ["booting", "idle", "computing"])
+def test_the_terminal_goes_away(tmp_path, figures, stage, how):
+    code = tmp_path / "program.py"
+    code.write_text(RUN)
+    program, terminal = on_a_terminal(str(code), str(tmp_path), stage, how)
+    reached = tmp_path / "reached"
+    printed = b""
+    try:
+        os.set_blocking(terminal, False)
+        deadline = time.monotonic() + 60
+        while not reached.exists():
+            time.sleep(0.01)
+            try:
+                printed += os.read(terminal, 65536)
+            except BlockingIOError:
+                pass
+            assert program.poll() is None, printed.decode()
+            assert time.monotonic() < deadline, printed.decode()
+        pids = [int(word) for word in reached.read_text().split()]
+        os.close(terminal)
+        terminal = -1
+        began = time.monotonic()
+        if how == "default":
+            assert program.wait(GONE_S) == -signal.SIGHUP
+            wait_gone(pids, GONE_S)
+            seconds = time.monotonic() - began
+        else:
+            (tmp_path / "gone").touch()
+            program.wait(60)
+            seconds = None
+            assert (tmp_path / "result").read_text() == "right"
+            # Python cannot empty its own buffers at its end: 120. It is not ours to mend.
+            assert program.returncode in {0, 120}
+            assert not any(is_there(pid) for pid in pids)
+        figures.append(
+            {"state": stage, "fault": f"terminal-{how}", "exception": None, "seconds": seconds}
+        )
+    finally:
+        program.kill()
+        program.wait()
+        if terminal >= 0:
+            os.close(terminal)
