@@ -4,7 +4,7 @@
 
 Suites run one after the other; those after `--beside` run at the same time as the first ones, and
 their output follows at the end. Every suite runs even when another failed. The exit status is 0
-only when all passed. A suite that takes longer than its limit (SYNK_SUITE_LIMIT_S, by default 900)
+only when all passed. A suite that takes longer than its limit (SYNK_SUITE_LIMIT_S, by default 2400)
 is ended together with the processes it started.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITE_LIMIT_S = int(os.environ.get("SYNK_SUITE_LIMIT_S", "900"))
+SUITE_LIMIT_S = int(os.environ.get("SYNK_SUITE_LIMIT_S", "2400"))
 NO_TESTS_COLLECTED = 5
 TIMED_OUT = 124
 
