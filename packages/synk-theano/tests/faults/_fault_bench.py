@@ -68,11 +68,13 @@ class Bench:
 
     def reset(self) -> Values:
         """Make all as it is before every act; return the variables' values."""
-        size, collectives = self.runtime.size, self.runtime.collectives
+        collectives = self.runtime.collectives
+        # First: after a failure that was not atomic, nothing else may use them.
+        collectives.broadcast([self.w, self.v])
         self.growing = self.runtime.data(self.rows)
         self.quiet(self.growing)
         collectives.broadcast(self.w, np.arange(COLUMNS, dtype=float))
-        for rank in range(size):
+        for rank in range(self.runtime.size):
             collectives.set_value(rank, self.v, np.full(V_LENGTH, rank + 1.0))
         return self.before()
 
