@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import cloudpickle
@@ -13,7 +15,13 @@ from theano.compile.ops import as_op
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 from synk_theano import Runtime
-from synk_theano.exceptions import ReplicasDiffer, ReplicaWarning, SynkError, WorkerFailed
+from synk_theano.exceptions import (
+    ReplicasDiffer,
+    ReplicaWarning,
+    SynkError,
+    WorkerDied,
+    WorkerFailed,
+)
 from synk_theano.testing import nothing_left
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -221,3 +229,21 @@ def test_a_value_set_between_distribution_and_the_first_call_is_told_too(trio):
     rate.set_value(2.0)
     with pytest.warns(ReplicaWarning, match="early"):
         f(np.ones(3))
+
+
+def test_a_worker_that_dies_is_told_also_without_atomic_calls():
+    @as_op([T.dvector], [T.dvector])
+    def deadly(values):
+        if values.max() > 100:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return values
+
+    x = T.dvector("x")
+    s = theano.shared(0.0, name="s")
+    with nothing_left():
+        runtime = Runtime(2, atomic=False)
+        f = runtime.function([x], (deadly(x).sum(), "sum"), updates=[(s, s + 1)], **FAST)
+        f(np.zeros(2))
+        with pytest.raises(WorkerDied, match="computing"):
+            f(np.array([0.0, 200.0]))
+        assert runtime.closed

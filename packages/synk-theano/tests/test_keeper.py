@@ -12,7 +12,7 @@ import pytest
 from _busy import computing, hold_the_lock
 
 from synk_theano import Runtime, _keeper
-from synk_theano.testing import child_processes, nothing_left, wait_gone
+from synk_theano.testing import child_processes, nothing_left, run_script, wait_gone
 
 GONE_S = 2.0
 """The contract: from the master's death until nothing is left."""
@@ -307,13 +307,13 @@ def test_a_system_without_descriptors_of_processes_is_looked_after_too(monkeypat
         os.write(writing, line[:3])
         os.write(writing, line[3:])
         os.close(writing)
-        (ward,) = _keeper.watch(reading, me)
+        (ward,) = _keeper.watch(reading, me, [])
         assert ward.pid == child.pid
         gone = _keeper.Process(os.getpid(), 1)
         reading_on, still_open = os.pipe()
-        assert _keeper.watch(reading_on, gone) == []
+        assert _keeper.watch(reading_on, gone, []) == []
         os.write(still_open, _keeper.GOODBYE + b"\n")
-        assert _keeper.watch(reading_on, me) is None
+        assert _keeper.watch(reading_on, me, []) is None
         os.close(reading_on)
         os.close(still_open)
     finally:
@@ -331,3 +331,19 @@ def test_a_runtime_is_closed_in_time_though_it_is_stopped():
         pool.stop()
         assert time.monotonic() - began < 1.2 + BUSY_S
         wait_gone([keeper])
+
+
+def test_the_folder_of_sockets_goes_with_a_master_that_is_killed_in_its_start(tmp_path):
+    code = """
+import os, signal
+from synk_theano import Runtime
+runtime = Runtime(2, backend="zmq")
+print(*runtime.worker_pids, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    _, out, err = run_script(code, environment={"TMPDIR": str(tmp_path)})
+    wait_gone([int(pid) for pid in out.split()])
+    deadline = time.monotonic() + 10
+    while list(tmp_path.glob("synk-comm-*")):
+        assert time.monotonic() < deadline, (list(tmp_path.iterdir()), err)
+        time.sleep(0.05)

@@ -104,6 +104,15 @@ class Group:
     def __repr__(self) -> str:
         return f"<Group of {self.size}, {self.backend}, {'open' if self._open else 'closed'}>"
 
+    @property
+    def folder(self) -> str | None:
+        """The folder of sockets in which the ranks meet, None if they need none.
+
+        It is removed when all have joined, and at the latest when this process exits. Should it
+        be killed before, somebody else has to.
+        """
+        return None if self._folder is None else self._folder.path
+
     def ticket(self, rank: int) -> str:
         """Return what a rank's process must pass to ``join``: one line of text.
 

@@ -258,7 +258,8 @@ class Controller:
                 self._log(raised)
                 raise
             finally:
-                self.replicas.failed(acts)
+                if self._closed is None:
+                    self.replicas.failed(acts)
                 self.book.failed(extras)
             self._log(error)
             raise

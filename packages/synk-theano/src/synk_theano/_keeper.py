@@ -22,6 +22,8 @@ GRACE_S = 1.0
 """For workers to end by themselves."""
 
 GOODBYE = b"goodbye"
+FOLDER = b"folder "
+"""And its path, in hexadecimal digits."""
 
 _KILL_S = 0.5
 """From SIGKILL until a process is given up: it may be stuck in the kernel."""
@@ -88,8 +90,12 @@ def _pidfd(pid: int, start: int) -> int:
     return -1
 
 
-def watch(fd: int, master: Process) -> list[Process] | None:
-    """Wait for the master's end; its workers then, or None if it has said goodbye."""
+def watch(fd: int, master: Process, folders: list[bytes]) -> list[Process] | None:
+    """Wait for the master's end; its workers then, or None if it has said goodbye.
+
+    Args:
+        folders: those are added that it would have removed.
+    """
     workers: list[Process] = []
     told = b""
     waiting = select.poll()
@@ -108,6 +114,9 @@ def watch(fd: int, master: Process) -> list[Process] | None:
             for line in lines:
                 if line == GOODBYE:
                     return None
+                if line.startswith(FOLDER):
+                    folders.append(bytes.fromhex(line[len(FOLDER) :].decode()))
+                    continue
                 pid, start = line.split()
                 workers.append(Process(int(pid), int(start)))
             if not chunk:
@@ -116,8 +125,8 @@ def watch(fd: int, master: Process) -> list[Process] | None:
             return workers
 
 
-def end(master: Process, workers: list[Process], path: list[str]) -> None:
-    """End what a dead master has left: its workers, and shared memory."""
+def end(master: Process, workers: list[Process], folders: list[bytes], path: list[str]) -> None:
+    """End what a dead master has left: its workers, folders of sockets, and shared memory."""
     import threading
 
     deadline = time.monotonic() + GRACE_S
@@ -129,9 +138,22 @@ def end(master: Process, workers: list[Process], path: list[str]) -> None:
     for worker in workers:
         worker.kill()
     _await_gone([master, *workers], time.monotonic() + _KILL_S)
+    for folder in folders:
+        _remove(folder)
     loading.join(_SWEEP_S)
     for synk_shm in loaded:
         synk_shm.cleanup()
+
+
+def _remove(folder: bytes) -> None:
+    """Remove a folder of this user's, and the sockets in it; one that is gone is fine."""
+    try:
+        if os.lstat(folder).st_uid == os.geteuid():
+            for name in os.listdir(folder):
+                os.unlink(os.path.join(folder, name))
+            os.rmdir(folder)
+    except OSError:
+        pass
 
 
 def _load(path: list[str], loaded: list[ModuleType]) -> None:
@@ -155,10 +177,11 @@ def main(fd: int, master_pid: int, master_start: int, path: list[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     master = Process(master_pid, master_start)
-    orphans = watch(fd, master)
+    folders: list[bytes] = []
+    orphans = watch(fd, master, folders)
     try:
         if orphans is not None:
-            end(master, orphans, path)
+            end(master, orphans, folders, path)
     finally:
         os._exit(0)
 

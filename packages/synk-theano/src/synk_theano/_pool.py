@@ -37,15 +37,26 @@ _TICK_S = 0.05
 
 
 class WorkerPool:
-    """All workers of a runtime."""
+    """All workers of a runtime.
+
+    Args:
+        starts: what each is told first, and its environment.
+        fds: descriptors that all of them inherit.
+        folder: that is to be removed, whoever is killed; None for none.
+    """
 
     def __init__(
-        self, starts: Sequence[Tuple[Hello, Dict[str, str]]], fds: Sequence[int] = ()
+        self,
+        starts: Sequence[Tuple[Hello, Dict[str, str]]],
+        fds: Sequence[int] = (),
+        folder: Optional[str] = None,
     ) -> None:
         self._workers: List[Worker] = []
         self._stacks = Stacks()
         # First, so that at no moment there is a worker that nobody looks after.
         self._keeper = Keeper(starts[0][0].sys_path) if starts else None
+        if self._keeper is not None and folder is not None:
+            self._keeper.guard_folder(folder)
         # A child that the user forks would hold the workers' lifelines.
         os.register_at_fork(after_in_child=_calling(weakref.WeakMethod(self._release_in_child)))
         try:

@@ -122,6 +122,10 @@ class Keeper:
         if start is not None:
             self._tell(b"%d %d" % (pid, start))
 
+    def guard_folder(self, folder: str) -> None:
+        """Have it remove a folder, if the calling process cannot."""
+        self._tell(_keeper.FOLDER + os.fsencode(folder).hex().encode())
+
     def reap(self) -> None:
         """Leave no zombie of it, should it be gone."""
         if self._process is not None and self._process.poll() is not None:

@@ -68,4 +68,4 @@ def start_workers(
         for rank in range(master.size)
         if rank != master.rank
     ]
-    return WorkerPool(starts, group.fds)
+    return WorkerPool(starts, group.fds, group.folder)
