@@ -40,7 +40,7 @@ w = theano.shared(np.full((2000, 2000), 1e-3, "float32"), name="w")
 g = theano.shared(np.zeros((2000, 2000), "float32"), name="g")
 y = T.tanh(x.dot(w)).dot(w)
 f = synk.function([x], y.mean(), updates=[(g, T.grad(y.mean(), w))])
-h = synk.function([], updates=[(w, w - 0.01 * g)])
+h = synk.function([], updates=[(w, w - np.float32(0.01) * g)])
 rows = synk.data(np.random.RandomState(0).rand(4000, 2000).astype("float32"))
 def step():
     synk.step(f.delayed(rows), synk.delayed.all_reduce(g), h)
@@ -97,7 +97,10 @@ def trial(devices: list[str], killed: str, wait_s: float) -> dict[str, Any]:
                 break
         told["memory_free_s"] = time.monotonic() - at
         told["memory_left_mib"] = [now - then for now, then in zip(memory_used(), before)]
-        told["segments_left"] = sorted(shared_memory() - segments)
+        left = shared_memory() - segments
+        # Without content, and swept by the next program that starts.
+        told["locks_left"] = len([name for name in left if name.endswith(".lock")])
+        told["segments_left"] = sorted(name for name in left if not name.endswith(".lock"))
     finally:
         _kill_all(mark)
         process.wait()

@@ -151,9 +151,13 @@ def memory_of(pids: list[int]) -> list[int]:
     return [found.get(pid, -1) for pid in pids]
 
 
-def compare(network: str, gpus: int, rounds: int, steps: int) -> dict[str, Any]:
-    """Both kinds of one network: rounds in turns."""
+def compare(
+    network: str, gpus: int, rounds: int, steps: int, in_place_first: bool
+) -> dict[str, Any]:
+    """Both kinds of one network: rounds in turns. Who comes first finds all memory free."""
     kinds = {"atomic": True, "in place": False}
+    if in_place_first:
+        kinds = dict(reversed(kinds.items()))
     result: dict[str, Any] = {"network": network, "gpus": gpus, "steps": steps}
     programs = {}
     try:
@@ -195,6 +199,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=10, help="in a round")
+    parser.add_argument("--in-place-first", action="store_true", help="start that program first")
     parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--contender", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -204,7 +209,8 @@ def main() -> None:
         return
     results = []
     for network in options.networks:
-        results.append(compare(network, options.gpus, options.rounds, options.steps))
+        about = (network, options.gpus, options.rounds, options.steps)
+        results.append(compare(*about, options.in_place_first))
         show(results[-1])
         if options.json:
             options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
