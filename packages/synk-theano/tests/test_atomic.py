@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ import theano.tensor as T
 from theano.compile.ops import as_op
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
-from synk_theano import Runtime
+from synk_theano import Runtime, _share
 from synk_theano.exceptions import (
     ReplicasDiffer,
     ReplicaWarning,
@@ -132,6 +133,69 @@ def test_a_step_is_done_whole_or_not_at_all(trio):
     assert ranks_of(trio, weights) == [[[-1.0, -1.0]] * 3]
 
 
+def test_a_rank_without_rows_gets_back_what_a_collective_has_changed(trio):
+    x = T.dvector("x")
+    w = theano.shared(np.arange(3.0), name="w")
+    f = trio.function([x], updates=[(w, w * 2 + x.sum())], **FAST)
+    g = trio.function([x], (picky(x), "gather"), **FAST)
+    f(np.arange(3.0))
+    before = ranks_of(trio, w)
+    for op in ("avg", "sum"):
+        with pytest.raises(WorkerFailed, match="not this"):
+            trio.step(
+                f.delayed(np.ones(1)),
+                trio.delayed.all_reduce(w, op=op),
+                g.delayed(np.array([0.0, 0.0, 200.0])),
+            )
+        assert ranks_of(trio, w) == before
+
+
+def test_what_interrupts_after_all_are_done_closes_and_never_undoes_one_rank_alone(monkeypatch):
+    x = T.dvector("x")
+    with nothing_left(), Runtime(2) as runtime:
+        s = theano.shared(np.zeros(()), name="s")
+        f = runtime.function([x], updates=[(s, s + x.sum())], **FAST)
+        f(np.ones(2))
+
+        def record(*_arguments):
+            raise KeyboardInterrupt
+
+        runtime._rank.recorder.start()
+        monkeypatch.setattr(runtime._rank, "_record", record)
+        with pytest.raises(KeyboardInterrupt):
+            f(np.ones(2))
+        assert runtime.closed
+
+
+def test_rows_that_were_read_for_a_call_that_was_interrupted_are_no_others(trio):
+    """Ctrl-C between two lines: the next call of the first rows must not get the second ones."""
+    x = T.dvector("x")
+    f = trio.function([x], (x * 1, "gather"), **FAST)
+    data = trio.data(np.arange(6.0))
+    first, second = slice(0, 3), slice(3, 6)
+    assert f(data, batch=first).tolist() == [0.0, 1.0, 2.0]
+    code = _share.PreparedCall._compute_whole.__code__
+    for line in sorted({line for _, line in dis.findlinestarts(code) if line}):
+
+        def strike(frame, event, _argument, line=line):
+            if frame.f_code is code and event == "line" and frame.f_lineno == line:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return strike
+
+        before = sys.gettrace()
+        sys.settrace(strike)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                f(data, batch=second)
+                raise KeyboardInterrupt  # a line that is not run
+        finally:
+            sys.settrace(before)
+        assert f(data, batch=first).tolist() == [0.0, 1.0, 2.0]
+        assert f(data, batch=second).tolist() == [3.0, 4.0, 5.0]
+        assert f(data, batch=first).tolist() == [0.0, 1.0, 2.0]
+
+
 def test_a_collective_whose_result_numpy_refuses_has_changed_nothing(trio):
     s = theano.shared(np.full(2, 1e308), name="s")
     trio.collectives.broadcast(s)
@@ -191,7 +255,16 @@ def test_without_atomic_calls_variables_that_may_differ_are_refused_until_broadc
             assert isinstance(caught.value, SynkError)
         assert g(np.ones(2)) == 2.0
         assert sorted(ranks_of(runtime, s)[0]) == [1.0, 2.0]
-        runtime.collectives.broadcast(s)
+        # What is refused has mended nothing.
+        many = theano.shared(np.zeros(()), name="many")
+        h = runtime.function([x], (picky(x).sum(), "sum"), updates=[(many, many + 1)], **FAST)
+        with pytest.raises(WorkerFailed):
+            h(np.array([0.0, 200.0]))
+        with pytest.raises(ReplicasDiffer, match="'many'"):
+            runtime.step(runtime.delayed.broadcast(s), h.delayed(np.zeros(2)))
+        with pytest.raises(ReplicasDiffer, match="'steps'"):
+            f(np.zeros(2))
+        runtime.step(runtime.delayed.broadcast([s, many]), h.delayed(np.zeros(2)))
         assert f(np.ones(2)) == 2.0
         assert len(set(ranks_of(runtime, s)[0])) == 1
 

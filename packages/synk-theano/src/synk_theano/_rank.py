@@ -203,7 +203,10 @@ class Rank:
                 self.journal.undo()
             if is_of_the_group(error):
                 self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
-            elif not ending:
+            elif ending:
+                # The others may have finished: what was undone here alone cannot be mended.
+                self.in_step = False
+            else:
                 self._decline(error)
             raise
 

@@ -51,18 +51,19 @@ class Replicas:
         Raises:
             ReplicasDiffer: after a failure ranks may have different values of it.
         """
+        mended: Set[int] = set()
         for act in acts:
             if isinstance(act, Call):
                 numbers = self._numbers(act.function_id)
-                self._require(numbers, f"function {self._name(act)!r}")
+                self._require(numbers, mended, f"function {self._name(act)!r}")
                 if self.on:
                     self._tell_of_changes(numbers, act)
             elif isinstance(act, Collective) and self._differ:
                 if act.kind == "broadcast":
                     # What comes after it in the same order may use the variables.
-                    self._differ.difference_update(act.variables)
+                    mended.update(act.variables)
                 elif act.kind not in _LOOKS:
-                    self._require(act.variables, f"{act.kind}()")
+                    self._require(act.variables, mended, f"{act.kind}()")
 
     def done(self, acts: Sequence[Optional[Act]]) -> None:
         """An order has been performed by all ranks."""
@@ -71,6 +72,8 @@ class Replicas:
                 self._see(self._numbers(act.function_id))
             elif isinstance(act, Collective):
                 self._see(act.variables)
+                if act.kind == "broadcast":
+                    self._differ.difference_update(act.variables)
             elif isinstance(act, Distribute):
                 known = self._seen
                 self._see(n for n in range(len(self._registry)) if n not in known)
@@ -95,10 +98,10 @@ class Replicas:
         self._differ.clear()
         self._seen.clear()
 
-    def _require(self, numbers: Iterable[int], what: str) -> None:
+    def _require(self, numbers: Iterable[int], mended: Set[int], what: str) -> None:
         if not self._differ:
             return
-        differing = sorted(self._differ.intersection(numbers))
+        differing = sorted(self._differ.intersection(numbers) - mended)
         if differing:
             names = ", ".join(self._named(number) for number in differing)
             raise ReplicasDiffer(

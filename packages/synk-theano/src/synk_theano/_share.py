@@ -178,6 +178,8 @@ class PreparedCall:
         start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
         if origin != self._origin or self._copies:
             self._flight.enter(Phase.COPY)
+            # What interrupts in between leaves no rows that pass for others.
+            self._origin = None
             self._arguments = self._inputs(origin, start, stop)
             self._origin = origin
         # Spares Theano a look at each argument.
