@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import warnings
 from contextlib import nullcontext
@@ -122,6 +123,23 @@ def test_groups_of_ranks_and_collectives(runtime, trained):
         assert of_w.written == f"set_value() on rank {last}"
         runtime.collectives.broadcast([v, w])
         assert watch.check() == []
+
+
+def test_a_function_that_is_gone_is_named_too(pair):
+    """The program has let go of it after its last call."""
+    x = T.dvector("x")
+    w = theano.shared(np.zeros(2), name="w")
+    f = pair.function([x], updates=[(w, w + x.sum())], name="warm-up", **FAST)
+    g = pair.function([x], (x.sum(), "sum"), **FAST)
+    f(np.arange(2.0))
+    del f
+    gc.collect()
+    g(np.ones(2))
+    watch = pair.watch_replicas(w)
+    with pytest.warns(ReplicaWarning):
+        (difference,) = watch.check()
+    assert difference.written == "function 'warm-up'"
+    watch.stop()
 
 
 def test_raise(pair):

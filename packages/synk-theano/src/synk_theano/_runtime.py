@@ -164,7 +164,7 @@ class Runtime:
         self._recordings = Recordings(self._controller, self.enter, timeline)
         atexit.register(self.close)
         self._history = History(self._rank.registry, self._specs, self.size)
-        self._sentinels = Sentinels(self, self._rank, self._history)
+        self._sentinels = Sentinels(self, self._rank, self._history, self._specs)
         self._ledger = Ledger(self.size, self.master)
         self._builder = Builder(self._rank, self._specs, track)
         self._distributor = Distributor(self._rank, self.run_alone, self._store)

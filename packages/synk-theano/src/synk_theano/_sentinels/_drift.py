@@ -19,12 +19,12 @@ from typing import (
 from synk_theano._facts import Event
 from synk_theano._history import History
 from synk_theano._lineage import is_random_state, is_row_share
-from synk_theano._loaded import LoadedFunction
-from synk_theano._messages import PLAIN, Act, Collective
+from synk_theano._messages import Act, Collective
 from synk_theano._plan import is_int
 from synk_theano._shared_api import listed_variables
-from synk_theano._shared_vars import VariableRegistry, changed_by
+from synk_theano._shared_vars import VariableRegistry
 from synk_theano._shown import shown
+from synk_theano._spec import FunctionSpec
 from synk_theano._warn import warn_user
 from synk_theano.exceptions import InputValueError, ReplicasDiffer, ReplicaWarning
 
@@ -209,18 +209,18 @@ class Writers:
     Args:
         history: what was done.
         registry: the shared variables.
-        functions: by number.
+        specs: of all functions by number, also of those that the user has let go of.
     """
 
     def __init__(
         self,
         history: History,
         registry: VariableRegistry,
-        functions: Mapping[int, LoadedFunction],
+        specs: Mapping[int, FunctionSpec],
     ) -> None:
         self._history = history
         self._registry = registry
-        self._functions = functions
+        self._specs = specs
         self._updated: Dict[int, Tuple[Optional[int], ...]] = {}
 
     def last(self, number: int) -> str:
@@ -228,7 +228,8 @@ class Writers:
         for event in self._history.latest():
             if event.kind == "call":
                 if event.function_id is not None and number in self._updates(event.function_id):
-                    return f"function {self._functions[event.function_id].recipe.name!r}"
+                    name = self._specs[event.function_id].name
+                    return f"function {name or f'function {event.function_id}'!r}"
             elif event.kind in _WRITING and number in event.variables:
                 return f"{event.kind}()" + _of_rank(event)
         return "nothing since it was distributed, as far as is known"
@@ -236,8 +237,10 @@ class Writers:
     def _updates(self, function_id: int) -> Tuple[Optional[int], ...]:
         found = self._updated.get(function_id)
         if found is None:
-            plain = self._functions[function_id].forms[PLAIN]
-            found = tuple(self._registry.known_number(storage) for storage in changed_by(plain))
+            found = tuple(
+                self._registry.known_number(target.container.storage)
+                for target, _, _ in self._specs[function_id].accumulated
+            )
             self._updated[function_id] = found
         return found
 
