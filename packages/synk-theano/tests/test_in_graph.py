@@ -397,3 +397,33 @@ def test_verify_can_fail(pair, recwarn):
     assert not pair.function([x], loss).verify(data(5)).ok
     mean = in_graph.all_reduce(x.mean(axis=0), "avg")
     assert pair.function([x], T.abs_(x - mean).mean()).verify(data(5)).ok
+
+
+def test_ctrl_c_while_ranks_reduce_is_heeded_right_after(monkeypatch):
+    """A signal does nothing in a collective, and does not come again."""
+    x = T.dmatrix("x")
+    total = in_graph.all_reduce(x.sum(axis=0))
+    with Runtime(2) as runtime:
+        s = theano.shared(np.zeros(3), name="s")
+        f = runtime.function([x], updates=[(s, s + total)])
+        value = data(4)
+        f(value)
+        comm, rank = runtime._rank.comm, runtime._rank
+        plain = comm.all_reduce
+
+        def struck(*arguments, **settings):
+            result = plain(*arguments, **settings)
+            signal.raise_signal(signal.SIGINT)
+            return result
+
+        monkeypatch.setattr(comm, "all_reduce", struck)
+        with pytest.raises(KeyboardInterrupt):
+            f(value)
+        assert rank.flight.interrupted == rank.serial
+        monkeypatch.undo()
+        # It was not waited for the end: nothing of the call is left.
+        for each in values_of(runtime, s):
+            np.testing.assert_allclose(each, value.sum(axis=0))
+        f(value)
+        for each in values_of(runtime, s):
+            np.testing.assert_allclose(each, 2 * value.sum(axis=0))

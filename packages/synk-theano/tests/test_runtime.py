@@ -9,13 +9,14 @@ import sys
 
 import cloudpickle
 import numpy as np
+import pytest
 import theano
 import theano.tensor as T
 from theano.compile.ops import as_op
 
 import synk_shm
 from synk_theano import Runtime
-from synk_theano.testing import run_script
+from synk_theano.testing import nothing_left, run_script
 
 # Workers cannot import test modules by the names that pytest gives them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -187,3 +188,33 @@ def test_functions_that_nobody_has_any_more_are_forgotten_by_all(pair):
     assert len(pair._rank.functions) <= known + 1
     pair.distribute()
     assert last(np.ones(3)) == 3
+
+
+def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkeypatch):
+    x = T.dvector("x")
+    with nothing_left(), Runtime(2) as runtime:
+        f = runtime.function([x], (x.sum(), "sum"))
+        held = runtime.data(np.ones(4))
+        assert f(held) == 4.0
+        key = runtime.ref(held).key
+        assert key in runtime._rank.arrays._held
+        del held
+        gc.collect()
+
+        def struck(_keys):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(runtime._controller.book, "release", struck)
+        with pytest.raises(KeyboardInterrupt):
+            f(np.ones(2))
+        monkeypatch.undo()
+        assert f(np.ones(2)) == 2.0
+        assert key not in runtime._rank.arrays._held
+
+
+def test_closing_before_the_workers_have_started_does_not_wait_for_them(tmp_path, monkeypatch):
+    path = tmp_path / "trace.json"
+    with nothing_left(), Runtime(2, timeline=str(path)) as runtime:
+        monkeypatch.setattr(runtime._controller, "await_workers", pytest.fail)
+    assert runtime.closed
+    assert path.exists()

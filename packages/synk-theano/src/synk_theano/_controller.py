@@ -159,6 +159,11 @@ class Controller:
         return os.getpid() != self._owner
 
     @property
+    def joined(self) -> bool:
+        """Whether the workers have started."""
+        return self._joined
+
+    @property
     def closed(self) -> bool:
         """Whether it is of no more use."""
         return self._closed is not None
@@ -276,9 +281,11 @@ class Controller:
             function_id = self.dropped.popleft()
             self.book.drop_function(function_id)
             self._store.drop(function_id)
-        released = self._store.take_released()
+        released = self._store.released()
         if released:
             self.book.release(released)
+            # Last: after an interrupt they are told once more.
+            self._store.forget(len(released))
 
     def _fail(self, error: BaseException, interrupted: bool) -> None:
         """Raise what an order's failure means, if that is not `error` itself."""
@@ -298,7 +305,8 @@ class Controller:
         if not self.rank.in_step:
             self._end_out_of_step(error, doing)
         else:
-            self._pool.failures(self.rank.also_declined, self.rank.serial)
+            declined, self.rank.also_declined = self.rank.also_declined, {}
+            self._pool.failures(declined, self.rank.serial)
         if isinstance(error, Interrupted):
             raise KeyboardInterrupt from None
 

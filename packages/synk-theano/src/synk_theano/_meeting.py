@@ -45,6 +45,7 @@ class Meeting:
         self.watch: Optional[Callable[[np.ndarray], None]] = None
         self._nodes = nodes
         self._replicated = replicated
+        self._rank = rank
         self._comm = rank.comm
         self._registry = rank.registry
         self._flight = rank.flight
@@ -94,6 +95,8 @@ class Meeting:
             self._failure = error
             raise
         self._flight.enter(*phase)
+        # A signal that came while this rank was in there has gone by.
+        self._rank.heed_interrupt()
         if op.power:
             result = result * np.asarray((own / sum(rows)) ** op.power, result.dtype)
         return result

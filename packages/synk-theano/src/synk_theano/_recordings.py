@@ -62,7 +62,9 @@ class Recordings:
     def _end(self, closing: bool) -> Dict[int, Recorded]:
         """What every rank has recorded; of a closed or failing runtime what the master has."""
         controller = self._controller
-        if not controller.closed and not (closing and controller.turn.running):
+        # The end does not wait: neither for an order under way, nor for workers' start.
+        leaves = closing and (controller.turn.running or not controller.joined)
+        if not controller.closed and not leaves:
             try:
                 with controller.turn:
                     timeout_s = CLOSE_TIMEOUT_S if closing else None

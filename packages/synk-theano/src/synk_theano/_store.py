@@ -80,11 +80,15 @@ class DataStore:
         for slot in [slot for slot in self._staged if slot[0] == function_id]:
             del self._staged[slot]
 
-    def take_released(self) -> Tuple[int, ...]:
-        """The keys of `Data` that are gone, or lie elsewhere, since the last time."""
-        if not self._released:
-            return ()
-        return tuple(self._released.popleft() for _ in range(len(self._released)))
+    def released(self) -> Tuple[int, ...]:
+        """The keys of `Data` that are gone, or lie elsewhere, oldest first."""
+        # Not by iterating: a finalizer may append meanwhile.
+        return tuple(self._released[i] for i in range(len(self._released)))
+
+    def forget(self, count: int) -> None:
+        """The first so many of the released keys have been dealt with."""
+        for _ in range(count):
+            self._released.popleft()
 
     def clear(self) -> None:
         """Free what was staged."""
