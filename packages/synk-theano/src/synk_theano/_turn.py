@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import threading
+import _thread
 from time import perf_counter
+from typing import Any
 
 from .exceptions import NestedCall
 
+_RLock: Any = _thread.RLock
 
-class Turn:
+
+class Turn(_RLock):  # type: ignore[misc] # Any, because some versions' stubs are final
     """A lock around staging and performing. Other threads wait for it.
 
     The thread that holds it cannot take it again: that would be a call from inside a computation,
     or from a signal handler, which would write into the memory that the outer one has prepared.
+
+    It is left in C, as plain locks are: Ctrl-C comes before that or after, and nobody stays inside.
 
     Attributes:
         running: whether an order is being performed.
@@ -22,31 +27,23 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._depth = 0
         self.running = False
         self.several = False
         self.began = 0.0
 
     def __enter__(self) -> None:
-        self._lock.acquire()
-        if self._depth and (self.running or not self.several):
-            self._lock.release()
+        nested = self._is_owned()
+        if nested and (self.running or not self.several):
             raise NestedCall(
                 "got a call inside a call: this thread is at work on another one of the same "
                 "runtime (the inner one comes from an Op's perform, a callback or a signal "
                 "handler), expected one at a time; synk.step() has several things done in one go"
             )
         try:
-            if not self._depth or self.several:
+            self.acquire()
+            if not nested or self.several:
                 self.began = perf_counter()
-            self._depth += 1
         except BaseException:  # a signal: nobody will leave
-            self._lock.release()
+            if not nested and self._is_owned():
+                self.release()
             raise
-
-    def __exit__(self, *exc: object) -> None:
-        try:
-            self._depth -= 1
-        finally:
-            self._lock.release()
