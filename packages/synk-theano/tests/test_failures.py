@@ -79,6 +79,25 @@ def test_a_worker_that_has_no_memory_says_so_and_goes_on(pair):
     assert f(np.zeros(2)).tolist() == [0, 0]
 
 
+class Mute(BaseException):
+    """Not an `Exception`: Theano hands it on as it is."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("rows", [[1.0, 0.0], [0.0, 1.0]])
+def test_an_exception_without_words_is_an_exception_like_others(pair, rows):
+    def fail_mutely(values):
+        raise Mute
+
+    x, y = misbehaving(fail_mutely)
+    f = pair.function([x], (y, "gather"))
+    with pytest.raises((Mute, WorkerFailed)):
+        f(np.array(rows))
+    assert f(np.zeros(2)).tolist() == [0, 0]
+
+
 def test_a_failing_device_is_named_by_its_rank(pair):
     def lose_the_device(values):
         from synk_comm.cuda import CudaError

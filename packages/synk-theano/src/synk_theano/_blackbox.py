@@ -15,6 +15,7 @@ import numpy as np
 from . import flight
 from ._flight import Act, Flight, Outcome, Phase
 from ._loaded import LoadedFunction
+from ._shown import text_of
 
 _logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class BlackBox:
             "master": self._master,
             "error": {
                 "type": type(error).__name__,
-                "message": str(error),
+                "message": text_of(error),
                 "rank": getattr(error, "rank", None),
                 "doing": getattr(error, "doing", None),
             },

@@ -29,6 +29,7 @@ from ._messages import Join, Order, Step, Stop
 from ._orders import STEPS_IN_LINE
 from ._rank import Rank
 from ._replicas import Replicas
+from ._shown import text_of
 from ._stalls import StallWatch
 from ._starting import start_workers
 from ._store import DataStore
@@ -343,7 +344,8 @@ class Controller:
             stalled = self._stalls.error()
             self._end(f"rank {stalled.rank} was {stalled.doing} for too long")
             raise stalled from error
-        self._end(f"{type(error).__name__} in {doing}" + (f": {error}" if str(error) else ""))
+        text = text_of(error)
+        self._end(f"{type(error).__name__} in {doing}" + (f": {text}" if text else ""))
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""

@@ -44,6 +44,7 @@ from ._recorder import Recorder
 from ._sentinels._finite import Finite, FiniteSwitch
 from ._share import PreparedCall
 from ._shared_vars import VariableRegistry
+from ._shown import text_of
 from .exceptions import Interrupted
 
 MOST_THREADS = 8
@@ -334,7 +335,7 @@ class Rank:
         self.also_declined = {}
         with contextlib.suppress(synk_comm.CommError):
             self.also_declined = self.comm.decline(
-                f"{type(error).__name__}: {error}"[:REASON_LIMIT],
+                f"{type(error).__name__}: {text_of(error)}"[:REASON_LIMIT],
                 timeout_s=self.before_decline(error),
             )
             self.in_step = True

@@ -26,6 +26,14 @@ def shown(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
+def text_of(error: BaseException) -> str:
+    """An exception's text. Never raises, whatever its class does."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a user's class may do anything
+        return "(its text cannot be made)"
+
+
 def clipped(text: object) -> str:
     """The text on one line; of a long one the beginning and the end."""
     line = " ".join(str(text).split())
