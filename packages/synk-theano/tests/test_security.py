@@ -173,13 +173,13 @@ def test_the_hostile_user_is_one(folder):
     open_to_all = folder / "t" / "synk-comm-open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    victim = subprocess.Popen(["sleep", "60"], user=NOBODY, group=NOBODY, extra_groups=[])
+    victim = subprocess.Popen(["sleep", "600"], user=NOBODY, group=NOBODY, extra_groups=[])
     try:
         with hostile(folder) as enemy:
             enemy.stdin.write(f"{victim.pid}\n")
             enemy.stdin.flush()
-            assert victim.wait(30) < 0
-            out, _ = enemy.communicate(timeout=60)
+            assert victim.wait(180) < 0
+            out, _ = enemy.communicate(timeout=180)
     finally:
         victim.kill()
         victim.wait()
@@ -211,7 +211,7 @@ def test_a_hostile_user_gets_nowhere(folder, backend):
             assert run.line() == "right"
             assert run.end() == 0
         took_s = time.monotonic() - began
-        out, _ = enemy.communicate(timeout=60)
+        out, _ = enemy.communicate(timeout=180)
         report = json.loads(out)
     print(f"{report['tried']} attempts in {report['rounds']} rounds, {took_s:.1f} s")
     assert report["managed"] == []
