@@ -35,7 +35,11 @@ def _segments() -> set[str]:
     """
     if not SHARED_MEMORY.is_dir():
         return set()
-    names = {entry.name for entry in SHARED_MEMORY.iterdir()}
+    names = set()
+    for entry in SHARED_MEMORY.iterdir():
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if entry.lstat().st_uid == os.geteuid():
+                names.add(entry.name)
     return {name for name in names if name.startswith(PREFIX) and not name.endswith(".lock")}
 
 

@@ -307,7 +307,7 @@ def test_an_interrupt_while_the_master_computes_leaves_everything_usable(kernel:
     assert kernel.workers() == workers
 
 
-def test_an_interrupt_while_the_master_waits_ends_the_workers_and_says_what_to_do(
+def test_an_interrupt_while_the_master_waits_interrupts_the_workers_and_all_goes_on(
     kernel: Kernel,
 ) -> None:
     kernel.busy()
@@ -317,11 +317,9 @@ def test_an_interrupt_while_the_master_waits_ends_the_workers_and_says_what_to_d
     time.sleep(0.3)  # until it waits
     kernel.manager.interrupt_kernel()
     assert kernel.finish(cell).error.startswith("KeyboardInterrupt")
-    wait_until(lambda: not any(map(is_running, workers)), "a worker is left")
-    error = kernel.fails("call(0, 0)")
-    assert re.match(r"Closed: .*KeyboardInterrupt in function 'busy'.*call fork\(\)", error)
-    kernel.busy()
+    assert all(map(is_running, workers))
     assert kernel.run("call(0.25, 0.5)").result == "0.75"
+    assert kernel.workers() == workers
 
 
 def test_an_interrupt_ends_a_training_after_its_step(kernel: Kernel) -> None:

@@ -209,12 +209,14 @@ def main() -> None:
     rounds = 0
     squat(temporary, cache)
     print("ready", flush=True)
+    wait_s = 5.0  # a round through the folders takes minutes where leases are broken
     while True:
-        if select.select([sys.stdin], [], [], 0.01)[0]:
+        if select.select([sys.stdin], [], [], wait_s)[0]:
             line = sys.stdin.readline()
             if not line:
                 break
             pids = [int(word) for word in line.split()]
+        wait_s = 0.01
         for pid in pids:
             look_at_process(pid)
         for folder in ("/dev/shm", temporary, cache):

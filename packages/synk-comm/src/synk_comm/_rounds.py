@@ -9,8 +9,7 @@ The path of one call:
 3. Data longer than a slot follow in further rounds; their number follows from the heads.
 4. Each rank reads what it needs from its peers' slots after each round.
 
-A fabric may know a shortcut for calls that all ranks have made alike before; step 2 then is all
-that is left (``Fabric.shortcut``).
+Calls that all ranks have made alike before may take a shortcut: ``Fabric.shortcut``.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ._reducing import Reducing
 from ._splitting import groups_of, watch_also
 from ._steps import Steps, check_out
 from .abc import Communicator
-from .exceptions import CommError, PeerDeclined
+from .exceptions import AbortedError, CommError, PeerDeclined
 
 T = TypeVar("T")
 
@@ -394,7 +393,8 @@ def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> Ro
     try:
         fabric.meet(deadline)
     except BaseException as exc:
-        comm.abort(f"{type(exc).__name__} while joining: {exc}")
+        if not isinstance(exc, AbortedError):  # else the others see that, and by whom
+            comm.abort(f"{type(exc).__name__} while joining: {exc}")
         comm.close()
         raise
     return comm
