@@ -151,7 +151,8 @@ class Flight:
     @property
     def interrupted(self) -> int:
         """The order that is to be given up; 0 for none."""
-        return int(self._words[_INTERRUPT])
+        serial: int = self._words[_INTERRUPT]
+        return serial
 
     @interrupted.setter
     def interrupted(self, serial: int) -> None:

@@ -60,6 +60,7 @@ class Interrupts:
         self._struck = False
         self._since: Optional[float] = None
         self._before: Optional[Interrupts] = None
+        self._main = threading.main_thread().ident
         self._ended = False
 
     def install(self) -> None:
@@ -101,7 +102,7 @@ class Interrupts:
         """An order begins, in this thread."""
         self._since, self._struck, self._serial = None, False, serial
         # Ctrl-C is the main thread's, whatever others are waiting for.
-        self._under_way = threading.current_thread() is threading.main_thread()
+        self._under_way = threading.get_ident() == self._main
 
     def end(self) -> bool:
         """An order has ended; tell whether there was a Ctrl-C that is still to be raised."""

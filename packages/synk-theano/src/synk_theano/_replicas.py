@@ -55,8 +55,9 @@ class Replicas:
         for act in acts:
             if isinstance(act, Call):
                 numbers = self._numbers(act.function_id)
-                self._require(numbers, mended, f"function {self._name(act)!r}")
-                if self.on:
+                if self._differ:
+                    self._require(numbers, mended, f"function {self._name(act)!r}")
+                if self.on and numbers:
                     self._tell_of_changes(numbers, act)
             elif isinstance(act, Collective) and self._differ:
                 if act.kind == "broadcast":
@@ -99,8 +100,6 @@ class Replicas:
         self._seen.clear()
 
     def _require(self, numbers: Iterable[int], mended: Set[int], what: str) -> None:
-        if not self._differ:
-            return
         differing = sorted(self._differ.intersection(numbers) - mended)
         if differing:
             names = ", ".join(self._named(number) for number in differing)

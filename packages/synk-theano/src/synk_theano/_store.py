@@ -82,6 +82,8 @@ class DataStore:
 
     def released(self) -> Tuple[int, ...]:
         """The keys of `Data` that are gone, or lie elsewhere, oldest first."""
+        if not self._released:
+            return ()
         # Not by iterating: a finalizer may append meanwhile.
         return tuple(self._released[i] for i in range(len(self._released)))
 
