@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import theano
 import theano.tensor as T
+from _victims import STATES
 
 from synk_theano import Runtime
 from synk_theano.testing import child_processes, open_descriptors
@@ -141,20 +142,6 @@ class Work:
 
 class Finished(Exception):
     """The runtime is closed, and nothing was raised."""
-
-
-STATES = (
-    "starting",
-    "computing",
-    "updating",
-    "collective",
-    "stepping",
-    "distributing",
-    "growing",
-    "idle",
-    "closing",
-    "mixed",
-)
 
 
 def tell(event: str, **values: Any) -> None:

@@ -20,6 +20,19 @@ import psutil
 SHARED_MEMORY = Path("/dev/shm")
 VICTIM = Path(__file__).resolve().with_name("_victim.py")
 ABORT_S = 10.0
+STATES = (
+    "starting",
+    "computing",
+    "updating",
+    "collective",
+    "stepping",
+    "distributing",
+    "growing",
+    "idle",
+    "closing",
+    "mixed",
+)
+"""In which it can be killed: methods of its `Work`, one by one, or closing."""
 
 
 class Trouble(Exception):

@@ -32,23 +32,9 @@ from typing import Any, Optional
 import _results
 import numpy as np
 import psutil
-from _victims import Program, Trouble, children, lock_files, reaped, segments, taken_away
+from _victims import STATES, Program, Trouble, children, lock_files, reaped, segments, taken_away
 from rich.console import Console
 from rich.table import Table
-
-STATES = (
-    "starting",
-    "computing",
-    "updating",
-    "collective",
-    "stepping",
-    "distributing",
-    "growing",
-    "idle",
-    "closing",
-    "mixed",
-)
-"""Methods of `_victim.Work`."""
 
 LEAKS = ("processes", "segments", "descriptors", "files")
 START_LIMIT_S = 120.0

@@ -142,3 +142,9 @@ def _wait_until_alone(mark: str, grace_s: float = 10.0) -> dict[int, str]:
             _kill_all(mark)
             return left
         time.sleep(0.05)
+
+
+def ended_well(ended: Ended) -> Any:
+    """What a program told that has ended without an error."""
+    assert ended.status == 0, str(ended)
+    return ended.told

@@ -21,3 +21,11 @@ def no_gpu_memory_left(device_set: Any) -> Iterator[None]:
     before = memory_used()
     yield
     assert not (left := wait_for_memory(before)), left
+
+
+@pytest.fixture
+def several(device_set: Any) -> Any:
+    """A device set with workers."""
+    if device_set.ranks < 2:
+        pytest.skip("one rank has no workers")
+    return device_set

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from _program import run_program
+from _program import ended_well, run_program
 
 SOON_S = 15
 
@@ -29,18 +29,6 @@ s = theano.shared(np.zeros(500_000, "float32"), name="s")
 import cloudpickle
 cloudpickle.register_pickle_by_value(sys.modules["__main__"])
 """
-
-
-@pytest.fixture
-def several(device_set):
-    if device_set.ranks < 2:
-        pytest.skip("one rank has no workers")
-    return device_set
-
-
-def ended_well(ended):
-    assert ended.status == 0, str(ended)
-    return ended.told
 
 
 def test_a_worker_that_raises(several):

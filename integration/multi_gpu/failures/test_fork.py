@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from _program import run_program
+from _program import ended_well, run_program
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
@@ -37,11 +37,6 @@ def open_devices():
             pass
     return sorted({name for name in names if name.startswith("/dev/nvidia")})
 """
-
-
-def ended_well(ended):
-    assert ended.status == 0, str(ended)
-    return ended.told
 
 
 @pytest.mark.parametrize("name", ["intro", "shared_variables"])

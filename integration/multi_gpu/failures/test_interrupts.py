@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from _program import run_program
+from _program import ended_well, run_program
 
 SOON_S = 15
 
@@ -62,18 +62,6 @@ def held():
 
 once(good)
 """
-
-
-@pytest.fixture
-def several(device_set):
-    if device_set.ranks < 2:
-        pytest.skip("one rank has no workers")
-    return device_set
-
-
-def ended_well(ended):
-    assert ended.status == 0, str(ended)
-    return ended.told
 
 
 def test_ctrl_c_gives_everything_back_and_all_goes_on(device_set):
