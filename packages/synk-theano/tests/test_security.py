@@ -176,10 +176,9 @@ def test_the_hostile_user_is_one(folder):
     victim = subprocess.Popen(["sleep", "600"], user=NOBODY, group=NOBODY, extra_groups=[])
     try:
         with hostile(folder) as enemy:
-            enemy.stdin.write(f"{victim.pid}\n")
-            enemy.stdin.flush()
-            assert victim.wait(180) < 0
-            out, _ = enemy.communicate(timeout=180)
+            # To its end first: what it traces when that dies is told to it, not to us.
+            out, _ = enemy.communicate(f"{victim.pid}\n", timeout=180)
+        assert victim.wait(60) < 0
     finally:
         victim.kill()
         victim.wait()
