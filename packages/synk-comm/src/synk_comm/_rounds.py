@@ -134,16 +134,11 @@ class RoundCommunicator(ObjectMoves, Communicator):
     ) -> Any:
         key = None  # written out, as in broadcast: a helper would cost a tenth of the call
         if type(x) is ndarray and timeout_s is None:
-            dtype, shape = x.dtype, x.shape
-            key = (dtype, shape, op, weight)
+            key = (x.dtype, x.shape, op, weight)
             quick = self._quick.get(key)
             if quick is not None and (
                 out is None
-                or (
-                    type(out) is ndarray
-                    and (out is x or (out.dtype == dtype and out.shape == shape))
-                    and out.flags.writeable
-                )
+                or (type(out) is ndarray and (out is x or is_alike(x, out)) and out.flags.writeable)
             ):
                 return quick(x, out)
         return self._reduce("all_reduce", x, op, None, weight, out, timeout_s, key)
@@ -158,13 +153,16 @@ class RoundCommunicator(ObjectMoves, Communicator):
         out: Any = None,
         timeout_s: float | None = None,
     ) -> Any:
-        root = self._steps.check_rank(root)
         if self.rank != root:
             out = None
-        key = key_of("reduce", x, out, timeout_s, op, weight, root)
+        if type(x) is ndarray and out is None and timeout_s is None:  # written out, as in broadcast
+            key: Any = ("reduce", (x.dtype, x.shape), op, weight, root)
+        else:
+            key = key_of("reduce", x, out, timeout_s, op, weight, root)
         quick = self._quick.get(key)
         if quick is not None and (out is None or is_alike(x, out)):
             return quick(x, out)
+        root = self._steps.check_rank(root)
         return self._reduce("reduce", x, op, root, weight, out, timeout_s, key)
 
     def _reduce(

@@ -179,16 +179,17 @@ class Controller:
         Raises:
             Closed: it was closed, a failure has closed it, or it is another process's.
         """
+        if self._closed is None and os.getpid() == self._owner:
+            return
         if self.is_foreign:
             raise Closed(
                 f"this runtime belongs to process {self._owner}, and this is its child "
                 f"{os.getpid()}; use it there, or call fork() of synkhronos in a fresh process"
             )
-        if self._closed is not None:
-            raise Closed(
-                f"this runtime is closed ({self._closed}); call fork() to start a new one, and "
-                f"build functions again: they belong to the runtime that they were built in"
-            )
+        raise Closed(
+            f"this runtime is closed ({self._closed}); call fork() to start a new one, and "
+            f"build functions again: they belong to the runtime that they were built in"
+        )
 
     def await_workers(self) -> None:
         """Wait for the workers' start, and join them; returns at once the second time.
@@ -242,7 +243,6 @@ class Controller:
         acts = [self.book.get(step.number) for step in steps]
         self.replicas.require_equal(acts)
         self._threads.apply()
-        self.forget_released()
         extras = None
         self._box.begin()
         self._stalls.begin()
@@ -277,13 +277,17 @@ class Controller:
         return results or []
 
     def forget_released(self) -> None:
-        """Have everybody forget the functions and arrays that are gone, or lie elsewhere."""
+        """Have everybody forget the functions and arrays that are gone, or lie elsewhere.
+
+        Before anything is staged: an older act may refer to where it goes.
+        """
         while self.dropped:
             function_id = self.dropped.popleft()
             self.book.drop_function(function_id)
             self._store.drop(function_id)
-        released = self._store.released()
-        if released:
+        if self._store.released:
+            # Not by iterating: a finalizer may append meanwhile.
+            released = tuple(self._store.released[i] for i in range(len(self._store.released)))
             self.book.release(released)
             # Last: after an interrupt they are told once more.
             self._store.forget(len(released))

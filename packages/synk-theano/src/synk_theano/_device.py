@@ -74,10 +74,6 @@ class Host:
         """The values themselves: they are where they have to be."""
         return values
 
-    def fetch(self, results: List[Any]) -> List[Any]:
-        """Results as the user gets them."""
-        return results
-
 
 class Gpu:
     """A device of Theano's gpuarray back end, which this process has taken into use.

@@ -64,7 +64,9 @@ KINDS = (
 RECORDS = 128
 """Acts that are kept of each rank."""
 
-_PHASE, _DETAIL, _COUNT, _INTERRUPT = range(4)
+_PHASE, _COUNT, _INTERRUPT = range(3)
+_PHASE_BITS = 8
+_PHASES = (1 << _PHASE_BITS) - 1
 _HEADER = 8
 _ACT = struct.Struct("8q")  # serial, kind, subject, began, ended, rows, nbytes, outcome
 _WIDTH = _ACT.size // 8
@@ -112,9 +114,7 @@ class Flight:
 
     def enter(self, phase: int, detail: int = 0) -> None:
         """Say what comes now; `detail` is the number of the slice."""
-        words = self._words
-        words[_PHASE] = phase
-        words[_DETAIL] = detail
+        self._words[_PHASE] = phase | detail << _PHASE_BITS
 
     def begin(self, serial: int, kind: int, subject: int, rows: int, nbytes: int) -> None:
         """An act begins; `kind` is a place in `KINDS`."""
@@ -146,7 +146,8 @@ class Flight:
     @property
     def phase(self) -> Tuple[Phase, int]:
         """What the rank is doing, and the detail of it."""
-        return Phase(self._words[_PHASE]), self._words[_DETAIL]
+        word: int = self._words[_PHASE]
+        return Phase(word & _PHASES), word >> _PHASE_BITS
 
     @property
     def interrupted(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
+from ._shared_vars import Storage
 from ._values import empty_like, is_plain
 
 SPARE_ORDERS = 64
@@ -17,9 +18,6 @@ SPARE_ORDERS = 64
 
 _FREE = 2
 """References to an array that nobody else has, as `sys.getrefcount` counts them in `room`."""
-
-Storage = List[Any]
-"""The one-element list in which a shared variable's value lies."""
 
 
 class Journal:

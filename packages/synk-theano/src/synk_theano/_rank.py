@@ -22,7 +22,7 @@ from synk_comm import cuda
 from ._arrays import ArrayCache
 from ._chores import PreparedDistribution, PreparedRecording
 from ._collectives import PreparedCollective
-from ._device import AnyDevice, Host
+from ._device import AnyDevice, Gpu, Host
 from ._environ import threads_per_rank
 from ._flight import OWN_WORK, WORDS, Flight, Outcome, Phase
 from ._journal import Journal
@@ -46,6 +46,9 @@ from ._share import PreparedCall
 from ._shared_vars import VariableRegistry
 from ._shown import text_of
 from .exceptions import Interrupted
+
+# Members of enums are slow to look up in some versions of Python.
+_IDLE, _END, _DONE = Phase.IDLE, Phase.END, Outcome.DONE
 
 MOST_THREADS = 8
 """For reading rows: more of them do not read faster."""
@@ -176,8 +179,7 @@ class Rank:
         self.doing = "taking in what is new"
         self.journal.begin()
         known = len(self.registry)
-        recorder, flight = self.recorder, self.flight
-        recording = recorder.on
+        flight, recording = self.flight, self.recorder.on
         ending = False
         try:
             # Where a rank waits for others nothing interrupts: they would lose each other.
@@ -190,7 +192,6 @@ class Rank:
             if performed is None:
                 flight.enter(Phase.CLOSE)
                 return None
-            flight.enter(Phase.END)
             ending = True
             results = self._finish(*performed)
             if recording:
@@ -214,21 +215,23 @@ class Rank:
     def _perform_acts(self, order: Order) -> Optional[Tuple[List[Any], bool]]:
         """Results, and whether the last act told that all ranks are done; None to stop."""
         recorder, flight = self.recorder, self.flight
-        if order.extras is not None:
+        serial, steps, extras = order
+        if extras is not None:
             flight.enter(Phase.TAKE_IN)
-            self._take_in(order.extras)
+            self._take_in(extras)
         results = []
         place, synchronized = self.rank, self.size == 1
-        for i, (number, origin) in enumerate(order.steps):
+        for i, (number, origin) in enumerate(steps):
             act = self._acts[number]
             if act is None:
                 return None
-            self.heed_interrupt()
+            if flight.interrupted == serial:
+                raise Interrupted
             self.doing = act.doing
-            recorder.place = order.serial, i
-            flight.begin(order.serial, *act.record)
+            recorder.place = serial, i
+            flight.begin(serial, *act.record)
             results.append(act(origin, place))
-            flight.end(Outcome.DONE)
+            flight.end(_DONE)
             place += self.size
             synchronized = act.synchronizes
         return results, synchronized
@@ -239,7 +242,7 @@ class Rank:
         Raises:
             synk_comm.PeerDeclined: the master failed after this rank had done its part.
         """
-        self.flight.enter(Phase.IDLE)
+        self.flight.enter(_IDLE)
         try:
             return self.line.take()
         except synk_comm.PeerDeclined:
@@ -257,16 +260,18 @@ class Rank:
 
     def _finish(self, results: List[Any], synchronized: bool) -> List[Any]:
         """Wait until all ranks are done, if nothing has told so; results as the user gets them."""
-        began = perf_counter()
         if not synchronized and self.size > 1:
+            self.flight.enter(_END)
+            began = perf_counter()
             self.comm.barrier()
             self.recorder.add("wait", "until all are done", began, perf_counter())
-        if self.is_master:
-            began = perf_counter()
-            results = self.device.fetch(results)
-            if self.device.is_gpu:
+        if self.rank == self.master:
+            if isinstance(self.device, Gpu):
+                self.flight.enter(_END)
+                began = perf_counter()
+                results = self.device.fetch(results)
                 self.recorder.add("copy", "results from the device", began, perf_counter())
-            self.flight.enter(Phase.IDLE)
+            self.flight.enter(_IDLE)
         self.in_step = True
         return results
 

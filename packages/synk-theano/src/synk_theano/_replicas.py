@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ._lineage import is_random_state, is_row_share
 from ._loaded import LoadedFunction
 from ._messages import PLAIN, Act, Call, Collective, Distribute
-from ._shared_vars import VariableRegistry, value_of
+from ._shared_vars import Storage, VariableRegistry, changed_by, value_of
 from ._values import is_array, on_host
 from ._warn import warn_user
 from .exceptions import ReplicasDiffer, ReplicaWarning
 
 _LOOKS = frozenset({"broadcast", "get_value", "gather", "get_shapes", "get_digests"})
 """Collectives that mend a difference, or show it."""
+
+
+class _Use(NamedTuple):
+    """The variables that a function uses and that ought to be alike on all ranks: their numbers,
+    and where their values lie.
+
+    Attributes:
+        changed: those that it gives new values.
+    """
+
+    used: List[Tuple[int, Storage]]
+    changed: List[Tuple[int, Storage]]
 
 
 class Replicas:
@@ -43,7 +55,7 @@ class Replicas:
         self._atomic = atomic
         self._differ: Set[int] = set()
         self._seen: Dict[int, Any] = {}
-        self._used: Dict[int, List[int]] = {}
+        self._uses: Dict[int, _Use] = {}
 
     def require_equal(self, acts: Sequence[Optional[Act]]) -> None:
         """Look at what an order will use, before it is given.
@@ -51,26 +63,25 @@ class Replicas:
         Raises:
             ReplicasDiffer: after a failure ranks may have different values of it.
         """
-        mended: Set[int] = set()
+        if self._differ:
+            self._require_all(acts)
+        if not self.on:
+            return
+        seen = self._seen
         for act in acts:
             if isinstance(act, Call):
-                numbers = self._numbers(act.function_id)
-                if self._differ:
-                    self._require(numbers, mended, f"function {self._name(act)!r}")
-                if self.on and numbers:
-                    self._tell_of_changes(numbers, act)
-            elif isinstance(act, Collective) and self._differ:
-                if act.kind == "broadcast":
-                    # What comes after it in the same order may use the variables.
-                    mended.update(act.variables)
-                elif act.kind not in _LOOKS:
-                    self._require(act.variables, mended, f"{act.kind}()")
+                for number, storage in self._use(act.function_id).used:
+                    if storage[0] is not seen.get(number, storage[0]):
+                        self._tell_of_changes(act)
+                        break
 
     def done(self, acts: Sequence[Optional[Act]]) -> None:
         """An order has been performed by all ranks."""
+        seen = self._seen
         for act in acts:
             if isinstance(act, Call):
-                self._see(self._numbers(act.function_id))
+                for number, storage in self._use(act.function_id).changed:
+                    seen[number] = storage[0]
             elif isinstance(act, Collective):
                 self._see(act.variables)
                 if act.kind == "broadcast":
@@ -86,7 +97,7 @@ class Replicas:
         for act in acts:
             if isinstance(act, Call):
                 self._differ.update(self._functions[act.function_id].recipe.updated)
-                self._see(self._numbers(act.function_id))
+                self._see(number for number, _ in self._use(act.function_id).used)
             elif isinstance(act, Collective) and act.kind not in _LOOKS - {"broadcast"}:
                 self._differ.update(act.variables)
 
@@ -99,6 +110,19 @@ class Replicas:
         self._differ.clear()
         self._seen.clear()
 
+    def _require_all(self, acts: Sequence[Optional[Act]]) -> None:
+        mended: Set[int] = set()
+        for act in acts:
+            if isinstance(act, Call):
+                numbers = [number for number, _ in self._use(act.function_id).used]
+                self._require(numbers, mended, f"function {self._name(act)!r}")
+            elif isinstance(act, Collective):
+                if act.kind == "broadcast":
+                    # What comes after it in the same order may use the variables.
+                    mended.update(act.variables)
+                elif act.kind not in _LOOKS:
+                    self._require(act.variables, mended, f"{act.kind}()")
+
     def _require(self, numbers: Iterable[int], mended: Set[int], what: str) -> None:
         differing = sorted(self._differ.intersection(numbers) - mended)
         if differing:
@@ -110,16 +134,14 @@ class Replicas:
                 f"With fork(atomic=True) a failed call changes nothing"
             )
 
-    def _tell_of_changes(self, numbers: Sequence[int], act: Call) -> None:
+    def _tell_of_changes(self, act: Call) -> None:
         """Warn of values that the master alone has: it was not the runtime that set them."""
         seen, registry = self._seen, self._registry
         changed = [
             number
-            for number in numbers
-            if number in seen and seen[number] is not value_of(registry[number])
+            for number, storage in self._use(act.function_id).used
+            if number in seen and seen[number] is not storage[0]
         ]
-        if not changed:
-            return
         # The value of before is no news, as after a look at what `as_theano()` makes of it.
         news = [n for n in changed if not _same(seen[n], value_of(registry[n]))]
         self._see(changed)
@@ -140,17 +162,19 @@ class Replicas:
         for number in numbers:
             seen[number] = registry[number].container.storage[0]
 
-    def _numbers(self, function_id: int) -> List[int]:
-        """The variables that a function uses and that ought to be alike on all ranks."""
-        numbers = self._used.get(function_id)
-        if numbers is None:
-            plain = self._functions[function_id].forms[PLAIN]
-            numbers = self._used[function_id] = [
-                self._registry.number_of(variable)
-                for variable in plain.get_shared()
+    def _use(self, function_id: int) -> _Use:
+        use = self._uses.get(function_id)
+        if use is None:
+            loaded = self._functions[function_id]
+            used = [
+                (self._registry.number_of(variable), variable.container.storage)
+                for variable in loaded.forms[PLAIN].get_shared()
                 if not is_random_state(variable) and not is_row_share(variable)
             ]
-        return numbers
+            updated = {id(storage) for storage in changed_by(loaded.forms[PLAIN])}
+            changed = [(number, storage) for number, storage in used if id(storage) in updated]
+            use = self._uses[function_id] = _Use(used, changed)
+        return use
 
     def _name(self, act: Call) -> str:
         return self._functions[act.function_id].recipe.name

@@ -329,16 +329,18 @@ class Runtime:
         results = controller.run([act.step for act in prepared])
         run_s = perf_counter() - began
         self._ledger.record(prepared, controller.times, began - controller.turn.began, run_s)
-        finished = [act.finish(result) for act, result in zip(prepared, results)]
+        finished, events = [], []
+        for act, result in zip(prepared, results):
+            finished.append(act.finish(result))
+            events.append(act.event)
         # Last: a reminder may be an error, where the user's filters make it one.
-        events = [act.event for act in prepared]
         self._history.note(events)
-        self._sentinels.called(events)
+        if self._sentinels.watches:
+            self._sentinels.called(events)
         return finished
 
     def enter(self, act: Act, name: Optional[Hashable] = None, holder: Any = None) -> int:
         """Give an act a number; the same again for a `name` that is known."""
-        # First: room for its arrays may have been made where older acts had theirs.
         self._controller.forget_released()
         return self._controller.book.enter(act, name, holder)
 

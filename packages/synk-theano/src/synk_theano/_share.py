@@ -9,12 +9,14 @@ every execution.
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ._accumulate import Accumulator
+from ._bare import trusting
 from ._collecting import collect, collect_on_device
 from ._flight import KINDS, Phase
 from ._loaded import LoadedFunction
@@ -29,6 +31,10 @@ from .exceptions import InputValueError
 
 if TYPE_CHECKING:
     from ._rank import Rank
+
+# Members of enums are slow to look up in some versions of Python.
+_COPY, _COMPUTE, _SLICE = Phase.COPY, Phase.COMPUTE, Phase.SLICE
+_COLLECTIVE, _REDUCE = Phase.COLLECTIVE, Phase.REDUCE
 
 
 class CallResult(NamedTuple):
@@ -74,6 +80,7 @@ class PreparedCall:
         self._rows = call.rows or Rows(bounds=())
         self._index = None if self._rows.index is None else arrays.get(self._rows.index)
         self._counts = (1,) * comm.size if call.rows is None else call.rows.counts
+        rows = self._counts[comm.rank]
         recipe = loaded.recipe
         wanted = range(len(recipe.output_ops)) if call.outputs is None else call.outputs
         self._ops = [recipe.output_ops[position] for position in wanted]
@@ -87,7 +94,7 @@ class PreparedCall:
             and call.form.select is None
             and not recipe.row_shares
             and not (self._selects and call.rows is None)
-            and self._counts[comm.rank] > 0
+            and rows > 0
         )
         self._origin: Optional[int] = None
         self._piece = 0
@@ -96,14 +103,15 @@ class PreparedCall:
         self._brought = [is_device_type(s.variable.type) for s in self._function.maker.inputs]
         self._brings = any(self._brought)
         self._copies = self._index is not None
-        for i, array in enumerate([a for a, _ in self._scattered] + self._broadcast):
+        inputs = [array for array, _ in self._scattered] + self._broadcast
+        for i, array in enumerate(inputs):
             if not self._brought[i]:
                 continue
             if i < len(self._scattered) and device.wants_buffer(array):
                 self._copies = True
             elif i >= len(self._scattered) or self._index is None:
                 device.lock(array)
-        self._trusted = self._may_trust()
+        self._trusting = trusting(self._function, inputs)
         # What it gives new values: the journal keeps the old ones.
         self._changed = changed_by(self._function)
         if call.form.accumulate:
@@ -112,7 +120,8 @@ class PreparedCall:
         self.name = recipe.name
         self.doing = f"function {recipe.name!r}"
         self.synchronizes = any(op is not None for op in self._ops)
-        self.record = (KINDS.index("function"), recipe.function_id, *self._amount())
+        nbytes = sum(array.nbytes for array in inputs)
+        self.record = (KINDS.index("function"), recipe.function_id, rows, nbytes)
 
     def __call__(self, origin: int, place: int) -> Optional[CallResult]:
         """Do this rank's part, updates included. Blocks until all ranks have done theirs, if
@@ -137,21 +146,15 @@ class PreparedCall:
         else:
             selection = None
             if self._selects:
-                flight.enter(Phase.COPY)
-                selection = self._select()
-                flight.enter(Phase.COLLECTIVE)
-                counts = self._agree_on_rows(selection)
-                self._check_own_result(counts)
-                agreed = perf_counter()
-                recorder.add("wait", "agree on rows", begin, agreed)
-                begin = agreed
+                selection, counts = self._select_rows()
+                begin = perf_counter()
             if self._meeting is not None:
                 self._meeting.begin(counts, self._call.num_slices)
             values = self._compute(origin, counts, selection)
         if self._meeting is not None:
-            flight.enter(Phase.COLLECTIVE)
+            flight.enter(_COLLECTIVE)
             self._meeting.finish()
-        flight.enter(Phase.REDUCE)
+        flight.enter(_REDUCE)
         computed = perf_counter()
         if place < len(self._times):
             self._times[place] = computed - begin
@@ -177,49 +180,49 @@ class PreparedCall:
         """One execution on views of the inputs, or on excerpts by index."""
         start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
         if origin != self._origin or self._copies:
-            self._flight.enter(Phase.COPY)
+            self._flight.enter(_COPY)
             # What interrupts in between leaves no rows that pass for others.
             self._origin = None
             self._arguments = self._inputs(origin, start, stop)
             self._origin = origin
-        # Spares Theano a look at each argument.
-        self._function.trust_input = self._trusted
-        try:
-            results = self._run(self._arguments, origin, start)
-        finally:
-            self._function.trust_input = False
+        results = self._run(self._trusting, self._arguments, origin, start)
         wanted = self._call.outputs
         return results if wanted is None else [results[i] for i in wanted]
 
-    def _run(self, arguments: Sequence[np.ndarray], origin: int, begin: int) -> List[Any]:
+    def _run(
+        self, function: Any, arguments: Sequence[np.ndarray], origin: int, begin: int
+    ) -> List[Any]:
         """Run the function on rows of the selection, of which `begin` is the first."""
         finite, meeting = self._rank.finite[0], self._meeting
         if finite is None:
-            return self._launch(arguments, meeting)
-        loaded, call, piece = self._loaded, self._call, self._piece
+            return self._launch(function, arguments, meeting)
+        loaded, call, piece, launch = self._loaded, self._call, self._piece, self._launch
         return finite.run(
-            Execution(loaded, call, origin, begin, piece, meeting, self._launch, arguments)
+            Execution(
+                loaded, call, origin, begin, piece, meeting, partial(launch, function), arguments
+            )
         )
 
-    def _launch(self, arguments: Sequence[np.ndarray], meeting: Any) -> List[Any]:
+    def _launch(self, function: Any, arguments: Sequence[np.ndarray], meeting: Any) -> List[Any]:
         try:
             if self._brings:
-                self._flight.enter(Phase.COPY)
+                self._flight.enter(_COPY)
                 bring, began = self._device.bring, perf_counter()
                 arguments = [bring(a) if b else a for a, b in zip(arguments, self._brought)]
                 self._recorder.add("copy", "to the device", began, perf_counter())
-            self._flight.enter(Phase.SLICE if self._piece else Phase.COMPUTE, self._piece)
+            self._flight.enter(_SLICE if self._piece else _COMPUTE, self._piece)
             if meeting is None:
-                results: List[Any] = self._function(*arguments)
+                results: List[Any] = function(*arguments)
             else:
-                results = meeting.execute(self._function, arguments)
+                results = meeting.execute(function, arguments)
         except BaseException:
             # Theano does so only after a success; here it would keep shared memory alive.
             for container in self._function.input_storage[: len(arguments)]:
                 container.storage[0] = None
             raise
         finally:
-            self._device.settle()
+            if self._brings:
+                self._device.settle()
         return results
 
     def release(self) -> None:
@@ -231,18 +234,19 @@ class PreparedCall:
         self._arguments = []
         self._index = None
 
-    def _amount(self) -> Tuple[int, int]:
-        """The rows of this rank's share, and the bytes of the arrays that it is taken from."""
-        arrays = [array for array, _ in self._scattered] + self._broadcast
-        return self._counts[self._comm.rank], sum(array.nbytes for array in arrays)
+    def _select_rows(self) -> Tuple[Selection, Tuple[int, ...]]:
+        """The rows of sliceable variables that this rank uses, and how many each rank stands for.
 
-    def _may_trust(self) -> bool:
-        """Whether all arguments are what their variables take, without conversion."""
-        arrays = [array for array, _ in self._scattered] + self._broadcast
-        return all(
-            array.dtype.name == getattr(spec.variable.type, "dtype", None) and array.flags.aligned
-            for array, spec in zip(arrays, self._function.maker.inputs)
-        )
+        Blocks until all ranks know theirs.
+        """
+        began = perf_counter()
+        self._flight.enter(_COPY)
+        selection = self._select()
+        self._flight.enter(_COLLECTIVE)
+        counts = self._agree_on_rows(selection)
+        self._check_own_result(counts)
+        self._recorder.add("wait", "agree on rows", began, perf_counter())
+        return selection, counts
 
     def _agree_on_rows(self, selection: Selection) -> Tuple[int, ...]:
         """The rows that each rank stands for."""
@@ -314,7 +318,7 @@ class PreparedCall:
             for i, (start, stop) in enumerate(pieces):
                 began = perf_counter()
                 self._piece = i + 1 if sliced else 0
-                self._flight.enter(Phase.COPY, self._piece)
+                self._flight.enter(_COPY, self._piece)
                 self._rank.heed_interrupt()
                 self._set_row_share((stop - start) / total if total else 1.0)
                 values = self._execute(origin, first, start, stop, selection)
@@ -345,7 +349,7 @@ class PreparedCall:
     ) -> List[Any]:
         arguments = self._inputs(origin, first + start, first + stop)
         arguments += self._selected(selection, start, stop)
-        results = self._run(arguments, origin, first + start)
+        results = self._run(self._function, arguments, origin, first + start)
         if self._call.outputs is None:
             return results
         # Not every linker takes output_subset, and updates have to run whatever is wanted.

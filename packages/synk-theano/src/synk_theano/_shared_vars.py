@@ -16,6 +16,9 @@ from ._shown import shown
 from ._values import on_host
 from .exceptions import NotSharedVariable
 
+Storage = List[Any]
+"""The one-element list in which a shared variable's value lies."""
+
 
 @dataclass(frozen=True)
 class VariableRecord:
@@ -53,7 +56,7 @@ def store(variable: Any, value: Any) -> None:
     variable.set_value(value, borrow=True)
 
 
-def changed_by(compiled: Any) -> List[List[Any]]:
+def changed_by(compiled: Any) -> List[Storage]:
     """Where the variables have their values that a compiled function itself gives new ones."""
     return [
         container.storage
@@ -87,7 +90,7 @@ class VariableRegistry:
             self._numbers[id(variable.container.storage)] = number
         return number
 
-    def known_number(self, storage: list[Any]) -> Optional[int]:
+    def known_number(self, storage: Storage) -> Optional[int]:
         """The number of the variable whose value lies in `storage`, or None."""
         return self._numbers.get(id(storage))
 

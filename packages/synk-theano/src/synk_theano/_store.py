@@ -17,11 +17,15 @@ from .exceptions import InputTypeError
 
 
 class DataStore:
-    """Makes `Data`, and remembers which of them are gone, so that workers drop their mappings."""
+    """Makes `Data`, and remembers which of them are gone, so that workers drop their mappings.
+
+    Attributes:
+        released: keys of `Data` that are gone, or lie elsewhere, oldest first. Finalizers append to
+            it, which may run at any time in any thread.
+    """
 
     def __init__(self) -> None:
-        # Filled by finalizers, which may run at any time in any thread: appending is atomic.
-        self._released: Deque[int] = deque()
+        self.released: Deque[int] = deque()
         self._staged: Dict[Tuple[Any, ...], Data] = {}
 
     def make(
@@ -55,7 +59,7 @@ class DataStore:
                 f"data(): got dtype={dtype}, ndim={ndim}, expected both to be known; give a value, "
                 f"a Theano variable (var=), or dtype= and ndim= (or shape=)"
             )
-        data = Data(dtype, ndim, minibatch, name, self._released.append)
+        data = Data(dtype, ndim, minibatch, name, self.released.append)
         if value is not None:
             data.set_value(value, force_cast=force_cast, oversize=oversize)
         if shape is not None:
@@ -64,7 +68,7 @@ class DataStore:
 
     def ref(self, data: Data) -> ArrayRef:
         """Where the workers find it, whichever runtime it is from."""
-        return data.ref(self._released.append)
+        return data.ref(self.released.append)
 
     def room(
         self, slot: Tuple[Any, ...], dtype: np.dtype, shape: Tuple[int, ...]
@@ -80,17 +84,10 @@ class DataStore:
         for slot in [slot for slot in self._staged if slot[0] == function_id]:
             del self._staged[slot]
 
-    def released(self) -> Tuple[int, ...]:
-        """The keys of `Data` that are gone, or lie elsewhere, oldest first."""
-        if not self._released:
-            return ()
-        # Not by iterating: a finalizer may append meanwhile.
-        return tuple(self._released[i] for i in range(len(self._released)))
-
     def forget(self, count: int) -> None:
         """The first so many of the released keys have been dealt with."""
         for _ in range(count):
-            self._released.popleft()
+            self.released.popleft()
 
     def clear(self) -> None:
         """Free what was staged."""

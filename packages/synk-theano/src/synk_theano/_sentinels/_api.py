@@ -57,6 +57,9 @@ class Sentinels:
         rank: the master's.
         history: what was done.
         specs: of all functions, by number.
+
+    Attributes:
+        watches: those of replicas, some of which may have ended.
     """
 
     def __init__(
@@ -66,21 +69,21 @@ class Sentinels:
         self._rank = rank
         self._history = history
         self._writers = Writers(history, rank.registry, specs)
-        self._watches: List[ReplicaWatch] = []
+        self.watches: List[ReplicaWatch] = []
 
     def watch_replicas(self, shared_vars: Any, every: Any, action: Any) -> ReplicaWatch:
         """Compare variables from now on."""
         watch = ReplicaWatch(self._runner, self._writers, shared_vars, every, action)
-        self._watches.append(watch)
+        self.watches.append(watch)
         return watch
 
     def called(self, events: Sequence[Event]) -> None:
         """An order is done; the caller has the turn. What is not the program's does not count."""
-        if not self._watches or not self._history.on:
+        if not self._history.on:
             return
-        self._watches = [watch for watch in self._watches if watch.watching]
+        self.watches = [watch for watch in self.watches if watch.watching]
         if any(event.kind == "call" for event in events):
-            for watch in self._watches:
+            for watch in self.watches:
                 watch.called()
 
     def watch_finite(self, on: Any) -> FiniteWatch:
