@@ -331,6 +331,8 @@ class Controller:
             KeyboardInterrupt: Ctrl-C, and some rank does not listen.
         """
         self._pool.check(self._box.doing)
+        if not self._joined:
+            self._pool.check_joining()
         self._interrupts.check()
         self._stalls.check()
         self._interrupts.install()

@@ -126,6 +126,17 @@ class WorkerPool:
                     f"unlock`)"
                 )
 
+    def check_joining(self) -> None:
+        """Return at once if no worker has told of a failure, while they meet.
+
+        Raises:
+            StartError: one has, and will not come.
+        """
+        answers = [_answer(worker) for worker in self._workers if worker.channel.pending()]
+        failed = [answer for answer in answers if isinstance(answer, Failure)]
+        if failed:
+            self._require_started(failed)
+
     def _require_started(self, failed: Sequence[Failure]) -> None:
         """Raise the cause, if of any worker is known that it cannot start."""
         gone = self._first_gone()

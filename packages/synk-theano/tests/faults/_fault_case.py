@@ -139,6 +139,7 @@ class Struck:
         if self._state.boots:
             assert f"rank {self._setting.struck}" in error["message"]
             assert self._fault.deed in error["message"]
+            self._in_time(NOTICE_S)
             return
         assert error["rank"] == self._setting.struck
         assert error["others"] == {}
