@@ -6,7 +6,7 @@ import itertools
 import weakref
 from typing import Any, Dict, Hashable, List, Optional, Sequence, Set
 
-from ._messages import Act, Call, Extras, Step
+from ._messages import Act, Call, Collective, Extras, Step
 
 LIMIT = 1000
 """Acts that are kept; the oldest give way."""
@@ -26,6 +26,7 @@ class Book:
         self._forgotten: List[int] = []
         self._forgotten_arrays: List[int] = []
         self._forgotten_functions: List[int] = []
+        self._forgotten_variables: List[int] = []
         self._holders: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def __contains__(self, number: int) -> bool:
@@ -97,10 +98,30 @@ class Book:
         self.forget(calls)
         self._forgotten_functions.append(function_id)
 
+    def drop_variables(self, numbers: Sequence[int]) -> None:
+        """Nobody has these shared variables any more: drop what refers to them."""
+        gone = set(numbers)
+        collectives = [
+            number
+            for number, act in self._acts.items()
+            if isinstance(act, Collective) and not gone.isdisjoint(act.variables)
+        ]
+        self.forget(collectives)
+        self._forgotten_variables += numbers
+
+    @property
+    def forgets_functions(self) -> bool:
+        """Whether the next order has all ranks let go of functions."""
+        return bool(self._forgotten_functions)
+
     def extras(self) -> Optional[Extras]:
         """What the workers have to know before the next order, or None."""
         if not (
-            self._unsent or self._forgotten or self._forgotten_arrays or self._forgotten_functions
+            self._unsent
+            or self._forgotten
+            or self._forgotten_arrays
+            or self._forgotten_functions
+            or self._forgotten_variables
         ):
             return None
         return Extras(
@@ -108,6 +129,7 @@ class Book:
             tuple(self._forgotten),
             tuple(self._forgotten_arrays),
             tuple(self._forgotten_functions),
+            tuple(self._forgotten_variables),
         )
 
     def sent(self, extras: Extras) -> None:
@@ -115,6 +137,7 @@ class Book:
         del self._forgotten[: len(extras.forget_acts)]
         del self._forgotten_arrays[: len(extras.forget_arrays)]
         del self._forgotten_functions[: len(extras.forget_functions)]
+        del self._forgotten_variables[: len(extras.forget_variables)]
         self._unsent = [number for number in self._unsent if number not in extras.acts]
 
     def failed(self, extras: Optional[Extras]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from time import perf_counter
 from typing import Any, Callable, ContextManager, Dict, Tuple
 
@@ -22,7 +23,7 @@ class Builder:
 
     Args:
         rank: the master's.
-        specs: where those of all functions are kept, by number.
+        specs: where those of functions are kept, by number.
         track: shows work that takes long.
     """
 
@@ -34,6 +35,7 @@ class Builder:
     ) -> None:
         self._rank = rank
         self._specs = specs
+        self._numbers = itertools.count()
         self._track = track
         self._row_share: Any = None
 
@@ -45,7 +47,7 @@ class Builder:
 
     def enter(self, spec: FunctionSpec, plain: Any) -> int:
         """Number a function; the caller has the turn."""
-        function_id = len(self._specs)
+        function_id = next(self._numbers)
         self._register_variables(plain)
         loaded = LoadedFunction(self._recipe(spec, function_id, plain))
         loaded.forms[PLAIN] = plain

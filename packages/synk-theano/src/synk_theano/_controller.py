@@ -11,8 +11,7 @@ import contextlib
 import itertools
 import os
 import pickle
-from collections import deque
-from typing import Any, Callable, Deque, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from ._interrupts import Interrupts
 from ._messages import Join, Order, Step, Stop
 from ._orders import STEPS_IN_LINE
 from ._rank import Rank
+from ._releases import Releases
 from ._replicas import Replicas
 from ._shown import text_of
 from ._stalls import StallWatch
@@ -67,7 +67,7 @@ class Controller:
         book: the acts that orders are made of.
         turn: held while something is staged and performed.
         times: seconds that each rank computed in the last order, by act and rank.
-        dropped: numbers of functions that the user has let go of; finalizers append to it.
+        releases: what the program has let go of.
         replicas: what is known of variables whose values may not be the same on all ranks.
 
     Returns at once; workers start in the background.
@@ -99,7 +99,7 @@ class Controller:
         self._ranks = ranks
         self.book = Book()
         self.turn = Turn()
-        self.dropped: Deque[int] = deque()
+        self.releases = Releases(self.book, store, self.rank.registry, self.replicas)
         self._timeout_s = timeout_s
         self._on_end = on_end
         self._report = report
@@ -275,22 +275,6 @@ class Controller:
         if self._interrupts.end():
             raise KeyboardInterrupt
         return results or []
-
-    def forget_released(self) -> None:
-        """Have everybody forget the functions and arrays that are gone, or lie elsewhere.
-
-        Before anything is staged: an older act may refer to where it goes.
-        """
-        while self.dropped:
-            function_id = self.dropped.popleft()
-            self.book.drop_function(function_id)
-            self._store.drop(function_id)
-        if self._store.released:
-            # Not by iterating: a finalizer may append meanwhile.
-            released = tuple(self._store.released[i] for i in range(len(self._store.released)))
-            self.book.release(released)
-            # Last: after an interrupt they are told once more.
-            self._store.forget(len(released))
 
     def _fail(self, error: BaseException, interrupted: bool) -> None:
         """Raise what an order's failure means, if that is not `error` itself."""

@@ -36,7 +36,11 @@ class Distributor:
 
     def has_all_variables(self) -> bool:
         """Whether the workers have every variable of the registry."""
-        return self._variables == len(self._rank.registry)
+        return self._variables == self._rank.registry.end
+
+    def let_go(self, function_id: int) -> None:
+        """Nobody has a function any more."""
+        self._forms = {(number, form) for number, form in self._forms if number != function_id}
 
     def send_all(self) -> None:
         """Send every function and variable that the workers do not have yet."""
@@ -75,7 +79,7 @@ class Distributor:
             for start, stop, part in parts:
                 payload.data[start:stop] = np.frombuffer(part, np.uint8)
             self._run(Distribute(payload.ref(), variables, compiled))
-        self._variables = len(self._rank.registry)
+        self._variables = self._rank.registry.end
         self._forms.update((number, form) for number, form, _ in forms)
 
     def _pickle(self, content: Any, what: str) -> Tuple[bytes, List[memoryview]]:

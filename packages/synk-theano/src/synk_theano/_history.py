@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from typing import Deque, FrozenSet, Iterable, Iterator, List, Mapping, Set
+from typing import Any, Deque, Dict, FrozenSet, Iterable, Iterator, List, Set, Tuple
 
-from ._facts import Event, facts_of
+from ._facts import Event, FunctionFacts, facts_of
 from ._lint import ERROR, Finding, Findings, lint
 from ._shared_vars import VariableRegistry
 from ._spec import FunctionSpec
@@ -14,6 +15,10 @@ from .exceptions import LintWarning
 
 EVENTS = 10_000
 """Calls and collectives that are looked back on."""
+
+MOST_GONE = 1000
+"""Beyond so many functions that nobody has any more, those of which no call is looked back on are
+forgotten."""
 
 REMINDERS = (100, EVENTS)
 """After so many the program is looked through, unasked; and again when it ends."""
@@ -28,7 +33,7 @@ class History:
 
     Args:
         registry: the shared variables.
-        specs: of all functions, by number.
+        specs: of functions, by number.
         size: number of ranks.
 
     Attributes:
@@ -36,11 +41,13 @@ class History:
     """
 
     def __init__(
-        self, registry: VariableRegistry, specs: Mapping[int, FunctionSpec], size: int
+        self, registry: VariableRegistry, specs: Dict[int, FunctionSpec], size: int
     ) -> None:
         self.on = True
         self._registry = registry
         self._specs = specs
+        self._gone: Dict[int, FunctionFacts] = {}
+        self._strangers = itertools.count(-1, -1)
         self._size = size
         self._hidden: Set[int] = set()
         self._events: Deque[Event] = deque(maxlen=EVENTS)
@@ -55,6 +62,23 @@ class History:
         if not self.on:
             self._hidden.add(function_id)
 
+    def let_go(self, function_id: int) -> None:
+        """Nobody has a function any more: keep of its graph what is needed to judge the program."""
+        spec = self._specs.pop(function_id, None)
+        if spec is None:
+            return  # the runtime has ended
+        if any(event.function_id == function_id for event in self._events):
+            self._gone[function_id] = facts_of(spec, self._known_number, function_id)
+            if len(self._gone) > MOST_GONE:
+                called = {event.function_id for event in self._events}
+                self._gone = {n: facts for n, facts in self._gone.items() if n in called}
+        self._hidden.discard(function_id)
+
+    def _known_number(self, variable: Any) -> int:
+        """A variable's number; of one that no rank has, one that nothing else has."""
+        number = self._registry.known_number(variable.container.storage)
+        return next(self._strangers) if number is None else number
+
     def note(self, events: Iterable[Event]) -> None:
         """Take in what was done."""
         if not self.on:
@@ -68,21 +92,31 @@ class History:
         """What was done, the last of it first."""
         return reversed(self._events)
 
+    def updated_by(self, function_id: int) -> Tuple[str, FrozenSet[int]]:
+        """The name of a function that was called, and the variables that it updates."""
+        facts = self._gone.get(function_id)
+        if facts is not None:
+            return facts.name, facts.updates
+        spec = self._specs[function_id]
+        updates = frozenset(self._known_number(target) for target, _, _ in spec.accumulated)
+        return spec.name or f"function {function_id}", updates
+
     def findings(self, unequal: FrozenSet[int] = frozenset()) -> Findings:
         """What `lint()` finds, given the variables that are known to differ between ranks."""
-        facts = [
-            facts_of(spec, self._registry.number_of, number)
-            for number, spec in self._specs.items()
-            if number not in self._hidden
-        ]
-        names = {number: v.name for number, v in enumerate(self._registry) if v.name}
+        facts = dict(self._gone)
+        for number, spec in self._specs.items():
+            if number not in self._hidden:
+                facts[number] = facts_of(spec, self._registry.number_of, number)
+        names = {number: v.name for number, v in self._registry.variables.items() if v.name}
         truncated = len(self._events) == EVENTS
         events = tuple(self._events)
-        return Findings(lint(facts, events, names, self._size, truncated, unequal))
+        in_order = [facts[number] for number in sorted(facts)]
+        return Findings(lint(in_order, events, names, self._size, truncated, unequal))
 
     def remind(self) -> None:
         """Warn, once, of what lets the ranks' parameters part, if the program has updates."""
-        if self._size == 1 or not any(spec.accumulated for spec in self._specs.values()):
+        updates = [spec.accumulated for spec in self._specs.values()]
+        if self._size == 1 or not (any(updates) or any(f.updates for f in self._gone.values())):
             return
         try:
             findings = [

@@ -99,6 +99,10 @@ class Journal:
             self._kept.pop()
         self._known = None
 
+    def forget(self, number: int) -> None:
+        """Let go of what is kept for a variable that nobody has any more."""
+        self._spares.pop(number, None)
+
     def clear(self) -> None:
         """Let go of everything."""
         self._kept, self._known = [], None

@@ -208,6 +208,7 @@ class Extras:
         forget_acts: numbers that will not be used any more.
         forget_arrays: keys of arrays whose mappings are no longer needed.
         forget_functions: numbers of functions that will not be called any more.
+        forget_variables: numbers of shared variables that nobody has any more.
         steps: the order's steps, if they are too many for its line.
     """
 
@@ -215,6 +216,7 @@ class Extras:
     forget_acts: Tuple[int, ...] = ()
     forget_arrays: Tuple[int, ...] = ()
     forget_functions: Tuple[int, ...] = ()
+    forget_variables: Tuple[int, ...] = ()
     steps: Optional[List[Step]] = None
 
 

@@ -10,6 +10,7 @@ told to raise what it else warns of): it declines the collective that the others
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from time import perf_counter
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -178,7 +179,7 @@ class Rank:
         self.serial = order.serial
         self.doing = "taking in what is new"
         self.journal.begin()
-        known = len(self.registry)
+        known = self.registry.end
         flight, recording = self.flight, self.recorder.on
         ending = False
         try:
@@ -297,6 +298,13 @@ class Rank:
         self.arrays.forget(extras.forget_arrays)
         for number in extras.forget_functions:
             self.functions.pop(number, None)
+        for number in extras.forget_variables:
+            self.registry.forget(number)
+            self.journal.forget(number)
+        if extras.forget_functions and not self.is_master:
+            # Graphs are cycles. Little else is made here that would have them looked for; when to
+            # do so in the master is the user's business.
+            gc.collect()
         for number, act in extras.acts.items():
             self._acts[number] = self._prepared(act)
 

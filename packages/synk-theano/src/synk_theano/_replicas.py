@@ -88,7 +88,7 @@ class Replicas:
                     self._differ.difference_update(act.variables)
             elif isinstance(act, Distribute):
                 known = self._seen
-                self._see(n for n in range(len(self._registry)) if n not in known)
+                self._see([n for n in self._registry.variables if n not in known])
 
     def failed(self, acts: Sequence[Optional[Act]]) -> None:
         """An order has failed on some rank."""
@@ -105,10 +105,21 @@ class Replicas:
         """Take all values as they are now for known."""
         self._see(list(self._seen))
 
+    def drop_function(self, number: int) -> None:
+        """Nobody has a function any more."""
+        self._uses.pop(number, None)
+
+    def drop_variables(self, numbers: Iterable[int]) -> None:
+        """Nobody has these shared variables any more."""
+        for number in numbers:
+            self._seen.pop(number, None)
+            self._differ.discard(number)
+
     def clear(self) -> None:
         """Forget everything: the runtime has ended."""
         self._differ.clear()
         self._seen.clear()
+        self._uses.clear()
 
     def _require_all(self, acts: Sequence[Optional[Act]]) -> None:
         mended: Set[int] = set()

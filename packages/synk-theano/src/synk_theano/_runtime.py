@@ -164,10 +164,11 @@ class Runtime:
         self._recordings = Recordings(self._controller, self.enter, timeline)
         atexit.register(self.close)
         self._history = History(self._rank.registry, self._specs, self.size)
-        self._sentinels = Sentinels(self, self._rank, self._history, self._specs)
+        self._sentinels = Sentinels(self, self._rank, self._history)
         self._ledger = Ledger(self.size, self.master)
         self._builder = Builder(self._rank, self._specs, track)
         self._distributor = Distributor(self._rank, self.run_alone, self._store)
+        self._controller.releases.on_function = self._let_go
         self.collectives = Collectives(self)
         self.delayed = DelayedCollectives(self)
 
@@ -221,6 +222,11 @@ class Runtime:
         self._controller.require_open()
         return self._sentinels.watch_finite(on)
 
+    def _let_go(self, function_id: int) -> None:
+        """Nobody has a function any more."""
+        self._history.let_go(function_id)
+        self._distributor.let_go(function_id)
+
     def _forget_functions(self) -> None:
         # Users may keep functions; these must not keep shared memory.
         for function in self._functions:
@@ -238,7 +244,8 @@ class Runtime:
             self._history.hide(function_id)
             function = Function(spec, function_id, plain, self)
             self._functions.add(function)
-            weakref.finalize(function, self._controller.dropped.append, function_id).atexit = False
+            gone = self._controller.releases.functions
+            weakref.finalize(function, gone.append, function_id).atexit = False
         if self.size > 1:
             warn_of_wrong(spec)
         return function
@@ -295,7 +302,7 @@ class Runtime:
             self._controller.require_open()
             if not len(self._history):
                 return self._history.findings()
-            variables = dict(enumerate(self._rank.registry))
+            variables = self._rank.registry.variables
             return self._history.findings(unequal_replicas(self.collectives, variables))
 
     @contextmanager
@@ -341,13 +348,13 @@ class Runtime:
 
     def enter(self, act: Act, name: Optional[Hashable] = None, holder: Any = None) -> int:
         """Give an act a number; the same again for a `name` that is known."""
-        self._controller.forget_released()
+        self._controller.releases.look()
         return self._controller.book.enter(act, name, holder)
 
     def knows(self, number: int) -> bool:
         """Whether an act still has this number."""
         self._controller.require_open()
-        self._controller.forget_released()
+        self._controller.releases.look()
         return number in self._controller.book
 
     def ref(self, data: Data) -> ArrayRef:

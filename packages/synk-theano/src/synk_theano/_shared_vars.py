@@ -2,15 +2,21 @@
 
 A shared variable's identity is the one-element list in which its value lies
 (``sv.container.storage``): compiled functions hold that list, clones of the variable share it.
-The registry keeps variables alive, so that an identity is never used twice.
+The registry keeps the list alive until all ranks have been told to forget the variable, so that an
+identity is never used twice.
 """
 
 from __future__ import annotations
 
+import copy
+import sys
+import weakref
+from collections import deque
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
 from theano.compile import SharedVariable
+from theano.gof.utils import scratchpad
 
 from ._shown import shown
 from ._values import on_host
@@ -18,6 +24,12 @@ from .exceptions import NotSharedVariable
 
 Storage = List[Any]
 """The one-element list in which a shared variable's value lies."""
+
+
+_OWN = 2
+"""References to a storage that nobody else has, as `sys.getrefcount` counts them in `unused`."""
+
+_KEPT_TAGS = ("is_rng", "synk_row_share")
 
 
 @dataclass(frozen=True)
@@ -66,33 +78,67 @@ def changed_by(compiled: Any) -> List[Storage]:
 
 
 class VariableRegistry:
-    """Numbers for shared variables; see the module's docstring."""
+    """Numbers for shared variables, each given once; see the module's docstring.
+
+    Of the user's variables it has twins, which have the same storage: so it can tell when the user
+    has let go of one.
+
+    Attributes:
+        variables: by number.
+        end: the number that the next new one gets.
+        left: numbers of variables that the user may have let go of. Finalizers append to it, which
+            may run at any time in any thread.
+    """
 
     def __init__(self) -> None:
-        self._variables: List[Any] = []
+        self.variables: Dict[int, Any] = {}
+        self.end = 0
+        self.left: Deque[int] = deque()
+        self._in_use: List[int] = []
         self._numbers: Dict[int, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._variables)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._variables)
-
     def __getitem__(self, number: int) -> Any:
-        return self._variables[number]
+        return self.variables[number]
 
     def number_of(self, variable: Any) -> int:
         """The variable's number; a new one if it was not known."""
         number = self._numbers.get(id(variable.container.storage))
         if number is None:
-            number = len(self._variables)
-            self._variables.append(variable)
-            self._numbers[id(variable.container.storage)] = number
+            number = self._insert(self.end, _twin(variable))
+            weakref.finalize(variable.container, self.left.append, number).atexit = False
         return number
 
     def known_number(self, storage: Storage) -> Optional[int]:
         """The number of the variable whose value lies in `storage`, or None."""
         return self._numbers.get(id(storage))
+
+    def unused(self) -> List[int]:
+        """The numbers of variables whose storage nobody else has, among those that were left."""
+        # Not by iterating: a finalizer may append meanwhile.
+        asked = {*self._in_use, *(self.left[i] for i in range(len(self.left)))}
+        return [
+            number
+            for number in sorted(asked & self.variables.keys())
+            if sys.getrefcount(self.variables[number].container.storage) <= _OWN
+        ]
+
+    def looked_at(self, unused: Sequence[int], again: bool) -> None:
+        """All that was left has been dealt with, but for what somebody has still.
+
+        Args:
+            unused: what `unused` has given.
+            again: somebody is about to let go of it, too.
+        """
+        left = {*self._in_use, *(self.left.popleft() for _ in range(len(self.left)))}
+        self._in_use = sorted(left.difference(unused) & self.variables.keys())
+        if again:
+            self.left.extend(self._in_use)
+
+    def forget(self, number: int) -> None:
+        """Nobody has a variable any more."""
+        variable = self.variables.pop(number, None)
+        if variable is not None:
+            del self._numbers[id(variable.container.storage)]
 
     def records(self, start: int) -> Tuple[VariableRecord, ...]:
         """Records of all variables from number `start` on."""
@@ -107,7 +153,8 @@ class VariableRegistry:
                 value=on_host(value_of(variable)),
                 is_random=bool(getattr(variable.tag, "is_rng", False)),
             )
-            for number, variable in enumerate(self._variables[start:], start)
+            for number, variable in self.variables.items()
+            if number >= start
         )
 
     def adopt(self, record: VariableRecord, value: Any) -> None:
@@ -115,12 +162,8 @@ class VariableRegistry:
 
         A variable that is known already stays as it is: it was sent twice.
         """
-        if record.number < len(self._variables):
+        if record.number < self.end:
             return
-        if record.number > len(self._variables):
-            raise RuntimeError(
-                f"variable number {record.number} arrived, expected {len(self._variables)}"
-            )
         variable = record.cls(
             name=record.name,
             type=record.type,
@@ -131,10 +174,27 @@ class VariableRegistry:
         )
         if record.is_random:
             variable.tag.is_rng = True
-        self.number_of(variable)
+        self._insert(record.number, variable)
 
     def truncate(self, length: int) -> None:
         """Forget the variables from number `length` on."""
-        for variable in self._variables[length:]:
-            del self._numbers[id(variable.container.storage)]
-        del self._variables[length:]
+        for number in [number for number in self.variables if number >= length]:
+            self.forget(number)
+        self.end = length
+
+    def _insert(self, number: int, variable: Any) -> int:
+        self.variables[number] = variable
+        self._numbers[id(variable.container.storage)] = number
+        self.end = number + 1
+        return number
+
+
+def _twin(variable: Any) -> Any:
+    """Another variable with the same storage, which keeps nothing else of this one alive."""
+    twin = variable.clone()
+    twin.container = copy.copy(variable.container)
+    twin.tag = scratchpad()
+    for name in _KEPT_TAGS:
+        if hasattr(variable.tag, name):
+            setattr(twin.tag, name, getattr(variable.tag, name))
+    return twin

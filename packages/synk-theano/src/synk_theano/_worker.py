@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import pickle
 import select
@@ -199,6 +200,8 @@ def _prepare(hello: Hello) -> Any:
     if hello.record:
         rank.recorder.start()
     obey(rank)
+    # What is imported stays: to look through it whenever a function goes would take longer.
+    gc.freeze()
     return rank
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator, List, Mapping, Sequence
+from typing import Any, Iterator, List, Sequence
 
 from synk_theano._facts import Event
 from synk_theano._history import History
@@ -11,7 +11,6 @@ from synk_theano._messages import WatchFinite
 from synk_theano._rank import Rank
 from synk_theano._sentinels._drift import ReplicaWatch, Runner, Writers
 from synk_theano._shown import shown
-from synk_theano._spec import FunctionSpec
 from synk_theano.exceptions import InputTypeError
 
 
@@ -56,19 +55,16 @@ class Sentinels:
         runner: the runtime.
         rank: the master's.
         history: what was done.
-        specs: of all functions, by number.
 
     Attributes:
         watches: those of replicas, some of which may have ended.
     """
 
-    def __init__(
-        self, runner: Runner, rank: Rank, history: History, specs: Mapping[int, FunctionSpec]
-    ) -> None:
+    def __init__(self, runner: Runner, rank: Rank, history: History) -> None:
         self._runner = runner
         self._rank = rank
         self._history = history
-        self._writers = Writers(history, rank.registry, specs)
+        self._writers = Writers(history)
         self.watches: List[ReplicaWatch] = []
 
     def watch_replicas(self, shared_vars: Any, every: Any, action: Any) -> ReplicaWatch:

@@ -9,7 +9,6 @@ from typing import (
     Dict,
     Iterable,
     List,
-    Mapping,
     Optional,
     Protocol,
     Sequence,
@@ -22,9 +21,7 @@ from synk_theano._lineage import is_random_state, is_row_share
 from synk_theano._messages import Act, Collective
 from synk_theano._plan import is_int
 from synk_theano._shared_api import listed_variables
-from synk_theano._shared_vars import VariableRegistry
 from synk_theano._shown import shown
-from synk_theano._spec import FunctionSpec
 from synk_theano._warn import warn_user
 from synk_theano.exceptions import InputValueError, ReplicasDiffer, ReplicaWarning
 
@@ -208,41 +205,21 @@ class Writers:
 
     Args:
         history: what was done.
-        registry: the shared variables.
-        specs: of all functions by number, also of those that the user has let go of.
     """
 
-    def __init__(
-        self,
-        history: History,
-        registry: VariableRegistry,
-        specs: Mapping[int, FunctionSpec],
-    ) -> None:
+    def __init__(self, history: History) -> None:
         self._history = history
-        self._registry = registry
-        self._specs = specs
-        self._updated: Dict[int, Tuple[Optional[int], ...]] = {}
 
     def last(self, number: int) -> str:
         """In words; the variable is told by its number."""
         for event in self._history.latest():
-            if event.kind == "call":
-                if event.function_id is not None and number in self._updates(event.function_id):
-                    name = self._specs[event.function_id].name
-                    return f"function {name or f'function {event.function_id}'!r}"
+            if event.kind == "call" and event.function_id is not None:
+                name, updated = self._history.updated_by(event.function_id)
+                if number in updated:
+                    return f"function {name!r}"
             elif event.kind in _WRITING and number in event.variables:
                 return f"{event.kind}()" + _of_rank(event)
         return "nothing since it was distributed, as far as is known"
-
-    def _updates(self, function_id: int) -> Tuple[Optional[int], ...]:
-        found = self._updated.get(function_id)
-        if found is None:
-            found = tuple(
-                self._registry.known_number(target.container.storage)
-                for target, _, _ in self._specs[function_id].accumulated
-            )
-            self._updated[function_id] = found
-        return found
 
 
 def grouped(digests: Sequence[str]) -> Tuple[Tuple[int, ...], ...]:
