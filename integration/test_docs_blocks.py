@@ -87,7 +87,12 @@ def test_page_runs(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "integration/_run_page.py"), str(ROOT / name)],
         cwd=tmp_path,
-        env={**os.environ, "SYNKHRONOS_N_PARALLEL": "2", "SYNKHRONOS_USE_GPU": "0"},
+        env={
+            **os.environ,
+            "SYNKHRONOS_N_PARALLEL": "2",
+            "SYNKHRONOS_USE_GPU": "0",
+            "SYNKHRONOS_FLIGHT_DIR": str(tmp_path / "flight"),
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

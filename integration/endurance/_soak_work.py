@@ -20,10 +20,6 @@ ROWS = 600
 GROWN_ROWS = 20_000
 """At most, of a `Data`: 1 MiB."""
 
-ROUNDS = 8
-"""Rounds of `distribute()` with something new, in one life: functions and variables, and the room
-for their inputs, belong to their runtime until it is closed."""
-
 MOST_DATA = 3
 
 MARK = 1e9
@@ -59,7 +55,6 @@ class Life:
     ) -> None:
         self.rng = rng
         self._folder = folder
-        self._rounds = 0
         self.runtime = runtime = Runtime(size, False, master, backend=backend)
         x, y = T.dmatrix("x"), T.dvector("y")
         s0, d0 = rng.normal(size=WIDTH), rng.normal(size=(40, WIDTH))
@@ -286,9 +281,6 @@ class Life:
 
     def distribute(self) -> None:
         """A new function and a new variable, which nobody needs afterwards."""
-        if self._rounds == ROUNDS:
-            return
-        self._rounds += 1
         x = T.dmatrix("x")
         start = self.rng.normal(size=int(self.rng.integers(1, 5000)))
         v = theano.shared(start, name="new")

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Optional
 import _results
 import numpy as np
 import psutil
-from _soak_work import MOST_DATA, ROUNDS, Life
+from _soak_work import MOST_DATA, Life
 from rich.console import Console
 from rich.table import Table
 
@@ -64,10 +64,12 @@ _ALLOCATOR = (
     "free()d pieces between others in use stay with a process; a leak of one row of each call "
     "would be more in an hour"
 )
-_ROOMS = "what is new in a runtime, and the Data that are there, until one or the other is gone"
+_GARBAGE = 8
+"""Functions of a soak that nobody has any more, waiting to be looked for."""
+_ROOMS = "what is new and gone, until Python has looked for it, and the Data that are there"
 _SIZES = "Data of up to 1 MiB, half as much again to grow into, come and go"
 _THREADS = "threads end a moment after their work"
-_PLACES = float(ROUNDS + MOST_DATA + 1)
+_PLACES = float(_GARBAGE + MOST_DATA + 1)
 BOUNDS = {
     "master's memory": Bound("MiB", 6.0, 0.03, _ALLOCATOR),
     "largest worker's memory": Bound("MiB", 6.0, 0.03, _ALLOCATOR),

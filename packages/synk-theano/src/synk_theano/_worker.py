@@ -202,6 +202,7 @@ def _prepare(hello: Hello) -> Any:
     obey(rank)
     # What is imported stays: to look through it whenever a function goes would take longer.
     gc.freeze()
+    gc.enable()  # see _boot
     return rank
 
 

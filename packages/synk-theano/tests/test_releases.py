@@ -1,0 +1,233 @@
+"""What the program lets go of, all ranks let go of; what it still has in some way stays."""
+
+from __future__ import annotations
+
+import gc
+import random
+import warnings
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from theano.compile import SharedVariable
+from theano.compile.ops import as_op
+
+from synk_theano import Runtime
+from synk_theano._shared_vars import VariableRegistry
+from synk_theano.exceptions import ReplicaWarning, WorkerFailed
+
+
+@as_op([T.dvector], [T.dvector])
+def count_variables(x):
+    """For each row, how many shared variables this process has."""
+    found = sum(isinstance(one, SharedVariable) for one in gc.get_objects())
+    return np.full(len(x), float(found))
+
+
+@as_op([T.dvector], [T.dvector])
+def fail_on_nan(x):
+    if np.isnan(x).any():
+        raise ValueError("not a number")
+    return x.copy()
+
+
+@pytest.fixture
+def settled(pair):
+    """Has all that is gone forgotten; gives how much the master knows, and has the worker."""
+    x = T.dvector("x")
+    f = pair.function([x], (count_variables(x), "gather"))
+
+    def settle():
+        # Functions go with an order; what they had is garbage then, and goes with another one.
+        for _ in range(4):
+            gc.collect()
+            f([1.0, 2.0])
+        return (*known(pair), f([1.0, 2.0])[1])
+
+    return settle
+
+
+def train(runtime, seed=0, rows=8):
+    """A model of its own, trained for a step and let go of; its loss, and what NumPy has for it."""
+    rng = np.random.RandomState(seed)
+    given, start = rng.randn(rows, 3), rng.randn(3)
+    x, w = T.dmatrix("x"), theano.shared(start.copy(), "w")
+    loss = (x.dot(w) ** 2).mean()
+    f = runtime.function([x], loss, updates=[(w, w - 0.1 * T.grad(loss, w))])
+    f(given)
+    runtime.collectives.all_reduce(w)
+    return float(f(given)), expected_loss(given, start)
+
+
+def expected_loss(given, w):
+    """The loss after a step of gradient descent on all rows: the mean of the ranks' steps."""
+    parts = np.array_split(given, 2)
+    steps = [w - 0.1 * 2 * part.T.dot(part.dot(w)) / len(part) for part in parts]
+    return float((given.dot(np.mean(steps, axis=0)) ** 2).mean())
+
+
+def known(runtime):
+    rank = runtime._rank
+    return len(runtime._specs), len(rank.functions), len(rank.registry.variables)
+
+
+def test_models_that_are_gone_take_no_memory_on_any_rank(pair, settled):
+    train(pair)
+    before = settled()
+    for seed in range(12):
+        got, expected = train(pair, seed)
+        assert got == pytest.approx(expected, rel=1e-12)
+    assert settled() == before
+
+
+def test_a_worker_has_the_memory_back():
+    """Also of large values, which are no reason for Python to look for garbage."""
+    import psutil
+
+    with Runtime(2) as runtime:
+        (pid,) = runtime.worker_pids
+        worker = psutil.Process(pid)
+        used = []
+        for _ in range(12):
+            x, w = T.dvector("x"), theano.shared(np.ones(2_000_000), "w")
+            f = runtime.function([x], (x.mean() * w).sum(), updates=[(w, w * 2)])
+            f(np.ones(4))
+            del x, w, f
+            gc.collect()
+            used.append(worker.memory_info().rss / 2**20)
+        assert used[-1] - used[3] < 100, used  # the variables alone would take 122 MiB
+
+
+def test_a_variable_that_a_function_still_uses_stays(pair):
+    x, w = T.dvector("x"), theano.shared(np.arange(3.0), "w")
+    f = pair.function([x], (x.mean() * w).sum(), updates=[(w, w + 1)])
+    del w
+    gc.collect()
+    assert f([1.0, 1.0]) == pytest.approx(3.0)
+    assert f([1.0, 1.0]) == pytest.approx(6.0)
+    (again,) = f.get_shared()
+    pair.collectives.all_reduce(again, "sum")
+    np.testing.assert_array_equal(again.get_value(), 2 * np.arange(2.0, 5.0))
+
+
+@pytest.mark.parametrize("holder", ["clone", "plain function"])
+def test_a_variable_that_somebody_has_in_another_way_stays(pair, settled, holder):
+    x, w = T.dvector("x"), theano.shared(np.arange(3.0), "w")
+    pair.function([x], (x.mean() * w).sum())([1.0, 1.0])
+    kept = w.clone() if holder == "clone" else theano.function([], [], updates=[(w, w + 5)])
+    number = pair._rank.registry.known_number(w.container.storage)
+    del w
+    settled()
+    assert number in pair._rank.registry.variables
+    variable = kept if holder == "clone" else kept.get_shared()[0]
+    pair.collectives.broadcast(variable, np.full(3, 4.0))
+    f = pair.function([x], (x.mean() * variable).sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ReplicaWarning)
+        assert f([1.0, 1.0]) == pytest.approx(12.0)
+    del kept, variable, f
+    settled()
+    assert number not in pair._rank.registry.variables
+
+
+def test_what_an_order_that_failed_was_to_forget_is_forgotten_by_the_next(pair, settled):
+    train(pair)
+    before = settled()
+    x = T.dvector("x")
+    failing = pair.function([x], (fail_on_nan(x).sum(), "sum"))
+    failing([1.0, 2.0])
+    train(pair, 1)
+    for _ in range(2):
+        gc.collect()
+        with pytest.raises(WorkerFailed):
+            failing([1.0, np.nan])
+    del failing
+    assert settled() == before
+
+
+def test_random_streams_go_with_their_function(pair, settled):
+    from theano.tensor.shared_randomstreams import RandomStreams
+
+    def draw(seed):
+        x = T.dvector("x")
+        drawn = x + RandomStreams(seed).uniform(x.shape)
+        return pair.function([x], (drawn, "gather"))(np.zeros(4))
+
+    draw(1)
+    before = settled()
+    assert len({tuple(draw(seed)) for seed in range(5)}) == 5
+    assert settled() == before
+
+
+def test_numbers_are_never_given_twice():
+    """Also when a new variable's storage lies where that of an old one has been."""
+    registry, seen = VariableRegistry(), set()
+    for i in range(200):
+        variable = theano.shared(np.full(2, float(i)), f"v{i}")
+        number = registry.number_of(variable)
+        assert number not in seen
+        assert registry.number_of(variable.clone()) == number
+        seen.add(number)
+        del variable
+        unused = registry.unused()
+        assert unused == [number]
+        registry.looked_at(unused, again=False)
+        for one in unused:
+            registry.forget(one)
+    assert registry.variables == {}
+    assert registry.end == 200
+
+
+def test_lint_knows_what_functions_did_that_are_gone():
+    with Runtime(2) as runtime:
+        x, w = T.dvector("x"), theano.shared(np.arange(3.0), "w")
+        update = runtime.function([x], updates=[(w, w + x.sum())], name="drifting")
+        read = runtime.function([x], (x.mean() * w).sum(), name="reading")
+        for _ in range(3):
+            update([1.0, 2.0])
+            read([1.0, 2.0])
+        here = [str(finding) for finding in runtime.lint()]
+        assert any("drifting" in text for text in here)
+        del update
+        gc.collect()
+        read([1.0, 2.0])
+        assert 0 not in runtime._specs
+        assert [str(finding) for finding in runtime.lint()] == here
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_comes_and_goes_values_are_right(pair, seed):
+    """Variables and functions are made, used and let go of in random order."""
+    rng = random.Random(seed)
+    x = T.dvector("x")
+    variables, functions = {}, {}
+    for i in range(60):
+        act = rng.choice(
+            ["make", "make", "build", "call", "call", "drop", "drop", "sum", "collect"]
+        )
+        if act == "make":
+            variables[i] = (theano.shared(np.full(3, float(i)), f"v{i}"), [float(i)])
+        elif act == "build" and variables:
+            variable, value = variables[rng.choice(list(variables))]
+            f = pair.function([x], (x.mean() * variable).sum(), updates=[(variable, variable + 1)])
+            functions[i] = (f, value)
+        elif act == "call" and functions:
+            f, value = functions[rng.choice(list(functions))]
+            assert float(f(np.full(8, 2.0))) == pytest.approx(6 * value[0])
+            value[0] += 1
+        elif act == "drop":
+            group = rng.choice([variables, functions])
+            if group:
+                del group[rng.choice(list(group))]
+        elif act == "sum" and variables:
+            variable, value = variables[rng.choice(list(variables))]
+            pair.collectives.all_reduce(variable, "sum")
+            value[0] *= pair.size
+        elif act == "collect":
+            gc.collect()
+        for variable, value in variables.values():
+            np.testing.assert_array_equal(variable.get_value(), np.full(3, value[0]))
+    for variable, value in variables.values():
+        gathered = np.asarray(pair.collectives.gather(variable))
+        np.testing.assert_array_equal(gathered.reshape(-1), np.full(3 * pair.size, value[0]))
