@@ -227,7 +227,7 @@ def main() -> None:
     for path in squatted:
         with contextlib.suppress(OSError):
             (os.rmdir if os.path.isdir(path) and not os.path.islink(path) else os.unlink)(path)
-    print(json.dumps({"managed": managed[:20], "tried": tried[0], "rounds": rounds}))
+    print(json.dumps({"managed": managed[:200], "tried": tried[0], "rounds": rounds}))
 
 
 if __name__ == "__main__":

@@ -26,16 +26,16 @@ class Replica:
             for variable in function.get_shared():
                 self.sender.number_of(variable)
         data, buffers = dumps(list(functions), self.sender)
-        records, record_buffers = dumps(self.sender.records(len(self.receiver)), self.sender)
+        records, record_buffers = dumps(self.sender.records(self.receiver.end), self.sender)
         for record in loads(records, self.receiver, [np.array(b) for b in record_buffers]):
             self.receiver.adopt(record, record.value)
         return loads(data, self.receiver, [np.array(b) for b in buffers])
 
     def values(self):
-        return [value_of(self.receiver[i]) for i in range(len(self.receiver))]
+        return [value_of(self.receiver[i]) for i in range(self.receiver.end)]
 
     def originals(self):
-        return [value_of(self.sender[i]) for i in range(len(self.sender))]
+        return [value_of(self.sender[i]) for i in range(self.sender.end)]
 
 
 def same(a, b):
@@ -177,7 +177,7 @@ def test_variables_stay_shared_over_functions_and_rounds():
     add_copy()
     assert read_copy() == 1000
     assert read() == 0
-    assert len(replica.receiver) == 1
+    assert replica.receiver.end == 1
 
 
 def test_only_new_variables_travel():

@@ -115,6 +115,26 @@ def test_several_threads_may_end_it_at_once():
         assert pool.pids == ()
 
 
+def test_a_lifeline_is_closed_once_whoever_closes_it():
+    with computing(hold_the_lock, size=2) as pool:
+        (worker,) = pool._workers
+        closed, close = [], os.close
+        (lifeline,) = worker._lifeline
+
+        def counted(fd):
+            if fd == lifeline:
+                closed.append(fd)
+                worker.release()  # as another thread might, at this moment
+            close(fd)
+
+        os.close = counted
+        try:
+            worker.release()
+        finally:
+            os.close = close
+        assert closed == [lifeline]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_worker_killed_in_its_start_is_named_although_others_still_start(number):
     with nothing_left():
@@ -197,8 +217,7 @@ def test_of_several_that_are_gone_the_killed_one_is_named():
         runtime, pool = started(4)
         # Ranks 1 and 3 end by themselves, as if their master were gone.
         for worker in (pool._workers[0], pool._workers[2]):
-            os.close(worker._lifeline)
-            worker._lifeline = -1
+            os.close(worker._lifeline.pop())
         wait_for = [pool._workers[i].process for i in (0, 2)]
         for process in wait_for:
             assert process.wait(20) == 1

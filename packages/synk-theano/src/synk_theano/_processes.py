@@ -37,7 +37,8 @@ class Worker:
         self.rank = hello.rank
         self.stack_file = _stacks.StackFile()
         self.channel, theirs = Channel.pair()
-        reading, self._lifeline = os.pipe()
+        reading, lifeline = os.pipe()
+        self._lifeline = [lifeline]
         inherited = (theirs.fileno(), reading, self.stack_file.fd)
         try:
             self.process = _start(
@@ -79,9 +80,9 @@ class Worker:
         """Close the channel and let go of the lifeline, on which a worker that is left ends."""
         self.channel.close()
         self.stack_file.close()
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
+        # Several threads may do so, and a number that is free is soon another file's.
+        with contextlib.suppress(IndexError):
+            os.close(self._lifeline.pop())
 
 
 class Keeper:
