@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import socket
 import stat
@@ -188,3 +190,35 @@ def test_a_smaller_group_is_waited_for_until_one_of_it_cannot_come(failure, ends
             watch()
     else:
         watch()
+
+
+def _memory_of_groups():
+    """Descriptors of memory that ranks of this process share."""
+    targets = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            targets.append(os.readlink(f"/proc/self/fd/{name}"))
+    return [target for target in targets if target.startswith("/memfd:synk-comm")]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_close_gives_the_memory_back_at_once():
+    """Whatever was called again and again, and whoever has the communicators still."""
+    gc.collect()
+    before = _memory_of_groups()
+    gc.disable()
+    try:
+        with create_group(2) as group:
+            comms = in_threads(
+                local_group(2), lambda seat: join(group.ticket(seat.rank), timeout_s=20)
+            )
+        for _ in range(3):
+            in_threads(comms, lambda comm: comm.barrier())
+            in_threads(comms, lambda comm: comm.all_reduce(np.ones(3)))
+            in_threads(comms, lambda comm: comm.reduce(np.ones(3)))
+        assert len(_memory_of_groups()) > len(before)
+        for comm in comms:
+            comm.close()
+        assert _memory_of_groups() == before
+    finally:
+        gc.enable()

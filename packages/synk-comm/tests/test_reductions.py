@@ -155,3 +155,27 @@ def test_infinities_and_overflow_raise_no_warning():
         assert np.isnan(out[0])
         combine(ReduceOp.PROD, [np.array([3e38], "f4")] * 2, out)
         assert np.isinf(out[0])
+
+
+@pytest.mark.parametrize("root", [1, np.int64(1), np.array(1), True])
+def test_a_root_is_any_integer(comms, root):
+    """Also when all ranks have made the call before, and take the shortcut."""
+    for _ in range(3):
+        results = in_threads(comms, lambda comm: comm.reduce(np.arange(3.0), "sum", root))
+        assert [result is None for result in results] == [True, False, True]
+        np.testing.assert_array_equal(results[1], SIZE * np.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    ("root", "error"), [(1.0, TypeError), ([1], TypeError), (SIZE, ValueError), (-1, ValueError)]
+)
+def test_a_root_that_is_none_is_refused(comms, root, error):
+    for _ in range(2):
+        in_threads(comms, lambda comm: comm.reduce(np.arange(3.0), "sum", 1))
+
+    def refused(comm):
+        with pytest.raises(error):
+            comm.reduce(np.arange(3.0), "sum", root)
+
+    in_threads(comms, refused)
+    assert in_threads(comms, lambda comm: comm.reduce(np.ones(2), "sum", 1))[1].tolist() == [3, 3]

@@ -8,8 +8,6 @@ from pathlib import Path
 
 # Most of the time of these tests goes into compiling: less of it, and less often anew.
 os.environ.setdefault("THEANO_FLAGS", "gcc.cxxflags=-O0,optimizer_excluding=fusion")
-# Theano imports distutils: setuptools' own takes a fifth of that import's time.
-os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
 
 # Modules of the tests' own, whose names begin with "_", are imported by name.
 sys.path.insert(0, str(Path(__file__).parent))

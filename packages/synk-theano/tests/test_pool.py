@@ -375,3 +375,33 @@ def test_nothing_that_workers_inherit_stays_open():
         for _ in range(3):
             once()
         assert open_descriptors() <= before
+
+
+SETUPTOOLS = """
+import warnings
+import numpy as np, theano.tensor as T
+from theano.compile.ops import as_op
+from synk_theano import Runtime
+
+@as_op([T.dvector], [T.dvector])
+def look(x):
+    import gc, sys
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "pkg_resources is deprecated")
+        import setuptools, distutils
+    ours = "setuptools" in distutils.__file__ or sys.version_info >= (3, 12)
+    return np.full(len(x), float(ours and gc.isenabled()))
+
+with Runtime(2, use_gpu=False) as runtime:
+    x = T.dvector("x")
+    print(runtime.function([x], (look(x), "gather"))([1.0, 2.0]))
+"""
+
+
+def test_a_worker_finds_setuptools_and_garbage_collection_as_anywhere():
+    """Its imports go without, to be quick."""
+    pytest.importorskip("setuptools")
+    status, out, err = run_script(SETUPTOOLS)
+    assert status == 0, err
+    assert out.splitlines()[-1] == "[1. 1.]", out

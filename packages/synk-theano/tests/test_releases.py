@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import random
+import signal
+import time
 import warnings
+from collections import deque
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from theano.compile import SharedVariable
 from theano.compile.ops import as_op
 
 from synk_theano import Runtime
+from synk_theano._farewell import Farewell
 from synk_theano._shared_vars import VariableRegistry
 from synk_theano.exceptions import ReplicaWarning, WorkerFailed
 
@@ -168,13 +172,18 @@ def test_numbers_are_never_given_twice():
         number = registry.number_of(variable)
         assert number not in seen
         assert registry.number_of(variable.clone()) == number
+        assert registry.unused() == []
         seen.add(number)
+        storage = id(variable.container.storage)
         del variable
-        unused = registry.unused()
-        assert unused == [number]
-        registry.looked_at(unused, again=False)
-        for one in unused:
-            registry.forget(one)
+        assert len(registry.left) == 1
+        assert registry.unused() == [number]
+        registry.let_go([number])
+        registry.looked_at(1)
+        assert number not in registry.variables
+        # Until the ranks have been told, no other variable can lie there.
+        assert storage != id(theano.shared(np.zeros(2)).container.storage)
+        registry.forget(number)
     assert registry.variables == {}
     assert registry.end == 200
 
@@ -194,6 +203,143 @@ def test_lint_knows_what_functions_did_that_are_gone():
         read([1.0, 2.0])
         assert 0 not in runtime._specs
         assert [str(finding) for finding in runtime.lint()] == here
+
+
+def test_lint_knows_the_names_of_what_is_gone_and_tells_once():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Runtime(2) as runtime:
+            x, w = T.dvector("x"), theano.shared(np.arange(3.0), "weights")
+            loss, updates = (x.mean() * w).sum(), [(w, w + x.mean())]
+            f = runtime.function([x], loss, updates=updates, name="drifting")
+            for _ in range(110):
+                f([1.0, 2.0])
+            del f, w, loss, updates
+            read = runtime.function([x], x.mean())
+            for _ in range(3):
+                gc.collect()
+                read([1.0, 2.0])
+            assert len(runtime._rank.registry.variables) == 0
+            (finding,) = runtime.lint()
+    told = [str(one.message) for one in caught if "lint() finds" in str(one.message)]
+    assert len(told) == 1
+    assert "'weights'" in told[0]
+    assert "'weights'" in str(finding)
+
+
+def test_lint_holds_what_is_let_go_of_meanwhile(pair, settled):
+    settled()
+    v = theano.shared(np.arange(3.0), "v")
+    pair.collectives.all_reduce(v)
+    settled()
+    del v
+    gc.collect()
+    pair.lint()
+    settled()
+
+
+def test_what_is_gone_before_it_was_sent_is_never_sent(pair, settled):
+    """By `distribute()`, and by the first call of another function."""
+    x = T.dvector("x")
+
+    def build():
+        w = theano.shared(np.arange(3.0), "w")
+        return pair.function([x], (x.mean() * w).sum(), updates=[(w, w + 1)])
+
+    build()([1.0, 2.0])
+    before = settled()
+    for _ in range(5):
+        build()
+        gc.collect()
+        pair.distribute()
+    assert settled() == before
+    for _ in range(5):
+        build()
+        gc.collect()
+        build()([1.0, 2.0])
+    assert settled() == before
+    assert {number for number, _ in pair._distributor._forms} == set(pair._rank.functions)
+
+
+def test_names_that_are_given_later_are_seen(pair):
+    x, w = T.dvector("x"), theano.shared(np.arange(3.0))
+    f = pair.function([x], (x.mean() * w).sum())
+    w.name = "weights"
+    f([1.0, 2.0])
+    w.set_value(np.ones(3))
+    with pytest.warns(ReplicaWarning, match="'weights' has been given"):
+        f([1.0, 2.0])
+
+
+def test_a_variable_that_an_operation_changes_on_all_ranks_is_no_news(pair):
+    x, w = T.dvector("x"), theano.shared(np.zeros(3), "w")
+
+    @as_op([T.dvector], [T.dvector])
+    def change(given):
+        w.set_value(w.get_value() + 1)
+        return given.copy()
+
+    f = pair.function([x], [(change(x).sum(), "sum"), (x.mean() * w).sum()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ReplicaWarning)
+        for _ in range(3):
+            f([1.0, 2.0])
+    np.testing.assert_array_equal(pair.collectives.gather(w), np.full((2, 3), 3.0))
+
+
+def test_one_rank_has_no_replicas_that_could_differ():
+    with Runtime(1) as runtime:
+        x, w = T.dvector("x"), theano.shared(np.zeros(3), "w")
+        f = runtime.function([x], (x.mean() * w).sum())
+        f([1.0, 2.0])
+        w.set_value(np.ones(3))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ReplicaWarning)
+            assert f([1.0, 1.0]) == pytest.approx(3.0)
+
+
+class Thing:
+    pass
+
+
+def test_no_signal_comes_between_an_end_and_its_farewell():
+    """A finalizer that is written in Python is lost if a signal's exception comes in it."""
+    gone, kept = deque(), []
+
+    def strike(_number, _frame):
+        raise KeyboardInterrupt
+
+    made = 0
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        deadline = time.monotonic() + 2
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        while time.monotonic() < deadline:
+            try:
+                while True:
+                    thing = Thing()
+                    thing.itself = thing  # it takes a look for garbage to end it
+                    kept.append(Farewell(thing, gone, made))
+                    made = len(kept)
+                    del thing
+                    if made % 50 == 0:
+                        gc.collect(0)
+            except KeyboardInterrupt:
+                pass
+    except KeyboardInterrupt:
+        pass
+    finally:
+        while True:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                break
+            except KeyboardInterrupt:
+                pass
+        signal.signal(signal.SIGALRM, before)
+    thing = None
+    gc.collect()
+    assert made > 100
+    assert {id(one) for one in gone} == {id(one) for one in kept}
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -119,8 +119,8 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self._guard.abort(reason)
 
     def close(self) -> None:
+        self._quick.clear()  # they keep the memory of the slots, which is to be unmapped
         self._guard.close()
-        self._quick.clear()  # they keep the memory of the slots
         self._letters.forget()
 
     def all_reduce(
@@ -153,6 +153,8 @@ class RoundCommunicator(ObjectMoves, Communicator):
         out: Any = None,
         timeout_s: float | None = None,
     ) -> Any:
+        if type(root) is not int:
+            root = self._steps.check_rank(root)
         if self.rank != root:
             out = None
         if type(x) is ndarray and out is None and timeout_s is None:  # written out, as in broadcast

@@ -327,7 +327,7 @@ def _store_all(group: Group, variables: Sequence[int], values: Sequence[Any]) ->
 
 
 def _name(group: Group, number: int) -> str:
-    return repr(group.registry[number].name or f"shared variable {number}")
+    return repr(group.registry.label(number))
 
 
 KINDS: Dict[str, Callable[..., Any]] = {

@@ -95,11 +95,11 @@ class Controller:
         room[...] = 0
         self.rank = Rank(master, size, master, flight=Flight(room, master), atomic=atomic)
         self._box = BlackBox(room, size, master, self.rank.functions)
-        self.replicas = Replicas(self.rank.registry, self.rank.functions, atomic or size == 1)
+        self.replicas = Replicas(self.rank, atomic)
         self._ranks = ranks
         self.book = Book()
         self.turn = Turn()
-        self.releases = Releases(self.book, store, self.rank.registry, self.replicas)
+        self.releases = Releases(self.rank, self.book, store, self.replicas)
         self._timeout_s = timeout_s
         self._on_end = on_end
         self._report = report

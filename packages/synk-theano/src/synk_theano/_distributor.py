@@ -21,12 +21,20 @@ class Distributor:
         rank: the master's.
         run: has all ranks perform a command.
         store: where the message lies on its way.
+        look: notices what nobody has any more; `run` does not.
     """
 
-    def __init__(self, rank: Rank, run: Callable[[Distribute], Any], store: DataStore) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        run: Callable[[Distribute], Any],
+        store: DataStore,
+        look: Callable[[], None],
+    ) -> None:
         self._rank = rank
         self._run = run
         self._store = store
+        self._look = look
         self._variables = 0
         self._forms: Set[Tuple[int, Form]] = set()
 
@@ -44,6 +52,7 @@ class Distributor:
 
     def send_all(self) -> None:
         """Send every function and variable that the workers do not have yet."""
+        self._look()
         self.send(tuple(self._rank.functions))
 
     def send(self, function_ids: Sequence[int] = ()) -> None:
@@ -56,6 +65,8 @@ class Distributor:
             SpecError: something that a function uses cannot be pickled.
             WorkerFailed: a worker cannot build a function.
         """
+        # What went with the order that forgets it would stay on the workers.
+        self._look()
         functions = {number: self._rank.functions[number] for number in function_ids}
         forms = [
             (number, form, compiled)

@@ -64,9 +64,6 @@ def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
         environment["PYTHONWARNINGS"] = ",".join(filter(None, told))
     environment["THEANO_FLAGS"] = ",".join(filter(None, flags))
     environment["PYTHONPATH"] = os.pathsep.join(import_path())
-    if sys.version_info < (3, 12):
-        # Theano imports distutils; setuptools' own costs a fifth of a worker's imports.
-        environment.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
     for name in THREAD_VARIABLES:
         environment.setdefault(name, str(threads_per_rank(size)))
     return environment

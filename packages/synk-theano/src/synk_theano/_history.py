@@ -47,6 +47,7 @@ class History:
         self._registry = registry
         self._specs = specs
         self._gone: Dict[int, FunctionFacts] = {}
+        self._names: Dict[int, str] = {}
         self._strangers = itertools.count(-1, -1)
         self._size = size
         self._hidden: Set[int] = set()
@@ -68,16 +69,26 @@ class History:
         if spec is None:
             return  # the runtime has ended
         if any(event.function_id == function_id for event in self._events):
-            self._gone[function_id] = facts_of(spec, self._known_number, function_id)
+            try:
+                self._gone[function_id] = facts_of(spec, self._known_number, function_id)
+            except Exception as error:  # noqa: BLE001 - no program shall fail for lint's own mistake
+                _warn_of_own_mistake(error)
+            self._names.update(self._names_now())
             if len(self._gone) > MOST_GONE:
                 called = {event.function_id for event in self._events}
                 self._gone = {n: facts for n, facts in self._gone.items() if n in called}
+                used = set().union(*(f.reads | f.updates for f in self._gone.values()))
+                self._names = {n: name for n, name in self._names.items() if n in used}
         self._hidden.discard(function_id)
 
     def _known_number(self, variable: Any) -> int:
         """A variable's number; of one that no rank has, one that nothing else has."""
         number = self._registry.known_number(variable.container.storage)
         return next(self._strangers) if number is None else number
+
+    def _names_now(self) -> Dict[int, str]:
+        named = {number: self._registry.name_of(number) for number in self._registry.variables}
+        return {number: name for number, name in named.items() if name}
 
     def note(self, events: Iterable[Event]) -> None:
         """Take in what was done."""
@@ -97,7 +108,9 @@ class History:
         facts = self._gone.get(function_id)
         if facts is not None:
             return facts.name, facts.updates
-        spec = self._specs[function_id]
+        spec = self._specs.get(function_id)
+        if spec is None:
+            return "", frozenset()
         updates = frozenset(self._known_number(target) for target, _, _ in spec.accumulated)
         return spec.name or f"function {function_id}", updates
 
@@ -107,7 +120,7 @@ class History:
         for number, spec in self._specs.items():
             if number not in self._hidden:
                 facts[number] = facts_of(spec, self._registry.number_of, number)
-        names = {number: v.name for number, v in self._registry.variables.items() if v.name}
+        names = {**self._names, **self._names_now()}
         truncated = len(self._events) == EVENTS
         events = tuple(self._events)
         in_order = [facts[number] for number in sorted(facts)]
@@ -126,11 +139,14 @@ class History:
                 and (finding.severity == ERROR or finding.rule == "replicas-drift")
             ]
         except Exception as error:  # noqa: BLE001 - no program shall fail for lint's own mistake
-            text = f"lint() failed ({type(error).__name__}: {error}); please report it"
-            warn_user(text, LintWarning)
+            _warn_of_own_mistake(error)
             return
         news = [finding for finding in findings if finding not in self._told]
         self._told.update(news)
         if news:
             text = "\n".join(str(finding) for finding in news)
             warn_user(f"lint() finds in this program:\n{text}", LintWarning)
+
+
+def _warn_of_own_mistake(error: Exception) -> None:
+    warn_user(f"lint() failed ({type(error).__name__}: {error}); please report it", LintWarning)

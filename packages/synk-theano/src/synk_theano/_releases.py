@@ -1,70 +1,93 @@
 """What the program has let go of: functions, arrays and shared variables, on all ranks.
 
-Finalizers tell of it, which may run at any time in any thread: they append a number to a deque.
-What is to be forgotten then goes with the next order.
+It is told in deques, at any time and by any thread. What is to be forgotten goes with the next
+order.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Deque
+from typing import Any, Callable, Deque, Dict
 
 from ._book import Book
+from ._farewell import Farewell
+from ._rank import Rank
 from ._replicas import Replicas
-from ._shared_vars import VariableRegistry
 from ._store import DataStore
+
+LINGERING_ORDERS = 2
+"""So many orders later nobody here has what a function had: acts are forgotten with the first, and
+what the journal keeps with the one after it."""
 
 
 class Releases:
     """Looks at what is of no more use.
 
     Args:
+        rank: the master's.
         book: of acts; it has the workers forget.
         store: of arrays.
-        registry: of shared variables.
-        replicas: what is known of their values.
+        replicas: what is known of the variables' values.
 
     Attributes:
-        functions: numbers of functions that nobody has any more.
-        on_function: called with each of these.
+        on_function: called with the number of each function that nobody has any more.
     """
 
-    def __init__(
-        self, book: Book, store: DataStore, registry: VariableRegistry, replicas: Replicas
-    ) -> None:
-        self.functions: Deque[int] = deque()
+    def __init__(self, rank: Rank, book: Book, store: DataStore, replicas: Replicas) -> None:
         self.on_function: Callable[[int], None] = lambda _number: None
+        self._rank = rank
+        self._registry = rank.registry
         self._book = book
         self._store = store
-        self._registry = registry
         self._replicas = replicas
+        self._functions: Dict[int, Farewell] = {}
+        self._gone: Deque[Farewell] = deque()
+        self._lingers_until = 0
+        self._again = False
+
+    def watch(self, function: Any, number: int) -> None:
+        """Notice when nobody has a function any more."""
+        self._functions[number] = Farewell(function, self._gone, number)
 
     def look(self) -> None:
         """Have everybody forget what is gone, or lies elsewhere; the caller has the turn.
 
         Before anything is staged: an older act may refer to where it goes.
         """
-        if self.functions or self._store.released or self._registry.left:
+        if self._gone or self._registry.left or self._store.released or self._again:
             self._look()
 
     def _look(self) -> None:
         # What is removed from the deques is so last: after an interrupt it is looked at once more.
-        while self.functions:
-            number = self.functions[0]
-            self.on_function(number)
-            self._book.drop_function(number)
-            self._store.drop(number)
-            self._replicas.drop_function(number)
-            self.functions.popleft()
+        if self._gone or self._registry.left:
+            self._lingers_until = self._rank.serial + LINGERING_ORDERS
+        while self._gone:
+            self._drop_function(self._gone[0].number)
+            self._gone.popleft()
         released = self._store.released
         if released:
-            # Not by iterating: a finalizer may append meanwhile.
+            # Not by iterating: more may come meanwhile.
             keys = tuple(released[i] for i in range(len(released)))
             self._book.release(keys)
             self._store.forget(len(keys))
-        if self._registry.left:
-            numbers = self._registry.unused()
-            self._replicas.drop_variables(numbers)
-            self._book.drop_variables(numbers)
-            # Functions on their way out may have some still: these are looked at again then.
-            self._registry.looked_at(numbers, again=self._book.forgets_functions)
+        self._drop_variables()
+        self._again = self._rank.serial < self._lingers_until
+
+    def _drop_function(self, number: int) -> None:
+        self.on_function(number)
+        self._book.drop_function(number)
+        self._store.drop(number)
+        self._replicas.drop_function(number)
+        loaded = self._rank.functions.pop(number, None)
+        if loaded is not None:
+            for form in loaded.forms.values():
+                self._registry.watch(form)
+        self._functions.pop(number, None)
+
+    def _drop_variables(self) -> None:
+        count = len(self._registry.left)
+        numbers = self._registry.unused()
+        self._replicas.drop_variables(numbers)
+        self._book.drop_variables(numbers)
+        self._registry.let_go(numbers)
+        self._registry.looked_at(count)

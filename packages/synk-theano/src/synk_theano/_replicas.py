@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from ._lineage import is_random_state, is_row_share
-from ._loaded import LoadedFunction
 from ._messages import PLAIN, Act, Call, Collective, Distribute
-from ._shared_vars import Storage, VariableRegistry, changed_by, value_of
+from ._shared_vars import Storage, value_of
 from ._values import is_array, on_host
 from ._warn import warn_user
 from .exceptions import ReplicasDiffer, ReplicaWarning
 
+if TYPE_CHECKING:
+    from ._rank import Rank
+
 _LOOKS = frozenset({"broadcast", "get_value", "gather", "get_shapes", "get_digests"})
 """Collectives that mend a difference, or show it."""
-
-
-class _Use(NamedTuple):
-    """The variables that a function uses and that ought to be alike on all ranks: their numbers,
-    and where their values lie.
-
-    Attributes:
-        changed: those that it gives new values.
-    """
-
-    used: List[Tuple[int, Storage]]
-    changed: List[Tuple[int, Storage]]
 
 
 class Replicas:
     """Looks at orders before they are given, and after.
 
     Args:
-        registry: the shared variables.
-        functions: by number.
+        rank: the master's.
         atomic: a failed order has changed nothing.
 
     Attributes:
@@ -46,16 +35,15 @@ class Replicas:
         "differ now. Use broadcast(), or fork(atomic=True).\n"
     )
 
-    def __init__(
-        self, registry: VariableRegistry, functions: Mapping[int, LoadedFunction], atomic: bool
-    ) -> None:
+    def __init__(self, rank: Rank, atomic: bool) -> None:
         self.on = True
-        self._registry = registry
-        self._functions = functions
-        self._atomic = atomic
+        self._registry = rank.registry
+        self._functions = rank.functions
+        self._is_alone = rank.size == 1
+        self._atomic = atomic or self._is_alone
         self._differ: Set[int] = set()
         self._seen: Dict[int, Any] = {}
-        self._uses: Dict[int, _Use] = {}
+        self._uses: Dict[int, List[Tuple[int, Storage]]] = {}
 
     def require_equal(self, acts: Sequence[Optional[Act]]) -> None:
         """Look at what an order will use, before it is given.
@@ -65,12 +53,12 @@ class Replicas:
         """
         if self._differ:
             self._require_all(acts)
-        if not self.on:
+        if not self.on or self._is_alone:
             return
         seen = self._seen
         for act in acts:
             if isinstance(act, Call):
-                for number, storage in self._use(act.function_id).used:
+                for number, storage in self._use(act.function_id):
                     if storage[0] is not seen.get(number, storage[0]):
                         self._tell_of_changes(act)
                         break
@@ -80,7 +68,8 @@ class Replicas:
         seen = self._seen
         for act in acts:
             if isinstance(act, Call):
-                for number, storage in self._use(act.function_id).changed:
+                # Operations may change variables that are no updates.
+                for number, storage in self._use(act.function_id):
                     seen[number] = storage[0]
             elif isinstance(act, Collective):
                 self._see(act.variables)
@@ -97,7 +86,7 @@ class Replicas:
         for act in acts:
             if isinstance(act, Call):
                 self._differ.update(self._functions[act.function_id].recipe.updated)
-                self._see(number for number, _ in self._use(act.function_id).used)
+                self._see(number for number, _ in self._use(act.function_id))
             elif isinstance(act, Collective) and act.kind not in _LOOKS - {"broadcast"}:
                 self._differ.update(act.variables)
 
@@ -125,7 +114,7 @@ class Replicas:
         mended: Set[int] = set()
         for act in acts:
             if isinstance(act, Call):
-                numbers = [number for number, _ in self._use(act.function_id).used]
+                numbers = [number for number, _ in self._use(act.function_id)]
                 self._require(numbers, mended, f"function {self._name(act)!r}")
             elif isinstance(act, Collective):
                 if act.kind == "broadcast":
@@ -150,7 +139,7 @@ class Replicas:
         seen, registry = self._seen, self._registry
         changed = [
             number
-            for number, storage in self._use(act.function_id).used
+            for number, storage in self._use(act.function_id)
             if number in seen and seen[number] is not storage[0]
         ]
         # The value of before is no news, as after a look at what `as_theano()` makes of it.
@@ -173,25 +162,24 @@ class Replicas:
         for number in numbers:
             seen[number] = registry[number].container.storage[0]
 
-    def _use(self, function_id: int) -> _Use:
+    def _use(self, function_id: int) -> List[Tuple[int, Storage]]:
+        """The variables that a function uses and that ought to be alike on all ranks: their
+        numbers, and where their values lie."""
         use = self._uses.get(function_id)
         if use is None:
             loaded = self._functions[function_id]
-            used = [
+            use = self._uses[function_id] = [
                 (self._registry.number_of(variable), variable.container.storage)
                 for variable in loaded.forms[PLAIN].get_shared()
                 if not is_random_state(variable) and not is_row_share(variable)
             ]
-            updated = {id(storage) for storage in changed_by(loaded.forms[PLAIN])}
-            changed = [(number, storage) for number, storage in used if id(storage) in updated]
-            use = self._uses[function_id] = _Use(used, changed)
         return use
 
     def _name(self, act: Call) -> str:
         return self._functions[act.function_id].recipe.name
 
     def _named(self, number: int) -> str:
-        return repr(self._registry[number].name or f"shared variable {number}")
+        return repr(self._registry.label(number))
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -167,8 +167,9 @@ class Runtime:
         self._sentinels = Sentinels(self, self._rank, self._history)
         self._ledger = Ledger(self.size, self.master)
         self._builder = Builder(self._rank, self._specs, track)
-        self._distributor = Distributor(self._rank, self.run_alone, self._store)
-        self._controller.releases.on_function = self._let_go
+        releases = self._controller.releases
+        self._distributor = Distributor(self._rank, self.run_alone, self._store, releases.look)
+        releases.on_function = self._let_go
         self.collectives = Collectives(self)
         self.delayed = DelayedCollectives(self)
 
@@ -244,8 +245,7 @@ class Runtime:
             self._history.hide(function_id)
             function = Function(spec, function_id, plain, self)
             self._functions.add(function)
-            gone = self._controller.releases.functions
-            weakref.finalize(function, gone.append, function_id).atexit = False
+            self._controller.releases.watch(function, function_id)
         if self.size > 1:
             warn_of_wrong(spec)
         return function
@@ -302,8 +302,8 @@ class Runtime:
             self._controller.require_open()
             if not len(self._history):
                 return self._history.findings()
-            variables = self._rank.registry.variables
-            return self._history.findings(unequal_replicas(self.collectives, variables))
+            with self._rank.registry.held() as variables:
+                return self._history.findings(unequal_replicas(self.collectives, variables))
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
@@ -375,7 +375,7 @@ class Runtime:
     def run_alone(self, act: Act, tally: str = "distribute()", name: Any = None) -> Any:
         """Have all ranks perform an act by itself; the caller has the turn."""
         began = perf_counter()
-        (result,) = self._controller.run([Step(self.enter(act, name))])
+        (result,) = self._controller.run([Step(self._controller.book.enter(act, name))])
         self._ledger.tally(tally).add(perf_counter() - began)
         # A call that had to wait for this begins now, as far as figures go.
         self._controller.turn.began = perf_counter()

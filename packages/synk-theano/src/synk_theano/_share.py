@@ -278,10 +278,9 @@ class PreparedCall:
             InputValueError: their lengths differ, or do not fit the scattered inputs' share.
             BatchError: `batch_s` asks for rows that are not there.
         """
-        rank = self._comm.rank
+        rank, registry = self._comm.rank, self._registry
         named = {
-            self._registry[n].name or f"shared variable {n}": value_of(self._registry[n]).shape[0]
-            for n in self._loaded.recipe.sliceable
+            registry.label(n): value_of(registry[n]).shape[0] for n in self._loaded.recipe.sliceable
         }
         selector = read_selector(*self._selectors[rank]) if self._selectors else None
         if selector is None and len(set(named.values())) > 1:

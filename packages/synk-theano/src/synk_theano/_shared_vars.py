@@ -12,12 +12,14 @@ import copy
 import sys
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from theano.compile import SharedVariable
 from theano.gof.utils import scratchpad
 
+from ._farewell import Farewell
 from ._shown import shown
 from ._values import on_host
 from .exceptions import NotSharedVariable
@@ -86,15 +88,16 @@ class VariableRegistry:
     Attributes:
         variables: by number.
         end: the number that the next new one gets.
-        left: numbers of variables that the user may have let go of. Finalizers append to it, which
-            may run at any time in any thread.
+        left: what had variables and is gone, so that somebody may have let go of one.
     """
 
     def __init__(self) -> None:
         self.variables: Dict[int, Any] = {}
         self.end = 0
-        self.left: Deque[int] = deque()
-        self._in_use: List[int] = []
+        self.left: Deque[Farewell] = deque()
+        self._watched: Dict[int, Farewell] = {}
+        self._leaving: Dict[int, Any] = {}
+        self._users: Dict[int, weakref.ref[Any]] = {}
         self._numbers: Dict[int, int] = {}
 
     def __getitem__(self, number: int) -> Any:
@@ -105,40 +108,70 @@ class VariableRegistry:
         number = self._numbers.get(id(variable.container.storage))
         if number is None:
             number = self._insert(self.end, _twin(variable))
-            weakref.finalize(variable.container, self.left.append, number).atexit = False
+            self._users[number] = weakref.ref(variable)
+            self.watch(variable.container)
         return number
 
     def known_number(self, storage: Storage) -> Optional[int]:
         """The number of the variable whose value lies in `storage`, or None."""
         return self._numbers.get(id(storage))
 
+    def name_of(self, number: int) -> Optional[str]:
+        """The name of a variable, as it is now."""
+        name: Optional[str] = self._user(number).name
+        return name
+
+    def label(self, number: int) -> str:
+        """How messages call a variable."""
+        return self.name_of(number) or f"shared variable {number}"
+
+    def _user(self, number: int) -> Any:
+        """The user's own variable, or what there is of it."""
+        reference = self._users.get(number)
+        variable = None if reference is None else reference()
+        return self.variables[number] if variable is None else variable
+
+    def watch(self, holder: Any) -> None:
+        """Notice in `left` when something is gone that has variables."""
+        farewell = Farewell(holder, self.left)
+        self._watched[id(farewell)] = farewell
+
     def unused(self) -> List[int]:
-        """The numbers of variables whose storage nobody else has, among those that were left."""
-        # Not by iterating: a finalizer may append meanwhile.
-        asked = {*self._in_use, *(self.left[i] for i in range(len(self.left)))}
+        """The numbers of the variables whose storage nobody else has."""
         return [
             number
-            for number in sorted(asked & self.variables.keys())
-            if sys.getrefcount(self.variables[number].container.storage) <= _OWN
+            for number, variable in self.variables.items()
+            if sys.getrefcount(variable.container.storage) <= _OWN
         ]
 
-    def looked_at(self, unused: Sequence[int], again: bool) -> None:
-        """All that was left has been dealt with, but for what somebody has still.
+    @contextmanager
+    def held(self) -> Iterator[Dict[int, Any]]:
+        """All variables, by number; nobody lets go of one meanwhile."""
+        variables = dict(self.variables)
+        storages = [variable.container.storage for variable in variables.values()]
+        yield variables
+        del storages
 
-        Args:
-            unused: what `unused` has given.
-            again: somebody is about to let go of it, too.
-        """
-        left = {*self._in_use, *(self.left.popleft() for _ in range(len(self.left)))}
-        self._in_use = sorted(left.difference(unused) & self.variables.keys())
-        if again:
-            self.left.extend(self._in_use)
+    def let_go(self, numbers: Iterable[int]) -> None:
+        """All ranks will be told to forget variables: nobody shall find them here any more."""
+        for number in numbers:
+            # Kept until then: their storages' identities are taken.
+            self._leaving[number] = self.variables[number]
+            del self.variables[number]
+
+    def looked_at(self, count: int) -> None:
+        """The first so many in `left` have been dealt with."""
+        for _ in range(count):
+            self._watched.pop(id(self.left[0]), None)
+            self.left.popleft()
 
     def forget(self, number: int) -> None:
         """Nobody has a variable any more."""
-        variable = self.variables.pop(number, None)
-        if variable is not None:
-            del self._numbers[id(variable.container.storage)]
+        for variables in (self.variables, self._leaving):
+            variable = variables.pop(number, None)
+            if variable is not None:
+                del self._numbers[id(variable.container.storage)]
+        self._users.pop(number, None)
 
     def records(self, start: int) -> Tuple[VariableRecord, ...]:
         """Records of all variables from number `start` on."""
@@ -147,11 +180,11 @@ class VariableRegistry:
                 number=number,
                 cls=type(variable),
                 type=variable.type,
-                name=variable.name,
+                name=self.name_of(number),
                 strict=variable.container.strict,
                 allow_downcast=variable.container.allow_downcast,
                 value=on_host(value_of(variable)),
-                is_random=bool(getattr(variable.tag, "is_rng", False)),
+                is_random=bool(getattr(self._user(number).tag, "is_rng", False)),
             )
             for number, variable in self.variables.items()
             if number >= start
@@ -178,8 +211,9 @@ class VariableRegistry:
 
     def truncate(self, length: int) -> None:
         """Forget the variables from number `length` on."""
-        for number in [number for number in self.variables if number >= length]:
-            self.forget(number)
+        for number in [*self.variables, *self._leaving]:
+            if number >= length:
+                self.forget(number)
         self.end = length
 
     def _insert(self, number: int, variable: Any) -> int:

@@ -226,8 +226,7 @@ class Blame:
             name = self._execution.function.maker.outputs[suspect.place].variable.name
             return f"output {suspect.place}" + (f" ({name!r})" if name else "")
         if suspect.kind == "update":
-            variable = self._rank.registry[suspect.place]
-            return f"the new value of {variable.name or f'shared variable {suspect.place}'!r}"
+            return f"the new value of {self._rank.registry.label(suspect.place)!r}"
         return f"what goes into in-graph all_reduce {suspect.place}"
 
     def _array_row(self, row: int, place: int) -> Optional[int]:
