@@ -85,7 +85,7 @@ def await_stacks(pool, rank, word, timeout_s=30.0):
     deadline = time.monotonic() + timeout_s
     while True:
         stacks = pool.stacks()
-        if word in stacks[rank]:
+        if word in stacks[rank] and "has not written all" not in stacks[rank]:
             return stacks
         assert time.monotonic() < deadline, stacks[rank]
         time.sleep(0.02)

@@ -24,6 +24,7 @@ from synk_theano import Runtime, _stacks
 from synk_theano.testing import nothing_left, open_descriptors
 
 BEGINNING = "in <module>\n"
+SIGNALS = [int(_stacks.BETWEEN_BYTECODES), int(_stacks.AT_ONCE)]
 
 
 @pytest.mark.parametrize("act", [sleep_in_python, hold_the_lock])
@@ -46,6 +47,27 @@ def test_a_worker_that_computes_says_where(act, record_property):
         assert pool.stacks([]) == {}
     record_property("slowest_s", slowest_s)
     print(f"{act.__name__}: slowest of 20 {slowest_s * 1000:.1f} ms")
+
+
+@pytest.mark.parametrize(
+    ("act", "used"),
+    [(sleep_in_python, {_stacks.BETWEEN_BYTECODES}), (hold_the_lock, set(SIGNALS))],
+)
+def test_who_runs_bytecodes_is_asked_between_two_of_them(monkeypatch, act, used):
+    """Stacks that are read in the middle of one end the process, in one case of thousands."""
+    asked, ask = set(), _stacks.StackFile.ask
+
+    def noted(self, process, number):
+        asked.add(number)
+        ask(self, process, number)
+
+    monkeypatch.setattr(_stacks.StackFile, "ask", noted)
+    monkeypatch.setattr(_stacks, "PATIENCE_S", 2.0)  # for machines that are busy
+    with computing(act) as pool:
+        text = pool.stacks([1], timeout_s=20.0)[1]
+        assert f"in {act.__name__}" in text
+        assert "in answer" not in text
+        assert asked == used
 
 
 def test_other_threads_are_shown_too():
@@ -129,12 +151,12 @@ def test_of_a_worker_that_is_stuck_in_the_kernel_that_is_said(tmp_path):
 
 def test_a_process_that_does_not_answer_is_told_apart_from_one_that_did():
     file = _stacks.StackFile()
-    # Where it has nothing to do with Python, the signal has to be ignored.
+    # Where it has nothing to do with Python, the signals have to be ignored.
     deaf = (
-        "import signal, sys; signal.signal(int(sys.argv[1]), signal.SIG_IGN); print(flush=True);"
-        "sys.stdin.read(); sys.exit(1)"
+        "import signal, sys; [signal.signal(int(n), signal.SIG_IGN) for n in sys.argv[1:]];"
+        "print(flush=True); sys.stdin.read(); sys.exit(1)"
     )
-    command = [sys.executable, "-c", deaf, str(int(_stacks.SIGNAL))]
+    command = [sys.executable, "-c", deaf, *map(str, SIGNALS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         text = _stacks.Stacks().gather({1: (process, file)}, 0.2)[1]
@@ -169,7 +191,8 @@ def test_several_threads_may_ask_and_another_one_may_close():
 
 TELLS = """
 import faulthandler, sys
-faulthandler.register(int(sys.argv[1]), int(sys.argv[2]))
+for number in sys.argv[2:]:
+    faulthandler.register(int(number), int(sys.argv[1]))
 print(flush=True)
 sys.stdin.read()
 """
@@ -181,7 +204,7 @@ def test_without_files_in_memory_there_is_a_temporary_one_without_a_name(monkeyp
     before = open_descriptors()
     file = _stacks.StackFile()
     assert list(tmp_path.iterdir()) == []
-    command = [sys.executable, "-c", TELLS, str(int(_stacks.SIGNAL)), str(file.fd)]
+    command = [sys.executable, "-c", TELLS, str(file.fd), *map(str, SIGNALS)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, pass_fds=(file.fd,), **pipes) as process:
         process.stdout.readline()

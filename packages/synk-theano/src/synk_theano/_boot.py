@@ -2,7 +2,7 @@
 
 To import Theano takes seconds, and now and then it hangs there, waiting for the lock of a compile
 directory: from here on a worker can be asked for its stacks. Run by `_pool.Worker` as
-``python _boot.py synk_theano._worker <channel fd> <lifeline fd> <stacks fd> <stacks signal>``.
+``python _boot.py synk_theano._worker <channel fd> <lifeline fd> <stacks fd> <two signals>``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import gc
 import os
 import signal
 import sys
-from typing import Iterator
+from typing import Any, Iterator
 
 
 @contextlib.contextmanager
@@ -36,13 +36,20 @@ def plain_distutils() -> Iterator[None]:
         sys.meta_path.insert(place, finder)
 
 
-def boot(channel_fd: int, lifeline_fd: int, stacks_fd: int, stacks_signal: int) -> None:
-    """Write stacks when asked to, and become a worker."""
+def boot(channel_fd: int, lifeline_fd: int, stacks_fd: int, gentle: int, at_once: int) -> None:
+    """Write stacks when asked to, by either signal, and become a worker."""
     for fd in (channel_fd, lifeline_fd, stacks_fd):
         os.set_inheritable(fd, False)
+
+    def answer(_number: int, _frame: Any) -> None:
+        faulthandler.dump_traceback(stacks_fd, all_threads=True)
+
+    signal.signal(gentle, answer)
+    # What the kernel does for it goes on: compiled code may not expect otherwise.
+    signal.siginterrupt(gentle, False)
     # In C: whoever holds the interpreter's lock, it answers.
-    faulthandler.register(stacks_signal, stacks_fd, all_threads=True)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (stacks_signal,))
+    faulthandler.register(at_once, stacks_fd, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (gentle, at_once))
     # Looking for garbage takes an eighth of the time of these imports, and none is found.
     gc.disable()
     with plain_distutils():

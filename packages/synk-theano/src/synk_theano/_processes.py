@@ -47,7 +47,8 @@ class Worker:
                     _boot.__file__,
                     "synk_theano._worker",
                     *map(str, inherited),
-                    str(int(_stacks.SIGNAL)),
+                    str(int(_stacks.BETWEEN_BYTECODES)),
+                    str(int(_stacks.AT_ONCE)),
                 ],
                 environment,
                 (*inherited, *fds),
@@ -162,7 +163,8 @@ def _start(
     """Start a process that has nothing of this one but `fds`, and what it prints unless `quiet`."""
     output = subprocess.DEVNULL if quiet else None
     # Until the process ignores or handles them itself.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*LEFT_TO_MASTER, _stacks.SIGNAL))
+    for_stacks = (_stacks.BETWEEN_BYTECODES, _stacks.AT_ONCE)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*LEFT_TO_MASTER, *for_stacks))
     try:
         return subprocess.Popen(
             command,
