@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-import signal
-import time
 import warnings
-from collections import deque
 
 import numpy as np
 import pytest
@@ -17,9 +14,9 @@ from theano.compile import SharedVariable
 from theano.compile.ops import as_op
 
 from synk_theano import Runtime
-from synk_theano._farewell import Farewell
 from synk_theano._shared_vars import VariableRegistry
 from synk_theano.exceptions import ReplicaWarning, WorkerFailed
+from synk_theano.testing import run_script
 
 
 @as_op([T.dvector], [T.dvector])
@@ -298,48 +295,46 @@ def test_one_rank_has_no_replicas_that_could_differ():
             assert f([1.0, 1.0]) == pytest.approx(3.0)
 
 
+STRUCK = """
+import gc, signal, time
+from collections import deque
+from synk_theano._farewell import Farewell
+
 class Thing:
     pass
+
+def strike(number, frame):
+    if time.monotonic() < deadline:
+        raise KeyboardInterrupt
+
+gone, kept = deque(), []
+deadline = time.monotonic() + 2
+signal.signal(signal.SIGALRM, strike)
+while True:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        while time.monotonic() < deadline:
+            thing = Thing()
+            thing.itself = thing  # it takes a look for garbage to end it
+            kept.append(Farewell(thing, gone, len(kept)))
+            del thing
+            if len(kept) % 50 == 0:
+                gc.collect(0)
+        break
+    except KeyboardInterrupt:
+        pass
+signal.setitimer(signal.ITIMER_REAL, 0)
+thing = None
+gc.collect()
+print(len(kept) > 100, len(gone) == len(kept), {id(one) for one in gone} == set(map(id, kept)))
+"""
 
 
 def test_no_signal_comes_between_an_end_and_its_farewell():
     """A finalizer that is written in Python is lost if a signal's exception comes in it."""
-    gone, kept = deque(), []
-
-    def strike(_number, _frame):
-        raise KeyboardInterrupt
-
-    made = 0
-    before = signal.signal(signal.SIGALRM, strike)
-    try:
-        deadline = time.monotonic() + 2
-        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-        while time.monotonic() < deadline:
-            try:
-                while True:
-                    thing = Thing()
-                    thing.itself = thing  # it takes a look for garbage to end it
-                    kept.append(Farewell(thing, gone, made))
-                    made = len(kept)
-                    del thing
-                    if made % 50 == 0:
-                        gc.collect(0)
-            except KeyboardInterrupt:
-                pass
-    except KeyboardInterrupt:
-        pass
-    finally:
-        while True:
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                break
-            except KeyboardInterrupt:
-                pass
-        signal.signal(signal.SIGALRM, before)
-    thing = None
-    gc.collect()
-    assert made > 100
-    assert {id(one) for one in gone} == {id(one) for one in kept}
+    status, out, err = run_script(STRUCK)
+    assert status == 0, err
+    assert out.split() == ["True"] * 3, out
 
 
 @pytest.mark.parametrize("seed", range(3))

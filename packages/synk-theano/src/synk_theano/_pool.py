@@ -102,7 +102,7 @@ class WorkerPool:
         """
         deadline = time.monotonic() + timeout_s
         waiting = select.poll()
-        starting = {worker.channel.fileno(): worker for worker in self._workers}
+        starting = {w.channel.fileno(): w for w in self._workers if not w.is_ready}
         for fd in starting:
             waiting.register(fd, select.POLLIN)
         while starting:
@@ -111,6 +111,7 @@ class WorkerPool:
             for fd, _ in events:
                 answer = _answer(starting[fd])
                 if isinstance(answer, Ready):
+                    starting[fd].is_ready = True
                     del starting[fd]
                     waiting.unregister(fd)
                 elif answer is not None:

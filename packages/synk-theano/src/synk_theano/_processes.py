@@ -31,10 +31,15 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 class Worker:
-    """One worker process and the master's channel to it."""
+    """One worker process and the master's channel to it.
+
+    Attributes:
+        is_ready: whether it has said so.
+    """
 
     def __init__(self, hello: Hello, environment: Dict[str, str], fds: Sequence[int]) -> None:
         self.rank = hello.rank
+        self.is_ready = False
         self.stack_file = _stacks.StackFile()
         self.channel, theirs = Channel.pair()
         reading, lifeline = os.pipe()
