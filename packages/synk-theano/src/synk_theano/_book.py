@@ -109,11 +109,6 @@ class Book:
         self.forget(collectives)
         self._forgotten_variables += numbers
 
-    @property
-    def forgets_functions(self) -> bool:
-        """Whether the next order has all ranks let go of functions."""
-        return bool(self._forgotten_functions)
-
     def extras(self) -> Optional[Extras]:
         """What the workers have to know before the next order, or None."""
         if not (

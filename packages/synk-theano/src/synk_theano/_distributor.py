@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Sequence, Set, Tuple
+from typing import Any, Callable, Iterable, List, Set, Tuple
 
 import numpy as np
 
@@ -52,10 +52,9 @@ class Distributor:
 
     def send_all(self) -> None:
         """Send every function and variable that the workers do not have yet."""
-        self._look()
-        self.send(tuple(self._rank.functions))
+        self.send(self._rank.functions)
 
-    def send(self, function_ids: Sequence[int] = ()) -> None:
+    def send(self, function_ids: Iterable[int] = ()) -> None:
         """Send these functions, with the forms that the workers lack, and all new variables.
 
         Blocks until the workers have them. If it fails, nothing counts as sent, and the workers

@@ -226,8 +226,7 @@ class Rank:
             act = self._acts[number]
             if act is None:
                 return None
-            if flight.interrupted == serial:
-                raise Interrupted
+            self.heed_interrupt()
             self.doing = act.doing
             recorder.place = serial, i
             flight.begin(serial, *act.record)

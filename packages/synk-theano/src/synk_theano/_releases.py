@@ -42,8 +42,7 @@ class Releases:
         self._replicas = replicas
         self._functions: Dict[int, Farewell] = {}
         self._gone: Deque[Farewell] = deque()
-        self._lingers_until = 0
-        self._again = False
+        self._lingers_until = -1
 
     def watch(self, function: Any, number: int) -> None:
         """Notice when nobody has a function any more."""
@@ -54,8 +53,12 @@ class Releases:
 
         Before anything is staged: an older act may refer to where it goes.
         """
-        if self._gone or self._registry.left or self._store.released or self._again:
+        if self._gone or self._registry.left or self._store.released or self._lingers():
             self._look()
+
+    def _lingers(self) -> bool:
+        """Whether what something that is gone has had may still be kept here."""
+        return self._rank.serial <= self._lingers_until
 
     def _look(self) -> None:
         # What is removed from the deques is so last: after an interrupt it is looked at once more.
@@ -70,8 +73,8 @@ class Releases:
             keys = tuple(released[i] for i in range(len(released)))
             self._book.release(keys)
             self._store.forget(len(keys))
-        self._drop_variables()
-        self._again = self._rank.serial < self._lingers_until
+        if self._lingers():
+            self._drop_variables()
 
     def _drop_function(self, number: int) -> None:
         self.on_function(number)
