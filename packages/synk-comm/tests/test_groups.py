@@ -14,15 +14,12 @@ import numpy as np
 import pytest
 
 from synk_comm import (
-    AbortedError,
     CommTimeout,
     JoinError,
-    PeerLost,
     create_group,
     join,
     local_group,
 )
-from synk_comm._splitting import watch_also
 from synk_comm.testing import in_threads
 
 TOKEN = "a token that nobody can guess"
@@ -152,44 +149,6 @@ class _Seat:
 
     def abort(self, reason):
         self.comm.abort(reason)
-
-
-class Old:
-    """The group that is being split, of which rank 0 is this one."""
-
-    rank = 0
-
-    def __init__(self, failure):
-        self.failure = failure
-
-    def gone(self, ranks):
-        return self.failure
-
-
-class New:
-    """The smaller group: nobody has come yet but this rank."""
-
-    def has_entered(self, rank):
-        return rank == 0
-
-
-@pytest.mark.parametrize(
-    ("failure", "ends"),
-    [
-        (None, False),
-        (PeerLost("rank 2 is lost", rank=2), True),
-        (PeerLost("rank 1 is lost", rank=1), False),
-        (AbortedError("by a late one", rank=2, reason="why"), True),
-        (AbortedError("by this rank, from another thread", rank=0, reason="why"), True),
-    ],
-)
-def test_a_smaller_group_is_waited_for_until_one_of_it_cannot_come(failure, ends):
-    watch = watch_also(None, Old(failure), New(), [0, 2])
-    if ends:
-        with pytest.raises(type(failure)):
-            watch()
-    else:
-        watch()
 
 
 def _memory_of_groups():

@@ -20,6 +20,7 @@ from synk_comm import (
     PeerLost,
     local_group,
 )
+from synk_comm._backends._nccl_link import Link
 from synk_comm._backends._nccl_start import load_binding
 from synk_comm._backends.nccl import MissingLibrary, NcclError, nccl
 from synk_comm._liveness import Identity, identity
@@ -472,6 +473,32 @@ def test_splits_have_links_of_their_own(pair):
 
     rows = [[1, 1], [0, 0]]
     assert pair.run(run) == [(1, 0, rows), (0, 1, rows)]
+
+
+def test_a_split_whose_link_fails_blames_a_rank_by_its_old_number(monkeypatch):
+    group = Ranks(3)
+    start = Link._start
+
+    def failing(self, deadline):
+        if self._host.size == 2 and self._host.rank == 1:
+            raise RuntimeError("out of luck")
+        start(self, deadline)
+
+    def run(comm):
+        if comm.rank == 1:
+            comm.split(1).close()
+        else:
+            error = RuntimeError if comm.rank == 2 else AbortedError
+            with pytest.raises(error, match="out of luck") as caught:
+                comm.split(0)
+            if comm.rank == 0:
+                assert caught.value.rank == 2
+                assert "by rank 2" in str(caught.value)
+        return float(comm.all_reduce(1.0))
+
+    monkeypatch.setattr(Link, "_start", failing)
+    assert group.run(run) == [3.0] * 3
+    group.close()
 
 
 # -- nothing happens before all agree -------------------------------------------------------

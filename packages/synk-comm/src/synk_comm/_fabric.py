@@ -319,4 +319,4 @@ def aborted(rank: int, reason: str) -> AbortedError:
 
 def lost(rank: int, how: str) -> PeerLost:
     """Return the error for a peer that is gone."""
-    return PeerLost(f"rank {rank} is lost: {how}", rank=rank)
+    return PeerLost(f"rank {rank} is lost: {how}", rank=rank, reason=how)

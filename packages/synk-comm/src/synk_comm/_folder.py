@@ -10,6 +10,7 @@ import tempfile
 
 from .exceptions import JoinError
 
+_PREFIX = "synk-comm-"
 _MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
 
 
@@ -24,9 +25,24 @@ class SocketFolder:
     @classmethod
     def create(cls) -> SocketFolder:
         """Make a folder under the system's folder for temporary files."""
-        folder = cls(tempfile.mkdtemp(prefix="synk-comm-"))
-        atexit.register(folder._remove_in_maker)
-        return folder
+        return cls(tempfile.mkdtemp(prefix=_PREFIX))._until_exit()
+
+    @classmethod
+    def named(cls, secret: bytes) -> SocketFolder:
+        """Return a folder that is not made yet, under a name that follows from a secret.
+
+        Whoever knows the secret can remove it, should its maker be killed.
+        """
+        return cls(os.path.join(tempfile.gettempdir(), _PREFIX + secret.hex()[:12]))
+
+    def make(self) -> None:
+        """Make a named folder."""
+        os.mkdir(self.path, 0o700)
+        self._until_exit()
+
+    def _until_exit(self) -> SocketFolder:
+        atexit.register(self._remove_in_maker)
+        return self
 
     def forget(self) -> None:
         """Release what waits for the exit of this process, if the folder is gone already."""

@@ -88,7 +88,7 @@ class Guard:
             return None
         self._ended = ended
         if isinstance(ended, PeerLost):
-            return PeerLost(str(ended), rank=ended.rank)
+            return PeerLost(str(ended), rank=ended.rank, reason=ended.reason)
         if isinstance(ended, AbortedError):
             return AbortedError(str(ended), rank=ended.rank, reason=ended.reason)
         return ended

@@ -33,10 +33,10 @@ from ._lists import shape_of
 from ._objects import ObjectMoves
 from ._ops import Array, ReduceOp
 from ._reducing import Reducing
-from ._splitting import groups_of, watch_also
+from ._splitting import split
 from ._steps import Steps, check_out
 from .abc import Communicator
-from .exceptions import AbortedError, CommError, PeerDeclined
+from .exceptions import AbortedError, CommError, PeerDeclined, PeerLost
 
 T = TypeVar("T")
 
@@ -58,6 +58,8 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self._reducing = Reducing(self._steps)
         self._gathering = Gathering(self._steps)
         self._quick = Learned(self._steps)
+        self.origin: Sequence[int] = ()
+        """The ranks, in the group that this one was split from, of its own."""
 
     def __repr__(self) -> str:
         who = f"rank {self.rank} of {self.size}"
@@ -347,24 +349,18 @@ class RoundCommunicator(ObjectMoves, Communicator):
 
     def split(
         self, color: int | None, key: int = 0, *, timeout_s: float | None = None
-    ) -> Communicator | None:
+    ) -> RoundCommunicator | None:
         said = (None if color is None else operator.index(color), operator.index(key))
         deadline = self._steps.deadline(timeout_s)
-        members: list[int] = []
 
-        def make(share: Share) -> Fabric | None:
-            groups, mine = groups_of(share(said), self.rank)
-            members.extend([] if mine is None else groups[mine])
-            return self._steps.fabric.split(groups, mine, share)
+        def make(share: Share) -> RoundCommunicator | None:
+            enter = lambda fabric: meet(fabric, deadline, self.timeout_s, self.why)  # noqa: E731
+            comm, members = split(self._steps.fabric, said, share, enter)
+            if comm is not None:
+                comm.origin = members
+            return comm
 
-        fabric = self._make(Call("split"), make, (), timeout_s)
-        if fabric is None:
-            return None
-        own = fabric.watch
-        fabric.watch = watch_also(own, self._steps.fabric, fabric, members)
-        comm = meet(fabric, deadline, self._steps.timeout_s, self.why)
-        fabric.watch = own
-        return comm
+        return self._make(Call("split"), make, (), timeout_s)
 
     def _make(
         self, call: Call, make: Callable[..., T], arguments: Sequence[Any], timeout_s: float | None
@@ -393,8 +389,12 @@ def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> Ro
     try:
         fabric.meet(deadline)
     except BaseException as exc:
-        if not isinstance(exc, AbortedError):  # else the others see that, and by whom
+        if not isinstance(exc, (AbortedError, PeerLost)):
             comm.abort(f"{type(exc).__name__} while joining: {exc}")
+        elif isinstance(exc, AbortedError) and exc.rank == fabric.rank:
+            comm.abort(exc.reason)  # of the group that this one comes from: the others may not know
+        elif fabric.failure() is None and exc.rank >= 0:  # else they see that, and by whom
+            fabric.lose(exc.rank)
         comm.close()
         raise
     return comm

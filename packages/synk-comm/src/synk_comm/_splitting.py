@@ -1,10 +1,19 @@
-"""Who goes into which smaller group, and who watches over them until they have met."""
+"""Who goes into which smaller group, and what the old one knows of them until they have met.
+
+Errors count a rank as the group does whose method raised them: what fails while ``split`` makes
+a new group speaks of the ranks of the old one.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Callable, TypeVar
 
-from ._fabric import Fabric, Watch
+from ._fabric import SLICE_S, Fabric, Share, Watch, aborted, lost
+from .exceptions import AbortedError, CommError, CommTimeout, JoinError, PeerLost
+
+T = TypeVar("T")
 
 
 def groups_of(
@@ -23,23 +32,106 @@ def groups_of(
     return groups, None if color is None else colors.index(color)
 
 
-def watch_also(watch: Watch | None, old: Fabric, new: Fabric, members: Sequence[int]) -> Watch:
-    """Return a watch for ranks that meet in a new group.
+def split(
+    old: Fabric,
+    said: tuple[int | None, int],
+    share: Share,
+    meet: Callable[[Fabric], T],
+) -> tuple[T | None, list[int]]:
+    """Make this rank's new group, and let its ranks meet.
+
+    Args:
+        said: color and key of this rank.
+        meet: waits for the ranks of the new fabric, and returns what ``split`` is to return.
+
+    Returns:
+        None if this rank goes into no group; and the ranks, in the old group, of the new one.
+    """
+    groups, mine = groups_of(share(said), old.rank)
+    members = [] if mine is None else groups[mine]
+    try:
+        new = old.split(groups, mine, share)
+    except JoinError as exc:
+        failure = _behind(old, [rank for rank in range(old.size) if rank != old.rank])
+        if failure is None:
+            raise
+        raise failure from exc
+    if new is None:
+        return None, members
+    watch, new.watch = new.watch, _watch_also(new.watch, old, new, members)
+    try:
+        made = meet(new)
+    except PeerLost as exc:
+        raise _behind(old) or in_ranks_of_the_old(exc, members) from exc.__cause__
+    except CommError as exc:
+        raise old.gone(()) or in_ranks_of_the_old(exc, members) from exc.__cause__
+    new.watch = watch
+    return made, members
+
+
+def _watch_also(watch: Watch | None, old: Fabric, new: Fabric, members: Sequence[int]) -> Watch:
+    """Return a watch for ranks that meet in a new group, which they call by their new ranks.
 
     Of a rank that dies before it has entered the new group only the old one can tell. Whoever
-    has entered, or goes elsewhere, may leave the old group at once.
+    has entered, or goes elsewhere, may leave the old group at once. Where the old group is given
+    up, it is not known who still comes.
 
     Args:
         members: the ranks, in the old group, of the new one.
     """
+    missed: list[int] = []
 
     def watch_both() -> None:
         if watch is not None:
             watch()
         late = [rank for mine, rank in enumerate(members) if not new.has_entered(mine)]
-        failure = old.gone(late) if late else None
-        # Given up by this rank, from another thread: the late ones heard of it, and do not come.
-        if failure is not None and getattr(failure, "rank", -1) in (*late, old.rank):
-            raise failure
+        failure = old.gone(late)
+        if isinstance(failure, AbortedError):
+            raise aborted(_its_number(failure.rank, members), failure.reason)
+        if isinstance(failure, PeerLost):
+            # A late one may have come, and left both groups: looked at twice, the new one knows.
+            if failure.rank in missed or failure.rank not in late:
+                raise lost(_its_number(failure.rank, members), failure.reason)
+            missed.append(failure.rank)
 
     return watch_both
+
+
+def _its_number(rank: int, members: Sequence[int]) -> int:
+    """Return how the new group calls a rank of the old one; -1 if it is none of its own."""
+    return members.index(rank) if rank in members else -1
+
+
+def _behind(old: Fabric, ranks: Sequence[int] = ()) -> CommError | None:
+    """Return what ended the old group, if that shows now.
+
+    Who gives it up leaves the new one too, which may be seen there before the word of why is here.
+
+    Args:
+        ranks: those who must not even have left it.
+    """
+    until = time.monotonic() + 2 * SLICE_S
+    while True:
+        failure = old.gone(ranks)
+        if failure is not None or time.monotonic() > until:
+            return failure
+        time.sleep(SLICE_S / 5)
+
+
+def in_ranks_of_the_old(exc: CommError, members: Sequence[int]) -> CommError:
+    """Return an error that speaks of the old group's ranks, where it spoke of the new one's.
+
+    Args:
+        members: the ranks, in the old group, of the new one.
+    """
+    if isinstance(exc, (AbortedError, PeerLost)) and exc.rank < 0:  # nobody knows whose fault
+        return exc
+    if isinstance(exc, PeerLost):
+        return lost(members[exc.rank], exc.reason)
+    if isinstance(exc, AbortedError):
+        return aborted(members[exc.rank], exc.reason)
+    text = f"{exc}\n(numbered as in the new group, which is ranks {list(members)} of this one)"
+    if isinstance(exc, CommTimeout):
+        missing = {members[rank]: doing for rank, doing in exc.missing.items()}
+        return CommTimeout(text, missing=missing)
+    return type(exc)(text)

@@ -361,8 +361,8 @@ class Communicator(ABC):
             key: ranks of the new group are numbered by key, then by their rank here.
 
         Returns:
-            The communicator of the new group, to be closed by itself; None for color None. An
-            error in one group does not end the other, a dead process shows in both.
+            The communicator of the new group, to be closed by itself; None for color None. Errors
+            in one do not end the other, but ``split`` is a call of this one, as any other.
         """
 
     @abstractmethod

@@ -58,11 +58,13 @@ class PeerLost(CommError, ConnectionError):
 
     Attributes:
         rank: the peer that is gone.
+        reason: how that showed.
     """
 
-    def __init__(self, message: str, *, rank: int = -1) -> None:
+    def __init__(self, message: str, *, rank: int = -1, reason: str = "") -> None:
         super().__init__(message)
         self.rank = rank
+        self.reason = reason
 
 
 class CommTimeout(CommError, TimeoutError):

@@ -155,7 +155,7 @@ class NcclBase(Communicator):
         if ended is None:
             return self._host.ended()
         if isinstance(ended, PeerLost):
-            return PeerLost(str(ended), rank=ended.rank)
+            return PeerLost(str(ended), rank=ended.rank, reason=ended.reason)
         if isinstance(ended, AbortedError):
             return AbortedError(str(ended), rank=ended.rank, reason=ended.reason)
         reason = f"{type(ended).__name__}: {ended}"

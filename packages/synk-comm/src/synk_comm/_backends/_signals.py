@@ -94,14 +94,17 @@ class Signals:
 
     def peer_failure(self, late: Collection[int]) -> CommError | None:
         """Return which of the ranks that are waited for is gone, or which others know of."""
-        for rank in self._vigil.gone():
-            if rank in late:
+        dead = self._vigil.gone()
+        # Who found another rank gone has ended because of that, and may have left too by now.
+        victims = [rank for rank in self._peers if self._block.word(rank, _block.LOST)]
+        causes = [self._block.word(rank, _block.LOST) - 1 for rank in victims]
+        causes.sort(key=victims.__contains__)
+        for rank in [*causes, *late]:
+            if rank in dead:
                 pid = self._block.word(rank, _block.PID)
                 return lost(rank, f"its process (pid {pid}) has ended")
-        for rank in self._peers:
-            gone = self._block.word(rank, _block.LOST)
-            if gone:
-                return lost(gone - 1, f"rank {rank} found it gone")
+            if rank in causes:
+                return lost(rank, "another rank found it gone")
         for rank in late:
             if self._block.word(rank, _block.STATE) == CLOSED:
                 return lost(rank, "it has closed its communicator")

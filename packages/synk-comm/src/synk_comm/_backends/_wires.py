@@ -72,7 +72,7 @@ class Wires:
 
     Args:
         folder: where sockets are put; None for TCP.
-        own: whether the folder is this rank's, to be removed when all have met.
+        to_remove: folders that nobody needs once all have met.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Wires:
         key: bytes,
         folder: SocketFolder | None,
         *,
-        own: bool = False,
+        to_remove: Sequence[SocketFolder] = (),
     ) -> None:
         self.rank = rank
         self.hosts = list(hosts)
         self._key = key
         self._folder = folder
-        self._own = own
+        self._to_remove = list(to_remove)
         self._paths: list[str] = []
         self._public = self._secret = b""
         if any(self._crypt(other) for other in range(len(hosts))):
@@ -175,12 +175,19 @@ class Wires:
         while self._paths:
             with contextlib.suppress(OSError):
                 os.unlink(self._paths.pop())
-        if self._own and self._folder is not None:
-            self._folder.remove()
-            self._folder.forget()
+        while self._to_remove:
+            folder = self._to_remove.pop()
+            folder.remove()
+            folder.forget()
 
     def part(self, rank: int, ranks: Sequence[int], key: bytes) -> Wires:
-        """Return the wiring of this rank in a smaller group of ``ranks``."""
-        folder = None if self._folder is None else SocketFolder.create()
+        """Return the wiring of this rank in a smaller group of ``ranks``.
+
+        Each rank has a folder of its own, which the others remove too: it may be killed before.
+        """
         hosts = [self.hosts[old] for old in ranks]
-        return Wires(rank, hosts, key, folder, own=folder is not None)
+        if self._folder is None:
+            return Wires(rank, hosts, key, None)
+        folders = [SocketFolder.named(derived(key, f"folder {new}")) for new in range(len(ranks))]
+        folders[rank].make()
+        return Wires(rank, hosts, key, folders[rank], to_remove=folders)

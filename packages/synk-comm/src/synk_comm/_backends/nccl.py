@@ -37,9 +37,10 @@ import time
 from typing import Any
 
 from synk_comm._rounds import RoundCommunicator
+from synk_comm._splitting import in_ranks_of_the_old
 from synk_comm.abc import Communicator
 from synk_comm.cuda import Driver
-from synk_comm.exceptions import MismatchError
+from synk_comm.exceptions import CommError, MismatchError
 
 from ._nccl_base import Settings, on_device
 from ._nccl_link import Link, NcclError
@@ -114,7 +115,10 @@ class NcclCommunicator(NcclReductions, NcclMoves):
         if host is None:
             return None
         settings = self._settings._replace(device=self.device)
-        return _wrap(host, settings, max(deadline - time.monotonic(), 0.001))
+        try:
+            return _wrap(host, settings, max(deadline - time.monotonic(), 0.001))
+        except CommError as exc:
+            raise in_ranks_of_the_old(exc, host.origin) from exc.__cause__
 
 
 def nccl(

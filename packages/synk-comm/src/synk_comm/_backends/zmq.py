@@ -324,7 +324,7 @@ class ZmqFabric(Fabric):
             who = number - 1 if number else peer.rank  # it may pass on what another said
             self._failure = self._failure or aborted(who, text.decode("utf-8", "replace"))
         elif kind == _LOST:
-            self._failure = self._failure or lost(number, f"rank {peer.rank} found it gone")
+            self._failure = self._failure or lost(number, "another rank found it gone")
         elif kind == _CLOSE:
             peer.gone = "it has closed its communicator"
 

@@ -1,0 +1,191 @@
+"""What goes wrong while ``split`` makes a smaller group: who is blamed, and in whose numbers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+
+import pytest
+
+from synk_comm import AbortedError, ClosedError, CommTimeout, JoinError, PeerLost
+from synk_comm._splitting import _watch_also, in_ranks_of_the_old
+from synk_comm.testing import run_ranks
+
+BACKENDS = ["shm", "zmq"]
+SHARED = {"shm": 2, "zmq": 1}
+"""How often the ranks tell each other something before they enter their new groups."""
+FIRST, ALONE, LAST = range(3)
+"""Three ranks, of which the first and the last go into one group, as ranks 0 and 1 of it."""
+
+
+class Old:
+    """The group that is being split, of which rank 0 is this one."""
+
+    rank = 0
+
+    def __init__(self, failure):
+        self.failure = failure
+
+    def gone(self, ranks):
+        return self.failure
+
+
+class New:
+    """The smaller group: nobody has come yet but this rank."""
+
+    def has_entered(self, rank):
+        return rank == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised", "looks"),
+    [
+        (None, None, 0),
+        (PeerLost("rank 2 is lost: why", rank=2, reason="why"), 1, 2),
+        (PeerLost("rank 1 is lost: why", rank=1, reason="why"), -1, 1),
+        (AbortedError("by a late one", rank=2, reason="why"), 1, 1),
+        (AbortedError("by one that goes elsewhere", rank=1, reason="why"), -1, 1),
+        (AbortedError("by this rank, from another thread", rank=0, reason="why"), 0, 1),
+    ],
+)
+def test_a_smaller_group_is_waited_for_until_the_old_one_ends(failure, raised, looks):
+    watch = _watch_also(None, Old(failure), New(), [0, 2])
+    if raised is None:
+        watch()
+        watch()
+        return
+    for _ in range(looks - 1):  # it may have come meanwhile
+        watch()
+    with pytest.raises(type(failure)) as caught:
+        watch()
+    assert (caught.value.rank, caught.value.reason) == (raised, "why")
+
+
+@pytest.mark.parametrize("kind", [PeerLost, AbortedError])
+def test_errors_are_told_in_the_ranks_of_the_old_group(kind):
+    error = in_ranks_of_the_old(kind("rank 1 did it", rank=1, reason="why"), [5, 7])
+    assert type(error) is kind
+    assert (error.rank, error.reason) == (7, "why")
+    assert "rank 7" in str(error)
+    assert "rank 1" not in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.rank, again.reason, str(again)) == (7, "why", str(error))
+    unknown = kind("nobody knows who", rank=-1)
+    assert in_ranks_of_the_old(unknown, [5, 7]) is unknown
+
+
+def test_a_text_with_ranks_of_the_new_group_says_so():
+    error = in_ranks_of_the_old(JoinError("rank 1: no device"), [5, 7])
+    assert type(error) is JoinError
+    assert "rank 1: no device" in str(error)
+    assert "ranks [5, 7] of this one" in str(error)
+
+
+def outcome(comm, *, late_s, struck=None, timeout_s=None):
+    """Split; return what is raised there, and after how long.
+
+    Args:
+        late_s: how late this rank enters its group, after all have agreed on how to.
+        struck: what happens meanwhile, to this rank or by it.
+    """
+    fabric = comm._steps.fabric
+    part = type(fabric).split
+    to_share = SHARED[comm.backend]
+
+    def slowly(self, groups, mine, share):
+        shared = 0
+
+        def share_first(obj):
+            nonlocal shared
+            said = share(obj)
+            shared += 1
+            if shared == to_share:
+                time.sleep(late_s)
+            return said
+
+        made = part(self, groups, mine, share_first)
+        assert shared == to_share
+        if struck is not None:
+            timer = threading.Timer(0.1, struck)
+            timer.daemon = True
+            timer.start()
+        return made
+
+    comm.barrier()
+    type(fabric).split = slowly
+    began = time.monotonic()
+    try:
+        made = comm.split(comm.rank % 2, timeout_s=timeout_s)
+        made.close()
+        comm.barrier()
+    except BaseException as exc:
+        blamed = getattr(exc, "rank", getattr(exc, "missing", None))
+        return type(exc), blamed, str(exc), time.monotonic() - began
+    finally:
+        type(fabric).split = part
+    raise AssertionError("nothing was raised")
+
+
+def lose_one_that_has_come(comm, how):
+    struck = None
+    if comm.rank == LAST:
+        struck = {
+            "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "abort": lambda: comm.abort("given up"),
+            "close": comm.close,
+        }[how]
+    # The one that is alone looks when the first has ended because of the last.
+    return outcome(comm, late_s={FIRST: 0.3, ALONE: 1.0, LAST: 0}[comm.rank], struck=struck)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("how", ["kill", "abort", "close"])
+def test_one_that_has_come_is_lost(how, backend):
+    outcomes = run_ranks(3, lose_one_that_has_come, how, backend=backend, check=False)
+    for rank in (FIRST, ALONE):
+        kind, blamed, text, took = outcomes[rank].value
+        assert kind is (PeerLost if how == "kill" else AbortedError), text
+        assert blamed == LAST, text
+        assert f"rank {LAST}" in text
+        assert took < 2
+    if how != "kill":
+        kind, blamed, text, took = outcomes[LAST].value
+        assert kind in (AbortedError, ClosedError), text
+        assert took < 2
+
+
+def give_up_elsewhere(comm):
+    struck = (lambda: comm.abort("given up")) if comm.rank == ALONE else None
+    return outcome(comm, late_s=0.5 if comm.rank == LAST else 0, struck=struck)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_goes_elsewhere_gives_up_and_nobody_waits_for_long(backend):
+    for kind, blamed, text, took in run_ranks(3, give_up_elsewhere, backend=backend):
+        assert kind is AbortedError, text
+        assert blamed == ALONE, text
+        assert "given up" in text
+        assert took < 2
+
+
+def come_too_late(comm):
+    timeout_s = 0.5 if comm.rank == FIRST else None
+    return outcome(comm, late_s=1.0 if comm.rank == LAST else 0, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_does_not_come(backend):
+    outcomes = run_ranks(3, come_too_late, backend=backend)
+    kind, missing, text, took = outcomes[FIRST]
+    assert kind is CommTimeout, text
+    assert list(missing) == [LAST]
+    assert f"ranks [{FIRST}, {LAST}] of this one" in text
+    assert took < 0.9
+    for rank in (ALONE, LAST):
+        kind, blamed, text, _ = outcomes[rank]
+        assert kind is AbortedError, text
+        assert blamed == FIRST, text
+        assert "CommTimeout" in text
