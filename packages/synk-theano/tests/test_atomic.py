@@ -14,6 +14,7 @@ import theano
 import theano.tensor as T
 from theano.compile.ops import as_op
 from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_theano import Runtime, _share
 from synk_theano.exceptions import (
@@ -267,6 +268,35 @@ def test_without_atomic_calls_variables_that_may_differ_are_refused_until_broadc
         runtime.step(runtime.delayed.broadcast([s, many]), h.delayed(np.zeros(2)))
         assert f(np.ones(2)) == 2.0
         assert len(set(ranks_of(runtime, s)[0])) == 1
+
+
+@pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
+def test_without_atomic_calls_streams_that_may_differ_are_refused_if_they_are_to_be_the_same(kind):
+    def drawing():
+        x = T.dvector("x")
+        # Rows are looked at before numbers are drawn: who refuses them draws none.
+        return [x], [(kind(3).uniform(picky(x)[:1].shape), "gather")]
+
+    good, bad = np.zeros(2), np.array([0.0, 200.0])
+    with nothing_left(), Runtime(2, atomic=False, random_streams="identical") as runtime:
+        f = runtime.function(*drawing(), **FAST)
+        first = f(good)[0]
+        assert first[0] == first[1]
+        with pytest.raises(WorkerFailed, match="not this"):
+            f(bad)
+        cure = r"broadcast\(\) of it" if kind is MRG_RandomStreams else "close"
+        with pytest.raises(ReplicasDiffer, match=cure):
+            f(good)
+        if kind is MRG_RandomStreams:
+            runtime.collectives.broadcast(f.get_shared())
+            again = f(good)[0]
+            assert again[0] == again[1]
+    with nothing_left(), Runtime(2, atomic=False) as runtime:
+        f = runtime.function(*drawing(), **FAST)
+        with pytest.raises(WorkerFailed, match="not this"):
+            f(bad)
+        drawn = f(good)[0]  # they are each rank's own, whatever was drawn
+        assert drawn[0] != drawn[1]
 
 
 def test_a_value_that_was_set_in_the_master_alone_is_told(trio):

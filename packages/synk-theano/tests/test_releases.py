@@ -82,6 +82,29 @@ def test_models_that_are_gone_take_no_memory_on_any_rank(pair, settled):
     assert settled() == before
 
 
+def test_figures_of_functions_without_a_name_become_one_line(pair, settled):
+    pair.stats(reset=True)
+    x = T.dmatrix("x")
+    kept = pair.function([x], (x.sum(), "sum"), name="kept")
+    for rows in range(1, 5):
+        f = pair.function([x], x.mean())
+        f(np.ones((rows, 3)))
+        pair.function([x], x.mean(), name="named")(np.ones((rows, 3)))
+        kept(np.ones((rows, 3)))
+        del f
+    settled()
+    stats = pair.stats()
+    assert set(stats) >= {"kept", "named", "(gone)"}
+    assert sum(name.startswith("function ") for name in stats) == 1  # what settles it
+    gone = stats["(gone)"]
+    assert (gone.calls, sum(gone.slowest), gone.input_bytes) == (4, 4, 3 * 8 * (1 + 2 + 3 + 4))
+    assert stats["named"].calls == stats["kept"].calls == 4
+    assert 0 < gone.compute_s < gone.total_s
+    pair.stats(reset=True)
+    settled()
+    assert "(gone)" not in pair.stats()
+
+
 def test_a_worker_has_the_memory_back():
     """Also of large values, which are no reason for Python to look for garbage."""
     import psutil
@@ -304,15 +327,18 @@ class Thing:
     pass
 
 def strike(number, frame):
-    if time.monotonic() < deadline:
+    global armed
+    if armed and time.monotonic() < deadline:
+        armed = False  # not once more before what it interrupts goes on
         raise KeyboardInterrupt
 
-gone, kept = deque(), []
+gone, kept, armed = deque(), [], False
 deadline = time.monotonic() + 2
 signal.signal(signal.SIGALRM, strike)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
 while True:
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        armed = True
         while time.monotonic() < deadline:
             thing = Thing()
             thing.itself = thing  # it takes a look for garbage to end it
@@ -323,6 +349,7 @@ while True:
         break
     except KeyboardInterrupt:
         pass
+armed = False
 signal.setitimer(signal.ITIMER_REAL, 0)
 thing = None
 gc.collect()

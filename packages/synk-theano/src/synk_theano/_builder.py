@@ -15,7 +15,7 @@ from ._lineage import replicated_updates
 from ._loaded import LoadedFunction
 from ._messages import PLAIN, Form, Recipe
 from ._rank import Rank
-from ._spec import FunctionSpec
+from ._spec import FunctionSpec, unnamed
 
 
 class Builder:
@@ -55,6 +55,10 @@ class Builder:
         self._specs[function_id] = spec
         return function_id
 
+    def let_go(self, function_id: int) -> None:
+        """Nobody has a function any more."""
+        self._specs.pop(function_id, None)
+
     def require_form(self, function_id: int, form: Form) -> None:
         """Have `form` of a function in the master; the caller has the turn."""
         loaded = self._rank.functions[function_id]
@@ -88,7 +92,7 @@ class Builder:
         number_of = self._rank.registry.number_of
         return Recipe(
             function_id=function_id,
-            name=spec.name or f"function {function_id}",
+            name=spec.name or unnamed(function_id),
             output_ops=spec.output_ops,
             update_ops=tuple(op for _, _, op in spec.accumulated),
             updated=tuple(number_of(target) for target, _, _ in spec.accumulated),

@@ -95,7 +95,7 @@ class Controller:
         room[...] = 0
         self.rank = Rank(master, size, master, flight=Flight(room, master), atomic=atomic)
         self._box = BlackBox(room, size, master, self.rank.functions)
-        self.replicas = Replicas(self.rank, atomic)
+        self.replicas = Replicas(self.rank, atomic, not reseed)
         self._ranks = ranks
         self.book = Book()
         self.turn = Turn()

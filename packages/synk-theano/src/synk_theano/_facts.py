@@ -9,7 +9,7 @@ from theano.compile import SharedVariable
 
 from ._lineage import differs_by_rank, is_random_state, is_row_share, lineage_of
 from ._shared_vars import value_of
-from ._spec import FunctionSpec
+from ._spec import FunctionSpec, unnamed
 from ._values import is_array
 
 
@@ -105,7 +105,7 @@ def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int
     everything = [*lineage.outputs, *(leaves for _, leaves in lineage.updates)]
     return FunctionFacts(
         function_id=function_id,
-        name=spec.name or f"function {function_id}",
+        name=spec.name or unnamed(function_id),
         reads=numbered(leaf for leaves in everything for leaf in leaves),
         updates=numbered(target for target, _ in updates),
         rank_dependent_updates=numbered(

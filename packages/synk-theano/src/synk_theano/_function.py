@@ -11,7 +11,7 @@ from ._inputs import Signature
 from ._launcher import Launcher
 from ._planner import DEFAULT, Options, Planner
 from ._shown import shown
-from ._spec import FunctionSpec
+from ._spec import FunctionSpec, unnamed
 from ._values import on_host
 from ._verify import Report, verify
 from .exceptions import InputTypeError
@@ -39,7 +39,7 @@ class Function:
         self._signature = Signature(spec)
         self._planner = Planner(spec, function_id, self._signature, launcher, repr(self))
         self._event = Event("call", function_id)
-        self._tally = launcher.tally(spec.name or f"function {function_id}")
+        self._tally = launcher.tally(spec.name or unnamed(function_id))
         self.keepers: Dict[str, Any] = {}
         self.rows: Optional[Tuple[int, ...]] = None
 

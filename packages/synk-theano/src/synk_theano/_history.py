@@ -9,7 +9,7 @@ from typing import Any, Deque, Dict, FrozenSet, Iterable, Iterator, List, Set, T
 from ._facts import Event, FunctionFacts, facts_of
 from ._lint import ERROR, Finding, Findings, lint
 from ._shared_vars import VariableRegistry
-from ._spec import FunctionSpec
+from ._spec import FunctionSpec, unnamed
 from ._warn import warn_user
 from .exceptions import LintWarning
 
@@ -65,7 +65,7 @@ class History:
 
     def let_go(self, function_id: int) -> None:
         """Nobody has a function any more: keep of its graph what is needed to judge the program."""
-        spec = self._specs.pop(function_id, None)
+        spec = self._specs.get(function_id)
         if spec is None:
             return  # the runtime has ended
         if any(event.function_id == function_id for event in self._events):
@@ -112,7 +112,7 @@ class History:
         if spec is None:
             return "", frozenset()
         updates = frozenset(self._known_number(target) for target, _, _ in spec.accumulated)
-        return spec.name or f"function {function_id}", updates
+        return spec.name or unnamed(function_id), updates
 
     def findings(self, unequal: FrozenSet[int] = frozenset()) -> Findings:
         """What `lint()` finds, given the variables that are known to differ between ranks."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
+from theano.tensor.raw_random import RandomStateType
+
 from ._lineage import is_random_state, is_row_share
 from ._messages import PLAIN, Act, Call, Collective, Distribute
 from ._shared_vars import Storage, value_of
@@ -24,6 +26,7 @@ class Replicas:
     Args:
         rank: the master's.
         atomic: a failed order has changed nothing.
+        same_streams: random streams are the same on all ranks.
 
     Attributes:
         on: whether a value that was changed behind the runtime's back is told.
@@ -35,12 +38,13 @@ class Replicas:
         "differ now. Use broadcast(), or fork(atomic=True).\n"
     )
 
-    def __init__(self, rank: Rank, atomic: bool) -> None:
+    def __init__(self, rank: Rank, atomic: bool, same_streams: bool) -> None:
         self.on = True
         self._registry = rank.registry
         self._functions = rank.functions
         self._is_alone = rank.size == 1
         self._atomic = atomic or self._is_alone
+        self._same_streams = same_streams
         self._differ: Set[int] = set()
         self._seen: Dict[int, Any] = {}
         self._uses: Dict[int, List[Tuple[int, Storage]]] = {}
@@ -86,6 +90,8 @@ class Replicas:
         for act in acts:
             if isinstance(act, Call):
                 self._differ.update(self._functions[act.function_id].recipe.updated)
+                if self._same_streams:  # that a number is drawn is no update that the recipe names
+                    self._differ.update(self._states(act.function_id))
                 self._see(number for number, _ in self._use(act.function_id))
             elif isinstance(act, Collective) and act.kind not in _LOOKS - {"broadcast"}:
                 self._differ.update(act.variables)
@@ -114,8 +120,10 @@ class Replicas:
         mended: Set[int] = set()
         for act in acts:
             if isinstance(act, Call):
-                numbers = [number for number, _ in self._use(act.function_id)]
-                self._require(numbers, mended, f"function {self._name(act)!r}")
+                used = [number for number, _ in self._use(act.function_id)]
+                if self._same_streams:
+                    used += self._states(act.function_id)
+                self._require(used, mended, f"function {self._name(act)!r}")
             elif isinstance(act, Collective):
                 if act.kind == "broadcast":
                     # What comes after it in the same order may use the variables.
@@ -127,10 +135,17 @@ class Replicas:
         differing = sorted(self._differ.intersection(numbers) - mended)
         if differing:
             names = ", ".join(self._named(number) for number in differing)
+            cure = (
+                "use broadcast() of it first, which gives all ranks the master's values, or close()"
+            )
+            if any(isinstance(self._registry[n].type, RandomStateType) for n in differing):
+                cure = (
+                    "close() and fork() again: states of RandomStreams cannot be sent, those of "
+                    "MRG_RandomStreams can, by broadcast()"
+                )
             raise ReplicasDiffer(
                 f"got {what}, which uses {names}: an earlier call that updates this failed when "
-                f"some ranks had finished, so their values may differ; use broadcast() of it "
-                f"first, which gives all ranks the master's values, or close(). "
+                f"some ranks had finished, so their values may differ; {cure}. "
                 f"With fork(atomic=True) a failed call changes nothing"
             )
 
@@ -174,6 +189,11 @@ class Replicas:
                 if not is_random_state(variable) and not is_row_share(variable)
             ]
         return use
+
+    def _states(self, function_id: int) -> List[int]:
+        """The numbers of the random states that a function uses."""
+        shared = self._functions[function_id].forms[PLAIN].get_shared()
+        return [self._registry.number_of(v) for v in shared if is_random_state(v)]
 
     def _name(self, act: Call) -> str:
         return self._functions[act.function_id].recipe.name

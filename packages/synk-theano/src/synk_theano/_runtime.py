@@ -224,9 +224,9 @@ class Runtime:
         return self._sentinels.watch_finite(on)
 
     def _let_go(self, function_id: int) -> None:
-        """Nobody has a function any more."""
-        self._history.let_go(function_id)
-        self._distributor.let_go(function_id)
+        """Nobody has a function any more; the builder last, who drops what history looks at."""
+        for keeper in (self._history, self._distributor, self._ledger, self._builder):
+            keeper.let_go(function_id)
 
     def _forget_functions(self) -> None:
         # Users may keep functions; these must not keep shared memory.

@@ -49,6 +49,11 @@ class FunctionSpec:
         return tuple(i.variable if isinstance(i, In) else i for i in self.inputs)
 
 
+def unnamed(function_id: int) -> str:
+    """What a function is called that has no name of its own."""
+    return f"function {function_id}"
+
+
 def make_spec(
     inputs: Any,
     outputs: Any = None,

@@ -11,6 +11,11 @@ import html
 import io
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
+from ._spec import unnamed
+
+GONE = "(gone)"
+"""The line of functions without a name that nobody has any more."""
+
 
 class FunctionStats(NamedTuple):
     """The figures of one function, or of one kind of collective, since the last reset.
@@ -99,6 +104,16 @@ class Tally:
         self.calls += 1
         self.reduce_s += seconds
 
+    def take(self, other: Tally) -> None:
+        """Add the sums of another one."""
+        self.calls += other.calls
+        self.scatter_s += other.scatter_s
+        self.compute_s += other.compute_s
+        self.wait_s += other.wait_s
+        self.reduce_s += other.reduce_s
+        self.input_bytes += other.input_bytes
+        self.slowest = [mine + its for mine, its in zip(self.slowest, other.slowest)]
+
     def stats(self) -> FunctionStats:
         return FunctionStats(
             self.calls,
@@ -130,6 +145,12 @@ class Ledger:
         if tally is None:
             tally = self._tallies[name] = Tally(self._size)
         return tally
+
+    def let_go(self, function_id: int) -> None:
+        """Nobody has a function any more: without a name it counts among all such ones."""
+        tally = self._tallies.pop(unnamed(function_id), None)
+        if tally is not None:
+            self.tally(GONE).take(tally)
 
     def record(self, prepared: Sequence[Any], times: Any, scatter_s: float, run_s: float) -> None:
         """Take in an order.
