@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import tempfile
 import threading
 import time
 
 import pytest
 
-from synk_comm import AbortedError, ClosedError, CommTimeout, JoinError, PeerLost
-from synk_comm._splitting import _watch_also, in_ranks_of_the_old
+from synk_comm import (
+    AbortedError,
+    ClosedError,
+    CommError,
+    CommTimeout,
+    JoinError,
+    MismatchError,
+    PeerLost,
+)
+from synk_comm._splitting import _look_at, in_ranks_of_the_old
 from synk_comm.testing import run_ranks
 
 BACKENDS = ["shm", "zmq"]
@@ -52,15 +61,15 @@ class New:
     ],
 )
 def test_a_smaller_group_is_waited_for_until_the_old_one_ends(failure, raised, looks):
-    watch = _watch_also(None, Old(failure), New(), [0, 2])
+    look = _look_at(Old(failure), New(), [0, 2])
     if raised is None:
-        watch()
-        watch()
+        look()
+        look()
         return
     for _ in range(looks - 1):  # it may have come meanwhile
-        watch()
+        look()
     with pytest.raises(type(failure)) as caught:
-        watch()
+        look()
     assert (caught.value.rank, caught.value.reason) == (raised, "why")
 
 
@@ -84,12 +93,14 @@ def test_a_text_with_ranks_of_the_new_group_says_so():
     assert "ranks [5, 7] of this one" in str(error)
 
 
-def outcome(comm, *, late_s, struck=None, timeout_s=None):
+def outcome(comm, *, late_s=0.0, struck=None, timeout_s=None, watch=None, color=None):
     """Split; return what is raised there, and after how long.
 
     Args:
         late_s: how late this rank enters its group, after all have agreed on how to.
         struck: what happens meanwhile, to this rank or by it.
+        watch: looks after the new group.
+        color: if it is not the usual one.
     """
     fabric = comm._steps.fabric
     part = type(fabric).split
@@ -108,6 +119,8 @@ def outcome(comm, *, late_s, struck=None, timeout_s=None):
 
         made = part(self, groups, mine, share_first)
         assert shared == to_share
+        if watch is not None:
+            made.watch = watch
         if struck is not None:
             timer = threading.Timer(0.1, struck)
             timer.daemon = True
@@ -118,7 +131,7 @@ def outcome(comm, *, late_s, struck=None, timeout_s=None):
     type(fabric).split = slowly
     began = time.monotonic()
     try:
-        made = comm.split(comm.rank % 2, timeout_s=timeout_s)
+        made = comm.split(comm.rank % 2 if color is None else color, timeout_s=timeout_s)
         made.close()
         comm.barrier()
     except BaseException as exc:
@@ -189,3 +202,95 @@ def test_one_does_not_come(backend):
         assert kind is AbortedError, text
         assert blamed == FIRST, text
         assert "CommTimeout" in text
+
+
+class Stop(CommError):
+    """A user's own, which cannot be made from a text alone."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} {second}")
+
+
+OUTSIDE = {
+    "memory": MemoryError("not of this group"),
+    "lost": PeerLost("not of this group", rank=7),
+    "timeout": CommTimeout("not of this group", missing={7: "nothing"}),
+    "mismatch": MismatchError("not of this group"),
+    "own": Stop("not of", "this group"),
+}
+
+
+def watch_what_fails(comm, name):
+    def watch():
+        raise OUTSIDE[name]
+
+    late = comm.rank == LAST
+    return outcome(comm, late_s=0.3 * late, watch=watch if comm.rank == FIRST else None)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", list(OUTSIDE))
+def test_what_a_watch_raises_is_not_about_this_group(name, backend):
+    outcomes = run_ranks(3, watch_what_fails, name, backend=backend, timeout_s=20)
+    kind, _, text, took = outcomes[FIRST]
+    assert kind.__name__ == type(OUTSIDE[name]).__name__
+    assert text == "not of this group"
+    assert took < 2
+    for rank in (ALONE, LAST):
+        kind, blamed, text, took = outcomes[rank]
+        assert kind is AbortedError, text
+        assert blamed == FIRST, text
+        assert f"{type(OUTSIDE[name]).__name__}: not of this group" in text
+        assert took < 2
+
+
+def die_before_all_have_come(comm):
+    struck = (lambda: os.kill(os.getpid(), signal.SIGKILL)) if comm.rank == ALONE else None
+    return outcome(comm, late_s=1.5 if comm.rank == LAST else 0, struck=struck, color=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_dies_while_another_is_late(backend):
+    outcomes = run_ranks(3, die_before_all_have_come, backend=backend, check=False)
+    for rank, most in ((FIRST, 1.0), (LAST, 3.0)):
+        kind, blamed, text, took = outcomes[rank].value
+        assert kind is PeerLost, text
+        assert blamed == ALONE, text
+        assert took < most
+
+
+def die_alone(comm):
+    if comm.rank == ALONE:
+        part = type(comm._steps.fabric).split
+
+        def die(self, groups, mine, share):
+            part(self, groups, mine, share)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        type(comm._steps.fabric).split = die
+    comm.split(comm.rank % 2).close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_that_is_alone_in_its_group_leaves_nothing_behind(backend):
+    outcomes = run_ranks(3, die_alone, backend=backend, check=False)
+    assert outcomes[ALONE].exitcode == -signal.SIGKILL
+    assert outcomes[FIRST].failure == outcomes[LAST].failure == ""
+
+
+def fail_to_wire(comm):
+    if comm.rank == FIRST:
+        tempfile.tempdir = "/does/not/exist"
+    if comm.rank == ALONE:  # it goes elsewhere, and leaves the old group at once
+        comm.barrier()
+        return comm.split(None), comm.close()
+    return outcome(comm)
+
+
+def test_who_cannot_wire_says_why():
+    outcomes = run_ranks(3, fail_to_wire, backend="zmq", check=False)
+    assert outcomes[ALONE].value == (None, None)
+    for rank in (FIRST, LAST):
+        kind, _, text, _ = outcomes[rank].value
+        assert kind is JoinError, text
+        assert "rank 0 could not wire a smaller group" in text

@@ -57,9 +57,9 @@ class ShmBackend(Backend):
                 fabric.drop()
             raise
         assert fabric is not None  # noqa: S101 - else all ranks have raised
-        fabric.watch = meeting.look
+        fabric.also = meeting.hear
         comm = meet(fabric, meeting.deadline, meeting.timeout_s)
-        fabric.watch = meeting.watch
+        fabric.also = None
         return comm
 
 
@@ -75,9 +75,9 @@ class ZmqBackend(Backend):
         from ._rounds import meet
 
         fabric = ZmqFabric.open(meeting)
-        fabric.watch = meeting.look
+        fabric.also = meeting.hear
         comm = meet(fabric, meeting.deadline, meeting.timeout_s)
-        fabric.watch = meeting.watch
+        fabric.also = None
         return comm
 
 

@@ -42,8 +42,12 @@ SLICE_S = 0.015
 """Time between two looks at the watch, the peers and the clock while waiting."""
 
 
-IN_STEP = (MismatchError, PeerDeclined)
-"""Raised by all ranks alike after a complete round: the group stays in step."""
+class NoMemory(MemoryError):
+    """There is none on this rank, of which the others have been told."""
+
+
+IN_STEP = (MismatchError, PeerDeclined, NoMemory)
+"""Raised by all ranks after a complete round: the group stays in step."""
 
 PART_BYTES = 1 << 18
 PIECE_HEAD_BYTES = 1024
@@ -117,7 +121,9 @@ class Fabric(ABC):
         rank, size, backend: as in ``Communicator``.
         slot_bytes: length of a slot, a multiple of 64.
         piece_bytes: the longest piece.
-        watch: called at least every ``SLICE_S`` seconds while ``sync`` waits.
+        watch: the user's, called at least every ``SLICE_S`` seconds while ``sync`` waits.
+        also: called with it, while the ranks meet.
+        outside: what the watch raised last: it is not about this group.
     """
 
     backend: str
@@ -128,6 +134,19 @@ class Fabric(ABC):
         self.slot_bytes = slot_bytes(size)
         self.piece_bytes = piece_bytes(size)
         self.watch = watch
+        self.also: Watch | None = None
+        self.outside: BaseException | None = None
+
+    def look(self) -> None:
+        """Look at what may end a wait."""
+        if self.watch is not None:
+            try:
+                self.watch()
+            except BaseException as exc:
+                self.outside = exc
+                raise
+        if self.also is not None:
+            self.also()
 
     @abstractmethod
     def meet(self, deadline: float) -> None:

@@ -62,7 +62,7 @@ class Guard:
     def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
         """Give the key back; end the group first if the exception left the ranks out of step."""
         try:
-            if exc is not None and not in_step:
+            if exc is not None and (not in_step or exc is self._fabric.outside):
                 self._end(exc)
         finally:
             (self.door if self._is_open() else self._kept).append(None)
@@ -156,13 +156,12 @@ class Guard:
                 return
 
     def _end(self, exc: BaseException) -> None:
-        if isinstance(exc, PeerLost):
-            self._ended = exc
-            self._fabric.lose(exc.rank)
-        elif isinstance(exc, AbortedError):
-            self._ended = exc
-        else:
+        if exc is self._fabric.outside or not isinstance(exc, (AbortedError, PeerLost)):
             self.abort(f"{type(exc).__name__}: {exc}")
+            return
+        self._ended = exc
+        if isinstance(exc, PeerLost) and exc.rank >= 0:
+            self._fabric.lose(exc.rank)
 
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()

@@ -132,6 +132,10 @@ class Meeting:
         """Raise if a rank has failed or gone, or what the user's watch raises; never waits."""
         if self.watch is not None:
             self.watch()
+        self.hear()
+
+    def hear(self) -> None:
+        """Raise if a rank has failed or gone; never waits."""
         for fd in wait_for({line.fileno(): select.POLLIN for line in self._lines.values()}, 0):
             self._hear(fd)
 

@@ -33,10 +33,10 @@ from ._lists import shape_of
 from ._objects import ObjectMoves
 from ._ops import Array, ReduceOp
 from ._reducing import Reducing
-from ._splitting import split
+from ._splitting import in_ranks_of_the_old, split
 from ._steps import Steps, check_out
 from .abc import Communicator
-from .exceptions import AbortedError, CommError, PeerDeclined, PeerLost
+from .exceptions import AbortedError, CommError, PeerLost
 
 T = TypeVar("T")
 
@@ -58,8 +58,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self._reducing = Reducing(self._steps)
         self._gathering = Gathering(self._steps)
         self._quick = Learned(self._steps)
-        self.origin: Sequence[int] = ()
-        """The ranks, in the group that this one was split from, of its own."""
+        self._origin: Sequence[int] = ()  # its ranks in the group that it was split from
 
     def __repr__(self) -> str:
         who = f"rank {self.rank} of {self.size}"
@@ -357,30 +356,23 @@ class RoundCommunicator(ObjectMoves, Communicator):
             enter = lambda fabric: meet(fabric, deadline, self.timeout_s, self.why)  # noqa: E731
             comm, members = split(self._steps.fabric, said, share, enter)
             if comm is not None:
-                comm.origin = members
+                comm._origin = members
             return comm
 
         return self._make(Call("split"), make, (), timeout_s)
 
+    def told_above(self, exc: CommError) -> CommError:
+        """Return an error of this group in the ranks of the group that it was split from."""
+        return exc if exc is self._steps.fabric.outside else in_ranks_of_the_old(exc, self._origin)
+
     def _make(
         self, call: Call, make: Callable[..., T], arguments: Sequence[Any], timeout_s: float | None
     ) -> T:
-        """Agree on a call, then make something with the others; raise MemoryError in step."""
-        steps = self._steps
-        deadline = steps.deadline(timeout_s)
-        try:
-            with self._guard:
-                steps.open(call, _call.encode(call), lambda: 0, deadline)
-                try:
-                    return make(*arguments, lambda obj: self._gathering.share(obj, deadline))
-                except MemoryError as exc:  # the others have been told
-                    raise _NoMemory(str(exc)) from exc
-        except _NoMemory as exc:
-            raise MemoryError(str(exc)) from exc.__cause__
-
-
-class _NoMemory(PeerDeclined):
-    """Passes the guard as something that all ranks know of."""
+        """Agree on a call, then make something with the others."""
+        deadline = self._steps.deadline(timeout_s)
+        with self._guard:
+            self._steps.open(call, _call.encode(call), lambda: 0, deadline)
+            return make(*arguments, lambda obj: self._gathering.share(obj, deadline))
 
 
 def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> RoundCommunicator:
@@ -389,7 +381,7 @@ def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> Ro
     try:
         fabric.meet(deadline)
     except BaseException as exc:
-        if not isinstance(exc, (AbortedError, PeerLost)):
+        if exc is fabric.outside or not isinstance(exc, (AbortedError, PeerLost)):
             comm.abort(f"{type(exc).__name__} while joining: {exc}")
         elif isinstance(exc, AbortedError) and exc.rank == fabric.rank:
             comm.abort(exc.reason)  # of the group that this one comes from: the others may not know

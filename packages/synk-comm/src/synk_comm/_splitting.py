@@ -52,25 +52,28 @@ def split(
     try:
         new = old.split(groups, mine, share)
     except JoinError as exc:
-        failure = _behind(old, [rank for rank in range(old.size) if rank != old.rank])
-        if failure is None:
+        failure = _behind(old, [rank for rank in members if rank != old.rank])
+        # All of the new group raise it where one of them said that it cannot wire.
+        if failure is None or str(exc) in str(failure):
             raise
         raise failure from exc
     if new is None:
         return None, members
-    watch, new.watch = new.watch, _watch_also(new.watch, old, new, members)
+    new.also = _look_at(old, new, members)
     try:
         made = meet(new)
-    except PeerLost as exc:
-        raise _behind(old) or in_ranks_of_the_old(exc, members) from exc.__cause__
     except CommError as exc:
-        raise old.gone(()) or in_ranks_of_the_old(exc, members) from exc.__cause__
-    new.watch = watch
+        if exc is new.outside:
+            old.outside = exc
+            raise
+        failure = _behind(old) if isinstance(exc, PeerLost) else old.gone(())
+        raise failure or in_ranks_of_the_old(exc, members) from exc.__cause__
+    new.also = None
     return made, members
 
 
-def _watch_also(watch: Watch | None, old: Fabric, new: Fabric, members: Sequence[int]) -> Watch:
-    """Return a watch for ranks that meet in a new group, which they call by their new ranks.
+def _look_at(old: Fabric, new: Fabric, members: Sequence[int]) -> Watch:
+    """Return a watch for ranks that meet in a new group, which calls them by their new ranks.
 
     Of a rank that dies before it has entered the new group only the old one can tell. Whoever
     has entered, or goes elsewhere, may leave the old group at once. Where the old group is given
@@ -81,9 +84,7 @@ def _watch_also(watch: Watch | None, old: Fabric, new: Fabric, members: Sequence
     """
     missed: list[int] = []
 
-    def watch_both() -> None:
-        if watch is not None:
-            watch()
+    def look() -> None:
         late = [rank for mine, rank in enumerate(members) if not new.has_entered(mine)]
         failure = old.gone(late)
         if isinstance(failure, AbortedError):
@@ -94,7 +95,7 @@ def _watch_also(watch: Watch | None, old: Fabric, new: Fabric, members: Sequence
                 raise lost(_its_number(failure.rank, members), failure.reason)
             missed.append(failure.rank)
 
-    return watch_both
+    return look
 
 
 def _its_number(rank: int, members: Sequence[int]) -> int:
@@ -128,10 +129,10 @@ def in_ranks_of_the_old(exc: CommError, members: Sequence[int]) -> CommError:
         return exc
     if isinstance(exc, PeerLost):
         return lost(members[exc.rank], exc.reason)
+    note = f"\n(numbered as in the new group, which is ranks {list(members)} of this one)"
     if isinstance(exc, AbortedError):
-        return aborted(members[exc.rank], exc.reason)
-    text = f"{exc}\n(numbered as in the new group, which is ranks {list(members)} of this one)"
+        return aborted(members[exc.rank], exc.reason + note * ("rank" in exc.reason))
     if isinstance(exc, CommTimeout):
         missing = {members[rank]: doing for rank, doing in exc.missing.items()}
-        return CommTimeout(text, missing=missing)
-    return type(exc)(text)
+        return CommTimeout(f"{exc}{note}", missing=missing)
+    return JoinError(f"{exc}{note}") if isinstance(exc, JoinError) else exc

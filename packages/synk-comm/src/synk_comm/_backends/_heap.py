@@ -17,7 +17,7 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 
-from synk_comm._fabric import Share
+from synk_comm._fabric import NoMemory, Share
 from synk_comm._memory import allocate
 from synk_comm._ops import Array
 from synk_comm.exceptions import PeerDeclined
@@ -88,15 +88,15 @@ class Heap:
             MemoryError: on rank 0; PeerDeclined on the others.
         """
         starts: list[int] = []
-        failure: MemoryError | None = None
+        failure: Exception | None = None
         if rank == 0:
             try:
                 starts = make()
             except (MemoryError, OSError, OverflowError) as exc:
-                failure = exc if isinstance(exc, MemoryError) else MemoryError(str(exc))
+                failure = exc
         starts, reason = share((starts, str(failure) if failure else ""))[0]
         if failure is not None:
-            raise failure
+            raise NoMemory(str(failure)) from failure
         if reason:
             raise PeerDeclined(f"rank 0 found no memory: {reason}", reasons={0: reason})
         return starts

@@ -183,11 +183,13 @@ class Wires:
     def part(self, rank: int, ranks: Sequence[int], key: bytes) -> Wires:
         """Return the wiring of this rank in a smaller group of ``ranks``.
 
-        Each rank has a folder of its own, which the others remove too: it may be killed before.
+        Each rank that others call has a folder of its own, which the others remove too: it may be
+        killed before.
         """
         hosts = [self.hosts[old] for old in ranks]
         if self._folder is None:
             return Wires(rank, hosts, key, None)
         folders = [SocketFolder.named(derived(key, f"folder {new}")) for new in range(len(ranks))]
-        folders[rank].make()
+        if rank < len(ranks) - 1:
+            folders[rank].make()
         return Wires(rank, hosts, key, folders[rank], to_remove=folders)

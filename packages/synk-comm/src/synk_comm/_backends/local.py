@@ -85,8 +85,7 @@ class LocalFabric(Fabric):
         began = time.monotonic()
         while late():
             self._hub.changed.wait(min(SLICE_S, max(deadline - time.monotonic(), 1e-4)))
-            if self.watch is not None:
-                self.watch()
+            self.look()
             missing = late()
             if not missing:
                 return

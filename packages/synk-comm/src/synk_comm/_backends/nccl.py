@@ -37,7 +37,6 @@ import time
 from typing import Any
 
 from synk_comm._rounds import RoundCommunicator
-from synk_comm._splitting import in_ranks_of_the_old
 from synk_comm.abc import Communicator
 from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError, MismatchError
@@ -118,7 +117,7 @@ class NcclCommunicator(NcclReductions, NcclMoves):
         try:
             return _wrap(host, settings, max(deadline - time.monotonic(), 0.001))
         except CommError as exc:
-            raise in_ranks_of_the_old(exc, host.origin) from exc.__cause__
+            raise host.told_above(exc) from exc.__cause__
 
 
 def nccl(

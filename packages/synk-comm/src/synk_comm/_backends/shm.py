@@ -87,6 +87,11 @@ class ShmFabric(Fabric):
                     del absent[rank]
             self._check(absent.keys, began, deadline, "join")
             if absent:
+                # Nobody leaves rightly before all have met.
+                here = [rank for rank, _ in self.peers if rank not in absent]
+                failure = self._signals.peer_failure(here)
+                if failure is not None:
+                    raise failure
                 time.sleep(min(0.002, max(deadline - time.monotonic(), 0)))
         self.sync(None, 0, deadline)
 
@@ -157,8 +162,7 @@ class ShmFabric(Fabric):
         self, late: Callable[[], Collection[int]], began: float, deadline: float, doing: str
     ) -> None:
         """Raise what ends a wait, unless everybody has come meanwhile."""
-        if self.watch is not None:
-            self.watch()
+        self.look()
         missing = list(late())
         failure = self.failure() or self._signals.peer_failure(missing)
         now = time.monotonic()

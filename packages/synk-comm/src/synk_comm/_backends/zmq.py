@@ -152,7 +152,9 @@ class ZmqFabric(Fabric):
             for peer in self._peers.values():
                 if peer.rank < self.rank:  # who binds cannot send before it has heard
                     peer.send(_HELLO + peer.handshake.nonce)
-            self._wait(lambda peer: not peer.met, self._peers.values(), deadline, "join")
+            # Nobody leaves rightly before all have met.
+            missing = lambda peer: peer.gone or not peer.met  # noqa: E731
+            self._wait(missing, self._peers.values(), deadline, "join")
         self.sync(None, 0, deadline)
         self._wires.hide()
 
@@ -280,9 +282,9 @@ class ZmqFabric(Fabric):
             if now >= deadline:
                 doing = doing or f"call #{self._turn}, {said(self._latest)}"
                 raise self.timeout([peer.rank for peer in late], now - began, doing)
-            if self.watch is not None and (now - looked >= SLICE_S or looked == began):
+            if now - looked >= SLICE_S or looked == began:
                 looked = now
-                self.watch()
+                self.look()
             for socket, _ in self._poller.poll(max(1, int(1000 * min(SLICE_S, deadline - now)))):
                 self._listen_to(socket)
 
@@ -347,7 +349,7 @@ class ZmqFabric(Fabric):
 
     def lose(self, rank: int) -> None:
         with self._io:
-            self._tell(_LOST, max(rank, 0), b"")
+            self._tell(_LOST, rank, b"")
 
     def _tell(self, kind: bytes, number: int, text: bytes) -> None:
         for peer in self._peers.values():
@@ -361,11 +363,11 @@ class ZmqFabric(Fabric):
         with self._io:
             for socket, _ in self._poller.poll(0):
                 self._listen_to(socket)
-            if isinstance(self._failure, AbortedError):
-                return self._failure  # who gave the group up may have left it since
-            for peer in self._peers.values():
-                if peer.gone and peer.rank in ranks:
-                    return lost(peer.rank, peer.gone)
+            self._own_abort()  # that of another thread, or of a signal handler, which come in here
+            if self._failure is None:  # else those who know of it may have left since
+                for peer in self._peers.values():
+                    if peer.gone and peer.rank in ranks:
+                        return lost(peer.rank, peer.gone)
             return self._failure
 
     def has_entered(self, rank: int) -> bool:
