@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-import weakref
-from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Deque, List, NoReturn, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -36,6 +35,7 @@ class Data:
     array.
 
     Attributes:
+        key: a number that no other one has.
         token: changes whenever the array has another shape, or lies elsewhere.
     """
 
@@ -48,11 +48,10 @@ class Data:
         ndim: int,
         minibatch: bool = False,
         name: Optional[str] = None,
-        released: Optional[Callable[[int], None]] = None,
     ) -> None:
-        self._key = next(self._keys)
+        self.key = next(self._keys)
         self._version = 0
-        self.token = (self._key, 0)
+        self.token = (self.key, 0)
         self._dtype = _checked_dtype(dtype)
         self._ndim = _checked_ndim(ndim)
         self._minibatch = checked_flag(minibatch, "minibatch")
@@ -61,12 +60,8 @@ class Data:
         self._name = name
         self._memory: np.ndarray = np.empty(0, self._dtype)
         self._data: Optional[np.ndarray] = None
-        # Who wants to know when the array is gone, or lies elsewhere: runtimes that refer to it.
-        self._watchers: List[Callable[[int], None]] = []
+        self._watchers: List[Deque[Any]] = []
         self.free_memory()
-        if released is not None:
-            self._watchers.append(released)
-        weakref.finalize(self, _tell, self._watchers, self._key).atexit = False
 
     @property
     def data(self) -> np.ndarray:
@@ -205,31 +200,34 @@ class Data:
     def _set(self, array: Optional[np.ndarray]) -> None:
         self._data = array
         self._version += 1
-        self.token = (self._key, self._version)
+        self.token = (self.key, self._version)
 
     def _replace(self, memory: np.ndarray) -> None:
         self._memory = memory
         # Nobody needs to map what was there any longer.
-        _tell(self._watchers, self._key)
+        for moved in self._watchers:
+            moved.append(self.key)
 
     def room(self, shape: Tuple[int, ...]) -> np.ndarray:
         """Take this shape; return the array, whose contents are anything."""
         self._allocate(shape, 1, keep=False)
         return self.data
 
-    def ref(self, watcher: Optional[Callable[[int], None]] = None) -> ArrayRef:
-        """Where the workers find the array as it is now.
+    def tell(self, moved: Deque[Any]) -> None:
+        """Append the key to `moved` whenever the array lies elsewhere."""
+        self._watchers.append(moved)
 
-        Args:
-            watcher: is told the `Data`'s key when that is no longer true.
-        """
-        if watcher is not None and watcher not in self._watchers:
-            self._watchers.append(watcher)
+    def tell_no_more(self, moved: Deque[Any]) -> None:
+        """Undo `tell`."""
+        self._watchers = [one for one in self._watchers if one is not moved]
+
+    def ref(self) -> ArrayRef:
+        """Where the workers find the array as it is now."""
         array = self.data
         if not synk_shm.is_shared(array):
             # Nothing was stored yet: an empty array, which still needs a place.
             self._allocate(array.shape, 1, keep=False)
-        return ArrayRef(self._key, synk_shm.handle(self.data))
+        return ArrayRef(self.key, synk_shm.handle(self.data))
 
     def __getitem__(self, key: Any) -> Any:
         return self.data[key]
@@ -255,11 +253,6 @@ class Data:
         shape = None if self._data is None else self._data.shape
         kind = ", minibatch" if self._minibatch else ""
         return f"<Data{label} {self._dtype} shape={shape}{kind}>"
-
-
-def _tell(watchers: Sequence[Callable[[int], None]], key: int) -> None:
-    for watcher in watchers:
-        watcher(key)
 
 
 def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) -> np.ndarray:

@@ -20,11 +20,11 @@ class Farewell(weakref.ref):  # type: ignore[type-arg] # of anything
     __slots__ = ("number",)
     number: int
 
-    def __new__(cls, thing: Any, queue: Deque[Farewell], number: int = 0) -> Farewell:  # noqa: PYI034
+    def __new__(cls, thing: Any, queue: Deque[Any], number: int = 0) -> Farewell:  # noqa: PYI034
         """Watch `thing`."""
         made = super().__new__(cls, thing, queue.append)
         made.number = number
         return made
 
-    def __init__(self, thing: Any, queue: Deque[Farewell], number: int = 0) -> None:  # noqa: ARG002
+    def __init__(self, thing: Any, queue: Deque[Any], number: int = 0) -> None:  # noqa: ARG002
         super().__init__(thing, queue.append)  # type: ignore[call-arg] # says typeshed

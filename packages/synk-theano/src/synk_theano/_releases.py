@@ -67,12 +67,10 @@ class Releases:
         while self._gone:
             self._drop_function(self._gone[0].number)
             self._gone.popleft()
-        released = self._store.released
-        if released:
-            # Not by iterating: more may come meanwhile.
-            keys = tuple(released[i] for i in range(len(released)))
+        if self._store.released:
+            keys = self._store.released_keys()
             self._book.release(keys)
-            self._store.forget(len(keys))
+            self._store.forget(keys)
         if self._lingers():
             self._drop_variables()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Deque, Dict, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from theano.gof import Variable
@@ -11,6 +11,7 @@ from theano.gof import Variable
 import synk_shm
 
 from ._data import Data, unmasked
+from ._farewell import Farewell
 from ._messages import ArrayRef
 from ._shown import shown
 from .exceptions import InputTypeError
@@ -20,12 +21,13 @@ class DataStore:
     """Makes `Data`, and remembers which of them are gone, so that workers drop their mappings.
 
     Attributes:
-        released: keys of `Data` that are gone, or lie elsewhere, oldest first. Finalizers append to
-            it, which may run at any time in any thread.
+        released: of `Data` that lie elsewhere the keys, and the farewells of those that are gone,
+            oldest first. It grows at any time and in any thread.
     """
 
     def __init__(self) -> None:
-        self.released: Deque[int] = deque()
+        self.released: Deque[Union[int, Farewell]] = deque()
+        self._watched: Dict[int, Farewell] = {}
         self._staged: Dict[Tuple[Any, ...], Data] = {}
 
     def make(
@@ -59,7 +61,8 @@ class DataStore:
                 f"data(): got dtype={dtype}, ndim={ndim}, expected both to be known; give a value, "
                 f"a Theano variable (var=), or dtype= and ndim= (or shape=)"
             )
-        data = Data(dtype, ndim, minibatch, name, self.released.append)
+        data = Data(dtype, ndim, minibatch, name)
+        self._watch(data)
         if value is not None:
             data.set_value(value, force_cast=force_cast, oversize=oversize)
         if shape is not None:
@@ -68,7 +71,13 @@ class DataStore:
 
     def ref(self, data: Data) -> ArrayRef:
         """Where the workers find it, whichever runtime it is from."""
-        return data.ref(self.released.append)
+        if data.key not in self._watched:
+            self._watch(data)
+        return data.ref()
+
+    def _watch(self, data: Data) -> None:
+        self._watched[data.key] = Farewell(data, self.released, data.key)
+        data.tell(self.released)
 
     def room(
         self, slot: Tuple[Any, ...], dtype: np.dtype, shape: Tuple[int, ...]
@@ -84,9 +93,17 @@ class DataStore:
         for slot in [slot for slot in self._staged if slot[0] == function_id]:
             del self._staged[slot]
 
-    def forget(self, count: int) -> None:
-        """The first so many of the released keys have been dealt with."""
-        for _ in range(count):
+    def released_keys(self) -> Tuple[int, ...]:
+        """The keys of what was released up to now."""
+        # Not by iterating: more may come meanwhile.
+        several = [self.released[place] for place in range(len(self.released))]
+        return tuple(one.number if isinstance(one, Farewell) else one for one in several)
+
+    def forget(self, keys: Sequence[int]) -> None:
+        """These keys, the first that were released, have been dealt with."""
+        for key in keys:
+            if isinstance(self.released[0], Farewell):
+                self._watched.pop(key, None)
             self.released.popleft()
 
     def clear(self) -> None:
@@ -96,3 +113,8 @@ class DataStore:
             if synk_shm.is_shared(data.data):
                 synk_shm.unlink(data.data, missing_ok=True)
         self._staged.clear()
+        for farewell in self._watched.values():
+            known = farewell()
+            if known is not None:
+                known.tell_no_more(self.released)
+        self._watched.clear()
