@@ -42,6 +42,14 @@ SLICE_S = 0.015
 """Time between two looks at the watch, the peers and the clock while waiting."""
 
 
+_OF_WATCH = "_of_watch"
+
+
+def is_of_watch(exc: BaseException) -> bool:
+    """Tell whether the user's watch raised it: whatever it is, it is not about this group."""
+    return _OF_WATCH in exc.__dict__
+
+
 class NoMemory(MemoryError):
     """There is none on this rank, of which the others have been told."""
 
@@ -123,7 +131,6 @@ class Fabric(ABC):
         piece_bytes: the longest piece.
         watch: the user's, called at least every ``SLICE_S`` seconds while ``sync`` waits.
         also: called with it, while the ranks meet.
-        outside: what the watch raised last: it is not about this group.
     """
 
     backend: str
@@ -135,7 +142,6 @@ class Fabric(ABC):
         self.piece_bytes = piece_bytes(size)
         self.watch = watch
         self.also: Watch | None = None
-        self.outside: BaseException | None = None
 
     def look(self) -> None:
         """Look at what may end a wait."""
@@ -143,7 +149,7 @@ class Fabric(ABC):
             try:
                 self.watch()
             except BaseException as exc:
-                self.outside = exc
+                exc.__dict__[_OF_WATCH] = True
                 raise
         if self.also is not None:
             self.also()
@@ -334,6 +340,15 @@ def said(head: bytes) -> str:
 def aborted(rank: int, reason: str) -> AbortedError:
     """Return the error for a group that a rank gave up."""
     return AbortedError(f"the group was aborted by rank {rank}: {reason}", rank=rank, reason=reason)
+
+
+def again(exc: CommError) -> CommError:
+    """Return a fresh error that says the same; a traceback keeps what its frames have alive."""
+    if isinstance(exc, PeerLost):
+        return PeerLost(str(exc), rank=exc.rank, reason=exc.reason)
+    if isinstance(exc, AbortedError):
+        return AbortedError(str(exc), rank=exc.rank, reason=exc.reason)
+    return exc
 
 
 def lost(rank: int, how: str) -> PeerLost:

@@ -8,7 +8,7 @@ import weakref
 from types import TracebackType
 
 from ._call import shorten
-from ._fabric import IN_STEP, Fabric, aborted
+from ._fabric import IN_STEP, Fabric, aborted, again, is_of_watch
 from .exceptions import (
     AbortedError,
     ClosedError,
@@ -62,7 +62,7 @@ class Guard:
     def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
         """Give the key back; end the group first if the exception left the ranks out of step."""
         try:
-            if exc is not None and (not in_step or exc is self._fabric.outside):
+            if exc is not None and (not in_step or is_of_watch(exc)):
                 self._end(exc)
         finally:
             (self.door if self._is_open() else self._kept).append(None)
@@ -87,11 +87,7 @@ class Guard:
         if ended is None:
             return None
         self._ended = ended
-        if isinstance(ended, PeerLost):
-            return PeerLost(str(ended), rank=ended.rank, reason=ended.reason)
-        if isinstance(ended, AbortedError):
-            return AbortedError(str(ended), rank=ended.rank, reason=ended.reason)
-        return ended
+        return again(ended)
 
     @property
     def state(self) -> str:
@@ -156,10 +152,10 @@ class Guard:
                 return
 
     def _end(self, exc: BaseException) -> None:
-        if exc is self._fabric.outside or not isinstance(exc, (AbortedError, PeerLost)):
+        if is_of_watch(exc) or not isinstance(exc, (AbortedError, PeerLost)):
             self.abort(f"{type(exc).__name__}: {exc}")
             return
-        self._ended = exc
+        self._ended = again(exc)
         if isinstance(exc, PeerLost) and exc.rank >= 0:
             self._fabric.lose(exc.rank)
 

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from . import _call
 from ._call import Call
-from ._fabric import Fabric, Share
+from ._fabric import Fabric, Share, is_of_watch
 from ._gathering import Gathering
 from ._learned import Learned, is_alike, key_of
 from ._letters import Letters
@@ -363,7 +363,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
 
     def told_above(self, exc: CommError) -> CommError:
         """Return an error of this group in the ranks of the group that it was split from."""
-        return exc if exc is self._steps.fabric.outside else in_ranks_of_the_old(exc, self._origin)
+        return in_ranks_of_the_old(exc, self._origin)
 
     def _make(
         self, call: Call, make: Callable[..., T], arguments: Sequence[Any], timeout_s: float | None
@@ -381,7 +381,7 @@ def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> Ro
     try:
         fabric.meet(deadline)
     except BaseException as exc:
-        if exc is fabric.outside or not isinstance(exc, (AbortedError, PeerLost)):
+        if is_of_watch(exc) or not isinstance(exc, (AbortedError, PeerLost)):
             comm.abort(f"{type(exc).__name__} while joining: {exc}")
         elif isinstance(exc, AbortedError) and exc.rank == fabric.rank:
             comm.abort(exc.reason)  # of the group that this one comes from: the others may not know

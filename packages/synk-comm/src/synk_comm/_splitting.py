@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Callable, TypeVar
 
-from ._fabric import SLICE_S, Fabric, Share, Watch, aborted, lost
+from ._fabric import SLICE_S, Fabric, Share, Watch, aborted, is_of_watch, lost
 from .exceptions import AbortedError, CommError, CommTimeout, JoinError, PeerLost
 
 T = TypeVar("T")
@@ -63,8 +63,7 @@ def split(
     try:
         made = meet(new)
     except CommError as exc:
-        if exc is new.outside:
-            old.outside = exc
+        if is_of_watch(exc):
             raise
         failure = _behind(old) if isinstance(exc, PeerLost) else old.gone(())
         raise failure or in_ranks_of_the_old(exc, members) from exc.__cause__
@@ -125,6 +124,8 @@ def in_ranks_of_the_old(exc: CommError, members: Sequence[int]) -> CommError:
     Args:
         members: the ranks, in the old group, of the new one.
     """
+    if is_of_watch(exc):
+        return exc
     if isinstance(exc, (AbortedError, PeerLost)) and exc.rank < 0:  # nobody knows whose fault
         return exc
     if isinstance(exc, PeerLost):

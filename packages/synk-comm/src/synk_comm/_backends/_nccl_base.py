@@ -23,6 +23,7 @@ from synk_comm._device import (
     maker,
     resolve,
 )
+from synk_comm._fabric import aborted, again, is_of_watch
 from synk_comm._guard import deadline_after
 from synk_comm._ops import Array
 from synk_comm._rounds import RoundCommunicator
@@ -151,31 +152,16 @@ class NcclBase(Communicator):
         """Return a fresh error if the communicator cannot be used any more."""
         if self._closed:
             return ClosedError("this communicator is closed")
-        ended = self._ended
-        if ended is None:
-            return self._host.ended()
-        if isinstance(ended, PeerLost):
-            return PeerLost(str(ended), rank=ended.rank, reason=ended.reason)
-        if isinstance(ended, AbortedError):
-            return AbortedError(str(ended), rank=ended.rank, reason=ended.reason)
-        reason = f"{type(ended).__name__}: {ended}"
-        return AbortedError(
-            f"the group was aborted by rank {self.rank}: {reason}", rank=self.rank, reason=reason
-        )
+        return self._host.ended() if self._ended is None else again(self._ended)
 
     def end(self, exc: BaseException) -> None:
         """End the group because of an exception that left a call half-way."""
         if self._ended is None:
             reason = f"{type(exc).__name__}: {exc}"
-            self._ended = (
-                exc
-                if isinstance(exc, CommError)
-                else AbortedError(
-                    f"the group was aborted by rank {self.rank}: {reason}",
-                    rank=self.rank,
-                    reason=reason,
-                )
-            )
+            if isinstance(exc, (AbortedError, PeerLost)) and not is_of_watch(exc):
+                self._ended = again(exc)
+            else:
+                self._ended = aborted(self.rank, reason)
             self._host.abort(reason)
         self._link.abort(_STOP_S)
 
