@@ -73,18 +73,24 @@ def test_killed_in_the_middle(backend):
         assert outcomes[rank].value == (PeerLost, 1, True)
 
 
+def is_stopped(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
 def freeze(comm):
     pids = comm.all_gather_object(os.getpid())
     if comm.rank == 1:
+        time.sleep(0.2)  # what ZeroMQ has not sent yet would be stopped too
         os.kill(os.getpid(), signal.SIGSTOP)
         # Over zmq the peer's part of the first may have come before its abort.
         first, _ = raised(lambda: [comm.barrier(), comm.barrier()])
     else:
         first, took = raised(lambda: comm.barrier(timeout_s=0.3))
         assert 0.25 < took < 10
-        time.sleep(0.2)
-        if comm.rank == 0:
-            os.kill(pids[1], signal.SIGCONT)
+        while not is_stopped(pids[1]):
+            time.sleep(0.01)
+        os.kill(pids[1], signal.SIGCONT)
     return type(first), str(first)
 
 
