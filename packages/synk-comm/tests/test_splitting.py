@@ -26,6 +26,8 @@ from synk_comm.testing import run_ranks
 BACKENDS = ["shm", "zmq"]
 SHARED = {"shm": 2, "zmq": 1}
 """How often the ranks tell each other something before they enter their new groups."""
+SOON_S = 4.0
+"""On a busy machine; it is some hundredths of a second on an idle one."""
 FIRST, ALONE, LAST = range(3)
 """Three ranks, of which the first and the last go into one group, as ranks 0 and 1 of it."""
 
@@ -163,11 +165,11 @@ def test_one_that_has_come_is_lost(how, backend):
         assert kind is (PeerLost if how == "kill" else AbortedError), text
         assert blamed == LAST, text
         assert f"rank {LAST}" in text
-        assert took < 2
+        assert took < SOON_S
     if how != "kill":
         kind, blamed, text, took = outcomes[LAST].value
         assert kind in (AbortedError, ClosedError), text
-        assert took < 2
+        assert took < SOON_S
 
 
 def give_up_elsewhere(comm):
@@ -181,12 +183,12 @@ def test_who_goes_elsewhere_gives_up_and_nobody_waits_for_long(backend):
         assert kind is AbortedError, text
         assert blamed == ALONE, text
         assert "given up" in text
-        assert took < 2
+        assert took < SOON_S
 
 
 def come_too_late(comm):
     timeout_s = 0.5 if comm.rank == FIRST else None
-    return outcome(comm, late_s=1.0 if comm.rank == LAST else 0, timeout_s=timeout_s)
+    return outcome(comm, late_s=SOON_S if comm.rank == LAST else 0, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -196,7 +198,7 @@ def test_one_does_not_come(backend):
     assert kind is CommTimeout, text
     assert list(missing) == [LAST]
     assert f"ranks [{FIRST}, {LAST}] of this one" in text
-    assert took < 0.9
+    assert took < SOON_S
     for rank in (ALONE, LAST):
         kind, blamed, text, _ = outcomes[rank]
         assert kind is AbortedError, text
@@ -235,24 +237,24 @@ def test_what_a_watch_raises_is_not_about_this_group(name, backend):
     kind, _, text, took = outcomes[FIRST]
     assert kind.__name__ == type(OUTSIDE[name]).__name__
     assert text == "not of this group"
-    assert took < 2
+    assert took < SOON_S
     for rank in (ALONE, LAST):
         kind, blamed, text, took = outcomes[rank]
         assert kind is AbortedError, text
         assert blamed == FIRST, text
         assert f"{type(OUTSIDE[name]).__name__}: not of this group" in text
-        assert took < 2
+        assert took < SOON_S
 
 
 def die_before_all_have_come(comm):
     struck = (lambda: os.kill(os.getpid(), signal.SIGKILL)) if comm.rank == ALONE else None
-    return outcome(comm, late_s=1.5 if comm.rank == LAST else 0, struck=struck, color=0)
+    return outcome(comm, late_s=SOON_S if comm.rank == LAST else 0, struck=struck, color=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_dies_while_another_is_late(backend):
     outcomes = run_ranks(3, die_before_all_have_come, backend=backend, check=False)
-    for rank, most in ((FIRST, 1.0), (LAST, 3.0)):
+    for rank, most in ((FIRST, SOON_S), (LAST, 2 * SOON_S)):
         kind, blamed, text, took = outcomes[rank].value
         assert kind is PeerLost, text
         assert blamed == ALONE, text
