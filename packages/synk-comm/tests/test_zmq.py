@@ -315,6 +315,7 @@ def test_a_stopped_rank_on_this_machine_is_late_not_lost():
 def stop_for_a_while(comm):
     pids = comm.all_gather_object(os.getpid())
     if comm.rank == 1:
+        time.sleep(0.5)  # what ZeroMQ has not sent yet would be stopped too
         os.kill(os.getpid(), signal.SIGSTOP)
         return float(comm.all_reduce(1.0))
     waker = threading.Timer(3 * _wires._SILENCE_MS / 1000, os.kill, [pids[1], signal.SIGCONT])
@@ -336,6 +337,7 @@ def test_a_dead_peer_is_noticed_at_once():
 def die(comm):
     sent = comm.all_gather_object(time.monotonic())
     if comm.rank == 1:
+        time.sleep(0.5)  # what ZeroMQ has not sent yet goes with it
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(PeerLost) as caught:
         comm.barrier()
