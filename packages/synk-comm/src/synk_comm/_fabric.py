@@ -297,7 +297,7 @@ class Fabric(ABC):
 
     @abstractmethod
     def gone(self, ranks: Collection[int]) -> CommError | None:
-        """Return which of these ranks is gone, or gave the group up, if any; cheap."""
+        """Return who gave the group up, or which of these ranks is gone, if any; cheap."""
 
     @abstractmethod
     def has_entered(self, rank: int) -> bool:

@@ -156,7 +156,7 @@ class LocalFabric(Fabric):
         return None
 
     def gone(self, ranks: Collection[int]) -> CommError | None:
-        return self._peer_failure(list(ranks)) or self.failure()
+        return self.failure() or self._peer_failure(list(ranks))
 
     def has_entered(self, rank: int) -> bool:
         return self._hub.seqs[rank] > 0

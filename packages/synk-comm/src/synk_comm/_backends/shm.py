@@ -283,7 +283,7 @@ class ShmFabric(Fabric):
         return self._signals.failure()
 
     def gone(self, ranks: Collection[int]) -> CommError | None:
-        return self._signals.peer_failure(ranks) or self.failure()
+        return self.failure() or self._signals.peer_failure(ranks)
 
     def has_entered(self, rank: int) -> bool:
         return self._signals.has_entered(rank)
