@@ -443,6 +443,29 @@ def test_nobody_outlives_a_killed_parent(tmp_path, how):
     assert all_gone(family) == []
 
 
+def test_nobody_outlives_a_killed_parent_that_has_threads(tmp_path):
+    """Its threads end one by one, and its ranks with the one that has started them."""
+    threads = "threading.Thread(target=time.sleep, args=(100,), daemon=True).start()"
+    start = f"[{threads} for _ in range(60)]; synk_comm.launch(4,"
+    text = RANKS_WITH_CHILDREN.replace("synk_comm.launch(2,", start)
+    path = program(tmp_path, text.replace("import os,", "import threading, os,"))
+    parents, family = [], []
+    try:
+        for number in range(3):
+            pids = tmp_path / f"pids{number}"
+            pids.mkdir()
+            arguments = [sys.executable, path, str(pids), "running"]
+            parents.append(subprocess.Popen(arguments, env=environment()))
+        for number in range(3):
+            family += read_pids(tmp_path / f"pids{number}", 8)
+        assert all(map(alive, family))
+    finally:
+        for parent in parents:
+            parent.kill()
+            parent.wait(LIMIT_S)
+    assert all_gone(family) == []
+
+
 def test_interrupt_goes_to_the_ranks_once(tmp_path):
     pids, said = tmp_path / "pids", tmp_path / "pids-said"
     pids.mkdir()

@@ -9,8 +9,62 @@ import select
 import signal
 import sys
 import threading
+from io import FileIO
+from typing import NamedTuple
 
 _PR_SET_PDEATHSIG = 1
+
+
+class Lifeline(NamedTuple):
+    """The parent's hold on a pipe to a rank.
+
+    Attributes:
+        reading: the end that the rank inherits.
+        witness: another reading end, which the parent alone has.
+        writing: the end whose end is the parent's.
+    """
+
+    reading: FileIO
+    witness: FileIO
+    writing: FileIO
+
+    @classmethod
+    def create(cls) -> Lifeline:
+        """Make the pipe.
+
+        When a process is killed, the kernel lets go of its files from the highest number to the
+        lowest: of the writing end while the witness is still there to be told.
+        """
+        low, high = os.pipe()
+        # Objects, not numbers: if this is interrupted they close.
+        reading = open(low, "rb", buffering=0)  # noqa: SIM115 - until close()
+        with open(high, "wb", buffering=0) as writing:
+            try:
+                witness = open(f"/proc/self/fd/{low}", "rb", buffering=0)  # noqa: SIM115
+            except OSError:  # another system, where nobody is told
+                witness = open(os.dup(low), "rb", buffering=0)  # noqa: SIM115
+            last = _copy_above(writing.fileno(), witness.fileno())
+        return cls(reading, witness, open(last, "wb", buffering=0))
+
+    def end_group_with_us(self, group: int) -> None:
+        """Have the kernel kill a rank's process group when this process is gone.
+
+        To be called when all has been written. The rank asks for the same, but if it dies amid the
+        end of this process, what it has asked for may be gone before the pipe ends.
+        """
+        _kernel_kills(self.witness.fileno(), -group)
+
+    def close(self) -> None:
+        """Close all ends; a rank that is still there is killed."""
+        for end in (self.writing, self.witness, self.reading):
+            end.close()
+
+
+def _copy_above(fd: int, below: int) -> int:
+    """Return a copy of a descriptor whose number is higher than another's."""
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, below + 1)
 
 
 def end_with_parent(fd: int, parent: int) -> None:
@@ -21,7 +75,7 @@ def end_with_parent(fd: int, parent: int) -> None:
             nothing is written any more.
         parent: its pid.
     """
-    if not _kernel_kills_group(fd):
+    if not _kernel_kills(fd, -os.getpgrp() if _leads_group() else os.getpid()):
         threading.Thread(
             target=_await_end, args=(fd,), name="synk-comm-parent", daemon=True
         ).start()
@@ -36,16 +90,19 @@ def end_with_parent(fd: int, parent: int) -> None:
         _kill_group()
 
 
-def _kernel_kills_group(fd: int) -> bool:
-    """Ask the kernel for SIGKILL to the whole group when the pipe ends; Linux can.
+def _kernel_kills(fd: int, owner: int) -> bool:
+    """Ask the kernel for SIGKILL to a process when the pipe ends; Linux can.
 
     It needs no thread (with which ``os.fork()`` would warn), and it finds a process that is
     stopped, that never lets go of the interpreter's lock, and the children of this one.
+
+    Args:
+        owner: the pid; of a process group the negative number.
     """
     try:
         import fcntl
 
-        fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp() if _leads_group() else os.getpid())
+        fcntl.fcntl(fd, fcntl.F_SETOWN, owner)
         fcntl.fcntl(fd, fcntl.F_SETSIG, int(signal.SIGKILL))
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
     except (ImportError, AttributeError, OSError):

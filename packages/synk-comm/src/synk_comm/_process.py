@@ -16,6 +16,7 @@ import sys
 import time
 from typing import Mapping, NamedTuple, Sequence
 
+from ._lifeline import Lifeline
 from ._rank import BOOT, STACKS_SIGNAL, Call, Report, Script, Start
 
 _READ_BYTES = 1 << 20
@@ -109,19 +110,15 @@ class RankProcess:
         self._ended_at = 0.0
         self._heard = bytearray()
         self._nobody_left = False
-        work_fd, ours = os.pipe()
-        # Objects, not numbers: if this constructor is interrupted they close, and the rank ends.
-        self._work = open(ours, "wb", buffering=0)  # noqa: SIM115 - until close()
-        # Kept open, and lower in number: when this process is killed, the kernel lets go of the
-        # writing end first, and so signals the rank's group even if the rank is dead by then.
-        self._work_end = open(work_fd, "rb", buffering=0)  # noqa: SIM115 - until close()
+        self._lifeline = Lifeline.create()
+        work_fd = self._lifeline.reading.fileno()
         hear_fd, report_fd = os.pipe()
         self._hear = open(hear_fd, "rb", buffering=0)  # noqa: SIM115 - until close()
         start = Start(rank, os.getpid(), report_fd, list(argv))
         head = b"".join(map(pickle.dumps, (list(path), tuple(start), work)))
         self._to_say = [memoryview(head), memoryview(payload)]
         try:
-            os.set_blocking(ours, False)
+            os.set_blocking(self._lifeline.writing.fileno(), False)
             os.set_blocking(hear_fd, False)
             self.process = subprocess.Popen(
                 [_interpreter(), *_flags(), "-c", BOOT, str(work_fd)],
@@ -147,7 +144,7 @@ class RankProcess:
 
     def fileno_to_feed(self) -> int:
         """Return the descriptor for ``feed``."""
-        return self._work.fileno()
+        return self._lifeline.writing.fileno()
 
     def fileno_to_hear(self) -> int:
         """Return the descriptor for ``hear``."""
@@ -157,7 +154,7 @@ class RankProcess:
         """Write what the pipe takes of the work."""
         try:
             while self._to_say:
-                sent = self._work.write(self._to_say[0])
+                sent = self._lifeline.writing.write(self._to_say[0])
                 if sent is None:  # full
                     return False
                 self._to_say[0] = self._to_say[0][sent:]
@@ -165,6 +162,7 @@ class RankProcess:
                     del self._to_say[0]
         except BrokenPipeError:  # it has ended, which will be found out
             self._to_say.clear()
+        self._lifeline.end_group_with_us(self.process.pid)
         return True
 
     def hear(self) -> bool:
@@ -269,8 +267,8 @@ class RankProcess:
                 stream.close()
 
     def _close_pipes(self) -> None:
-        for pipe in (self._work, self._work_end, self._hear):
-            pipe.close()
+        self._lifeline.close()
+        self._hear.close()
 
 
 def _any_alive(group: int) -> bool:
