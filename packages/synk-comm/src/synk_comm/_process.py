@@ -162,7 +162,8 @@ class RankProcess:
                     del self._to_say[0]
         except BrokenPipeError:  # it has ended, which will be found out
             self._to_say.clear()
-        self._lifeline.end_group_with_us(self.process.pid)
+        if self.exitcode is None:  # else its number may be somebody else's by now
+            self._lifeline.end_group_with_us(self.process.pid)
         return True
 
     def hear(self) -> bool:
