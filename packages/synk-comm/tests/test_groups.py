@@ -9,11 +9,15 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
 
 from synk_comm import (
+    AbortedError,
     CommTimeout,
     JoinError,
     create_group,
@@ -181,3 +185,25 @@ def test_close_gives_the_memory_back_at_once():
         assert _memory_of_groups() == before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("backend", ["shm", "zmq"])
+@pytest.mark.parametrize("first_inside", [True, False])
+def test_what_ended_a_group_keeps_no_arguments(backend, first_inside):
+    with create_group(2, backend) as group:
+        comms = in_threads(local_group(2), lambda seat: join(group.ticket(seat.rank), timeout_s=20))
+    x = np.ones(5)
+    kept = weakref.ref(x)
+    if not first_inside:
+        comms[1].abort("given up")
+        time.sleep(0.1)
+    else:
+        threading.Timer(0.1, comms[1].abort, ["given up"]).start()
+    for _ in range(2):
+        with pytest.raises(AbortedError, match="given up"):
+            comms[0].all_reduce(x)
+    del x
+    gc.collect()
+    assert kept() is None
+    for comm in comms:
+        comm.close()

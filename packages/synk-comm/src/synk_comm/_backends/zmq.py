@@ -26,7 +26,7 @@ from typing import Any, Callable, Sequence
 import zmq
 
 from synk_comm._call import HEAD_BYTES
-from synk_comm._fabric import SLICE_S, Fabric, Watch, aborted, describe, lost, said
+from synk_comm._fabric import SLICE_S, Fabric, Watch, aborted, again, describe, lost, said
 from synk_comm._meeting import Meeting
 from synk_comm._ops import Array
 from synk_comm._secret import NONCE_BYTES, PROOF_BYTES, Handshake, derived
@@ -259,7 +259,7 @@ class ZmqFabric(Fabric):
         for peer in self._peers.values():
             self._take_from(peer)
         if self._failure is not None:
-            raise self._failure
+            raise again(self._failure)
 
     def _wait(self, missing: Any, peers: Any, deadline: float, doing: str) -> None:
         """Take in messages until none of these peers is ``missing`` any more."""
@@ -277,7 +277,7 @@ class ZmqFabric(Fabric):
                 elif time.monotonic() > lingering:
                     failure = lost(gone[0].rank, gone[0].gone)
             if failure is not None:
-                raise failure
+                raise again(failure)
             now = time.monotonic()
             if now >= deadline:
                 doing = doing or f"call #{self._turn}, {said(self._latest)}"
@@ -357,7 +357,7 @@ class ZmqFabric(Fabric):
                 peer.send(peer.envelope(kind, number, text))
 
     def failure(self) -> CommError | None:
-        return self._failure
+        return None if self._failure is None else again(self._failure)
 
     def gone(self, ranks: Collection[int]) -> CommError | None:
         with self._io:
@@ -368,7 +368,7 @@ class ZmqFabric(Fabric):
                 for peer in self._peers.values():
                     if peer.gone and peer.rank in ranks:
                         return lost(peer.rank, peer.gone)
-            return self._failure
+            return self.failure()
 
     def has_entered(self, rank: int) -> bool:
         return rank == self.rank or self._peers[rank].met
