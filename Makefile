@@ -8,12 +8,14 @@ PACKAGES := synk-shm synk-comm synk-theano synk-extensions
 PACKAGE_TESTS := $(PACKAGES:%=test-%)
 # More arguments for pytest: make test-synk-shm ARGS="-k resize -x"
 ARGS :=
-# What `make endurance` does, and where it and `make nightly-tests` write what they have measured.
+# Some suites only: make nightly SUITES="synk-comm synk-theano/faults"
+SUITES :=
+# How long `make nightly` works at random, and how often it kills.
 SOAK_S := 3600
 TRIALS := 1000
 RECORDED := build/endurance
 
-.PHONY: help setup demo test nightly nightly-tests endurance reliability $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu docs build clean
+.PHONY: help setup demo test nightly endurance reliability $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu docs build clean
 
 ## help: this list
 help:
@@ -28,31 +30,17 @@ setup:
 demo: setup
 	$(PY) examples/train_digits.py
 
-## test: the tests of every package, then those that cross packages
+## test: the tests of every package, and those that cross packages, on all cores
 test: setup
-	@$(PY) scripts/run_tests.py $(filter-out synk-comm,$(PACKAGES)) integration --beside synk-comm synk-theano/compat synk-shm/stress -- $(ARGS)
+	@$(PY) scripts/run_tests.py $(SUITES) -- $(ARGS)
 
-## nightly: nightly-tests, then endurance; takes hours
-nightly: nightly-tests endurance
+## nightly: all tests whole, planted faults, SOAK_S seconds (an hour) of random work, TRIALS kills
+nightly: setup
+	@$(PY) scripts/run_tests.py --nightly --soak-s $(SOAK_S) --trials $(TRIALS) $(SUITES) -- $(ARGS)
 
-## nightly-tests: the tests with whole matrices and many more random cases
-nightly-tests: export SYNK_THEANO_CASES := 2000
-nightly-tests: export SYNK_THEANO_FAULTS := all
-nightly-tests: export SYNK_THEANO_FAULTS_OUT := $(CURDIR)/$(RECORDED)/faults.json
-nightly-tests: export SYNK_COMM_CONTRACT := all
-nightly-tests: export SYNK_COMM_FAULTS := all
-nightly-tests: export SYNK_SUITE_LIMIT_S := 14400
-nightly-tests: $(RECORDED) test
-
-## endurance: random work for SOAK_S seconds (an hour), then TRIALS times kill -9 (1,000), into build/endurance
-endurance: setup $(RECORDED)
-	@status=0; \
-	$(PY) integration/endurance/soak.py --seconds $(SOAK_S) --json $(RECORDED)/soak.json || status=1; \
-	$(PY) integration/endurance/kill_trials.py --trials $(TRIALS) --json $(RECORDED)/kill_trials.json || status=1; \
-	exit $$status
-
-$(RECORDED):
-	@mkdir -p $@
+## endurance: of these the random work and the kills, into build/endurance
+endurance: SUITES := endurance
+endurance: nightly
 
 ## reliability: docs/reliability_figures.md from what build/endurance has, which is kept
 reliability: setup

@@ -6,11 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("synk-shm", "synk-comm", "synk-theano", "synk-extensions")
 INSTALL_LIMIT_S = 240
+ALL = os.environ.get("SYNK_TESTS") == "all"
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
 def run(*command: object, **options: object) -> str:
@@ -37,7 +43,9 @@ def build(source: Path, target: Path) -> dict[str, Path]:
             ignore=shutil.ignore_patterns("__pycache__", "dist", "build", "*.egg-info"),
         )
     copies = [source / folder for folder in FOLDERS]
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", target, *copies)
+    # What builds them is here already; whether the index has it, too, is seen at night.
+    options = [] if ALL else ["--no-build-isolation"]
+    run(*PIP, "wheel", "--no-deps", *options, "-w", target, *copies)
     built = {}
     for folder in FOLDERS:
         distribution = "synkhronos" if folder == "synk-extensions" else folder.replace("-", "_")
@@ -45,15 +53,45 @@ def build(source: Path, target: Path) -> dict[str, Path]:
     return built
 
 
-def make_environment(folder: Path, wheels: list[Path], environment: dict[str, str]) -> Path:
-    """Create a virtual environment with these wheels and return its interpreter."""
-    run(sys.executable, "-m", "venv", folder)
+def make_environment(folder: Path, wheels: list[Path]) -> Path:
+    """Create a virtual environment with these wheels and what they need; return its interpreter.
+
+    What they need is taken from this environment, with which no network is asked; all of it comes
+    from the index instead if SYNK_TESTS=all.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", *wheels, env=pip_environment(environment))
+    pip = (*PIP, "--python", python)
+    if ALL:
+        run(*pip, "install", *wheels)
+        return python
+    run(*pip, "install", "--no-deps", *wheels)
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    for distribution in needed([path.name.partition("-")[0] for path in wheels]):
+        for name in {path.parts[0] for path in distribution.files or ()} - {".."}:
+            place = site / name
+            if not place.exists() and name != "__pycache__":
+                place.symlink_to(str(distribution.locate_file(name)))
     return python
 
 
-def pip_environment(environment: dict[str, str]) -> dict[str, str]:
-    """The clean environment, with the cache and settings of the user's own pip where there are."""
-    home = {name: os.environ[name] for name in ("HOME", "XDG_CACHE_HOME") if name in os.environ}
-    return {**environment, **home, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+def needed(names: list[str]) -> list[metadata.Distribution]:
+    """The distributions, of this environment, that these declare to need, and so on."""
+    found: dict[str, metadata.Distribution] = {}
+    waiting, given = [Requirement(name) for name in names], {canonicalize_name(n) for n in names}
+    seen = set()
+    while waiting:
+        requirement = waiting.pop()
+        if str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        distribution = metadata.distribution(requirement.name)
+        name = canonicalize_name(requirement.name)
+        if name not in given:
+            found[name] = distribution
+        for text in distribution.requires or ():
+            one = Requirement(text)
+            extras = {"extra": ""}, *({"extra": extra} for extra in requirement.extras)
+            if one.marker is None or any(one.marker.evaluate(extra) for extra in extras):
+                waiting.append(one)
+    return list(found.values())

@@ -146,11 +146,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def installed(
-    wheels: dict[str, Path],
-    clean_environment: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
+def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a fresh environment in which all packages are installed."""
     folder = tmp_path_factory.mktemp("user") / "venv"
-    return make_environment(folder, list(wheels.values()), clean_environment)
+    return make_environment(folder, list(wheels.values()))

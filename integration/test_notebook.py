@@ -177,9 +177,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jupyter's files stay out of the home folder."""
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setenv("SYNKHRONOS_USE_GPU", "0")
-    # As other tests have them: what they have compiled is taken.
-    monkeypatch.setenv("THEANO_FLAGS", "gcc.cxxflags=-O0,optimizer_excluding=fusion")
 
 
 @pytest.fixture

@@ -1,127 +1,423 @@
-"""Run the test suites, each in its own pytest, and sum up at the end.
+"""Run the test suites on all cores; tell of each as it ends, and of all failures at the end.
 
-    python scripts/run_tests.py synk-shm integration --beside synk-theano/compat -- -k resize
+    python scripts/run_tests.py                              every suite
+    python scripts/run_tests.py synk-shm synk-theano/faults  some: a package, or a part of it
+    python scripts/run_tests.py synk-shm -- -k resize -x     with arguments for pytest
+    python scripts/run_tests.py --nightly                    whole matrices, and endurance
 
-Suites run one after the other; those after `--beside` run at the same time as the first ones, and
-their output follows at the end. Every suite runs even when another failed. The exit status is 0
-only when all passed. A suite that takes longer than its limit (SYNK_SUITE_LIMIT_S, by default 2400)
-is ended together with the processes it started.
+As many suites run at the same time as there are cores, those that take longest first. Tests that
+are marked "alone", because they have hard limits of time, and programs that measure follow one by
+one. Every suite runs even when another failed. What each printed is kept in build/tests. The exit
+status is 0 only when all passed. A suite that takes longer than its limit is ended together with
+the processes it started.
 """
 
 from __future__ import annotations
 
+import argparse
+import collections
+import dataclasses
+import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import IO, Optional
+from typing import Optional, Sequence
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITE_LIMIT_S = int(os.environ.get("SYNK_SUITE_LIMIT_S", "2400"))
+LOGS = ROOT / "build" / "tests"
+ENDURANCE = ROOT / "build" / "endurance"
+NEWER = ROOT / ".venv-newer" / "bin" / "python"
+"""The newest Python that was found, for the packages that do without Theano."""
 NO_TESTS_COLLECTED = 5
 TIMED_OUT = 124
+LIMIT_S = int(os.environ.get("SYNK_SUITE_LIMIT_S", "2400"))
+NIGHTLY_LIMIT_S = 4 * 3600
+"""Seconds that one suite may take, whatever it hangs in."""
+PROGRESS_S = 60
+"""Seconds between two lines about what is under way."""
+
+WHOLE = {
+    "SYNK_TESTS": "all",
+    "SYNK_THEANO_CASES": "2000",
+    "SYNK_THEANO_FAULTS": "all",
+    "SYNK_THEANO_FAULTS_OUT": str(ENDURANCE / "faults.json"),
+    "SYNK_COMM_CONTRACT": "all",
+    "SYNK_COMM_FAULTS": "all",
+}
+"""The environment of a nightly run, in which suites run whole."""
 
 
-def folder_of(suite: str) -> Path:
-    """Where a suite's tests are: a package's `tests`, or a part of them, or `integration`."""
-    if suite == "integration":
-        return ROOT / "integration"
-    package, _, part = suite.partition("/")
-    return ROOT / "packages" / package / "tests" / part
-
-
+@dataclasses.dataclass(frozen=True)
 class Suite:
-    """A pytest process; `output` is where it writes, None for this terminal."""
+    """A pytest of its own; or another program, which passes by ending with status 0.
 
-    def __init__(self, name: str, arguments: list[str], output: Optional[IO[str]] = None) -> None:
-        self.name = name
+    Attributes:
+        name: a package, or "integration", and which part of it.
+        paths: what pytest collects, relative to the root.
+        without: what of it other suites run.
+        about_s, nightly_s: seconds that it takes on two quiet cores.
+        alone: whether some of its tests are marked so; or the program measures.
+        python: the interpreter.
+        program: arguments of the interpreter, for what is no pytest: part of nightly runs.
+    """
+
+    name: str
+    paths: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    about_s: int = 60
+    nightly_s: int = 60
+    alone: bool = False
+    python: str = sys.executable
+    program: tuple[str, ...] = ()
+
+
+def tests_of(package: str, *parts: str) -> tuple[str, ...]:
+    """Paths of a package's tests."""
+    return tuple(f"packages/{package}/tests/{part}".rstrip("/") for part in parts or ("",))
+
+
+def newer(package: str, about_s: int) -> list[Suite]:
+    """A package's suite on the newest Python, if there is one."""
+    if not NEWER.exists():
+        return []
+    name = f"{package}/newer-python"
+    return [Suite(name, tests_of(package), (), about_s, 4 * about_s, python=str(NEWER))]
+
+
+SUITES = [
+    Suite("synk-shm", tests_of("synk-shm"), about_s=90, nightly_s=200),
+    Suite("synk-comm", tests_of("synk-comm"), about_s=120, nightly_s=600),
+    *newer("synk-shm", 90),
+    *newer("synk-comm", 120),
+    Suite(
+        "synk-theano",
+        tests_of("synk-theano"),
+        without=tests_of("synk-theano", "faults", "compat"),
+        about_s=240,
+        nightly_s=1500,
+    ),
+    Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=120, nightly_s=1800),
+    Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=90, nightly_s=120),
+    Suite("synk-extensions", tests_of("synk-extensions"), about_s=120, nightly_s=200),
+    Suite("integration", ("integration",), about_s=180, nightly_s=300),
+]
+
+
+def programs(soak_s: int, trials: int) -> list[Suite]:
+    """What a nightly run does besides the tests."""
+    soak = ("integration/endurance/soak.py", "--seconds", str(soak_s))
+    kills = ("integration/endurance/kill_trials.py", "--trials", str(trials))
+    return [
+        Suite(
+            "endurance/soak",
+            nightly_s=soak_s + 30,
+            program=(*soak, "--json", str(ENDURANCE / "soak.json")),
+        ),
+        Suite(
+            "planted faults",
+            nightly_s=1200,
+            program=("scripts/planted_faults.py", "--json", str(ENDURANCE / "planted_faults.json")),
+        ),
+        Suite(
+            "endurance/kill_trials",
+            nightly_s=int(1.6 * trials),
+            alone=True,
+            program=(*kills, "--json", str(ENDURANCE / "kill_trials.json")),
+        ),
+    ]
+
+
+class Run:
+    """A suite under way, and what came of it.
+
+    Args:
+        suite: what to run.
+        arguments: for pytest.
+        alone: whether to run the tests that are marked so, or the others.
+        environment: changes to this program's.
+    """
+
+    def __init__(
+        self, suite: Suite, arguments: Sequence[str], alone: bool, environment: dict[str, str]
+    ) -> None:
+        self.suite = suite
+        self.name = suite.name + (" (alone)" if alone and not suite.program else "")
+        stem = LOGS / re.sub(r"\W+", "-", self.name).strip("-")
+        self.log, self.report = stem.with_suffix(".log"), stem.with_suffix(".jsonl")
+        self.report.unlink(missing_ok=True)
+        command = [suite.python, *suite.program]
+        if not suite.program:
+            mark = "alone" if alone else "not alone"
+            arguments, given = list(arguments), None
+            if "-m" in arguments:
+                place = arguments.index("-m")
+                given = arguments[place + 1]
+                del arguments[place : place + 2]
+            command += ["-m", "pytest", *suite.paths, "-q", "-rfEs", "--color=no"]
+            command += ["-m", f"({given}) and {mark}" if given else mark]
+            command += [f"--ignore={path}" for path in suite.without] + arguments
+        self.seconds = 0.0
+        self.status: Optional[int] = None
         self._begin = time.monotonic()
-        # Its own session, so that a suite that hangs is ended with every process it started.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", str(folder_of(name)), *arguments],
-            cwd=ROOT,
-            # Tests of GPUs name their devices; all others are of CPU processes, wherever they run.
-            env={"SYNKHRONOS_USE_GPU": "0", **os.environ},
-            start_new_session=True,
-            stdout=output,
-            stderr=subprocess.STDOUT if output else None,
-        )
+        with self.log.open("w", encoding="utf-8") as output:
+            # Its own session, so that nothing meant for this terminal's program reaches it.
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **environment, "SYNK_TESTS_REPORT": str(self.report)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
-    def wait(self) -> tuple[int, str]:
-        """Return pytest's exit status, or TIMED_OUT, and a line for the summary."""
-        try:
-            left = SUITE_LIMIT_S - (time.monotonic() - self._begin)
-            status = self._process.wait(timeout=max(left, 0))
-        except subprocess.TimeoutExpired:
-            print(f"{self.name}: not finished after {SUITE_LIMIT_S} s, ended", flush=True)
-            status = TIMED_OUT
-        finally:
+    def look(self, limit_s: float) -> bool:
+        """Whether it has ended; it is, when it has taken `limit_s` seconds."""
+        self.status = self._process.poll()
+        self.seconds = time.monotonic() - self._begin
+        if self.status is None and self.seconds > limit_s:
             self.end()
-        seconds = time.monotonic() - self._begin
-        return status, f"{self.name:<20} {verdict_of(status):<26} {seconds:6.1f} s"
+            self.status = TIMED_OUT
+        return self.status is not None
 
     def end(self) -> None:
         """End it with everything it started, if it is still there."""
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            started = psutil.Process(self._process.pid).children(recursive=True)
+            for process in (*started, self._process):
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    pass
             self._process.wait()
 
+    def events(self) -> list[dict]:
+        """What its pytest has reported."""
+        if not self.report.exists():
+            return []
+        lines = self.report.read_text(encoding="utf-8").split("\n")[:-1]
+        return [json.loads(line) for line in lines]
 
-def verdict_of(status: int) -> str:
-    """Say what an exit status of pytest means."""
-    known = {0: "passed", 2: "interrupted", NO_TESTS_COLLECTED: "no tests", TIMED_OUT: "timed out"}
-    return known.get(status, f"FAILED (exit status {status})")
+    def outcomes(self) -> dict[str, str]:
+        """The outcome of each test that has run: "passed", "failed" or "skipped"."""
+        found: dict[str, str] = {}
+        for event in self.events():
+            if "when" in event and found.get(event["id"]) != "failed":
+                if event["when"] == "call" or event["outcome"] != "passed":
+                    found[event["id"]] = event["outcome"]
+        return found
+
+    def counts(self) -> str:
+        """How many tests had which outcome."""
+        counted = collections.Counter(self.outcomes().values())
+        words = [f"{counted[w]} {w}" for w in ("failed", "passed", "skipped") if counted[w]]
+        return ", ".join(words)
+
+    def verdict(self) -> str:
+        """Say what came of it."""
+        known = {0: "", 1: "", TIMED_OUT: "ENDED, IT TOOK TOO LONG", NO_TESTS_COLLECTED: "no tests"}
+        said = known.get(self.status or 0, f"ENDED WITH STATUS {self.status}")
+        if self.suite.program and not said:
+            said = "FAILED" if self.status else "passed"
+        return ", ".join(filter(None, [said, self.counts()]))
+
+    def failures(self) -> str:
+        """What it printed of its failures, whole; of one that broke off, the end."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"^=+ (ERRORS|FAILURES) =+$", text, re.MULTILINE)
+        return text[found.start() :] if found else "\n".join(text.splitlines()[-200:])
 
 
-def run(suites: list[str], beside: list[str], arguments: list[str]) -> int:
-    """Run all suites; print a summary and return the exit status."""
-    # A selection may leave some suites empty; without one, no tests is a fault.
-    harmless = {0, NO_TESTS_COLLECTED} if {"-k", "-m"} & set(arguments) else {0}
-    outcomes: list[tuple[int, str]] = []
-    running: list[tuple[Suite, IO[str]]] = []
-    try:
-        for name in beside:
-            output = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - read later
-            running.append((Suite(name, arguments, output), output))
-        for name in suites:
-            print(f"\n=== {name}", flush=True)
-            apart = [f"--ignore={folder_of(part)}" for part in beside]
-            suite = Suite(name, [*arguments, *apart])
-            try:
-                outcomes.append(suite.wait())
-            finally:
-                suite.end()
-        for suite, output in running:
-            outcomes.append(suite.wait())
-            output.seek(0)
-            print(f"\n=== {suite.name}\n{output.read()}", flush=True)
-    finally:
-        for suite, output in running:
-            suite.end()
-            output.close()
-    print("\n=== summary\n" + "\n".join(line for _, line in outcomes), flush=True)
-    return 0 if all(status in harmless for status, _ in outcomes) else 1
+class Runs:
+    """All suites of one run.
+
+    Args:
+        suites: what to run.
+        arguments: for pytest.
+        jobs: how many at the same time.
+        nightly: whether whole.
+    """
+
+    def __init__(
+        self, suites: Sequence[Suite], arguments: Sequence[str], jobs: int, nightly: bool
+    ) -> None:
+        self._arguments, self._jobs, self._nightly = arguments, jobs, nightly
+        beside = [s for s in suites if not (s.program and s.alone)]
+        beside.sort(key=self._expected, reverse=True)
+        self._waiting = [(suite, False) for suite in beside]
+        self._waiting += [(suite, True) for suite in suites if suite.alone]
+        self._all = len(self._waiting)
+        self._running: list[Run] = []
+        self.done: list[Run] = []
+        self._begin = self._said = time.monotonic()
+
+    def _expected(self, suite: Suite) -> int:
+        return suite.nightly_s if self._nightly else suite.about_s
+
+    def run(self) -> None:
+        """Run all, until the last one has ended."""
+        self._say(f"{self._all} suites, {self._jobs} at a time, in about {self._left()}")
+        try:
+            while self._waiting or self._running:
+                self._start()
+                ended = [run for run in self._running if run.look(self._limit())]
+                for run in ended:
+                    self._running.remove(run)
+                    self.done.append(run)
+                    line = f"{len(self.done):>3}/{self._all}  {run.name:<28} {run.seconds:6.0f} s"
+                    self._say(f"{line}  {run.verdict()}", left=True)
+                if time.monotonic() - self._said > PROGRESS_S:
+                    self._say("under way: " + ", ".join(map(self._progress, self._running)))
+                time.sleep(0 if ended else 0.1)
+        finally:
+            for run in self._running:
+                run.end()
+
+    def _limit(self) -> float:
+        return NIGHTLY_LIMIT_S if self._nightly else LIMIT_S
+
+    def _start(self) -> None:
+        """Start what has room; what is to be alone, when nothing else runs."""
+        while self._waiting:
+            suite, alone = self._waiting[0]
+            if len(self._running) >= (1 if alone else self._jobs):
+                return
+            if alone and self._running:
+                return
+            del self._waiting[0]
+            environment = WHOLE if self._nightly else {}
+            self._running.append(Run(suite, self._arguments, alone, environment))
+
+    def _progress(self, run: Run) -> str:
+        collected = [event["collected"] for event in run.events() if "collected" in event]
+        return run.name + (f" {len(run.outcomes())}/{collected[0]}" if collected else "")
+
+    def _left(self) -> str:
+        """How long what is left will take, as this machine has been so far."""
+        expected = sum(self._expected(run.suite) for run in self.done)
+        pace = sum(run.seconds for run in self.done) / expected if expected else 1.0
+        todo = sum(
+            0 if alone and not s.program else self._expected(s) for s, alone in self._waiting
+        )
+        todo += sum(max(self._expected(r.suite) - r.seconds / pace, 10) for r in self._running)
+        return f"{max(todo * pace / self._jobs / 60, 1):.0f} min"
+
+    def _say(self, text: str, left: bool = False) -> None:
+        self._said = time.monotonic()
+        seconds = int(self._said - self._begin)
+        after = f"  ({self._left()} left)" if left and (self._waiting or self._running) else ""
+        print(f"{seconds // 60:>3}:{seconds % 60:02}  {text}{after}", flush=True)
+
+    def summary(self) -> int:
+        """Print all failures and a summary; return the exit status."""
+        # A selection may leave some suites empty; without one, no tests is a fault.
+        empty_is_fine = bool(self._arguments)
+        wrong = [
+            run
+            for run in self.done
+            if run.status
+            and not (run.status == NO_TESTS_COLLECTED and (empty_is_fine or run.suite.alone))
+        ]
+        for run in wrong:
+            print(f"\n===== {run.name}\n{run.failures()}", flush=True)
+        counted: collections.Counter[str] = collections.Counter()
+        alone = []
+        for run in self.done:
+            outcomes = run.outcomes()
+            counted.update(outcomes.values())
+            failed = [name for name, outcome in outcomes.items() if outcome == "failed"]
+            python = os.path.relpath(run.suite.python, ROOT)
+            alone += [f"  {python} -m pytest {shlex.quote(name)}" for name in failed]
+        if alone:
+            print("\n===== to run what failed alone\n" + "\n".join(alone))
+        print("\n===== skipped, and why")
+        for reason, count in sorted(self._reasons().items()):
+            print(f"  {count:>4}  {reason}")
+        print("\n===== summary")
+        for run in sorted(self.done, key=lambda run: -run.seconds):
+            print(f"  {run.name:<28} {run.seconds:6.0f} s  {run.verdict()}")
+        whole = time.monotonic() - self._begin
+        print(f"  {'all':<28} {whole:6.0f} s  {'FAILED' if wrong else 'passed'}; logs: build/tests")
+        # Programs, and suites that broke off, count as one test each.
+        broken = sum(not run.outcomes() for run in wrong)
+        passed = counted["passed"] + sum(run.suite.program and not run.status for run in self.done)
+        print(f"{passed} passed, {counted['failed'] + broken} failed, {counted['skipped']} skipped")
+        return 1 if wrong else 0
+
+    def _reasons(self) -> collections.Counter[str]:
+        reasons: collections.Counter[str] = collections.Counter()
+        for run in self.done:
+            text = run.log.read_text(encoding="utf-8", errors="replace")
+            for count, why in re.findall(r"^SKIPPED \[(\d+)\] \S+: (.*)$", text, re.MULTILINE):
+                reasons[why] += int(count)
+        return reasons
 
 
-def main(arguments: list[str]) -> int:
-    """Run the suites named before `--`, with pytest arguments after it."""
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    names, pytest_arguments = arguments[:cut], arguments[cut + 1 :]
-    split = names.index("--beside") if "--beside" in names else len(names)
-    suites, beside = names[:split], names[split + 1 :]
-    absent = [suite for suite in suites + beside if not folder_of(suite).is_dir()]
-    if absent or not suites:
-        known = [p.parent.name for p in sorted(ROOT.glob("packages/*/tests"))]
-        print(f"no such suite: {absent}; known are {[*known, 'integration']}", file=sys.stderr)
-        return 2
-    # A shell's "&" and nohup have it ignored, also by what is started here; tests send it.
+def chosen(names: Sequence[str], suites: Sequence[Suite]) -> list[Suite]:
+    """Return the suites of these names; of a package's name, all its parts.
+
+    Raises:
+        SystemExit: there is no such suite.
+    """
+    known = {suite.name for suite in suites} | {suite.name.partition("/")[0] for suite in suites}
+    if unknown := [name for name in names if name not in known]:
+        sys.exit(f"no such suite: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    return [
+        suite
+        for suite in suites
+        if not names or suite.name in names or suite.name.partition("/")[0] in names
+    ]
+
+
+def reset_signals() -> None:
+    """Undo what nohup, a shell's "&" or cron have done to signals, also for all that is started.
+
+    SIGPIPE is as Python has it, which gives what it starts the default. What is caught here is the
+    default in programs that are started: they may be ended by SIGHUP, and this one goes on.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Told to stop, it ends the running suites on the way out; only exceptions do that.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    return run(suites, beside, pytest_arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        ignored = signal.getsignal(number) is signal.SIG_IGN
+        signal.signal(number, (lambda *_: None) if ignored else (lambda n, _: sys.exit(128 + n)))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the suites named before `--`, with pytest's arguments after it."""
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("suites", nargs="*", help="default: all")
+    parser.add_argument("--jobs", type=int, default=cores, help="suites at a time; default: cores")
+    parser.add_argument("--nightly", action="store_true", help="all there is, and endurance")
+    parser.add_argument("--soak-s", type=int, default=3600, help="seconds of random work (3600)")
+    parser.add_argument("--trials", type=int, default=1000, help="how many kills (1000)")
+    parser.add_argument("--list", action="store_true", help="the names of the suites")
+    options = parser.parse_args(arguments[:cut])
+    suites = SUITES + (programs(options.soak_s, options.trials) if options.nightly else [])
+    if options.list:
+        print("\n".join(suite.name for suite in suites))
+        return 0
+    suites = chosen(options.suites, suites)
+    reset_signals()
+    for folder in (LOGS, ENDURANCE):
+        folder.mkdir(parents=True, exist_ok=True)
+    runs = Runs(suites, arguments[cut + 1 :], options.jobs, options.nightly)
+    try:
+        runs.run()
+    except KeyboardInterrupt:
+        runs.summary()
+        return 128 + signal.SIGINT
+    return runs.summary()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A minute of random work leaves memory, descriptors, threads and segments as they were."""
+"""Random work leaves memory, descriptors, threads and segments as they were."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import soak
 from _soak_work import ACTS
 
-SECONDS = 60
+SECONDS = 20
+"""Of work here; `make endurance` has an hour of it."""
+
 LIMIT_S = 240
 
 
 @pytest.mark.slow
-def test_a_minute_of_random_work_is_right_and_flat(tmp_path: Path) -> None:
+def test_random_work_is_right_and_flat(tmp_path: Path) -> None:
     # It takes longer than what pytest tells stacks for.
     faulthandler.cancel_dump_traceback_later()
     path = tmp_path / "soak.json"
@@ -41,7 +43,7 @@ def test_a_minute_of_random_work_is_right_and_flat(tmp_path: Path) -> None:
     assert set(result["growths"]) == set(soak.BOUNDS)
     # On a busy machine there are fewer.
     assert len(result["acts"]) >= len(ACTS) // 2
-    assert len(result["samples"]) >= 6
+    assert len(result["samples"]) >= SECONDS // 10
 
 
 def samples(leak: float = 0.0, seed: int = 0) -> list[dict[str, float]]:

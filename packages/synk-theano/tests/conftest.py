@@ -6,16 +6,16 @@ import os
 import sys
 from pathlib import Path
 
-# Most of the time of these tests goes into compiling: less of it, and less often anew.
-os.environ.setdefault("THEANO_FLAGS", "gcc.cxxflags=-O0,optimizer_excluding=fusion")
-
 # Modules of the tests' own, whose names begin with "_", are imported by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
+import theano
 
 from synk_theano import Runtime
 from synk_theano.testing import nothing_left
+
+ALL = os.environ.get("SYNK_TESTS") == "all"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,10 +31,24 @@ def no_leaks():
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def linker(request):
+    """Functions are made of C code where a module is marked "c_code"."""
+    if request.node.get_closest_marker("c_code") is None:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(theano.config, "linker", "cvm")
+        # Theano keeps the mode that it has made of the settings.
+        patch.setattr(theano.compile.mode, "instantiated_default_mode", None)
+        yield
+
+
+# Three have uneven shares and one in the middle; four on two cores add nothing but load.
 # To start workers, which import Theano, takes longer than most tests.
-@pytest.fixture(scope="session", params=[1, 2, 3, 4])
+@pytest.fixture(scope="session", params=[1, 2, 3, 4] if ALL else [1, 2, 3])
 def runtime(request):
-    """A runtime with 1, 2, 3 or 4 ranks."""
+    """A runtime with 1, 2 or 3 ranks; also with 4, if all is asked for."""
     with Runtime(request.param) as opened:
         yield opened
 

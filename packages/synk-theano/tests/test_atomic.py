@@ -26,6 +26,8 @@ from synk_theano.exceptions import (
 )
 from synk_theano.testing import nothing_left
 
+pytestmark = pytest.mark.c_code
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 FAST = {"mode": "FAST_COMPILE"}

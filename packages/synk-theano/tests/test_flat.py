@@ -13,6 +13,8 @@ from theano.tensor.shared_randomstreams import RandomStreams
 from synk_theano._pickling import dumps, loads
 from synk_theano._shared_vars import VariableRegistry, value_of
 
+pytestmark = pytest.mark.c_code
+
 
 class Replica:
     """The other end: what a worker holds."""

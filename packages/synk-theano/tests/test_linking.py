@@ -17,6 +17,8 @@ from synk_theano._flat import flatten
 from synk_theano._pickling import dumps, loads
 from synk_theano._shared_vars import VariableRegistry
 
+pytestmark = pytest.mark.c_code
+
 X = np.arange(12.0).reshape(4, 3) / 7
 
 

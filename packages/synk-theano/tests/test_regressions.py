@@ -28,6 +28,8 @@ from synk_theano import Runtime
 from synk_theano.exceptions import BatchError, InputValueError, OpError, SynkError, WorkerFailed
 from synk_theano.testing import nothing_left
 
+pytestmark = pytest.mark.c_code
+
 # Workers cannot import test modules by the names that pytest gives them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -1,0 +1,83 @@
+"""What every test of this repository starts from, however pytest was started.
+
+pytest reads this file for each suite below it, by `make test` or by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent
+
+# All tests are of CPU processes, but for those that name their devices.
+os.environ.setdefault("SYNKHRONOS_USE_GPU", "0")
+# Graphs are optimised as ever, and computed by Theano's own implementations in Python: the C code
+# that it writes is its own affair, and compiling takes longer than the tests. What is ours around
+# that code has tests that are marked "c_code"; all others run so too, if all is asked for. What is
+# compiled is so without optimisation, into a cache of this checkout's own, which all suites share.
+FLAGS = [
+    *([] if os.environ.get("SYNK_TESTS") == "all" else ["linker=py", "DebugMode.check_c=False"]),
+    *("gcc.cxxflags=-O0", "optimizer_excluding=fusion"),
+    f"base_compiledir={ROOT / 'build' / 'theano'}",
+]
+os.environ.setdefault("THEANO_FLAGS", ",".join(FLAGS))
+
+
+def restore_signals() -> None:
+    """Give signals the effect that they have in a program started from a terminal.
+
+    nohup, a shell's "&" and cron have some of them ignored, and a program hands that on to all it
+    starts; the tests send them. pytest itself outlives its terminal as before.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            # Programs that are executed get the default for what is handled here; forks do here.
+            signal.signal(number, lambda *_: None)
+            os.register_at_fork(after_in_child=lambda n=number: signal.signal(n, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, set(signal.valid_signals()))
+
+
+restore_signals()
+
+
+# Of this pytest only, not of those that tests start.
+REPORT = os.environ.pop("SYNK_TESTS_REPORT", None)
+
+
+def _report(**event: Any) -> None:
+    """Tell `scripts/run_tests.py` what happens, one JSON object a line."""
+    if REPORT:
+        with open(REPORT, "a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Report how many tests there are."""
+    _report(collected=len(session.items))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    """Report the processor time of a test and of those of its processes that it waited for."""
+    before = sum(os.times()[:4])
+    yield
+    _report(id=item.nodeid, cpu=round(sum(os.times()[:4]) - before, 2))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Report each phase of a test."""
+    seconds = round(report.duration, 2)
+    _report(id=report.nodeid, when=report.when, outcome=report.outcome, seconds=seconds)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Report a file that could not be collected."""
+    if report.failed:
+        _report(id=report.nodeid, when="collect", outcome="failed", seconds=0.0)
