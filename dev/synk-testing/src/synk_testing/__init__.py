@@ -1,0 +1,25 @@
+"""Programs under test: started, forked from a warm one, watched, killed, and nothing left."""
+
+from .leaks import Leftovers, nothing_left
+from .limits import hard_limit
+from .marks import Mark
+from .processes import children, descendants, descriptors, is_there, members, wait_gone
+from .program import Done, Program, run
+from .zygote import Zygote
+
+__all__ = [
+    "Done",
+    "Leftovers",
+    "Mark",
+    "Program",
+    "Zygote",
+    "children",
+    "descendants",
+    "descriptors",
+    "hard_limit",
+    "is_there",
+    "members",
+    "nothing_left",
+    "run",
+    "wait_gone",
+]

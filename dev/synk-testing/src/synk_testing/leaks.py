@@ -1,0 +1,84 @@
+"""What a process may leave behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
+
+from .processes import children, descriptors
+
+GRACE_S = 5.0
+"""For what was ended to be gone."""
+
+_KINDS = ("processes", "descriptors", "threads", "files", "segments")
+
+
+class Leftovers:
+    """A look at this process, to compare a later one with. Linux.
+
+    Never counted is what other programs of the machine have.
+
+    Args:
+        folder: of temporary files that are this process's own; None if there is none.
+        segments: returns the names of this program's shared memory; None not to look.
+        without: kinds that are not looked at: "processes", "descriptors", "threads", "files".
+    """
+
+    def __init__(
+        self,
+        folder: Optional[str] = None,
+        segments: Optional[Callable[[], Iterable[str]]] = None,
+        without: Iterable[str] = (),
+    ) -> None:
+        self._folder = folder
+        self._segments = segments
+        self._kinds = [kind for kind in _KINDS if kind not in without]
+        self._before = self._look()
+
+    def since(self, grace_s: float = GRACE_S) -> Dict[str, List[str]]:
+        """Return, by kind, what is there that was not; wait for it to go before."""
+        deadline = time.monotonic() + grace_s
+        while True:
+            gc.collect()
+            now = self._look()
+            left = {kind: sorted(set(now[kind]) - set(self._before[kind])) for kind in now}
+            if not any(left.values()) or time.monotonic() > deadline:
+                return left
+            time.sleep(0.01)
+
+    def _look(self) -> Dict[str, List[str]]:
+        return {kind: list(getattr(self, f"_find_{kind}")()) for kind in self._kinds}
+
+    def _find_processes(self) -> Iterable[str]:
+        return map(str, children())
+
+    def _find_descriptors(self) -> Iterable[str]:
+        # By what they are and how many there are of it: numbers are used again.
+        kinds = [target.split(":")[0] for target in descriptors().values()]
+        return [f"{kind} {kinds[:place].count(kind)}" for place, kind in enumerate(kinds)]
+
+    def _find_threads(self) -> Iterable[str]:
+        return [thread.name for thread in threading.enumerate()]
+
+    def _find_files(self) -> Iterable[str]:
+        return [] if self._folder is None else os.listdir(self._folder)
+
+    def _find_segments(self) -> Iterable[str]:
+        return [] if self._segments is None else self._segments()
+
+
+@contextmanager
+def nothing_left(grace_s: float = GRACE_S, **what: Any) -> Iterator[None]:
+    """Assert that the block leaves nothing behind; `what` is as of `Leftovers`.
+
+    Raises:
+        AssertionError: naming what is left.
+    """
+    look = Leftovers(**what)
+    yield
+    left = {kind: names for kind, names in look.since(grace_s).items() if names}
+    assert not left, f"left behind: {left}"

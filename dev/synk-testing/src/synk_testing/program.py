@@ -1,0 +1,344 @@
+"""A program under test: a process with a session of its own, and all that it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
+
+from . import processes
+
+LIMIT_S = 120.0
+"""For anything that a program is asked for."""
+
+GRACE_S = 10.0
+"""From a program's end until all that it has started is gone."""
+
+_STACKS_S = 5.0
+_LOOK_EVERY_S = 0.05
+_DEFAULT = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that a shell's ``&``, or nohup, have processes ignore."""
+
+Source = Union[str, Path]
+
+
+class Done(NamedTuple):
+    """A program that has ended: its exit status, below 0 for a signal, and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Program:
+    """Code, or a file, in a process of its own, as a user would start it.
+
+    It leads a session. A context manager: what still runs at the end is killed, with all that it
+    has started; and nothing may be left of a program that has ended.
+
+    Args:
+        source: code, or the path of a file.
+        arguments: its ``sys.argv[1:]``.
+        options: of the interpreter.
+        prefix: of the command, such as ``("unshare", "-m")``.
+        environment: changes of it; None takes a variable away.
+        folder: where it runs, by default here.
+        zygote: to fork it from, if it does not change what is decided there.
+        limit_s: for whatever it is asked for, unless another limit is given.
+        grace_s: from its end until all is gone that it has started.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *arguments: object,
+        options: Sequence[str] = (),
+        prefix: Sequence[str] = (),
+        environment: Optional[Mapping[str, Optional[str]]] = None,
+        folder: Union[str, Path, None] = None,
+        zygote: Any = None,
+        limit_s: float = LIMIT_S,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.limit_s = limit_s
+        self.grace_s = grace_s
+        self._mark = uuid.uuid4().hex
+        self._said = b""
+        self._err = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        theirs_in, self._in = os.pipe()
+        self._out, theirs_out = os.pipe()
+        variables = {**os.environ, **(environment or {}), processes.MARK: self._mark}
+        env = {name: value for name, value in variables.items() if value is not None}
+        streams = (theirs_in, theirs_out, self._err.fileno())
+        words = list(map(str, arguments))
+        try:
+            if zygote is not None and not prefix and zygote.fits(options, env):
+                self._process: Any = zygote.fork(source, words, env, folder, streams)
+            else:
+                is_file = isinstance(source, Path)
+                code = [str(source)] if is_file else ["-c", str(source)]
+                how = ["-X", "faulthandler", *options]
+                self._process = _start(
+                    [*prefix, sys.executable, *how, *code, *words], env, folder, streams
+                )
+        except BaseException:
+            for fd in (self._in, self._out):
+                os.close(fd)
+            self._err.close()
+            raise
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        self.pid: int = self._process.pid
+
+    @property
+    def status(self) -> Optional[int]:
+        """Its exit status, below 0 for a signal; None while it runs."""
+        found: Optional[int] = self._process.poll()
+        return found
+
+    @property
+    def err(self) -> str:
+        """What it and those that it has started have written to standard error."""
+        size = os.fstat(self._err.fileno()).st_size
+        return os.pread(self._err.fileno(), size, 0).decode(errors="replace")
+
+    # What it says and is told.
+
+    def line(self, limit_s: Optional[float] = None) -> str:
+        """Return the next line that it prints.
+
+        Raises:
+            AssertionError: none has come. If it hangs it is killed, and its stacks are told.
+        """
+        text = self._line(limit_s)
+        if text is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STACKS_S)
+            self._fail(f"it ended with status {self.status} and said nothing more")
+        return str(text)
+
+    def line_or_end(self, limit_s: Optional[float] = None) -> Optional[str]:
+        """Return the next line that it prints, or None if it has ended."""
+        return self._line(limit_s)
+
+    def answer(self, limit_s: Optional[float] = None) -> Any:
+        """Return the next line that it prints, which is JSON."""
+        return json.loads(self.line(limit_s))
+
+    def send(self, line: object = "") -> None:
+        """Give it a line to read."""
+        os.write(self._in, f"{line}\n".encode())
+
+    def tell(self, **order: Any) -> None:
+        """Give it a line of JSON to read."""
+        self.send(json.dumps(order))
+
+    def close_input(self) -> None:
+        """Let it read no more."""
+        self._in = _closed(self._in)
+
+    # Its end.
+
+    def wait(self, limit_s: Optional[float] = None) -> int:
+        """Wait until it ends; return its exit status.
+
+        Raises:
+            AssertionError: it did not. It is killed, and its stacks are told.
+        """
+        seconds = self.limit_s if limit_s is None else limit_s
+        try:
+            status: int = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._fail(f"not done after {seconds} s")
+        return status
+
+    def end(self, limit_s: Optional[float] = None) -> int:
+        """Let it read no more, and wait until it ends; return its exit status."""
+        self.close_input()
+        return self.wait(limit_s)
+
+    def finish(self, line: Optional[object] = None, limit_s: Optional[float] = None) -> Done:
+        """Let it read this and no more; return how it ended and what it has printed since."""
+        seconds = self.limit_s if limit_s is None else limit_s
+        deadline = time.monotonic() + seconds
+        if line is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.send(line)
+        self.close_input()
+        while not _is_readable(self._out, deadline - time.monotonic()) or self._take():
+            if time.monotonic() > deadline:
+                self._fail(f"not done after {seconds} s")
+        status = self.wait(max(deadline - time.monotonic(), 1.0))
+        out, self._said = self._said.decode(errors="replace"), b""
+        return Done(status, out, self.err)
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        if self._process.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        """Kill it, and nothing that it has started; return its exit status."""
+        self.send_signal(number)
+        return self.wait()
+
+    def kill_group(self) -> None:
+        """Kill it and what it has started in its own group, at one stroke; wait for all."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+        self.wait_alone()
+
+    def kill_all(self) -> None:
+        """Kill it and all that it has started, in whatever session."""
+        deadline = time.monotonic() + self.grace_s
+        while (left := self.members()) and time.monotonic() < deadline:
+            processes.kill(left)
+            time.sleep(0.002)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(self.grace_s)
+
+    def members(self) -> List[int]:
+        """Return its processes that hold anything."""
+        below = processes.descendants(self.pid) if self._process.poll() is None else []
+        found = {*processes.members({self.pid}, self._mark), *filter(processes.is_there, below)}
+        return sorted(found)
+
+    def wait_alone(self, limit_s: Optional[float] = None) -> None:
+        """Wait until nothing that it has started is there, if it has ended; else until it is.
+
+        Raises:
+            AssertionError: processes are left.
+        """
+        seconds = self.grace_s if limit_s is None else limit_s
+        deadline = time.monotonic() + seconds
+        while left := [pid for pid in self.members() if pid != self.pid or self.status is not None]:
+            if time.monotonic() > deadline:
+                told = processes.described(left)
+                self.kill_all()
+                raise AssertionError(f"left after {seconds} s: {told}\n{self.printed()}")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Kill what still runs.
+
+        Raises:
+            AssertionError: something is left of a program that had ended.
+        """
+        if self._err.closed:
+            return
+        try:
+            if self.status is None:
+                self.kill_all()
+            self.wait_alone()
+        finally:
+            self.close_input()
+            self._out = _closed(self._out)
+            self._err.close()
+
+    def __enter__(self) -> "Program":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self.kill_all()
+        self.close()
+
+    def printed(self) -> str:
+        """Return what it has written to standard error, and the lines that nobody has read."""
+        while self._out >= 0 and _is_readable(self._out, 0) and self._take():
+            pass
+        out = self._said.decode(errors="replace")
+        return f"stdout:\n{out[-10000:]}\nstderr:\n{self.err[-20000:]}"
+
+    def _line(self, limit_s: Optional[float]) -> Optional[str]:
+        seconds = self.limit_s if limit_s is None else limit_s
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._said:
+            has_ended = self.status is not None  # before a look: what it has written is there
+            if _is_readable(self._out, 0.0 if has_ended else _LOOK_EVERY_S):
+                if not self._take():
+                    break
+            elif has_ended:
+                break
+            elif time.monotonic() > deadline:
+                self._fail(f"it has said nothing for {seconds} s")
+        if not self._said:
+            return None
+        line, _, self._said = self._said.partition(b"\n")
+        return line.decode(errors="replace").strip()
+
+    def _take(self) -> bool:
+        chunk = os.read(self._out, 65536)
+        self._said += chunk
+        return bool(chunk)
+
+    def _fail(self, what: str) -> None:
+        """Kill it and fail, with what it has printed, and with its stacks if it still runs."""
+        if self.status is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.send_signal(signal.SIGABRT)
+                self._process.wait(_STACKS_S)
+        self.kill_all()
+        raise AssertionError(f"{what}\n{self.printed()}")
+
+
+def run(source: Source, *arguments: object, line: Optional[object] = None, **how: Any) -> Done:
+    """Run a program to its end; `how` is as of `Program`. Nothing of it may be left then."""
+    with Program(source, *arguments, **how) as program:
+        return program.finish(line)
+
+
+def _start(command: List[str], env: Dict[str, str], folder: Any, streams: Sequence[int]) -> Any:
+    with _default_signals():
+        return subprocess.Popen(
+            command,
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            env=env,
+            cwd=folder,
+            start_new_session=True,
+        )
+
+
+@contextlib.contextmanager
+def _default_signals() -> Iterator[None]:
+    """Have what is started meanwhile not ignore signals that this process ignores.
+
+    A handler, which does nothing, becomes the default in another program; to ignore stays.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ignored = [number for number in _DEFAULT if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _is_readable(fd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(seconds, 0.0) * 1000))
+
+
+def _closed(fd: int) -> int:
+    if fd >= 0:
+        os.close(fd)
+    return -1

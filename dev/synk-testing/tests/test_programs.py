@@ -1,0 +1,237 @@
+"""Programs are as a user would start them, whichever way; and they end, whatever they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from synk_testing import Mark, Program, Zygote, hard_limit, is_there, nothing_left, run
+
+_limit = hard_limit(60)
+
+PREPARE = "import decimal, json, multiprocessing"
+
+ABOUT = """
+import json, multiprocessing, os, signal, sys, threading
+signals = [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD]
+signals += [signal.SIGPIPE, signal.SIGALRM]
+print(json.dumps({
+    "signals": [str(signal.getsignal(number)).split(" at ")[0] for number in signals],
+    "mask": list(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "leads": os.getsid(0) == os.getpid() == os.getpgrp(),
+    "folder": os.getcwd(),
+    "arguments": sys.argv,
+    "path": sys.path[0],
+    "variables": {name: value for name, value in os.environ.items() if "MARK" in name},
+    "main": [__name__, sys.modules["__main__"].__dict__ is globals()],
+    "open": len(os.listdir("/proc/self/fd")),
+    "threads": len(os.listdir("/proc/self/task")),
+    "children": open(f"/proc/self/task/{os.getpid()}/children").read(),
+    "parent": multiprocessing.parent_process(),
+    "one_thread": os.environ.get("OPENBLAS_NUM_THREADS"),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def zygote():
+    with Zygote(PREPARE) as made:
+        yield made
+
+
+@pytest.fixture(params=["started", "forked"])
+def start(request, zygote):
+    """Start a program, afresh or from a zygote."""
+    return zygote.start if request.param == "forked" else Program
+
+
+def finish(program, *given):
+    with program:
+        return program.finish(*given)
+
+
+def test_both_ways_are_alike(zygote, tmp_path):
+    path = tmp_path / "about.py"
+    path.write_text(ABOUT)
+    for source in (ABOUT, path):
+        how = {"folder": tmp_path, "environment": {"MARK_NEW": "1"}}
+        with nothing_left():
+            status, forked, err = zygote.run(source, "a", "b c", **how)
+            assert (status, err) == (0, "")
+            assert run(source, "a", "b c", **how).out == forked
+
+
+def test_an_ignored_signal_is_not_ignored_there(start):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        before = signal.signal(number, signal.SIG_IGN)
+        try:
+            with start("print(1, flush=True); input()") as program:
+                assert program.line() == "1"
+                assert program.kill(number) == -number
+        finally:
+            signal.signal(number, before)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("import sys; sys.exit(3)", 3),
+        ("import os; os._exit(4)", 4),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+        ("1 / 0", 1),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT); input()", -2),
+    ],
+)
+def test_its_status_is_told(start, code, status):
+    assert finish(start(code)).status == status
+
+
+def test_it_leaves_the_interpreter_in_the_ordinary_way(start):
+    code = """
+import atexit, threading, time
+atexit.register(print, "last")
+threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+print(input())
+"""
+    assert finish(start(code), "told") == (0, "told\nthread\nlast\n", "")
+
+
+def test_it_has_what_it_needs_for_processes_of_its_own(start, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("""
+import multiprocessing, sys
+def double(x):
+    return 2 * x
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(pool.map(double, [1, 2]))
+""")
+    assert finish(start(path)) == (0, "[2, 4]\n" * 2, "")
+
+
+def test_keys_differ(zygote):
+    code = "import multiprocessing; print(multiprocessing.current_process().authkey.hex())"
+    assert zygote.run(code).out != zygote.run(code).out
+
+
+def test_what_is_decided_at_import_is_obeyed(zygote):
+    code = "import sys; print(sys.flags.optimize, sys.flags.dev_mode, sys.warnoptions)"
+    assert zygote.run(code, options=["-O"]).out == "1 False []\n"
+    assert zygote.run(code, environment={"PYTHONDEVMODE": "1"}).out.startswith("0 True")
+
+
+def test_one_that_hangs_tells_where_and_is_killed(start):
+    code = """
+import os, subprocess, sys, time
+print(subprocess.Popen(["sleep", "60"], start_new_session=True).pid, flush=True)
+def here():
+    time.sleep(60)
+here()
+"""
+    with start(code) as program:
+        child = int(program.line())
+        assert is_there(child)
+        with pytest.raises(AssertionError, match=r"(?s)said nothing for 0\.5 s.* in here"):
+            program.line(0.5)
+        assert not is_there(child)
+        assert program.status == -signal.SIGABRT
+
+
+def test_one_that_ends_is_not_waited_for(start):
+    with start("print('last')") as program:
+        assert program.line() == "last"
+        assert program.line_or_end() is None
+        with pytest.raises(AssertionError, match="ended with status 0"):
+            program.line()
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_what_it_leaves_is_found(start, session):
+    code = f"""
+import subprocess
+nowhere = subprocess.DEVNULL
+child = subprocess.Popen(["sleep", "60"], stdout=nowhere, start_new_session={session})
+print(child.pid)
+child.returncode = 0
+"""
+    program = start(code, grace_s=0.2)
+    child = int(program.finish().out)
+    with pytest.raises(AssertionError, match="sleep 60"):
+        program.close()
+    assert not is_there(child)
+
+
+def test_all_that_runs_is_killed_with_it(start):
+    code = "import os, time; os.write(1, b'%d\\n' % os.fork()); time.sleep(60)"
+    with start(code) as program:
+        pids = {int(program.line()), int(program.line())} - {0}
+        assert set(program.members()) == {program.pid, *pids}
+    assert not any(map(is_there, pids))
+    with start(code) as program:
+        program.kill_group()
+        assert program.members() == []
+
+
+def test_a_zygote_takes_its_programs_along():
+    with nothing_left():
+        with Zygote(PREPARE) as zygote:
+            program = zygote.start("input()")
+        deadline = time.monotonic() + 10
+        while is_there(program.pid):
+            assert time.monotonic() < deadline
+        assert program.wait(10) == -signal.SIGKILL
+        program.close()
+
+
+def test_one_that_cannot_prepare_says_why():
+    code = "import threading, time; threading.Thread(target=time.sleep, args=[0.5]).start()"
+    with Zygote(code) as zygote:
+        with pytest.raises(AssertionError, match="2 threads"):
+            zygote.run("")
+    with Zygote("1 / 0") as zygote, pytest.raises(AssertionError, match="ZeroDivisionError"):
+        zygote.run("")
+
+
+def test_a_mark(start, tmp_path):
+    mark = Mark(tmp_path / "mark")
+    assert mark.read() is None
+    code = "import sys; from synk_testing import Mark; Mark(sys.argv[1]).set('now'); input()"
+    with start(code, mark.path) as program:
+        assert mark.wait() == "now"
+        program.end()
+    mark.clear()
+    with pytest.raises(TimeoutError):
+        mark.wait(0.01)
+
+
+def test_what_is_left_is_named(tmp_path):
+    with pytest.raises(AssertionError, match="file"), nothing_left(0.0, folder=str(tmp_path)):
+        (tmp_path / "file").touch()
+    names: list[str] = []
+    with pytest.raises(AssertionError, match="mine"), nothing_left(0.0, segments=lambda: names):
+        names.append("mine")
+    with pytest.raises(AssertionError, match="descriptors"), nothing_left(0.0):
+        fd = os.open("/dev/null", os.O_RDONLY)
+    os.close(fd)
+
+
+def test_every_test_ends(tmp_path):
+    path = tmp_path / "test_it.py"
+    path.write_text("""
+import time
+from synk_testing import hard_limit
+_limit = hard_limit(0.3)
+def test_this():
+    time.sleep(60)
+""")
+    code = "import pytest, sys; sys.exit(pytest.main(['-p', 'no:cacheprovider', sys.argv[1]]))"
+    status, out, _ = run(code, path, folder=tmp_path)
+    assert status == 1
+    assert "took longer than 0.3 s" in out
+    assert "time.sleep(60)" in out
+
+
