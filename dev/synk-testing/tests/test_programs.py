@@ -233,5 +233,3 @@ def test_this():
     assert status == 1
     assert "took longer than 0.3 s" in out
     assert "time.sleep(60)" in out
-
-

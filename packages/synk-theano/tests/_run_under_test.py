@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Set, Tuple
+
+from synk_testing import Program, descendants, descriptors
 
 PROGRAM = """
 import os, sys
@@ -52,9 +50,6 @@ with Runtime(3, use_gpu=False, backend=sys.argv[1]) as runtime:
             break
 """
 
-LIMIT_S = 120.0
-"""For anything that a run is asked for: Theano is imported on a busy machine."""
-
 
 class Run:
     """A run of three ranks.
@@ -72,102 +67,56 @@ class Run:
             place.mkdir(exist_ok=True)
         self.home.chmod(0o755)
         self.temporary.chmod(0o1777)
-        variables = {
-            **os.environ,
-            "HOME": str(self.home),
-            "TMPDIR": str(self.temporary),
-            "XDG_CACHE_HOME": str(self.cache),
-            # Without a compiler there is nothing to wait for.
-            "THEANO_FLAGS": f"cxx=,base_compiledir={folder / 'compiled'}",
-            "PYTHONWARNINGS": "ignore",
-        }
-        variables.pop("SYNKHRONOS_FLIGHT_DIR", None)
-        self.errors = (folder / "errors").open("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, backend, str(self.gate)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-            env={**variables, **environment},
-            start_new_session=True,
+        self.program = Program(
+            PROGRAM,
+            backend,
+            self.gate,
+            environment={
+                "HOME": str(self.home),
+                "TMPDIR": str(self.temporary),
+                "XDG_CACHE_HOME": str(self.cache),
+                # Without a compiler there is nothing to wait for.
+                "THEANO_FLAGS": f"cxx=,base_compiledir={folder / 'compiled'}",
+                "PYTHONWARNINGS": "ignore",
+                "SYNKHRONOS_FLIGHT_DIR": None,
+                **environment,
+            },
+            grace_s=30.0,
         )
-        self.workers: Tuple[int, ...] = tuple(json.loads(self.line())["workers"])
+        self.workers: Tuple[int, ...] = tuple(self.program.answer()["workers"])
 
     def line(self) -> str:
-        """The next line that it prints; its standard error tells why, if there is none."""
-        assert self.process.stdout is not None
-        # What is printed comes soon, or the run ends: every wait of it has a limit.
-        text = self.process.stdout.readline()
-        if not text:
-            self.errors.seek(0)
-            raise AssertionError(f"no answer; it said:\n{self.errors.read()[-3000:]}")
-        return text.strip()
+        """The next line that it prints."""
+        return self.program.line()
 
     def ask(self, top: float) -> None:
         """Have it call; above 100 the call goes on until the gate is there."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{top}\n")
-        self.process.stdin.flush()
+        self.program.send(top)
 
     def pids(self) -> List[int]:
         """Its processes, the master first."""
-        found, i = [self.process.pid], 0
-        while i < len(found):
-            found += [pid for pid in _children(found[i]) if pid not in found]
-            i += 1
-        return found
+        return [self.program.pid, *descendants(self.program.pid)]
 
     def end(self) -> int:
         """Let it end; returns its exit status."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        return self.process.wait(LIMIT_S)
+        return self.program.end()
 
     def kill(self) -> None:
         """End it, whatever it does; nothing happens if it has ended."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.errors):
-            with contextlib.suppress(BrokenPipeError):
-                if stream is not None:
-                    stream.close()
+        if self.program.status is None:
+            self.program.kill()
 
 
 @contextlib.contextmanager
 def running(folder: Path, backend: str = "shm", **environment: str) -> Iterator[Run]:
     """A run in folders below `folder`; nothing of it is left afterwards."""
     run = Run(folder, backend, environment)
-    pids: Set[int] = set(run.pids())
     try:
         yield run
     finally:
+        # The master alone: the others have to notice.
         run.kill()
-        deadline = time.monotonic() + 30
-        while any(os.path.exists(f"/proc/{pid}") for pid in pids):
-            assert time.monotonic() < deadline, f"processes left of {sorted(pids)}"
-            time.sleep(0.05)
-
-
-def _children(pid: int) -> List[int]:
-    found: List[int] = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children") as file:
-                found += [int(child) for child in file.read().split()]
-    return found
-
-
-def descriptors(pid: int) -> Dict[int, str]:
-    """What a process has open: descriptors, and what they lead to."""
-    found: Dict[int, str] = {}
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
-    return found
+        run.program.close()
 
 
 def sockets_of(pid: int) -> Set[str]:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import theano
 
+from synk_testing import Zygote, hard_limit
 from synk_theano import Runtime
 from synk_theano.testing import nothing_left
 
@@ -45,6 +46,25 @@ def linker(request):
 
 
 # Three have uneven shares and one in the middle; four on two cores add nothing but load.
+_limit = hard_limit(300)
+
+
+@pytest.fixture(scope="session")
+def zygote():
+    """A process that has imported Theano and this package: to fork programs from takes no time.
+
+    What is about the start itself is started: by `synk_theano.testing.run_script`.
+    """
+    with Zygote("import synk_shm, synk_theano, theano, theano.tensor") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def run_script(zygote):
+    """Run Python code to its end: (exit status, standard output, error output)."""
+    return zygote.run
+
+
 # To start workers, which import Theano, takes longer than most tests.
 @pytest.fixture(scope="session", params=[1, 2, 3, 4] if ALL else [1, 2, 3])
 def runtime(request):

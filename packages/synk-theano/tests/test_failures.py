@@ -27,7 +27,7 @@ from synk_theano.exceptions import (
     WorkerFailed,
     WorkerStalled,
 )
-from synk_theano.testing import nothing_left, open_descriptors, run_script, wait_gone
+from synk_theano.testing import nothing_left, open_descriptors, wait_gone
 
 # Workers cannot import test modules by the names that pytest gives them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -288,7 +288,7 @@ def test_nor_does_it_end_workers_that_still_start():
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(1.0 / 3), "")
 
 
-def test_ctrl_c_interrupts_the_workers_and_all_goes_on():
+def test_ctrl_c_interrupts_the_workers_and_all_goes_on(run_script):
     """Ctrl-C while the master waits for a worker: KeyboardInterrupt, and nothing has changed."""
     code = """
 import os, signal, threading, time
@@ -325,7 +325,7 @@ with nothing_left():
     assert (status, out) == (0, lines), err
 
 
-def test_ctrl_c_finds_the_runtime_that_waits():
+def test_ctrl_c_finds_the_runtime_that_waits(run_script):
     code = """
 import os, signal, threading, time
 import numpy as np, theano.tensor as T
@@ -364,7 +364,7 @@ with nothing_left():
 
 
 @pytest.mark.parametrize("strikes", [1, 2])
-def test_ctrl_c_ends_what_does_not_listen(strikes):
+def test_ctrl_c_ends_what_does_not_listen(run_script, strikes):
     """A worker that computes in C cannot be interrupted, as here in one long sum."""
     code = f"""
 import os, signal, threading, time
@@ -402,7 +402,7 @@ with nothing_left():
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(0)", "1 / 0"])
-def test_whatever_ends_the_master_ends_the_workers(end):
+def test_whatever_ends_the_master_ends_the_workers(run_script, end):
     code = f"""
 import os, sys
 import numpy as np, theano.tensor as T
@@ -422,7 +422,7 @@ print(*runtime.worker_pids, flush=True)
         wait_gone(pids)
 
 
-def test_a_master_that_dies_while_workers_compute_takes_them_along():
+def test_a_master_that_dies_while_workers_compute_takes_them_along(run_script):
     code = """
 import os, signal, threading, time
 import numpy as np, theano.tensor as T
@@ -569,7 +569,7 @@ def test_a_forked_child_cannot_use_its_parents_runtime_and_does_it_no_harm(pair)
     np.testing.assert_array_equal(f(np.arange(2.0)), np.arange(2.0))
 
 
-def test_workers_end_with_the_master_although_a_forked_child_of_it_lives():
+def test_workers_end_with_the_master_although_a_forked_child_of_it_lives(zygote):
     code = """
 import os, signal, time
 from synk_theano import Runtime
@@ -581,17 +581,16 @@ if child == 0:
 print(*runtime.worker_pids, child, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    script = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    worker, child = (int(pid) for pid in script.stdout.readline().split())
-    try:
-        script.wait()
-        wait_gone([worker])
-    finally:
-        os.kill(child, signal.SIGKILL)
-        script.stdout.close()
+    with zygote.start(code) as program:
+        worker, child = (int(pid) for pid in program.line().split())
+        try:
+            program.wait()
+            wait_gone([worker])
+        finally:
+            os.kill(child, signal.SIGKILL)
     # The child had its parent's shared memory, too, and could not let go of it: the next to start
     # does that.
-    run_script("import synk_shm; synk_shm.empty(1)")
+    zygote.run("import synk_shm; synk_shm.empty(1)")
 
 
 def test_a_sum_that_numpy_is_told_to_refuse_lets_the_workers_go_on(runtime):

@@ -20,7 +20,6 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_theano import Runtime
-from synk_theano.testing import run_script
 
 pytestmark = pytest.mark.c_code
 
@@ -219,7 +218,7 @@ def test_an_operation_that_works_in_place_spoils_no_input(pair, x):
         np.testing.assert_array_equal(data.data, X)
 
 
-def test_operations_of_a_script_and_of_a_module_beside_it(tmp_path):
+def test_operations_of_a_script_and_of_a_module_beside_it(run_script, tmp_path):
     """By name where a worker can import them, by value where it cannot; also when they are defined
     after the workers have started, and in a later round.
     """

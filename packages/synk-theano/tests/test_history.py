@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -99,12 +97,11 @@ for _ in range(3):
 """
 
 
-def test_the_end_of_the_program_tells_it_too():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stderr.startswith("-c:0: LintWarning: lint() finds in this program:")
-    assert "train updates 'w'" in done.stderr
+def test_the_end_of_the_program_tells_it_too(run_script):
+    status, _, err = run_script(PROGRAM)
+    assert status == 0, err
+    assert err.startswith("-c:0: LintWarning: lint() finds in this program:")
+    assert "train updates 'w'" in err
 
 
 def test_errors_of_its_own_fail_nobody(monkeypatch):

@@ -11,8 +11,9 @@ import time
 import pytest
 from _busy import computing, hold_the_lock
 
+from synk_testing import Program, is_there
 from synk_theano import Runtime, _keeper
-from synk_theano.testing import child_processes, nothing_left, run_script, wait_gone
+from synk_theano.testing import child_processes, nothing_left, wait_gone
 
 GONE_S = 2.0
 """The contract: from the master's death until nothing is left."""
@@ -54,26 +55,16 @@ COMPUTING = READY + "f(np.array([0.0, 60.0, 60.0]))"
 SHORTLY = READY + "f(np.array([0.0, 4.0, 4.0]))"
 
 
-class Program:
+class Victim(Program):
     """A program with workers, to be killed."""
 
-    def __init__(self, code):
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", PROGRAM + code],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "SYNKHRONOS_USE_GPU": "0"},
+    def __init__(self, code, zygote):
+        super().__init__(
+            PROGRAM + code, zygote=zygote, environment={"SYNKHRONOS_USE_GPU": "0"}, grace_s=30.0
         )
-        self.family, keeper, *workers = self.process.stdout.readline().split()
+        self.family, keeper, *workers = self.line().split()
         self.keeper = int(keeper)
         self.workers = [int(pid) for pid in workers]
-
-    def await_line(self, line):
-        assert self.process.stdout.readline().strip() == line
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
 
     def shared_memory(self):
         return [name for name in os.listdir("/dev/shm") if f".{self.family}." in name]
@@ -91,22 +82,17 @@ class Program:
         return time.monotonic() - began
 
     def close(self):
-        self.process.kill()
-        self.process.stdout.close()
-        self.process.wait()
-
-
-def is_there(pid):
-    """Whether a process is more than a name that waits for being taken down."""
-    return _keeper.start_of(pid) is not None
+        if self.status is None:
+            self.kill()
+        super().close()
 
 
 @pytest.fixture
-def program():
+def program(zygote):
     programs = []
 
     def start(code):
-        programs.append(Program(code))
+        programs.append(Victim(code, zygote))
         return programs[-1]
 
     yield start
@@ -119,9 +105,9 @@ def program():
 @pytest.mark.parametrize("stopped", [False, True])
 def test_nothing_is_left_of_a_killed_master(program, code, stopped, request, record_property):
     killed = program(code)
-    killed.await_line("ready" if code is IDLE else "computing")
+    assert killed.line() == ("ready" if code is IDLE else "computing")
     if code is COMPUTING:
-        killed.await_line("computing")
+        assert killed.line() == "computing"
     if stopped:
         os.kill(killed.workers[1], signal.SIGSTOP)
     assert killed.shared_memory()
@@ -144,7 +130,7 @@ def test_nor_of_one_whose_workers_still_start(program, after_s, record_property)
 @pytest.mark.parametrize("stopped", [False, True])
 def test_it_is_the_keeper_who_does_that(program, stopped):
     killed = program(IDLE if stopped else SHORTLY)
-    killed.await_line("ready" if stopped else "computing")
+    assert killed.line() == ("ready" if stopped else "computing")
     os.kill(killed.keeper, signal.SIGKILL)
     if stopped:
         os.kill(killed.workers[1], signal.SIGSTOP)
@@ -171,23 +157,23 @@ f(np.array([0.0, 60.0, 60.0]))
 )
 
 
-def test_a_child_of_the_master_does_not_stand_in_for_it(program):
+def test_a_child_of_the_master_does_not_stand_in_for_it(program, zygote):
     killed = program(FORKED)
-    child = int(killed.process.stdout.readline())
+    child = int(killed.line())
     try:
-        killed.await_line("computing")
+        assert killed.line() == "computing"
         killed.kill()
         # Shared memory is the child's, too: that stays as long as it does.
         wait_gone([*killed.workers, killed.keeper], GONE_S + BUSY_S)
     finally:
         os.kill(child, signal.SIGKILL)
-        subprocess.run([sys.executable, "-c", "import synk_shm; synk_shm.empty(1)"], check=True)
+        assert zygote.run("import synk_shm; synk_shm.empty(1)").status == 0
 
 
 def test_a_program_that_becomes_another_one_leaves_nothing_either(program):
     code = IDLE.replace("time.sleep(60)", "os.execv('/bin/sleep', ['sleep', '60'])")
     changed = program(code)
-    changed.await_line("ready")
+    assert changed.line() == "ready"
     changed.await_nothing(GONE_S + BUSY_S)
 
 
@@ -333,7 +319,7 @@ def test_a_runtime_is_closed_in_time_though_it_is_stopped():
         wait_gone([keeper])
 
 
-def test_the_folder_of_sockets_goes_with_a_master_that_is_killed_in_its_start(tmp_path):
+def test_the_folder_of_sockets_goes_with_a_master_that_is_killed_in_its_start(run_script, tmp_path):
     code = """
 import os, signal
 from synk_theano import Runtime

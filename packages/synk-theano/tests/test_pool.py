@@ -265,9 +265,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_and_end_with_it_if_it_is_killed_instead():
+def test_and_end_with_it_if_it_is_killed_instead(zygote):
     with nothing_left():
-        _, out, err = run_script(LOST)
+        _, out, err = zygote.run(LOST)
         assert len(out.split()) == 2, err
         wait_gone([int(pid) for pid in out.split()])
 
@@ -356,8 +356,8 @@ runtime.close()
 """
 
 
-def test_a_program_that_gives_sigpipe_its_default_back_does_not_die_of_a_worker():
-    status, out, err = run_script(BROKEN_PIPE)
+def test_a_program_that_gives_sigpipe_its_default_back_does_not_die_of_a_worker(zygote):
+    status, out, err = zygote.run(BROKEN_PIPE)
     assert (status, out.strip()) == (0, "survived"), err
 
 

@@ -8,7 +8,6 @@ brings other systems to their knees. Kills, sleepers, interrupts and dying maste
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -440,7 +439,7 @@ def test_values_of_different_shapes_are_named_by_rank(four):
         np.testing.assert_array_equal(four.collectives.get_value(rank, s), before)
 
 
-def test_a_second_master_at_the_same_time_does_not_interfere(four, x):
+def test_a_second_master_at_the_same_time_does_not_interfere(four, x, zygote):
     """Another program on this machine, with its own ranks, arrays and variables."""
     code = """
 import sys
@@ -459,23 +458,16 @@ with Runtime(2) as runtime:
         assert (f(data, batch=[0, 1, 5]) == -i).all()
     print(runtime.collectives.gather(s).tolist())
 """
-    second = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
+    with zygote.start(code) as second:
         f = four.function([x], (x + 1, "gather"), **QUICK)
         data = four.data(np.zeros((6, 2)))
         f(data)
-        assert second.stdout.readline() == "ready\n"
-        second.stdin.write("go\n")
-        second.stdin.flush()
+        assert second.line() == "ready"
+        second.send("go")
         for i in range(100):
             data[:] = i
             assert (f(data, batch=[0, 1, 5]) == i + 1).all()
-        out, _ = second.communicate(timeout=60)
-    finally:
-        second.kill()
-        second.communicate()
+        out = second.finish().out
     assert out.strip() == "[[101.0, 101.0], [101.0, 101.0]]"
 
 

@@ -16,7 +16,6 @@ from theano.compile.ops import as_op
 from synk_theano import Runtime
 from synk_theano._shared_vars import VariableRegistry
 from synk_theano.exceptions import ReplicaWarning, WorkerFailed
-from synk_theano.testing import run_script
 
 
 @as_op([T.dvector], [T.dvector])
@@ -357,7 +356,7 @@ print(len(kept) > 100, len(gone) == len(kept), {id(one) for one in gone} == set(
 """
 
 
-def test_no_signal_comes_between_an_end_and_its_farewell():
+def test_no_signal_comes_between_an_end_and_its_farewell(run_script):
     """A finalizer that is written in Python is lost if a signal's exception comes in it."""
     status, out, err = run_script(STRUCK)
     assert status == 0, err

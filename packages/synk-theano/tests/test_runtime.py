@@ -77,7 +77,7 @@ def test_workers_can_be_profiled(tmp_path, monkeypatch):
     assert stats.total_calls > 0
 
 
-def test_what_lives_in_main_or_a_local_module_travels(tmp_path):
+def test_what_lives_in_main_or_a_local_module_travels(zygote, tmp_path):
     (tmp_path / "local_ops.py").write_text(
         "import theano, theano.tensor as T\n"
         "class Triple(theano.Op):\n"
@@ -100,7 +100,7 @@ def test_what_lives_in_main_or_a_local_module_travels(tmp_path):
         "    f = runtime.function([x], (Double()(Triple()(x)), 'gather'))\n"
         "    print(f(np.arange(4.0)))\n"
     )
-    status, out, err = run_script(
+    status, out, err = zygote.run(
         f"import runpy, sys; sys.path.insert(0, {str(tmp_path)!r}); "
         f"runpy.run_path({str(script)!r}, run_name='__main__')"
     )

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import secrets
-import select
 import shutil
 import signal
 import stat
@@ -21,8 +20,9 @@ import time
 from pathlib import Path
 
 import pytest
-from _run_under_test import descriptors, evidence, running
+from _run_under_test import evidence, running
 
+from synk_testing import descriptors
 from synk_theano._cache_owner import Place, cache_danger, danger, way_to
 from synk_theano.testing import run_script
 
@@ -68,7 +68,7 @@ def test_no_process_of_a_run_has_a_socket_of_the_network(folder, backend):
 
 
 def _has_line(run):
-    return bool(select.select([run.process.stdout], [], [], 0.005)[0])
+    return run.program.has_said(0.005)
 
 
 def others_may(path, follow=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -291,9 +290,10 @@ f(np.ones(4))
 """
 
 
-def test_the_end_of_the_program_ends_a_recording(tmp_path):
+def test_the_end_of_the_program_ends_a_recording(run_script, tmp_path):
     path = tmp_path / "trace.json"
-    subprocess.run([sys.executable, "-c", PROGRAM, str(path)], check=True, timeout=120)
+    status, _, err = run_script(PROGRAM, path)
+    assert status == 0, err
     trace = loaded(path)
     assert [event["name"] for event in spans(trace, "call")] == ["f", "f"]
 

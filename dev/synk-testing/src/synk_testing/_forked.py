@@ -117,18 +117,19 @@ def settle(kept: set[int], fds: list[int]) -> None:
 
 def become(order: dict[str, Any]) -> None:
     """Be the program: what is process-wide, then its code."""
+    unbuffered = sys.stdout.write_through
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    if sys.flags.unbuffered:
-        sys.stdout.reconfigure(write_through=True)
+    sys.stdout.reconfigure(write_through=unbuffered)
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["folder"])
     faulthandler.enable(2)
-    processes = sys.modules.get("multiprocessing.process")
-    if processes is not None:
-        processes.current_process().authkey = os.urandom(32)
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    if "tempfile" in sys.modules:
+        sys.modules["tempfile"].tempdir = None  # it depends on the variables
     path = order["file"]
     sys.argv = [path or "-c", *order["arguments"]]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)) if path else "")

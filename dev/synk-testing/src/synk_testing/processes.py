@@ -58,9 +58,9 @@ def children(pid: Optional[int] = None) -> Set[int]:
     found: Set[int] = set()
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid or 'self'}/task"):
-            with contextlib.suppress(OSError):  # the thread has ended
-                with open(f"/proc/{pid or 'self'}/task/{task}/children") as file:
-                    found.update(map(int, file.read().split()))
+            path = f"/proc/{pid or 'self'}/task/{task}/children"
+            with contextlib.suppress(OSError), open(path) as file:  # the thread may have ended
+                found.update(map(int, file.read().split()))
     return found
 
 
@@ -123,9 +123,8 @@ def described(pids: Iterable[int]) -> Dict[int, str]:
     """Return processes with their command lines."""
     told = {}
     for pid in pids:
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                told[pid] = file.read().replace(b"\0", b" ").decode(errors="replace")[:200]
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            told[pid] = file.read().replace(b"\0", b" ").decode(errors="replace")[:200]
     return told
 
 

@@ -132,6 +132,10 @@ class Program:
         """Return the next line that it prints, or None if it has ended."""
         return self._line(limit_s)
 
+    def has_said(self, seconds: float = 0.0) -> bool:
+        """Whether there is something to read, or it has ended, in this time."""
+        return b"\n" in self._said or _is_readable(self._out, seconds)
+
     def answer(self, limit_s: Optional[float] = None) -> Any:
         """Return the next line that it prints, which is JSON."""
         return json.loads(self.line(limit_s))

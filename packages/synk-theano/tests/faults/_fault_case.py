@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from _fault_client import Hosts, wait_gone
+from _fault_client import Hosts
 from _fault_tables import SLOW_S, Fault, Setting, State
+
+from synk_testing import wait_gone
 
 STALL_S = 0.3
 PATIENT_S = 30.0
@@ -232,9 +233,9 @@ class Struck:
         try:
             begun = self._tell(host)
             self._await_mark(host)
-            os.kill(host.process.pid, int(self._fault.argument))
+            host.program.send_signal(int(self._fault.argument))
             began = time.monotonic()
-            assert host.process.wait(GONE_S) == -int(self._fault.argument)
+            assert host.program.wait(GONE_S) == -int(self._fault.argument)
             wait_gone(host.workers, GONE_S)
             while left := host.family_left(begun["family"]):
                 assert time.monotonic() - began < GONE_S, f"shared memory is left: {left}"
@@ -251,11 +252,10 @@ class Struck:
         assert beside.answer()["well"], "another program was disturbed"
 
     def _await_mark(self, host: Any) -> None:
-        deadline = time.monotonic() + PATIENT_S
-        while not Path(host.mark).exists():
-            assert time.monotonic() < deadline, "the state was never entered"
-            assert host.process.poll() is None, host.printed()
-            time.sleep(0.005)
+        def check() -> None:
+            assert host.program.status is None, host.program.printed()
+
+        host.mark.wait(PATIENT_S, check)
         time.sleep(0.1)
 
     # Parts of the above.

@@ -1,4 +1,4 @@
-"""A program that is a master, told by the tests what to do: `python _fault_host.py <answers' fd>`.
+"""A program that is a master, told by the tests what to do.
 
 One line of JSON in, one or two out: a case first says "begun", with the processes that there are,
 and then what has come of it. Whatever hangs here is killed by the test.
@@ -6,8 +6,6 @@ and then what has come of it. Whatever hangs here is killed by the test.
 
 from __future__ import annotations
 
-import faulthandler
-import gc
 import json
 import os
 import signal
@@ -23,9 +21,9 @@ import _fault_inflict as inflict
 from _fault_bench import Bench, verdict
 
 import synk_shm
+from synk_testing import Leftovers
 from synk_theano import Runtime
 from synk_theano._flight import Phase
-from synk_theano.testing import child_processes
 
 BOOT_FOLDER = str(Path(__file__).parent / "boot")
 
@@ -36,16 +34,16 @@ SETTLE_S = 3.0
 class Host:
     """Performs what it is told.
 
-    Args:
-        answers: descriptor to write to.
+    What it and its workers print goes to standard error: standard output is for answers.
     """
 
-    def __init__(self, answers: int) -> None:
-        self._answers = os.fdopen(answers, "w")
+    def __init__(self) -> None:
+        self._answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
         self._bench: Optional[Bench] = None
         self._options: Dict[str, Any] = {}
         synk_shm.empty(1)  # what this process keeps for good
-        self._before = leftovers()
+        self._look = Leftovers(os.environ["TMPDIR"], mine)
 
     def serve(self) -> None:
         for line in sys.stdin:
@@ -251,16 +249,7 @@ class Host:
     def _end(self) -> Dict[str, List[str]]:
         """Let go of a closed runtime; what is left all the same."""
         self._bench = None
-        deadline = time.monotonic() + SETTLE_S
-        while True:
-            gc.collect()
-            left = {
-                kind: sorted(set(now) - set(self._before[kind]))
-                for kind, now in leftovers().items()
-            }
-            if not any(left.values()) or time.monotonic() > deadline:
-                return left
-            time.sleep(0.01)
+        return self._look.since(SETTLE_S)
 
     def end(self) -> Dict[str, Any]:
         """Close what is open."""
@@ -283,15 +272,9 @@ def described(error: BaseException) -> Dict[str, Any]:
     }
 
 
-def leftovers() -> Dict[str, List[str]]:
-    """What a process may leave behind, by kind."""
-    return {
-        "processes": [str(pid) for pid in child_processes()],
-        "segments": [info.name for info in synk_shm.list() if info.mine],
-        "descriptors": descriptors(),
-        "files": [entry.name for entry in os.scandir(os.environ["TMPDIR"])],
-        "threads": [thread.name for thread in threading.enumerate()],
-    }
+def mine() -> List[str]:
+    """What this process has in shared memory."""
+    return [info.name for info in synk_shm.list() if info.mine]
 
 
 def fill_shared_memory() -> List[Any]:
@@ -306,28 +289,13 @@ def fill_shared_memory() -> List[Any]:
     return kept
 
 
-def descriptors() -> List[str]:
-    """Open ones, by what they are and how many there are of it."""
-    found: List[str] = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:  # the listing's own
-            continue
-        kind = target.split(":")[0]
-        found.append(f"{kind} {sum(one.startswith(kind) for one in found)}")
-    return found
-
-
 def family() -> Dict[str, str]:
     """By what the entries of this process's shared memory are recognized."""
     kept = synk_shm.empty(1)
-    name = next(info.name for info in synk_shm.list() if info.mine)
+    name = mine()[0]
     del kept
     return {"family": name.split(".")[1]}
 
 
 if __name__ == "__main__":
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    Host(int(sys.argv[1])).serve()
+    Host().serve()

@@ -18,9 +18,9 @@ from _fault_client import Hosts  # noqa: E402 - it asserts, too
 
 
 @pytest.fixture(scope="session")
-def hosts(tmp_path_factory):
+def hosts(tmp_path_factory, zygote):
     """Programs that are masters."""
-    made = Hosts(tmp_path_factory.mktemp("hosts"))
+    made = Hosts(tmp_path_factory.mktemp("hosts"), zygote)
     yield made
     made.end()
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
-import sys
 
 import pytest
 from _fault_private import private_prefix
 
-from synk_theano.testing import run_script
+from synk_testing import Program, run
 
 FULL = """
 import os, resource, sys
@@ -103,34 +102,22 @@ with nothing_left(), Runtime(4, use_gpu=False) as runtime:
 
 
 def test_four_programs_want_the_cold_compile_cache(compiled):
-    environment = {**os.environ, **flags(compiled)}
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "-c", MANY],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for _ in range(4)
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        programs = [
+            stack.enter_context(Program(MANY, environment=flags(compiled))) for _ in range(4)
+        ]
         for program in programs:
-            out, err = program.communicate(timeout=120)
-            assert (program.returncode, out) == (0, "right\n"), err
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
+            status, out, err = program.finish()
+            assert (status, out) == (0, "right\n"), err
 
 
 def test_four_ranks_want_the_cold_compile_cache(tmp_path):
-    status, out, err = run_script(RANKS, environment=flags(tmp_path / "cold"))
+    status, out, err = run(RANKS, environment=flags(tmp_path / "cold"))
     assert (status, out) == (0, "right\n"), err
 
 
 def test_a_limit_on_files_while_compiling(compiled):
-    status, out, err = run_script(FULL, str(compiled), "limit", environment=flags(compiled))
+    status, out, err = run(FULL, compiled, "limit", environment=flags(compiled))
     assert (status, out) == (0, "refused\nrefused\n"), err
 
 
@@ -138,11 +125,6 @@ def test_a_full_disk_while_compiling(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     prefix = private_prefix(f"mount -t tmpfs -o size=24m none {folder}")
-    done = subprocess.run(
-        [*prefix, sys.executable, "-c", FULL, str(folder), "mounted"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **flags(folder)},
-    )
-    assert (done.returncode, done.stdout) == (0, "refused\nrefused\n"), done.stderr
+    how = {"prefix": prefix, "environment": flags(folder)}
+    status, out, err = run(FULL, folder, "mounted", **how)
+    assert (status, out) == (0, "refused\nrefused\n"), err

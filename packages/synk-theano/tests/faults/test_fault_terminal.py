@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,8 @@ import time
 
 import pytest
 from _fault_case import GONE_S
-from _fault_client import is_there, wait_gone
+
+from synk_testing import Mark, is_there, wait_gone
 
 RUN = """
 import logging, os, signal, sys, time, warnings
@@ -95,20 +97,17 @@ def test_the_terminal_goes_away(tmp_path, figures, stage, how):
     code = tmp_path / "program.py"
     code.write_text(RUN)
     program, terminal = on_a_terminal(str(code), str(tmp_path), stage, how)
-    reached = tmp_path / "reached"
-    printed = b""
+    printed = bytearray()
+
+    def check():
+        with contextlib.suppress(BlockingIOError):
+            printed.extend(os.read(terminal, 65536))
+        assert program.poll() is None, printed.decode()
+
     try:
         os.set_blocking(terminal, False)
-        deadline = time.monotonic() + 60
-        while not reached.exists():
-            time.sleep(0.01)
-            try:
-                printed += os.read(terminal, 65536)
-            except BlockingIOError:
-                pass
-            assert program.poll() is None, printed.decode()
-            assert time.monotonic() < deadline, printed.decode()
-        pids = [int(word) for word in reached.read_text().split()]
+        reached = Mark(tmp_path / "reached").wait(60, check)
+        pids = [int(word) for word in reached.split()]
         os.close(terminal)
         terminal = -1
         began = time.monotonic()
