@@ -209,14 +209,18 @@ def test_a_mark(start, tmp_path):
 
 
 def test_what_is_left_is_named(tmp_path):
-    with pytest.raises(AssertionError, match="file"), nothing_left(0.0, folder=str(tmp_path)):
+    with pytest.raises(AssertionError, match="file"), nothing_left(0.0, files=f"{tmp_path}/*"):
         (tmp_path / "file").touch()
     names: list[str] = []
     with pytest.raises(AssertionError, match="mine"), nothing_left(0.0, segments=lambda: names):
         names.append("mine")
-    with pytest.raises(AssertionError, match="descriptors"), nothing_left(0.0):
+    with pytest.raises(AssertionError, match="open_files"), nothing_left(0.0):
         fd = os.open("/dev/null", os.O_RDONLY)
     os.close(fd)
+    with pytest.raises(AssertionError, match=r"descriptors.*pipe 1"), nothing_left(0.0):
+        fds = os.pipe()
+    for fd in fds:
+        os.close(fd)
 
 
 def test_every_test_ends(tmp_path):

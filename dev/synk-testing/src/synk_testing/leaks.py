@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
+import glob
 import threading
 import time
 from contextlib import contextmanager
@@ -14,7 +14,8 @@ from .processes import children, descriptors
 GRACE_S = 5.0
 """For what was ended to be gone."""
 
-_KINDS = ("processes", "descriptors", "threads", "files", "segments")
+KINDS = ("processes", "descriptors", "open_files", "threads", "files", "segments")
+"""What is looked at; descriptors are those of sockets, pipes and memory."""
 
 
 class Leftovers:
@@ -23,20 +24,20 @@ class Leftovers:
     Never counted is what other programs of the machine have.
 
     Args:
-        folder: of temporary files that are this process's own; None if there is none.
+        files: a pattern of paths: of temporary files that are nobody else's.
         segments: returns the names of this program's shared memory; None not to look.
-        without: kinds that are not looked at: "processes", "descriptors", "threads", "files".
+        without: those of `KINDS` that are not looked at.
     """
 
     def __init__(
         self,
-        folder: Optional[str] = None,
+        files: str = "",
         segments: Optional[Callable[[], Iterable[str]]] = None,
         without: Iterable[str] = (),
     ) -> None:
-        self._folder = folder
+        self._files = files
         self._segments = segments
-        self._kinds = [kind for kind in _KINDS if kind not in without]
+        self._kinds = [kind for kind in KINDS if kind not in without]
         self._before = self._look()
 
     def since(self, grace_s: float = GRACE_S) -> Dict[str, List[str]]:
@@ -57,18 +58,29 @@ class Leftovers:
         return map(str, children())
 
     def _find_descriptors(self) -> Iterable[str]:
-        # By what they are and how many there are of it: numbers are used again.
-        kinds = [target.split(":")[0] for target in descriptors().values()]
-        return [f"{kind} {kinds[:place].count(kind)}" for place, kind in enumerate(kinds)]
+        return _counted(name for name in descriptors().values() if not _is_file(name))
+
+    def _find_open_files(self) -> Iterable[str]:
+        return _counted(name for name in descriptors().values() if _is_file(name))
 
     def _find_threads(self) -> Iterable[str]:
         return [thread.name for thread in threading.enumerate()]
 
     def _find_files(self) -> Iterable[str]:
-        return [] if self._folder is None else os.listdir(self._folder)
+        return glob.glob(self._files)
 
     def _find_segments(self) -> Iterable[str]:
         return [] if self._segments is None else self._segments()
+
+
+def _is_file(target: str) -> bool:
+    return target.startswith("/") and not target.startswith("/memfd:")
+
+
+def _counted(targets: Iterable[str]) -> List[str]:
+    """By what they are and how many there are of it: numbers are used again."""
+    kinds = [target.split(":")[0] for target in targets]
+    return [f"{kind} {kinds[:place].count(kind)}" for place, kind in enumerate(kinds)]
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class Host:
         self._bench: Optional[Bench] = None
         self._options: Dict[str, Any] = {}
         synk_shm.empty(1)  # what this process keeps for good
-        self._look = Leftovers(os.environ["TMPDIR"], mine)
+        self._look = Leftovers(f"{os.environ['TMPDIR']}/*", mine)
 
     def serve(self) -> None:
         for line in sys.stdin:
