@@ -107,6 +107,7 @@ SUITES = [
     Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=90, nightly_s=120),
     Suite("synk-extensions", tests_of("synk-extensions"), about_s=120, nightly_s=200),
     Suite("integration", ("integration",), about_s=180, nightly_s=300),
+    Suite("synk-testing", ("dev/synk-testing/tests",), about_s=15, nightly_s=15),
 ]
 
 

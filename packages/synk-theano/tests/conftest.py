@@ -45,7 +45,6 @@ def linker(request):
         yield
 
 
-# Three have uneven shares and one in the middle; four on two cores add nothing but load.
 _limit = hard_limit(300)
 
 
@@ -65,6 +64,7 @@ def run_script(zygote):
     return zygote.run
 
 
+# Three have uneven shares and one in the middle; four on two cores add nothing but load.
 # To start workers, which import Theano, takes longer than most tests.
 @pytest.fixture(scope="session", params=[1, 2, 3, 4] if ALL else [1, 2, 3])
 def runtime(request):

@@ -65,7 +65,7 @@ with nothing_left(), Runtime(2, use_gpu=False) as runtime:
 
 
 def flags(folder) -> dict[str, str]:
-    return {"THEANO_FLAGS": f"{os.environ['THEANO_FLAGS']},base_compiledir={folder}"}
+    return {"THEANO_FLAGS": f"{os.environ['THEANO_FLAGS']},linker=cvm,base_compiledir={folder}"}
 
 
 @pytest.fixture(scope="module")
