@@ -1,0 +1,138 @@
+"""The table of planted faults fits the code, and the program that plants them tells what it saw."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "scripts"
+PACKAGES = ["synk_shm", "synk_comm", "synk_theano", "synk_theano_compat", "synkhronos"]
+LIMIT_S = 120
+
+# In a checkout that is nothing but this, in place of the table.
+PROGRAM = """
+import sys
+sys.path.insert(0, {scripts!r})
+import planted_faults
+from _planted_faults import Fault
+
+FILE = "packages/all/src/synk_shm/__init__.py"
+SLEEP = (
+    "import subprocess, pathlib; pathlib.Path({began!r}).touch(); "
+    "subprocess.run(['sleep', '600'], start_new_session=True)"
+)
+
+def fault(name, old, new):
+    tests = ("packages/all/tests/test_value.py",)
+    return Fault(name, "all", "plans", FILE, old, new, "It is wrong.", tests)
+
+planted_faults.FAULTS = (
+    fault("seen", "value = 1", "value = 2"),
+    fault("sleeps", "value = 1", SLEEP),
+    fault("unseen", "other = 1", "other = 2"),
+    fault("excused", "other = 1", "other = 3")._replace(known_missed="nobody looks"),
+    fault("gone", "third = 1", "third = 2"),
+)
+sys.exit(planted_faults.main(sys.argv[1:]))
+"""
+# What a child sees: it has to be the copy, too.
+TEST = """
+import subprocess, sys
+
+def test_value():
+    code = "import synk_shm; assert synk_shm.value == 1"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def table():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        import _planted_faults
+
+        return _planted_faults
+
+
+def test_every_fault_can_be_planted(table):
+    for fault in table.FAULTS:
+        text = (ROOT / fault.file).read_text(encoding="utf-8")
+        assert text.count(fault.old) == 1, f"{fault.name} no longer applies to {fault.file}"
+        ast.parse(text.replace(fault.old, fault.new))
+        assert fault.kind in table.KINDS
+        for test in fault.tests:
+            assert (ROOT / test).exists(), f"{fault.name}: {test} is not there"
+
+
+def test_there_are_ten_for_each_package(table):
+    counts = Counter(fault.package for fault in table.FAULTS)
+    assert counts == {path.name: 10 for path in (ROOT / "packages").iterdir() if path.is_dir()}
+    assert len({fault.name for fault in table.FAULTS}) == len(table.FAULTS)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """A function that starts the program on a small checkout, with a folder for what it makes."""
+    for name in PACKAGES:
+        package = tmp_path / "root/packages/all/src" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("value = 1\nother = 1\n")
+    hook = tmp_path / "root/packages/all/src/synk_theano_compat/_hook.py"
+    hook.write_text("def install(): pass\n")
+    (tmp_path / "root/packages/all/tests").mkdir()
+    (tmp_path / "root/packages/all/tests/test_value.py").write_text(TEST)
+    (tmp_path / "t").mkdir()
+    program = PROGRAM.format(scripts=str(SCRIPTS), began=str(tmp_path / "began"))
+
+    def begin(*arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", program, "--root", str(tmp_path / "root"), *arguments],
+            env={**os.environ, "TMPDIR": str(tmp_path / "t")},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    return begin
+
+
+def test_verdicts(start, tmp_path):
+    file = tmp_path / "results.json"
+    running = start("--jobs", "2", "--limit-s", "15", "--json", str(file))
+    said, _ = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 1, said
+    assert "fault gone no longer applies: packages/all/src/synk_shm/__init__.py has not" in said
+    found = {row["name"]: row for row in json.loads(file.read_text())}
+    verdicts = {name: row["verdict"] for name, row in found.items()}
+    missed = {"unseen": "MISSED", "excused": "MISSED"}
+    assert verdicts == {"seen": "caught", "sleeps": "hang", **missed, "gone": "error"}
+    assert found["seen"]["by"] == "packages/all/tests/test_value.py::test_value"
+    assert "5 in all, 2 not as they should be" in said
+    assert not list((tmp_path / "t").iterdir())
+
+
+def test_without_a_fault_all_is_well(start):
+    running = start("--check")
+    said, _ = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 0, said
+    assert "1 in all, 0 not as they should be" in said
+
+
+def test_it_ends_when_it_is_told_to(start, tmp_path):
+    running = start("--only", "sleeps")
+    deadline = time.monotonic() + LIMIT_S
+    while not (tmp_path / "began").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 128 + signal.SIGTERM
+    assert not list((tmp_path / "t").iterdir())

@@ -1,0 +1,18 @@
+"""The table of faults: ten for each package, each a bug that somebody might well introduce.
+
+About half are plain. The others are seen only in some corner (at three ranks, with uneven shares,
+by arrays in another byte order, after a kill), so that they show when the one test is lost that
+looks there.
+"""
+
+from __future__ import annotations
+
+from ._comm import COMM
+from ._extensions import EXTENSIONS
+from ._fault import KINDS, Fault
+from ._shm import SHM
+from ._theano import THEANO
+
+__all__ = ["FAULTS", "KINDS", "Fault"]
+
+FAULTS: tuple[Fault, ...] = (*SHM, *COMM, *THEANO, *EXTENSIONS)

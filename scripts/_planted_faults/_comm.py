@@ -1,0 +1,108 @@
+"""Faults of synk-comm."""
+
+from __future__ import annotations
+
+from ._fault import Fault
+
+_PACKAGE = "synk-comm"
+_SOURCE = "packages/synk-comm/src/synk_comm/"
+_TESTS = "packages/synk-comm/tests/"
+
+
+def _fault(name: str, kind: str, file: str, old: str, new: str, says: str, tests: str) -> Fault:
+    paths = tuple(f"{_TESTS}test_{test}.py" for test in tests.split())
+    return Fault(name, _PACKAGE, kind, _SOURCE + file, old, new, says, paths)
+
+
+COMM = (
+    _fault(
+        "comm-average-by-count",
+        "reductions",
+        "_ops.py",
+        "calm(np.divide, total, math.fsum(weights), out=total)",
+        "calm(np.divide, total, float(len(weights)), out=total)",
+        "A weighted average is divided by the number of ranks, not by the sum of the weights.",
+        "reductions contract_local",
+    ),
+    _fault(
+        "comm-in-place-third",
+        "reductions",
+        "_reductions.py",
+        "fabric.rank in plan.ranks[:2])",
+        "fabric.rank in plan.ranks[:3])",
+        "The third rank, whose out is x itself, adds what it has already overwritten.",
+        "reductions contract_local contract_shm properties",
+    ),
+    _fault(
+        "comm-symmetric-tail",
+        "plans",
+        "_reductions.py",
+        "part = -(-nbytes // fabric.size // 64) * 64\n    start, end",
+        "part = nbytes // fabric.size // 64 * 64\n    start, end",
+        "The last bytes of a large symmetric array belong to no rank's part where it is uneven.",
+        "reductions contract_local contract_shm properties",
+    ),
+    _fault(
+        "comm-bundle-byte-order",
+        "plans",
+        "_lists.py",
+        "    np.concatenate([arrays[which].reshape(-1) for which in bundle.members], out=packed)",
+        "    packed = np.concatenate([arrays[which].reshape(-1) for which in bundle.members])",
+        "Small arrays of a list that are not of native byte order arrive with their bytes swapped.",
+        "reductions contract_local properties",
+    ),
+    _fault(
+        "comm-negative-weight",
+        "refusals",
+        "_ops.py",
+        "if not (math.isfinite(value) and value >= 0.0):",
+        "if not math.isfinite(value):",
+        "A negative weight is taken.",
+        "reductions contract_local",
+    ),
+    _fault(
+        "comm-run-signal-status",
+        "error paths",
+        "run.py",
+        "return exitcode if exitcode >= 0 else 128 - exitcode",
+        "return exitcode if exitcode >= 0 else -exitcode",
+        "The exit status of python -m synk_comm.run is the signal's number, without the 128.",
+        "run",
+    ),
+    _fault(
+        "comm-split-blames",
+        "error paths",
+        "_splitting.py",
+        "return lost(members[exc.rank], exc.reason)",
+        "return lost(exc.rank, exc.reason)",
+        "A rank that is lost while a group is split is called by its number in the new group.",
+        "splitting",
+    ),
+    _fault(
+        "comm-dead-before-watched",
+        "life cycles",
+        "_liveness.py",
+        "except ProcessLookupError:\n            self._gone.append(rank)\n            return\n",
+        "except ProcessLookupError:\n            return\n",
+        "A rank that died before the others began to watch it is never missed.",
+        "faults groups launch connect",
+    ),
+    _fault(
+        "comm-zmq-abort-passed-on",
+        "error paths",
+        "_backends/zmq.py",
+        "who = number - 1 if number else peer.rank",
+        "who = peer.rank",
+        "Over ZeroMQ, who passes on that a group was given up is taken for who gave it up.",
+        "zmq splitting contract_zmq faults",
+    ),
+    _fault(
+        "comm-half-a-letter",
+        "atomicity",
+        "_letters.py",
+        "steps.guard.leave(exc, in_step=not began and isinstance(exc, CommTimeout))",
+        "steps.guard.leave(exc, in_step=isinstance(exc, CommTimeout))",
+        "A group goes on after a long message that was sent by half.",
+        "contract_local contract_shm",
+    ),
+)

@@ -1,0 +1,109 @@
+"""Faults of synk-extensions."""
+
+from __future__ import annotations
+
+from ._fault import Fault
+
+_PACKAGE = "synk-extensions"
+_SOURCE = "packages/synk-extensions/src/"
+_TESTS = "packages/synk-extensions/tests/"
+
+
+def _fault(name: str, kind: str, file: str, old: str, new: str, says: str, tests: str) -> Fault:
+    paths = tuple(f"{_TESTS}test_{test}.py" for test in tests.split())
+    return Fault(name, _PACKAGE, kind, _SOURCE + file, old, new, says, paths)
+
+
+EXTENSIONS = (
+    _fault(
+        "ext-decay-late",
+        "plans",
+        "synkhronos/extensions/train/_schedules.py",
+        "sum(change <= t for change in changes)",
+        "sum(change < t for change in changes)",
+        "A rate that changes at given epochs changes one epoch late.",
+        "train_schedules",
+    ),
+    _fault(
+        "ext-plateau-forgets",
+        "life cycles",
+        "synkhronos/extensions/train/_schedules.py",
+        'self._waited, self._resting = state["waited"], state["resting"]',
+        'self._waited, self._resting = state["waited"], 0',
+        "A plateau that goes on from a checkpoint has forgotten the rest of its cooldown.",
+        "train_schedules checkpoint",
+    ),
+    _fault(
+        "ext-later-checkpoints",
+        "life cycles",
+        "synkhronos/extensions/train/_checkpoints.py",
+        "kept = paths[:present] if self.keep is None else paths[:present][-self.keep :]",
+        "kept = paths if self.keep is None else paths[-self.keep :]",
+        "After training has gone back, checkpoints of later steps stay, and may push out the new.",
+        "checkpoint",
+    ),
+    _fault(
+        "ext-local-of-rank-0",
+        "reductions",
+        "synkhronos/extensions/train/_snapshot.py",
+        '            np.mean(values, axis=0, dtype="float64").astype(values[0].dtype)\n',
+        "            np.asarray(values[0])\n",
+        "On another number of ranks local averages go on from rank 0's, not from their average.",
+        "checkpoint_ranks",
+    ),
+    _fault(
+        "ext-norm-in-float32",
+        "reductions",
+        "synkhronos/extensions/updates/_clipping.py",
+        'squares = [T.sum(T.sqr(T.cast(store, "float64"))) for store in stores(parts)]',
+        "squares = [T.sum(T.sqr(store)) for store in stores(parts)]",
+        "The norm of an exploding gradient overflows, and the gradient is clipped to nothing.",
+        "updates_wrappers",
+    ),
+    _fault(
+        "ext-gradient-unweighted",
+        "reductions",
+        "synkhronos/extensions/train/_step.py",
+        'all_reduce(self.flat_grad, op="avg", weights=gradient)',
+        'all_reduce(self.flat_grad, op="avg")',
+        "Ranks count alike in the gradient's average, however many rows each of them has.",
+        "train updates_ranks",
+    ),
+    _fault(
+        "ext-clean-status",
+        "error paths",
+        "synkhronos_cli/_clean.py",
+        "return 1 if problem or failed_any else 0",
+        "return 1 if problem else 0",
+        "synkhronos clean exits with 0 although something could not be removed.",
+        "cli_clean",
+    ),
+    _fault(
+        "ext-clean-taken-lock",
+        "atomicity",
+        "synkhronos_cli/_leftovers.py",
+        "    if one.kind == LOCK and _judge_lock(path) != one:\n"
+        '        return "it has a new owner"\n',
+        "",
+        "synkhronos clean removes a compile lock that somebody has taken since it was listed.",
+        "cli_clean",
+    ),
+    _fault(
+        "ext-valid-without-data",
+        "refusals",
+        "synkhronos/extensions/train/_trainer.py",
+        "if (valid is None) != (valid_data is None):",
+        "if valid is None and valid_data is not None:",
+        "A Trainer takes a validation function without data for it.",
+        "trainer",
+    ),
+    _fault(
+        "ext-ctrl-c-not-given-back",
+        "life cycles",
+        "synkhronos/extensions/train/_interrupt.py",
+        "            signal.signal(signal.SIGINT, self._usual)",
+        "            self._usual = None",
+        "After a run, Ctrl-C still goes to the run's handler.",
+        "trainer_interrupt trainer",
+    ),
+)

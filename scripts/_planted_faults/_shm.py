@@ -1,0 +1,108 @@
+"""Faults of synk-shm."""
+
+from __future__ import annotations
+
+from ._fault import Fault
+
+_PACKAGE = "synk-shm"
+_SOURCE = "packages/synk-shm/src/synk_shm/"
+_TESTS = "packages/synk-shm/tests/"
+
+
+def _fault(name: str, kind: str, file: str, old: str, new: str, says: str, tests: str) -> Fault:
+    paths = tuple(f"{_TESTS}test_{test}.py" for test in tests.split())
+    return Fault(name, _PACKAGE, kind, _SOURCE + file, old, new, says, paths)
+
+
+SHM = (
+    _fault(
+        "shm-scope-exception",
+        "error paths",
+        "_scope.py",
+        "    try:\n        yield made\n    finally:\n        made._end()",
+        "    yield made\n    made._end()",
+        "A scope that is left by an exception does not unlink its arrays.",
+        "array lifecycle",
+    ),
+    _fault(
+        "shm-handle-of-transpose",
+        "plans",
+        "_handle.py",
+        "strides = None if x.flags.c_contiguous else x.strides",
+        "strides = None if x.flags.forc else x.strides",
+        "The handle of an array in Fortran order, or of a transpose, reads it in C order.",
+        "array round_trips bad_segments",
+    ),
+    _fault(
+        "shm-align",
+        "plans",
+        "_dtypes.py",
+        "        dtype.itemsize,\n        dtype.isalignedstruct,",
+        "        dtype.itemsize,\n        False,",
+        "A structured dtype loses its align flag on the way, which NumPy's == does not see.",
+        "round_trips array bad_segments",
+    ),
+    _fault(
+        "shm-resize-mode",
+        "refusals",
+        "_growth.py",
+        "        mode=found.mode,\n",
+        "",
+        "An array that outgrows its capacity gets the default permissions, not those asked for.",
+        "resize",
+    ),
+    _fault(
+        "shm-header-size",
+        "refusals",
+        "_header.py",
+        "if offset + capacity > size or reserved > capacity:",
+        "if capacity > size or reserved > capacity:",
+        "A segment that was cut by less than its header's size is mapped, and reading it kills.",
+        "bad_segments bad_input",
+    ),
+    _fault(
+        "shm-fork-child-owns",
+        "life cycles",
+        "_segment.py",
+        "# one that is still there\n        self._owned = []\n        self.mine = False",
+        "# one that is still there",
+        "A forked child believes that it owns its parent's segments, and removes their names.",
+        "lifecycle exit",
+    ),
+    _fault(
+        "shm-unlink-one-name",
+        "life cycles",
+        "_removal.py",
+        "any([_posix.remove(name, inode) for name in names])  # noqa: C419 (all of them)",
+        "any(_posix.remove(name, inode) for name in names)",
+        "unlink() removes one entry of a segment and forgets the others, such as its given name.",
+        "array lifecycle squatters",
+    ),
+    _fault(
+        "shm-given-again",
+        "atomicity",
+        "_segment.py",
+        "_posix.remove(name, self.inode if _names.is_user_name(name) else None)",
+        "_posix.remove(name)",
+        "An owner that goes removes its given name also where that is another segment's by now.",
+        "array lifecycle squatters exit",
+    ),
+    _fault(
+        "shm-populate-keeps",
+        "error paths",
+        "_pages.py",
+        "        _advise(advise, base + whole, stop - whole, _REMOVE)\n        raise failures[0]",
+        "        raise failures[0]",
+        "A large array that does not fit keeps the pages it got, while a traceback holds it.",
+        "full limits resize",
+    ),
+    _fault(
+        "shm-lock-in-fork",
+        "life cycles",
+        "_process.py",
+        "        for fd in held:\n            os.close(fd)",
+        "        for _fd in held:\n            pass",
+        "A forked child keeps its parent's locks, which stay shut when the parent is killed.",
+        "lock lifecycle",
+    ),
+)

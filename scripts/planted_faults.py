@@ -1,0 +1,157 @@
+"""Plant known faults, one at a time, and see whether the tests catch them.
+
+    python scripts/planted_faults.py --jobs 2        all of the table, which is in _planted_faults/
+    python scripts/planted_faults.py --check         do these tests pass where there is no fault?
+    python scripts/planted_faults.py --only shm-align --root ../other-checkout
+
+The checkout is not changed: each job has a copy of it, and an environment in which the packages of
+the copy come first. A fault is put into the copy, the tests that one would run after editing that
+file are run up to the first failure, and the file is put back. A test that hangs has caught the
+fault, too; all that it started is killed. The exit status is 0 only if every fault was caught that
+the table does not say to be missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Optional
+
+from _planted_faults import FAULTS, Fault
+from _planted_faults._copy import Copy, Outcome, end_all
+
+Job = tuple[str, Optional[Fault], tuple[str, ...]]
+"""A name, what to plant, and the tests to run."""
+
+
+def problem_of(fault: Fault, root: Path) -> str:
+    """Why a fault cannot be planted, or an empty string."""
+    path = root / fault.file
+    count = path.read_text(encoding="utf-8").count(fault.old) if path.is_file() else 0
+    if count == 1:
+        return ""
+    got = f"has not once but {count} times {fault.old!r}" if path.is_file() else "is not there"
+    return f"fault {fault.name} no longer applies: {fault.file} {got}"
+
+
+def run_jobs(jobs: list[Job], at_once: int, root: Path, limit_s: float) -> list[Outcome]:
+    """Do all jobs, each in a copy that it has for itself; print a line for each as it ends."""
+    folder = Path(tempfile.mkdtemp(prefix="faults-")).resolve()
+    copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def work(name: str, fault: Optional[Fault], tests: tuple[str, ...]) -> Outcome:
+        copy = copies.get()
+        try:
+            with nullcontext() if fault is None else copy.planted(fault):
+                if stopped.is_set():
+                    return Outcome(name, "error", "stopped", 0.0)
+                return copy.run_tests(name, tests, fault is not None)
+        finally:
+            copies.put(copy)
+
+    pool = ThreadPoolExecutor(at_once)
+    futures = []
+    try:
+        for number in range(min(at_once, len(jobs))):
+            copies.put(Copy(root, folder / str(number), limit_s))
+        futures = [pool.submit(work, *job) for job in jobs]
+        return [told(future.result()) for future in as_completed(futures)]
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        stopped.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        while wait(futures, 0.1).not_done:
+            end_all(folder)
+        end_all(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def told(outcome: Outcome) -> Outcome:
+    """Return an outcome that has been printed."""
+    print(
+        f"{outcome.verdict:<7} {outcome.seconds:6.1f} s  {outcome.name}  {outcome.by}", flush=True
+    )
+    return outcome
+
+
+def report(outcomes: list[Outcome], faults: list[Fault], file: Optional[Path]) -> int:
+    """Print the table, write it as JSON, and return the exit status."""
+    rows = []
+    found = {outcome.name: outcome for outcome in outcomes}
+    if all(fault.name in found for fault in faults):
+        print(f"\n{'fault':<28} {'package':<16} {'kind':<12} verdict")
+        for fault in faults:
+            outcome = found[fault.name]
+            rows.append({**fault._asdict(), **outcome._asdict()})
+            why = fault.known_missed if outcome.verdict == "MISSED" else outcome.by
+            head = f"{fault.name:<28} {fault.package:<16} {fault.kind:<12} {outcome.verdict:<7}"
+            print(f"{head} {why or fault.says}")
+    good = {"caught", "hang", "passed"}
+    known = {fault.name for fault in faults if fault.known_missed}
+    bad = [o for o in outcomes if o.verdict not in good and (o.verdict, o.name in known) != _KNOWN]
+    print(f"\n{len(outcomes)} in all, {len(bad)} not as they should be", flush=True)
+    if file is not None:
+        text = json.dumps(rows or [outcome._asdict() for outcome in outcomes], indent=1)
+        file.write_text(text + "\n", encoding="utf-8")
+    return 1 if bad else 0
+
+
+_KNOWN = ("MISSED", True)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    here = Path(__file__).resolve().parent.parent
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--list", action="store_true", help="show the table and stop")
+    parser.add_argument("--check", action="store_true", help="run the tests without any fault")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these faults")
+    parser.add_argument("--package", help="the faults of this package")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
+    parser.add_argument("--root", type=Path, default=here, help="another checkout")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
+    parser.add_argument("--limit-s", type=float, default=300.0, help="what takes longer hangs")
+    options = parser.parse_args(arguments)
+    unknown = set(options.only or ()) - {fault.name for fault in FAULTS}
+    if unknown or options.jobs < 1:
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}" if unknown else "--jobs from 1")
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    """Plant the faults; return 0 if all was caught that should be."""
+    options = parse(arguments)
+    only, package, root = options.only, options.package, options.root.resolve()
+    faults = [f for f in FAULTS if (not only or f.name in only) and package in (None, f.package)]
+    if options.list or not faults:
+        for fault in faults:
+            print(f"{fault.name:<28} {fault.kind:<12} {fault.file}\n    {fault.says}")
+        return 0 if faults else 2
+    # A shell's "&" has it ignored; and told to stop, this ends what runs on the way out.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    jobs: list[Job] = []
+    outcomes = []
+    if options.check:
+        jobs = [(" ".join(tests), None, tests) for tests in dict.fromkeys(f.tests for f in faults)]
+    else:
+        problems = [(fault, problem_of(fault, root)) for fault in faults]
+        jobs = [(fault.name, fault, fault.tests) for fault, problem in problems if not problem]
+        outcomes = [told(Outcome(f.name, "error", text, 0.0)) for f, text in problems if text]
+    outcomes += run_jobs(jobs, options.jobs, root, options.limit_s)
+    return report(outcomes, faults, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
