@@ -121,7 +121,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
     parser.add_argument("--root", type=Path, default=here, help="another checkout")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
-    parser.add_argument("--limit-s", type=float, default=300.0, help="what takes longer hangs")
+    parser.add_argument(
+        "--limit-s", type=float, default=300.0, help="a test that takes longer hangs"
+    )
     options = parser.parse_args(arguments)
     unknown = set(options.only or ()) - {fault.name for fault in FAULTS}
     if unknown or options.jobs < 1:

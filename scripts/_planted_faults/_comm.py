@@ -31,7 +31,7 @@ COMM = (
         "fabric.rank in plan.ranks[:2])",
         "fabric.rank in plan.ranks[:3])",
         "The third rank, whose out is x itself, adds what it has already overwritten.",
-        "reductions contract_local contract_shm properties",
+        "contract_local contract_shm reductions",
     ),
     _fault(
         "comm-symmetric-tail",
@@ -40,7 +40,7 @@ COMM = (
         "part = -(-nbytes // fabric.size // 64) * 64\n    start, end",
         "part = nbytes // fabric.size // 64 * 64\n    start, end",
         "The last bytes of a large symmetric array belong to no rank's part where it is uneven.",
-        "reductions contract_local contract_shm properties",
+        "contract_local contract_shm reductions",
     ),
     _fault(
         "comm-bundle-byte-order",
@@ -49,7 +49,7 @@ COMM = (
         "    np.concatenate([arrays[which].reshape(-1) for which in bundle.members], out=packed)",
         "    packed = np.concatenate([arrays[which].reshape(-1) for which in bundle.members])",
         "Small arrays of a list that are not of native byte order arrive with their bytes swapped.",
-        "reductions contract_local properties",
+        "contract_local reductions",
     ),
     _fault(
         "comm-negative-weight",
@@ -85,7 +85,7 @@ COMM = (
         "except ProcessLookupError:\n            self._gone.append(rank)\n            return\n",
         "except ProcessLookupError:\n            return\n",
         "A rank that died before the others began to watch it is never missed.",
-        "faults groups launch connect",
+        "groups faults launch",
     ),
     _fault(
         "comm-zmq-abort-passed-on",
@@ -94,7 +94,7 @@ COMM = (
         "who = number - 1 if number else peer.rank",
         "who = peer.rank",
         "Over ZeroMQ, who passes on that a group was given up is taken for who gave it up.",
-        "zmq splitting contract_zmq faults",
+        "zmq splitting contract_zmq",
     ),
     _fault(
         "comm-half-a-letter",

@@ -28,9 +28,9 @@ EXTENSIONS = (
         "ext-plateau-forgets",
         "life cycles",
         "synkhronos/extensions/train/_schedules.py",
-        'self._waited, self._resting = state["waited"], state["resting"]',
-        'self._waited, self._resting = state["waited"], 0',
-        "A plateau that goes on from a checkpoint has forgotten the rest of its cooldown.",
+        'self._rate, self._best = state["rate"], state["best"]',
+        'self._rate = state["rate"]',
+        "A plateau that goes on from a checkpoint has forgotten the best loss.",
         "train_schedules checkpoint",
     ),
     _fault(
