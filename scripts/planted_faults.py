@@ -21,7 +21,8 @@ import signal
 import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Optional
@@ -71,8 +72,9 @@ def run_jobs(jobs: list[Job], at_once: int, root: Path, limit_s: float) -> list[
             signal.signal(number, signal.SIG_IGN)
         stopped.set()
         pool.shutdown(wait=False, cancel_futures=True)
-        while wait(futures, 0.1).not_done:
+        while not all(future.done() for future in futures):
             end_all(folder)
+            time.sleep(0.05)
         end_all(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
