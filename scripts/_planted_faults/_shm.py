@@ -97,14 +97,12 @@ SHM = (
         "full limits",
     ),
     _fault(
-        "shm-exit-of-a-child",
-        "life cycles",
-        "_process.py",
-        "        for owner in list(self.owners):\n"
-        "            with contextlib.suppress(OSError):\n"
-        "                owner.remove_owned_names()\n",
-        "",
-        "What a process has made stays after its exit, as long as others of its family live.",
-        "exit",
+        "shm-lock-of-threads",
+        "refusals",
+        "_lock.py",
+        "me = (os.getpid(), threading.get_ident())",
+        "me = (os.getpid(), 0)",
+        "While a thread holds a lock, another is told that it holds it already, and does not wait.",
+        "lock",
     ),
 )
