@@ -1,4 +1,4 @@
-"""What scripts/bootstrap.sh says about machines that lack something, played with stand-ins."""
+"""What scripts/bootstrap.sh says and does on machines of all kinds, played with stand-ins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,60 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ("sh", "dirname", "cat", "cksum", "rm")
+SCRIPT = ROOT / "scripts/bootstrap.sh"
+TOOLS = ("sh", "dirname", "cat", "cksum", "rm", "grep", "tail", "sleep", "mkdir", "cp")
+SYSTEMS = {
+    "debian 11": "ID=debian\nVERSION_ID='11'\nVERSION_CODENAME=bullseye",
+    "debian 12": "ID=debian\nVERSION_ID='12'\nVERSION_CODENAME=bookworm",
+    "debian 13": "ID=debian\nVERSION_ID='13'\nVERSION_CODENAME=trixie",
+    "debian testing": "PRETTY_NAME='Debian GNU/Linux forky/sid'\nID=debian",
+    "ubuntu 22.04": "ID=ubuntu\nID_LIKE=debian\nVERSION_ID='22.04'\nVERSION_CODENAME=jammy",
+    "ubuntu 24.04": "ID=ubuntu\nID_LIKE=debian\nVERSION_ID='24.04'\nVERSION_CODENAME=noble",
+    "mint 21": "ID=linuxmint\nID_LIKE='ubuntu debian'\nVERSION_CODENAME=x\nUBUNTU_CODENAME=jammy",
+    "lmde 6": "ID=linuxmint\nID_LIKE=debian\nVERSION_CODENAME=faye\nDEBIAN_CODENAME=bookworm",
+    "fedora": "ID=fedora\nVERSION_ID=42",
+    "rocky 9": "ID=rocky\nID_LIKE='rhel centos fedora'\nVERSION_ID='9.4'",
+    "rocky 10": "ID=rocky\nID_LIKE='rhel centos fedora'\nVERSION_ID='10.0'",
+    "arch": "ID=arch",
+    "leap 15": "ID=opensuse-leap\nID_LIKE='suse opensuse'\nVERSION_ID='15.6'",
+    "tumbleweed": "ID=opensuse-tumbleweed\nID_LIKE='opensuse suse'\nVERSION_ID='20261101'",
+    "unknown": "ID=plan9",
+}
+OLD_APT = "apt update && apt install --yes g++ make python3 python3-venv python3-dev"
+NEW_APT = (
+    "apt update && apt install --yes g++ make pipx && pipx install uv"
+    " && ~/.local/bin/uv python install 3.11"
+)
+BY_PIP = (
+    "python3-pip && python3 -m pip install --user --break-system-packages uv"
+    " && ~/.local/bin/uv python install 3.11"
+)
+CURES = {
+    "debian 11": OLD_APT,
+    "debian 12": OLD_APT,
+    "debian 13": NEW_APT,
+    "debian testing": NEW_APT,
+    "ubuntu 22.04": OLD_APT,
+    "ubuntu 24.04": NEW_APT,
+    "mint 21": OLD_APT,
+    "lmde 6": OLD_APT,
+    "fedora": "dnf install --assumeyes gcc-c++ make python3.11 python3.11-devel",
+    "rocky 9": "dnf install --assumeyes gcc-c++ make python3.11 python3.11-devel",
+    "rocky 10": f"dnf install --assumeyes gcc-c++ make {BY_PIP}",
+    "arch": "pacman -S --needed --noconfirm gcc make uv && uv python install 3.11",
+    "leap 15": "zypper --non-interactive install gcc-c++ make python311 python311-devel",
+    "tumbleweed": f"zypper --non-interactive install gcc-c++ make {BY_PIP}",
+}
+# An interpreter that notes what it is asked to do, and a pip that fails if FAIL says so.
+PYTHON = """\
+echo "$*" >>"$CALLS"
+case "$1 ${2:-}" in
+    "- ") cat >/dev/null; echo "ok 3.11" ;;
+    "-c "*) echo "$REAL" ;;
+    "-m venv") mkdir -p "$4/bin" && cp "$REAL" "$4/bin/python" ;;
+    "-m pip") case "${FAIL:+$*}" in *"${ONLY:-}"?*) echo "$FAIL"; exit 3 ;; esac ;;
+    --version*) echo "Python 3.11.9" ;;
+esac"""
 
 
 @pytest.fixture
@@ -23,23 +76,43 @@ def tools(tmp_path: Path) -> Path:
         found = shutil.which(tool)
         assert found, tool
         (folder / tool).symlink_to(found)
+    add(folder, "id", "echo 0")
     return folder
 
 
-def add(folder: Path, name: str, script: str) -> None:
+@pytest.fixture
+def complete(tools: Path) -> Path:
+    """The same with a compiler and make; only Python is missing."""
+    add(tools, "g++", "true")
+    add(tools, "make", "true")
+    return tools
+
+
+def add(folder: Path, name: str, script: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
+    return path
 
 
 def python_that_answers(folder: Path, name: str, answer: str) -> None:
     add(folder, name, f"cat >/dev/null\necho '{answer}'")
 
 
-def check(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def check(
+    folder: Path, system: str = "debian 12", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    release = folder / "os-release"
+    release.write_text(SYSTEMS[system] + "\n")
     return subprocess.run(
-        ["sh", str(ROOT / "scripts/bootstrap.sh"), "--check"],
-        env={"PATH": str(folder), "HOME": str(folder), **environment},
+        ["sh", str(SCRIPT), "--check"],
+        env={
+            "PATH": str(folder),
+            "HOME": str(folder / "home"),
+            "OS_RELEASE": str(release),
+            **environment,
+        },
         capture_output=True,
         text=True,
         timeout=60,
@@ -47,72 +120,269 @@ def check(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_bare_machine_is_told_everything_at_once(tools: Path) -> None:
-    done = check(tools)
+def the_line(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 1
     assert done.stdout == ""
-    lines = done.stderr.splitlines()
-    assert len(lines) == 3
-    assert all(line.startswith("missing: ") and "apt install" in line for line in lines)
-    assert "Python 3.9, 3.10 or 3.11" in lines[0]
-    assert "g++" in lines[1]
-    assert "make" in lines[2]
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("system", CURES)
+def test_a_bare_machine_is_told_everything_in_one_line(tools: Path, system: str) -> None:
+    assert the_line(check(tools, system)) == (
+        f"missing: g++, make, Python 3.9 to 3.11. Install with: {CURES[system]}"
+    )
+
+
+def test_an_unknown_system_is_told_in_general_words(tools: Path) -> None:
+    assert the_line(check(tools, "unknown")) == (
+        "missing: g++, make, Python 3.9 to 3.11."
+        " Install with the package manager of this system: g++ make;"
+        " and then: uv python install 3.11"
+    )
+
+
+def test_a_system_without_a_description_is_told_something(tools: Path) -> None:
+    (tools / "empty").write_text("")
+    assert "missing: g++, make" in the_line(check(tools, OS_RELEASE=str(tools / "empty")))
+
+
+def test_only_what_is_missing_is_installed(complete: Path) -> None:
+    python_that_answers(complete, "python3", "version")
+    line = the_line(check(complete, "debian 12"))
+    assert line.startswith("missing: Python 3.9 to 3.11. ")
+    assert line.endswith(" apt install --yes python3 python3-venv python3-dev")
+    python_that_answers(complete, "python3", "ok 3.11")
+    (complete / "g++").unlink()
+    line = the_line(check(complete, "debian 13"))
+    assert line == "missing: g++. Install with: apt update && apt install --yes g++"
+
+
+def test_sudo_is_named_to_who_is_not_root(tools: Path) -> None:
+    add(tools, "id", "echo 1000")
+    line = the_line(check(tools, "ubuntu 24.04"))
+    assert "sudo apt update && sudo apt install --yes g++ make pipx && pipx install uv" in line
+    assert "sudo dnf install" in the_line(check(tools, "fedora"))
+
+
+def test_a_uv_that_is_there_is_used(complete: Path) -> None:
+    add(complete / "home/.local/bin", "uv", "true")
+    line = the_line(check(complete, "ubuntu 24.04"))
+    assert line.endswith(" 3.9 to 3.11. Install with: ~/.local/bin/uv python install 3.11")
+    add(complete, "uv", "true")
+    line = the_line(check(complete, "ubuntu 24.04"))
+    assert line.endswith(" 3.9 to 3.11. Install with: uv python install 3.11")
 
 
 @pytest.mark.parametrize(
-    ("answer", "cure"),
+    ("answer", "words", "cure"),
     [
-        ("venv 3.11", "apt install python3.11-venv"),
-        ("headers 3.10", "apt install python3.10-dev"),
-        ("version", "apt install python3.11 python3.11-venv python3.11-dev"),
+        ("lacks 3.11 venv", "the venv module of", "python3.11-venv"),
+        ("lacks 3.10 headers", "the C headers of", "python3.10-dev"),
+        (
+            "lacks 3.11 venv headers",
+            "the venv module and the C headers of",
+            "python3.11-venv python3.11-dev",
+        ),
     ],
 )
-def test_an_incomplete_python_is_named_with_its_cure(tools: Path, answer: str, cure: str) -> None:
-    add(tools, "g++", "true")
-    add(tools, "make", "true")
-    python_that_answers(tools, "python3", answer)
-    done = check(tools)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert cure in line
+def test_an_incomplete_python_is_named_with_its_cure(
+    complete: Path, answer: str, words: str, cure: str
+) -> None:
+    python_that_answers(complete, "python3", answer)
+    line = the_line(check(complete))
+    assert f"{words} Python {answer.split()[1]}." in line
+    assert line.endswith(f"apt install --yes {cure}")
 
 
-def test_a_shim_that_cannot_run_is_passed_over(tools: Path) -> None:
-    add(tools, "g++", "true")
-    add(tools, "make", "true")
-    add(tools, "python3.11", "echo 'command not found' >&2; exit 127")
-    python_that_answers(tools, "python3.10", "headers 3.10")
-    python_that_answers(tools, "python3.9", "ok 3.9")
-    done = check(tools)
+def test_a_shim_that_cannot_run_is_passed_over(complete: Path) -> None:
+    add(complete, "python3.11", "echo 'command not found' >&2; exit 127")
+    python_that_answers(complete, "python3.10", "lacks 3.10 headers")
+    python_that_answers(complete, "python3.9", "ok 3.9")
+    done = check(complete)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith(f"{tools}/python3.9")
+    assert done.stdout.strip().endswith(f"{complete}/python3.9")
 
 
 def test_a_second_python_of_the_same_name_further_down_path_is_found(
-    tools: Path, tmp_path: Path
+    complete: Path, tmp_path: Path
 ) -> None:
-    add(tools, "g++", "true")
-    add(tools, "make", "true")
-    add(tools, "python3.11", "exit 127")
-    later = tmp_path / "later"
+    add(complete, "python3.11", "exit 127")
+    later = tmp_path / "later * with spaces"
+    python_that_answers(later.parent, "unused", "")
     later.mkdir()
     python_that_answers(later, "python3.11", "ok 3.11")
-    done = check(tools, PATH=f"{tools}{os.pathsep}{later}")
+    done = check(complete, PATH=f"{complete}{os.pathsep}{later}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith(f"{later}/python3.11")
 
 
-def test_this_interpreter_is_good_enough(tools: Path) -> None:
-    add(tools, "g++", "true")
-    add(tools, "make", "true")
-    done = check(tools, PYTHON=sys.executable)
+@pytest.mark.parametrize(
+    ("place", "environment"),
+    [
+        (".local/bin", {}),
+        (".local/share/uv/python/cpython-3.11.14-linux-x86_64-gnu/bin", {}),
+        ("data/uv/python/cpython-3.11-linux-x86_64-gnu/bin", {"XDG_DATA_HOME": "data"}),
+        ("a b/cpython-3.11.9-linux-x86_64-gnu/bin", {"UV_PYTHON_INSTALL_DIR": "a b"}),
+    ],
+)
+def test_a_python_that_uv_installed_is_found(
+    complete: Path, place: str, environment: dict[str, str]
+) -> None:
+    home = complete / "home"
+    (home / place).mkdir(parents=True)
+    python_that_answers(home / place, "python3.11", "ok 3.11")
+    done = check(complete, **{name: str(home / path) for name, path in environment.items()})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(f"{place}/python3.11")
+
+
+def test_this_interpreter_is_good_enough(complete: Path) -> None:
+    done = check(complete, PYTHON=sys.executable)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_chosen_python_is_not_replaced_by_another(tools: Path) -> None:
-    add(tools, "g++", "true")
-    add(tools, "make", "true")
-    python_that_answers(tools, "python3.11", "ok 3.11")
-    done = check(tools, PYTHON="/nonexistent/python")
-    assert done.returncode == 1
-    assert "/nonexistent/python is not Python 3.9" in done.stderr
+def test_a_chosen_python_is_not_replaced_by_another(complete: Path) -> None:
+    python_that_answers(complete, "python3.11", "ok 3.11")
+    line = the_line(check(complete, PYTHON="/nonexistent/python"))
+    assert "Python 3.9 to 3.11 (PYTHON=/nonexistent/python is not one)" in line
+
+
+class Checkout:
+    """A checkout of little more than the script, and a machine that has all that it asks for."""
+
+    def __init__(self, root: Path, tools: Path) -> None:
+        self.root = root
+        self.tools = tools
+        self.python = add(tools, "python3.11", PYTHON)
+        self.log = tools / "calls"
+        (root / "scripts").mkdir(parents=True)
+        shutil.copy(SCRIPT, root / "scripts")
+        shutil.copy(ROOT / "pyproject.toml", root)
+        for description in ROOT.glob("packages/*/pyproject.toml"):
+            folder = root / "packages" / description.parent.name
+            folder.mkdir(parents=True)
+            shutil.copy(description, folder)
+
+    def set_up(self, root: Path | None = None, **environment: str) -> tuple[str, str, list[str]]:
+        """Its two outputs, and what Python was asked to do besides telling what it is."""
+        self.log.write_text("")
+        done = subprocess.run(
+            ["sh", "scripts/bootstrap.sh"],
+            cwd=root or self.root,
+            env={
+                "PATH": str(self.tools),
+                "HOME": "/proc",  # where nobody can write
+                "CALLS": str(self.log),
+                "REAL": str(self.python),
+                "PWD": str(root or self.root),
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode == 0) == (not done.stderr), (done.returncode, done.stderr)
+        calls = self.log.read_text().splitlines()
+        return done.stdout, done.stderr, [call for call in calls if call.startswith("-m")]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, complete: Path) -> Checkout:
+    return Checkout(tmp_path / "a checkout * with spaces, ümlauts, 日本", complete)
+
+
+def test_a_new_checkout_gets_an_environment_and_says_so(checkout: Checkout) -> None:
+    said, _, calls = checkout.set_up()
+    lines = said.splitlines()
+    assert lines[0] == "Creating .venv ..."
+    assert lines[-1] == "Ready: Python 3.11.9 in .venv"
+    assert len(lines) >= 4
+    assert calls[0] == "-m venv --clear .venv"
+    pip = [call for call in calls if call.startswith("-m pip install")]
+    assert len(pip) == 2
+    assert "--retries 1" in pip[0]
+    assert "poetry-core" in pip[0]
+    assert pip[1].count("--editable packages/") == 4
+    assert "--no-build-isolation" in pip[1]
+    assert pip[1].find("--group dev") > 0
+    assert calls[-1] == "-m synk_theano_compat --install"
+
+
+def test_a_ready_environment_is_left_alone_by_every_path(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    checkout.set_up()
+    assert checkout.set_up() == ("", "", [])
+    (tmp_path / "link").symlink_to(checkout.root)
+    assert checkout.set_up(tmp_path / "link") == ("", "", [])
+    (tmp_path / "scripts").mkdir()
+    assert checkout.set_up(CDPATH=str(tmp_path)) == ("", "", [])
+
+
+def test_another_dependency_refreshes_the_same_environment(checkout: Checkout) -> None:
+    checkout.set_up()
+    with (checkout.root / "pyproject.toml").open("a") as description:
+        description.write("# more\n")
+    _, _, calls = checkout.set_up()
+    assert [call.split()[1] for call in calls] == ["pip", "pip", "synk_theano_compat"]
+    assert checkout.set_up() == ("", "", [])
+
+
+def test_a_checkout_that_was_moved_gets_a_new_environment(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    checkout.set_up()
+    moved = checkout.root.rename(tmp_path / "moved")
+    _, _, calls = checkout.set_up(moved)
+    assert calls[0] == "-m venv --clear .venv"
+
+
+def test_an_environment_that_was_not_finished_is_made_anew(checkout: Checkout) -> None:
+    add(checkout.root / ".venv/bin", "python", PYTHON)
+    _, _, calls = checkout.set_up()
+    assert calls[0] == "-m venv --clear .venv"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "NewConnectionError(': Failed to establish a new connection: Connection refused')",
+        "NameResolutionError(': Failed to resolve: Temporary failure in name resolution')",
+        "ConnectTimeoutError(': Connection timed out. (connect timeout=15)')",
+        "ProxyError('Unable to connect to proxy', OSError('Tunnel connection failed: 403'))",
+    ],
+)
+def test_without_a_network_one_line_says_so(checkout: Checkout, told: str) -> None:
+    _, said, calls = checkout.set_up(FAIL=told)
+    (line,) = said.splitlines()
+    assert line.startswith("failed: the package index could not be reached; check the network")
+    assert len(calls) == 2  # the environment, and pip's first call
+    assert told in (checkout.root / ".venv/bootstrap.log").read_text()
+    _, said, calls = checkout.set_up()
+    assert (said, len(calls)) == ("", 3)
+
+
+def test_what_else_pip_complains_of_is_shown(checkout: Checkout) -> None:
+    _, said, _ = checkout.set_up(FAIL="ERROR: No space left on device")
+    assert said.splitlines() == [
+        "ERROR: No space left on device",
+        "failed: pip ended with status 3; all that it said is in .venv/bootstrap.log",
+    ]
+
+
+def test_a_package_that_is_built_with_other_tools_gets_them(checkout: Checkout) -> None:
+    said, _, calls = checkout.set_up(FAIL="no module named hatchling", ONLY="--no-build-isolation")
+    assert "That failed; once more, with the tools that each package asks for ..." in said
+    assert said.splitlines()[-1] == "Ready: Python 3.11.9 in .venv"
+    assert [call.count("--no-build-isolation") for call in calls] == [0, 0, 1, 0, 0]
+    assert calls[2].replace("--prefer-binary --no-build-isolation ", "") == calls[3]
+
+
+def test_nothing_is_begun_on_a_machine_that_lacks_something(checkout: Checkout) -> None:
+    (checkout.tools / "g++").unlink()
+    said, told, calls = checkout.set_up()
+    assert (said, calls) == ("", [])
+    assert told.startswith("missing: g++. Install with")
+    assert not (checkout.root / ".venv").exists()

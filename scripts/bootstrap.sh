@@ -4,18 +4,25 @@
 #   sh scripts/bootstrap.sh           check the machine, then create or refresh .venv
 #   sh scripts/bootstrap.sh --check   only check the machine; install nothing
 #
-# Everything that is missing is named before anything is started, one line each, with its cure.
-# PYTHON=/path/to/python chooses the interpreter; otherwise the first suitable one on PATH is taken.
+# Everything that is missing is named in one line, with the command that installs it on this system,
+# before anything is started. PYTHON=/path/to/python chooses the interpreter; otherwise the first
+# suitable one is taken of those on PATH, in ~/.local/bin, and of those that uv or pyenv installed.
+# OS_RELEASE=/path/to/file stands for /etc/os-release.
 set -eu
 
-cd "$(dirname "$0")/.."
+CDPATH='' cd -- "$(dirname -- "$0")/.."
+here=$(pwd -P) # the same through every symbolic link
+home=${HOME:-/nonexistent}
 venv=.venv
 stamp=$venv/.ready
+place=$venv/.place
+log=$venv/bootstrap.log
 wanted="3.11 3.10 3.9"
 packages="synk-shm synk-comm synk-theano synk-extensions"
 
-# Says "ok <version>", or what keeps this interpreter from being used: "version", "venv <version>",
-# "headers <version>". It is run, not trusted: a pyenv shim exists for versions that are not chosen.
+# Says "ok <version>", or what keeps this interpreter from being used: "version", or "lacks <version>"
+# with "venv", "headers" or both. It is run, not trusted: a pyenv shim exists for versions that are
+# not chosen.
 probe() {
     "$1" - <<'PROBE' 2>/dev/null || echo broken
 import os, sys, sysconfig
@@ -23,19 +30,19 @@ version = "%d.%d" % sys.version_info[:2]
 if not (3, 9) <= sys.version_info[:2] <= (3, 11):
     print("version")
     sys.exit()
+lacks = []
 try:
     import ensurepip, venv
 except ImportError:
-    print("venv " + version)
-    sys.exit()
+    lacks.append("venv")
 if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
-    print("headers " + version)
-    sys.exit()
-print("ok " + version)
+    lacks.append("headers")
+print(" ".join(["lacks", version] + lacks) if lacks else "ok " + version)
 PROBE
 }
 
-# Every interpreter worth a try, best first: all of PATH for each name, then what pyenv has installed.
+# Every interpreter worth a try, best first: all of PATH for each name, then what uv and pyenv have
+# installed.
 candidates() {
     if [ -n "${PYTHON:-}" ]; then
         command -v "$PYTHON" || echo "$PYTHON"
@@ -44,14 +51,18 @@ candidates() {
     for name in python3.11 python3.10 python3.9 python3 python; do
         old_ifs=$IFS
         IFS=:
-        for folder in $PATH; do
-            if [ -x "$folder/$name" ]; then echo "$folder/$name"; fi
+        set -f # a folder's name may have a star in it
+        for folder in ${PATH:-} "$home/.local/bin"; do
+            if [ -x "${folder:-.}/$name" ]; then echo "${folder:-.}/$name"; fi
         done
+        set +f
         IFS=$old_ifs
     done
-    pyenv=${PYENV_ROOT:-${HOME:-/nonexistent}/.pyenv}
+    uv_pythons=${UV_PYTHON_INSTALL_DIR:-${XDG_DATA_HOME:-$home/.local/share}/uv/python}
+    pyenv=${PYENV_ROOT:-$home/.pyenv}
     for version in $wanted; do
-        for path in "$pyenv/versions/$version".*/bin/python; do
+        for path in "$uv_pythons/cpython-$version"[.-]*/bin/"python$version" \
+            "$pyenv/versions/$version".*/bin/python; do
             if [ -x "$path" ]; then echo "$path"; fi
         done
     done
@@ -65,67 +76,220 @@ find_python() {
     old_ifs=$IFS
     IFS='
 '
+    set -f
     for path in $list; do
         IFS=$old_ifs
         answer=$(probe "$path" </dev/null)
         case $answer in
-            "ok "*) python=$path; return ;;
-            "venv "* | "headers "*) if [ -z "$almost" ]; then almost=$answer; fi ;;
+            "ok "*) python=$path; break ;;
+            "lacks "*) if [ -z "$almost" ]; then almost=${answer#lacks }; fi ;;
         esac
     done
+    set +f
     IFS=$old_ifs
 }
 
-missing=0
-say_missing() {
-    echo "missing: $1" >&2
-    missing=$((missing + 1))
+# Prints a family of systems ("apt", "dnf", "pacman", "zypper" or "other"), and whether its own
+# archive has a suitable Python ("old") or only a newer one ("new").
+# Debian 11 and 12 and Ubuntu 22.04 have one as python3, and what derives from them names them.
+system() (
+    set +u
+    file=${OS_RELEASE:-/etc/os-release}
+    if [ ! -r "$file" ]; then file=/usr/lib/os-release; fi
+    # shellcheck disable=SC1090 # the file is made to be read so
+    if [ -r "$file" ]; then . "$file"; fi
+    case " $ID $ID_LIKE " in
+        *" debian "* | *" ubuntu "*)
+            case ${UBUNTU_CODENAME:-${DEBIAN_CODENAME:-$VERSION_CODENAME}} in
+                bullseye | bookworm | jammy) echo "apt old" ;;
+                *) echo "apt new" ;;
+            esac ;;
+        *" fedora "* | *" rhel "* | *" centos "*)
+            case " $ID:$VERSION_ID" in
+                " fedora:"* | *":8"* | *":9"* | *":2023"*) echo "dnf old" ;;
+                *) echo "dnf new" ;;
+            esac ;;
+        *" arch "*) echo "pacman new" ;;
+        *suse* | *" sles "*)
+            case $VERSION_ID in
+                15*) echo "zypper old" ;;
+                *) echo "zypper new" ;;
+            esac ;;
+        *) echo "other new" ;;
+    esac
+)
+
+# Adds to a list of words that `and` joins: and LIST WORD.
+joined() {
+    if [ -n "$1" ]; then echo "$1$2$3"; else echo "$3"; fi
+}
+
+# One line: what is missing, and the command that installs all of it. Arguments: cxx make python,
+# those of them that are missing.
+tell_missing() {
+    what=     # in words
+    archive=  # packages of the system
+    then=     # commands after them
+    kind=$(system)
+    manager=${kind% *}
+    for part in "$@"; do
+        case $part in
+            cxx)
+                what=$(joined "$what" ", " g++)
+                case $manager in
+                    apt | other) archive="$archive g++" ;;
+                    pacman) archive="$archive gcc" ;;
+                    *) archive="$archive gcc-c++" ;;
+                esac ;;
+            make)
+                what=$(joined "$what" ", " make)
+                archive="$archive make" ;;
+            python) python_missing ;;
+        esac
+    done
+    sudo=
+    if [ "$(id -u 2>/dev/null || echo 0)" != 0 ]; then sudo="sudo "; fi
+    cure=
+    if [ -n "$archive" ]; then
+        case $manager in
+            apt) cure="${sudo}apt update && ${sudo}apt install --yes$archive" ;;
+            dnf) cure="${sudo}dnf install --assumeyes$archive" ;;
+            pacman) cure="${sudo}pacman -S --needed --noconfirm$archive" ;;
+            zypper) cure="${sudo}zypper --non-interactive install$archive" ;;
+        esac
+    fi
+    if [ -n "$then" ]; then cure=$(joined "$cure" " && " "$then"); fi
+    if [ "$manager" != other ]; then
+        cure="Install with: $cure"
+    elif [ -z "$archive" ]; then
+        cure="Install with: $then"
+    else
+        cure="Install with the package manager of this system:$archive${then:+; and then: $then}"
+    fi
+    echo "missing: $what. $cure" >&2
+}
+
+# What tell_missing says of Python. Where the archive has none from 3.9 to 3.11, uv brings one.
+python_missing() {
+    version=${almost%% *}
+    case $almost in
+        *" venv headers") words="the venv module and the C headers of Python $version" ;;
+        *" venv") words="the venv module of Python $version" ;;
+        *" headers") words="the C headers of Python $version" ;;
+        *) words="Python 3.9 to 3.11${PYTHON:+ (PYTHON=$PYTHON is not one)}" ;;
+    esac
+    what=$(joined "$what" ", " "$words")
+    case $kind:$almost in
+        apt*:?*)
+            case $almost in *" venv"*) archive="$archive python$version-venv" ;; esac
+            case $almost in *" headers"*) archive="$archive python$version-dev" ;; esac
+            return ;;
+        "apt old:") archive="$archive python3 python3-venv python3-dev"; return ;;
+        "dnf old:"*) archive="$archive python3.11 python3.11-devel"; return ;;
+        "zypper old:"*) archive="$archive python311 python311-devel"; return ;;
+    esac
+    if command -v uv >/dev/null; then
+        then="uv python install 3.11"
+        return
+    fi
+    # shellcheck disable=SC2088 # who runs it expands it
+    then="~/.local/bin/uv python install 3.11"
+    if [ -x "$home/.local/bin/uv" ]; then return; fi
+    case $manager in
+        apt)
+            if ! command -v pipx >/dev/null; then archive="$archive pipx"; fi
+            then="pipx install uv && $then" ;;
+        pacman) archive="$archive uv"; then="uv python install 3.11" ;;
+        dnf | zypper)
+            archive="$archive python3-pip"
+            then="python3 -m pip install --user --break-system-packages uv && $then" ;;
+        *) then="uv python install 3.11" ;;
+    esac
 }
 
 check_machine() {
-    find_python
-    if [ -z "$python" ]; then
-        case $almost in
-            "venv "*) v=${almost#venv }
-                say_missing "the venv module of Python $v; cure: apt install python$v-venv" ;;
-            "headers "*) v=${almost#headers }
-                say_missing "the C headers of Python $v; cure: apt install python$v-dev" ;;
-            *) say_missing "${PYTHON:+$PYTHON is not }Python 3.9, 3.10 or 3.11; cure: apt install python3.11 python3.11-venv python3.11-dev (or pyenv install 3.11)" ;;
-        esac
-    fi
-    if ! g++ --version >/dev/null 2>&1; then
-        say_missing "a C++ compiler (g++), which Theano calls at run time; cure: apt install g++"
-    fi
-    if ! make --version >/dev/null 2>&1; then
-        say_missing "make; cure: apt install make"
-    fi
     for package in $packages; do
         if [ ! -f "packages/$package/pyproject.toml" ]; then
-            say_missing "packages/$package; cure: check out the whole repository"
+            echo "missing: packages/$package. Check out the whole repository" >&2
+            exit 1
         fi
     done
-    if [ "$missing" -ne 0 ]; then exit 1; fi
+    set --
+    if ! g++ --version >/dev/null 2>&1; then set -- "$@" cxx; fi # Theano calls it at run time
+    if ! make --version >/dev/null 2>&1; then set -- "$@" make; fi
+    find_python
+    if [ -z "$python" ]; then set -- "$@" python; fi
+    if [ $# -ne 0 ]; then
+        tell_missing "$@"
+        exit 1
+    fi
 }
 
 # Changes when a declared dependency, this script, or the place of the checkout changes: editable
 # installs hold absolute paths.
 fingerprint() {
-    pwd
+    echo "$here"
     cat pyproject.toml packages/*/pyproject.toml scripts/bootstrap.sh | cksum
 }
 
+# While pip is silent, says every few seconds how far it is. Ends with this script, however that ends;
+# and holds nobody up who waits for the end of its output.
+report_progress() {
+    seconds=0
+    while sleep 1 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        seconds=$((seconds + 1))
+        if [ $((seconds % 10)) -ne 0 ]; then continue; fi
+        set -- "$venv"/lib/python3*/site-packages/*.dist-info
+        echo "  ... $(grep -c -e '^Collecting ' -e '^Processing ' "$log") packages looked up, $# in place"
+    done
+}
+
+# pip with its output in the log.
+try_pip() {
+    status=0
+    "$venv/bin/python" -m pip "$@" >>"$log" 2>&1 || status=$?
+    return "$status"
+}
+
+# The same; if it fails, one line says why.
+pip() {
+    if try_pip "$@"; then return; fi
+    if grep -q -i -e "establish a new connection" -e "name resolution" -e "unreachable" \
+        -e "connection refused" -e "name or service not known" -e "timed out" -e "ProxyError" \
+        -e "connection broken" "$log"; then
+        echo "failed: the package index could not be reached; check the network and the proxy, then run it again (what pip said is in $log)" >&2
+    else
+        tail -n 15 "$log" >&2
+        echo "failed: pip ended with status $status; all that it said is in $log" >&2
+    fi
+    exit 1
+}
+
 install() {
+    # Scripts in the environment hold its path, so a checkout that was moved gets a new one; and so
+    # does one whose creation was interrupted.
+    fresh=
     case $(probe "$venv/bin/python" </dev/null) in
-        "ok "*) ;;
-        *) "$python" -m venv --clear "$venv" ;;
+        "ok "*) if [ "$here" = "$(cat "$place" 2>/dev/null)" ]; then fresh=no; fi ;;
     esac
+    if [ -z "$fresh" ]; then
+        echo "Creating $venv ..."
+        # The interpreter itself and not a link to it: beside a link, Python 3.11 does not find its
+        # own library.
+        python=$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')
+        "$python" -m venv --clear "$venv"
+        echo "$here" >"$place"
+    fi
     rm -f "$stamp"
-    echo "Installing into $venv (some minutes the first time) ..."
-    PIP_DISABLE_PIP_VERSION_CHECK=1
-    PIP_REQUIRE_VIRTUALENV=
-    export PIP_DISABLE_PIP_VERSION_CHECK PIP_REQUIRE_VIRTUALENV
-    # --group needs pip 25.1, and an interpreter brings whatever pip it was released with.
-    "$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1"
+    : >"$log"
+    # Neither a question, nor an install elsewhere, whatever the user has configured.
+    PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0
+    export PIP_DISABLE_PIP_VERSION_CHECK PIP_NO_INPUT PIP_REQUIRE_VIRTUALENV PIP_USER
+    # What pip builds with is installed once, and not for each package that it builds. --group needs
+    # pip 25.1, and an interpreter brings whatever pip it was released with.
+    # The first to need the network, so it also tells soon that there is none.
+    echo "Getting pip and what it builds packages with ..."
+    pip install --retries 1 --timeout 15 "pip>=25.1" "poetry-core>=2.0" setuptools wheel
     editable=
     for package in $packages; do
         case $package in
@@ -134,11 +298,31 @@ install() {
         esac
         editable="$editable --editable packages/$package$extras"
     done
-    # One call for all, so that the members satisfy each other and one resolution holds for all.
+    echo "Installing the four packages, what they need, and the tools (some minutes the first time) ..."
+    report_progress &
+    reporter=$!
+    trap 'kill $reporter 2>/dev/null || true' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    # One call for all, so that the members satisfy each other and one resolution holds for all. Its
+    # bounds exclude nothing that NumPy 1.23 allows; they spare pip the download of what it excludes.
+    # Compiling all of it takes longer than the rest, and most of it is never imported.
     # shellcheck disable=SC2086 # the words of $editable are separate arguments
-    "$venv/bin/python" -m pip install --quiet $editable --group dev
+    set -- --no-compile $editable --group dev "scipy<1.16" "scikit-learn<1.8" "matplotlib<3.11"
+    # Where a package has no wheel for this machine, it may want to be built with other tools.
+    if ! try_pip install --prefer-binary --no-build-isolation "$@"; then
+        echo "That failed; once more, with the tools that each package asks for ..."
+        pip install "$@"
+    fi
+    echo "Compiling what every test imports ..."
+    for package in "$venv"/lib/python3*/site-packages; do
+        (
+            cd "$package" && "$here/$venv/bin/python" -m compileall -q -j 0 -x '/tests?/' \
+                theano numpy scipy lasagne _pytest hypothesis
+        ) >>"$here/$log" 2>&1 || true # what cannot be compiled is not imported either
+    done
     # A wheel brings the import hook for Theano along; an editable install has to be told.
-    "$venv/bin/python" -m synk_theano_compat --install
+    "$venv/bin/python" -m synk_theano_compat --install >>"$log"
     fingerprint >"$stamp"
     echo "Ready: $("$venv/bin/python" --version) in $venv"
 }
