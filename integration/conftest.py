@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import os
 import re
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Iterator
 
-import psutil
 import pytest
 
 # Modules of the tests' own, whose names begin with "_", are imported by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from _wheels import build, make_environment
+
+from synk_testing import descendants, hard_limit, is_there
+from synk_testing.processes import described, kill
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_MEMORY = Path("/dev/shm")
@@ -49,8 +49,7 @@ def _of_strangers(names: set[str]) -> set[str]:
     A program's processes hold the lock file of its family for as long as they live; a segment
     with a name that was given tells no family, but the processes that have mapped it do.
     """
-    me = psutil.Process()
-    ours = {me.pid, *(child.pid for child in me.children(recursive=True))}
+    ours = {os.getpid(), *descendants(os.getpid())}
     families, mapped = set(), set()
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) in ours:
@@ -69,43 +68,26 @@ def _family(path: str) -> str:
     return match.group(1) if match else ""
 
 
-def _children() -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process().children(recursive=True)
-        # multiprocessing's own helper stays for the life of the process that used it
-        if child.status() != psutil.STATUS_ZOMBIE
-        and "resource_tracker" not in " ".join(child.cmdline())
-    ]
+def _children() -> dict[int, str]:
+    """All that this process has started and that holds anything, with their command lines."""
+    found = described(pid for pid in descendants(os.getpid()) if is_there(pid))
+    # multiprocessing's own helper stays for the life of the process that used it
+    return {pid: line for pid, line in found.items() if "resource_tracker" not in line}
 
 
-@pytest.fixture(autouse=True)
-def no_endless_wait(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """End the whole run, with all stacks, when one test takes longer than LIMIT_S."""
-
-    def end_it() -> None:
-        with capfd.disabled():
-            faulthandler.dump_traceback(file=sys.__stderr__)
-        for child in psutil.Process().children(recursive=True):
-            child.kill()
-        os._exit(70)
-
-    timer = threading.Timer(LIMIT_S, end_it)
-    timer.daemon = True
-    timer.start()
-    yield
-    timer.cancel()
+# A test fails that takes longer; if it does not even listen to that, the whole run ends.
+no_endless_wait = hard_limit(LIMIT_S, last_resort=True)
 
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """Fail the test that leaves a child process or a shared memory segment behind."""
     segments_before = _segments()
-    children_before = {child.pid for child in _children()}
+    children_before = _children()
     yield
     deadline = time.monotonic() + GRACE_S
     while True:
-        children = [child for child in _children() if child.pid not in children_before]
+        children = {pid: line for pid, line in _children().items() if pid not in children_before}
         segments = _segments() - segments_before
         segments -= _of_strangers(segments) if segments else set()
         if not children and not segments:
@@ -113,8 +95,7 @@ def nothing_left() -> Iterator[None]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
-    for child in children:
-        child.kill()
+    kill(children)
     pytest.fail(f"left behind: processes {children}, segments {sorted(segments)}")
 
 

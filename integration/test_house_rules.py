@@ -112,6 +112,15 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in names if name and (ROOT / name).is_file()]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names is new in 3.10")
+def test_the_helper_of_the_tests_needs_nothing_and_is_needed_by_nothing_released() -> None:
+    top = ROOT / "dev/synk-testing/src/synk_testing"
+    found = {name for path in top.glob("*.py") for _, name in imports(tree(path))}
+    assert found - {"pytest"} <= {*sys.stdlib_module_names, "__future__"}
+    released = {name for _, path in files() for _, name in imports(tree(path))}
+    assert "synk_testing" not in released
+
+
 def test_every_package_is_here() -> None:
     assert [path.name for path in PACKAGES] == [
         "synk-comm",

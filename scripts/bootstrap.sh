@@ -229,7 +229,7 @@ check_machine() {
 # installs hold absolute paths.
 fingerprint() {
     echo "$here"
-    cat pyproject.toml packages/*/pyproject.toml scripts/bootstrap.sh | cksum
+    cat pyproject.toml packages/*/pyproject.toml dev/*/pyproject.toml scripts/bootstrap.sh | cksum
 }
 
 # While pip is silent, says every few seconds how far it is. Ends with this script, however that ends;
@@ -298,17 +298,17 @@ install() {
         esac
         editable="$editable --editable packages/$package$extras"
     done
+    editable="$editable --editable dev/synk-testing" # what the tests start programs with
     echo "Installing the four packages, what they need, and the tools (some minutes the first time) ..."
     report_progress &
     reporter=$!
     trap 'kill $reporter 2>/dev/null || true' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
-    # One call for all, so that the members satisfy each other and one resolution holds for all. Its
-    # bounds exclude nothing that NumPy 1.23 allows; they spare pip the download of what it excludes.
+    # One call for all, so that the members satisfy each other and one resolution holds for all.
     # Compiling all of it takes longer than the rest, and most of it is never imported.
     # shellcheck disable=SC2086 # the words of $editable are separate arguments
-    set -- --no-compile $editable --group dev "scipy<1.16" "scikit-learn<1.8" "matplotlib<3.11"
+    set -- --no-compile $editable --group dev
     # Where a package has no wheel for this machine, it may want to be built with other tools.
     if ! try_pip install --prefer-binary --no-build-isolation "$@"; then
         echo "That failed; once more, with the tools that each package asks for ..."

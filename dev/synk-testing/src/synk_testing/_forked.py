@@ -43,11 +43,11 @@ def serve(line: socket.socket) -> dict[str, Any] | None:
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     running: dict[int, int] = {}
     while True:
-        ready = select.select([line, reading], [], [])[0]
+        ready = select.select([line.fileno(), reading], [], [])[0]
         if reading in ready:
             os.read(reading, 4096)
             tell_ended(running)
-        if line not in ready:
+        if line.fileno() not in ready:
             continue
         received = receive(line)
         if received is None:
@@ -101,12 +101,12 @@ def settle(kept: set[int], fds: list[int]) -> None:
         if signal.getsignal(number) is not None:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     os.setsid()
     os.write(fds[3], os.getpid().to_bytes(8, "little"))  # not before it leads its session
-    for number, fd in enumerate(fds[:3]):
-        os.dup2(fd, number)
+    for stream, fd in enumerate(fds[:3]):
+        os.dup2(fd, stream)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in kept:
             try:
@@ -117,11 +117,14 @@ def settle(kept: set[int], fds: list[int]) -> None:
 
 def become(order: dict[str, Any]) -> None:
     """Be the program: what is process-wide, then its code."""
-    unbuffered = sys.stdout.write_through
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stdout.reconfigure(write_through=unbuffered)
+    system: Any = sys
+    how = {"write_through": system.stdout.write_through}
+    system.stdin = system.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    system.stdout = system.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
+    system.stdout.reconfigure(**how)
+    system.stderr = system.__stderr__ = os.fdopen(
+        2, "w", 1, errors="backslashreplace", closefd=False
+    )
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["folder"])
@@ -129,7 +132,7 @@ def become(order: dict[str, Any]) -> None:
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
     if "tempfile" in sys.modules:
-        sys.modules["tempfile"].tempdir = None  # it depends on the variables
+        setattr(sys.modules["tempfile"], "tempdir", None)  # noqa: B010 - it depends on the variables
     path = order["file"]
     sys.argv = [path or "-c", *order["arguments"]]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)) if path else "")

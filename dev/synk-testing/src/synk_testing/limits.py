@@ -29,8 +29,7 @@ def hard_limit(limit_s: float, slow_s: Optional[float] = None, last_resort: bool
 
     @pytest.fixture(autouse=True)
     def limit(request: Any) -> Iterator[None]:
-        is_slow = slow_s is not None and request.node.get_closest_marker("slow")
-        seconds = slow_s if is_slow else limit_s
+        seconds = (request.node.get_closest_marker("slow") and slow_s) or limit_s
 
         def late(_number: int, _frame: Any) -> None:
             tell_stacks()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from . import _forked
-from .program import LIMIT_S, Done, Program, Source, _default_signals, _is_readable
+from .program import LIMIT_S, Done, Program, Source, _closed, _default_signals, _is_readable
 
 AT_IMPORT = ("PYTHON", "THEANO", "OMP_", "MKL_", "OPENBLAS", "BLIS_", "LD_", "MALLOC_", "CUDA")
 """Beginnings of the variables that programs read once, when they begin or import."""
@@ -126,7 +126,7 @@ class Forked:
         self.returncode: Optional[int] = None
         word = self._word(LIMIT_S)
         if word is None:
-            self._line = os.close(line) or -1
+            self._line = _closed(line)
             printed.seek(0)
             raise AssertionError(f"the zygote forks nothing:\n{printed.read().decode()}")
         self.pid = word
@@ -146,7 +146,7 @@ class Forked:
         if self.returncode is None:
             self.returncode = self._word(seconds)
             if self.returncode is not None:
-                self._line = os.close(self._line) or -1
+                self._line = _closed(self._line)
         return self.returncode
 
     def _word(self, seconds: float) -> Optional[int]:
@@ -157,8 +157,7 @@ class Forked:
         return int.from_bytes(text, "little", signed=True) if text else None
 
     def __del__(self) -> None:
-        if self._line >= 0:
-            os.close(self._line)
+        _closed(self._line)
 
 
 def _at_import(env: Mapping[str, str]) -> Dict[str, str]:
