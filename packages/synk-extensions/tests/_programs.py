@@ -6,9 +6,9 @@ SYNK_TEST_DEVICES names Theano devices, with commas: cuda0,cuda1 or opencl0:0,op
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+import synk_testing
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 DEVICES = [name for name in os.environ.get("SYNK_TEST_DEVICES", "").split(",") if name]
@@ -36,16 +36,8 @@ def on_one_device():
 
 def start(*command, folder=EXAMPLES, **environment):
     """Run Python in a folder; return (exit status, standard output, error output)."""
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    words = list(map(str, command))
+    return synk_testing.run(words, folder=folder, environment=environment, limit_s=LIMIT_S)
 
 
 def run(*command, folder=EXAMPLES, **environment):

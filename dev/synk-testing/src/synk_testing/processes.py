@@ -8,7 +8,7 @@ import signal
 import time
 from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
 
-MARK = "SYNK_TESTING_PROGRAM"
+MARK = "PROGRAM_UNDER_TEST"
 """Variable of the environment that all processes of a program inherit."""
 
 

@@ -29,7 +29,8 @@ _LOOK_EVERY_S = 0.05
 _DEFAULT = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that a shell's ``&``, or nohup, have processes ignore."""
 
-Source = Union[str, Path]
+Source = Union[str, Path, Sequence[str]]
+"""Code, the path of a file, or words for the interpreter such as ``["-m", "this"]``."""
 
 
 class Done(NamedTuple):
@@ -47,7 +48,7 @@ class Program:
     has started; and nothing may be left of a program that has ended.
 
     Args:
-        source: code, or the path of a file.
+        source: code, the path of a file, or words for the interpreter: ``["-m", "this"]``.
         arguments: its ``sys.argv[1:]``.
         options: of the interpreter.
         prefix: of the command, such as ``("unshare", "-m")``.
@@ -82,15 +83,11 @@ class Program:
         streams = (theirs_in, theirs_out, self._err.fileno())
         words = list(map(str, arguments))
         try:
-            if zygote is not None and not prefix and zygote.fits(options, env):
+            if zygote is not None and not prefix and zygote.fits(source, options, env):
                 self._process: Any = zygote.fork(source, words, env, folder, streams)
             else:
-                is_file = isinstance(source, Path)
-                code = [str(source)] if is_file else ["-c", str(source)]
-                how = ["-X", "faulthandler", *options]
-                self._process = _start(
-                    [*prefix, sys.executable, *how, *code, *words], env, folder, streams
-                )
+                command = [*prefix, sys.executable, "-X", "faulthandler", *options]
+                self._process = _start([*command, *_named(source), *words], env, folder, streams)
         except BaseException:
             for fd in (self._in, self._out):
                 os.close(fd)
@@ -302,6 +299,12 @@ def run(source: Source, *arguments: object, line: Optional[object] = None, **how
     """Run a program to its end; `how` is as of `Program`. Nothing of it may be left then."""
     with Program(source, *arguments, **how) as program:
         return program.finish(line)
+
+
+def _named(source: Source) -> List[str]:
+    if isinstance(source, str):
+        return ["-c", source]
+    return [str(source)] if isinstance(source, Path) else list(source)
 
 
 def _start(command: List[str], env: Dict[str, str], folder: Any, streams: Sequence[int]) -> Any:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 from . import _forked
 from .program import LIMIT_S, Done, Program, Source, _closed, _default_signals, _is_readable
@@ -62,13 +62,14 @@ class Zygote:
         with self.start(source, *arguments, **how) as program:
             return program.finish(line)
 
-    def fits(self, options: Sequence[str], env: Mapping[str, str]) -> bool:
+    def fits(self, source: Source, options: Sequence[str], env: Mapping[str, str]) -> bool:
         """Whether a program can be forked that would be started with these."""
-        return list(options) == self._options and _at_import(env) == self._at_import
+        is_code = isinstance(source, (str, Path))
+        return is_code and list(options) == self._options and _at_import(env) == self._at_import
 
     def fork(
         self,
-        source: Source,
+        source: Union[str, Path],
         arguments: List[str],
         env: Dict[str, str],
         folder: Any,
