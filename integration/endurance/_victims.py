@@ -6,20 +6,16 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, Optional
 
-import psutil
+from synk_testing import Program, children, descriptors
+from synk_testing.processes import kill
 
 SHARED_MEMORY = Path("/dev/shm")
 VICTIM = Path(__file__).resolve().with_name("_victim.py")
-ABORT_S = 10.0
 STATES = (
     "starting",
     "computing",
@@ -39,54 +35,30 @@ class Trouble(Exception):
     """A trial went otherwise than it should."""
 
 
-class Program:
+class Victim(Program):
     """The victim, or the victim's master: one process, for one trial after the other."""
 
-    def __init__(self, folder: Path, log: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.temporary = folder / "tmp"
         self.flights = folder / "flight"
         self.temporary.mkdir(exist_ok=True)
+        self.descriptors: Optional[int] = None
         # Nothing is compiled but what Theano itself needs, once.
         flags = f"mode=FAST_COMPILE,base_compiledir={folder / 'theano'}"
-        self._log = open(log, "wb")  # noqa: SIM115 - closed by end()
-        self.process = subprocess.Popen(
-            [sys.executable, str(VICTIM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env={
-                **os.environ,
+        super().__init__(
+            VICTIM,
+            environment={
                 "SYNKHRONOS_USE_GPU": "0",
                 "SYNKHRONOS_FLIGHT_DIR": str(self.flights),
                 "THEANO_FLAGS": flags,
                 "TMPDIR": str(self.temporary),
             },
         )
-        self._buffer = b""
-        self.descriptors: Optional[int] = None
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def order(self, job: dict[str, Any]) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(job).encode() + b"\n")
-        self.process.stdin.flush()
 
     def event(self, until: float) -> Optional[dict[str, Any]]:
         """The next thing it tells; None if there is none until this moment, or ever."""
-        assert self.process.stdout is not None
-        fd = self.process.stdout.fileno()
-        while b"\n" not in self._buffer:
-            left = until - time.monotonic()
-            chunk = os.read(fd, 65536) if select.select([fd], [], [], max(left, 0))[0] else b""
-            if not chunk:
-                return None
-            self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        told: dict[str, Any] = json.loads(line)
-        return told
+        line = self.line_or_end() if self.has_said(until - time.monotonic()) else None
+        return None if line is None else json.loads(line)
 
     def await_event(self, name: str, until: float) -> dict[str, Any]:
         """The next event of this name.
@@ -105,11 +77,8 @@ class Program:
 
     def family(self) -> Optional[str]:
         """The name that all its shared memory has in common, once it has some."""
-        for fd in (Path("/proc") / str(self.pid) / "fd").iterdir():
-            try:
-                found = re.search(r"/synk\.(?:\d+\.)?([0-9a-f]{8})\.lock$", os.readlink(fd))
-            except OSError:  # closed meanwhile
-                continue
+        for target in descriptors(self.pid).values():
+            found = re.search(r"/synk\.(?:\d+\.)?([0-9a-f]{8})\.lock$", target)
             if found:
                 return found.group(1)
         return None
@@ -119,23 +88,12 @@ class Program:
         files = sorted(self.flights.glob("*.json"))
         return json.loads(files[-1].read_text(encoding="utf-8")) if files else None
 
-    def abort(self) -> None:
-        """Have it tell its stacks, into the log, and end it with all it has started."""
-        self.process.send_signal(signal.SIGABRT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(ABORT_S)
-        self.end()
-
-    def end(self) -> None:
+    def close(self) -> None:
         """End it, and whatever it has left."""
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self._log):
-            if stream is not None:
-                stream.close()
-        for process in psutil.Process().children(recursive=True):
-            process.kill()
+        self.kill_all()
+        super().close()
         while reaped():
+            kill(children())
             time.sleep(0.01)
 
 
@@ -174,12 +132,4 @@ def taken_away(folder: Path) -> list[str]:
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
     for entry in folder.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    return found
-
-
-def children() -> set[int]:
-    """Process ids of this process's children."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        found.update(int(pid) for pid in (task / "children").read_text().split())
     return found

@@ -31,10 +31,12 @@ from typing import Any, Optional
 
 import _results
 import numpy as np
-import psutil
-from _victims import STATES, Program, Trouble, children, lock_files, reaped, segments, taken_away
+from _victims import STATES, Trouble, Victim, lock_files, reaped, segments, taken_away
 from rich.console import Console
 from rich.table import Table
+
+from synk_testing import children, descendants
+from synk_testing.processes import described
 
 LEAKS = ("processes", "segments", "descriptors", "files")
 START_LIMIT_S = 120.0
@@ -54,9 +56,9 @@ class Trials:
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder = folder
         self._rng = random.Random(seed)
-        self._program: Optional[Program] = None
+        self._program: Optional[Victim] = None
         self._start_s = 5.0
-        self.log = folder / "stderr.txt"
+        self.printed = ""
 
     def run(self, number: int) -> dict[str, Any]:
         """One trial: what was killed and when, how long it took, and what was left."""
@@ -74,7 +76,7 @@ class Trials:
         moment = rng.random()
         trial = {"trial": number, **job, "killed": killed, "victim": victim}
         if self._program is None:
-            self._program = Program(self._folder, self.log)
+            self._program = Victim(self._folder)
         program = self._program
         try:
             if killed == "worker":
@@ -85,13 +87,14 @@ class Trials:
                 self._kill_master(program, job, moment, trial)
         except Trouble as trouble:
             trial["trouble"] = str(trouble)
-            program.abort()
+            self.printed = program.abort()
+            program.close()
             self._program = None
         return trial
 
-    def _begin(self, program: Program, job: dict[str, Any], event: str) -> dict[str, Any]:
+    def _begin(self, program: Victim, job: dict[str, Any], event: str) -> dict[str, Any]:
         began = time.monotonic()
-        program.order(job)
+        program.tell(**job)
         told = program.await_event("starting", began + START_LIMIT_S)
         if event != "starting":
             told = program.await_event("started", began + START_LIMIT_S)
@@ -106,7 +109,7 @@ class Trials:
         time.sleep(moment * (1.2 * self._start_s if job["state"] == "starting" else 0.6))
 
     def _kill_worker(
-        self, program: Program, job: dict[str, Any], victim: int, moment: float, trial: dict
+        self, program: Victim, job: dict[str, Any], victim: int, moment: float, trial: dict
     ) -> None:
         told = self._begin(program, job, "started" if job["state"] == "starting" else "at work")
         family = program.family()
@@ -149,7 +152,7 @@ class Trials:
             raise Trouble(f"no flight record of it: {record and record['error']}")
 
     def _kill_master(
-        self, program: Program, job: dict[str, Any], moment: float, trial: dict
+        self, program: Victim, job: dict[str, Any], moment: float, trial: dict
     ) -> None:
         starting = job["state"] == "starting"
         told = self._begin(program, job, "starting" if starting else "at work")
@@ -157,8 +160,7 @@ class Trials:
         family = program.family()
         workers = set(told.get("workers", {}).values())
         killed_at = time.monotonic()
-        program.process.kill()
-        program.process.wait()
+        program.kill()
         # The orphans are children of this process now.
         while True:
             left = reaped()
@@ -167,7 +169,7 @@ class Trials:
             if not left:
                 break
             if time.monotonic() > killed_at + HANG_S:
-                raise Trouble(f"left behind: {psutil.Process().children(recursive=True)}")
+                raise Trouble(f"left behind: {described(descendants(os.getpid()))}")
             time.sleep(0.002)
         trial["seconds"] = time.monotonic() - killed_at
         trial["left"] = {
@@ -177,11 +179,11 @@ class Trials:
             "files": taken_away(program.temporary),
         }
         trial["lock_files"] = lock_files(family)
-        program.end()
+        program.close()
 
     def end(self) -> None:
         if self._program is not None:
-            self._program.end()
+            self._program.close()
 
 
 def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
@@ -256,7 +258,7 @@ def main() -> int:
                 if number % 50 == 49:
                     print(f"{number + 1} trials", flush=True)
                 if "trouble" in trial:
-                    print(trials.log.read_text(encoding="utf-8")[-20000:], flush=True)
+                    print(trials.printed, flush=True)
         finally:
             trials.end()
             told = summary(done)

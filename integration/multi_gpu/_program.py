@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 import time
-import uuid
-from pathlib import Path
 from typing import Any
 
-MARK = "SYNK_DEVICE_PROGRAM"
+from synk_testing import run
 
 # What the programs of `failures/` begin with.
 PREAMBLE = """
@@ -77,71 +72,14 @@ def run_program(
         AssertionError: it took too long, or left processes behind.
     """
     began = time.monotonic()
-    # By its name all that it has started is found again, in whatever session.
-    mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        [sys.executable, "-c", preamble + textwrap.dedent(code)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={
-            **os.environ,
-            "SYNK_FORK": json.dumps(device_set.fork_arguments),
-            "SYNK_RANKS": str(device_set.ranks),
-            MARK: mark,
-            **variables,
-        },
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        _kill_all(mark)
-        out, err = process.communicate()
-        raise AssertionError(
-            f"not done after {timeout_s} s\n{Ended(-9, out, err, timeout_s)}"
-        ) from None
-    finally:
-        left = _wait_until_alone(mark)
-    ended = Ended(process.returncode, out, err, time.monotonic() - began)
-    assert not left, f"left processes behind: {left}\n{ended}"
-    return ended
-
-
-def _members(mark: str) -> dict[int, str]:
-    """The living processes of a program, with their command lines."""
-    entry = f"{MARK}={mark}".encode()
-    members = {}
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if entry in environ.read_bytes().split(b"\0"):
-                line = environ.with_name("cmdline").read_bytes()
-                members[int(environ.parent.name)] = line.replace(b"\0", b" ").decode(
-                    errors="replace"
-                )
-        except OSError:
-            continue  # ended meanwhile, or another user's
-    return members
-
-
-def _kill_all(mark: str) -> None:
-    for pid in _members(mark):
-        try:
-            os.kill(pid, 9)
-        except ProcessLookupError:
-            pass
-
-
-def _wait_until_alone(mark: str, grace_s: float = 10.0) -> dict[int, str]:
-    """Wait for all of a program to end; what has not is killed, and returned."""
-    deadline = time.monotonic() + grace_s
-    while True:
-        left = _members(mark)
-        if not left or time.monotonic() > deadline:
-            _kill_all(mark)
-            return left
-        time.sleep(0.05)
+    environment = {
+        "SYNK_FORK": json.dumps(device_set.fork_arguments),
+        "SYNK_RANKS": str(device_set.ranks),
+        **variables,
+    }
+    source = preamble + textwrap.dedent(code)
+    done = run(source, environment=environment, limit_s=timeout_s)
+    return Ended(*done, time.monotonic() - began)
 
 
 def ended_well(ended: Ended) -> Any:

@@ -16,17 +16,16 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _program import MARK, _kill_all, _members
 from _sets import NOISE_MIB, memory_used
+
+from synk_testing import Program
 
 LIMIT_S = 30.0
 
@@ -67,30 +66,22 @@ def shared_memory() -> set[str]:
 def trial(devices: list[str], killed: str, wait_s: float) -> dict[str, Any]:
     """One program, from start to end."""
     told: dict[str, Any] = {"killed": killed}
-    before, segments, mark = memory_used(), shared_memory(), uuid.uuid4().hex
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, json.dumps(devices)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, MARK: mark},
-    )
-    try:
-        assert process.stdout is not None
-        workers = json.loads(process.stdout.readline())["workers"]
+    before, segments = memory_used(), shared_memory()
+    with Program(PROGRAM, json.dumps(devices)) as program:
+        workers = program.answer()["workers"]
         time.sleep(wait_s)
         told["memory_mib"] = [now - then for now, then in zip(memory_used(), before)]
         at = time.monotonic()
-        os.kill(workers[-1] if killed == "worker" else process.pid, signal.SIGKILL)
-        line = process.stdout.readline() if killed == "worker" else ""
+        os.kill(workers[-1] if killed == "worker" else program.pid, signal.SIGKILL)
+        line = program.line_or_end(LIMIT_S) if killed == "worker" else None
         if line:
             told.update(json.loads(line))
             told["raised_s"] = told.pop("caught") - at
-        process.wait(LIMIT_S)
-        while _members(mark) and time.monotonic() < at + LIMIT_S:
+        program.wait(LIMIT_S)
+        while program.members() and time.monotonic() < at + LIMIT_S:
             time.sleep(0.01)
         told["processes_gone_s"] = time.monotonic() - at
-        told["processes_left"] = len(_members(mark))
+        told["processes_left"] = len(program.members())
         while time.monotonic() < at + LIMIT_S:
             after = memory_used()
             if all(now <= then + NOISE_MIB for now, then in zip(after, before)):
@@ -101,9 +92,7 @@ def trial(devices: list[str], killed: str, wait_s: float) -> dict[str, Any]:
         # Without content, and swept by the next program that starts.
         told["locks_left"] = len([name for name in left if name.endswith(".lock")])
         told["segments_left"] = sorted(name for name in left if not name.endswith(".lock"))
-    finally:
-        _kill_all(mark)
-        process.wait()
+        program.kill_all()
     return told
 
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
-import signal
 import subprocess
-import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from synk_testing import Program, Zygote, hard_limit
+
 pytest_plugins = ["synk_shm.testing"]
 
 TIMEOUT_S = 60  # for what a program does
 LIMIT_S = 180  # for a test, however it hangs
 SLOW_LIMIT_S = 900
+WARNINGS = ("-W", "error")
 
 PRELUDE = """
 import gc, multiprocessing as mp, os, pickle, signal, sys, threading, time
@@ -39,19 +40,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(autouse=True)
-def _limit(request):
-    """Every test ends: if need be by a failure at the very place where it waits."""
-    limit_s = SLOW_LIMIT_S if request.node.get_closest_marker("slow") else LIMIT_S
-
-    def late(number, frame):
-        pytest.fail(f"the test took longer than {limit_s} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+_limit = hard_limit(LIMIT_S, SLOW_LIMIT_S)
 
 
 @pytest.fixture(autouse=True)
@@ -91,114 +80,52 @@ def left():
 
 
 class Script:
-    """Fresh interpreters that run a file each, with every warning an error.
+    """Programs that run a file each, with every warning an error.
 
     Each has a session of its own: at the end no process of it may be left.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, zygote: Zygote) -> None:
         self._folder = folder
-        self._started: list[subprocess.Popen[str]] = []
+        self._zygote = zygote
+        self._started: list[Program] = []
 
-    def start(self, code: str, *arguments: Any, prefix: tuple[str, ...] = ()) -> Any:
+    def start(self, code: str, *arguments: Any, prefix: tuple[str, ...] = ()) -> Program:
         path = self._folder / f"script{len(self._started)}.py"
         path.write_text(textwrap.dedent(code))
-        process = subprocess.Popen(
-            [*prefix, sys.executable, "-W", "error", str(path), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._started.append(process)
-        return process
+        how = {"options": WARNINGS, "prefix": prefix, "limit_s": TIMEOUT_S, "grace_s": TIMEOUT_S}
+        # What it says on standard error is compared.
+        program = Program(path, *arguments, zygote=self._zygote, stacks=False, **how)
+        self._started.append(program)
+        return program
 
     def run(self, code: str, *arguments: Any, prefix: tuple[str, ...] = ()) -> str:
         """Run to the end; the exit code must be 0 and stderr empty. Returns stdout."""
         return self.finish(self.start(code, *arguments, prefix=prefix))
 
-    def finish(self, process: subprocess.Popen[str], input_: str | None = None) -> str:
-        try:
-            out, err = process.communicate(input_, timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            err = process.communicate(timeout=TIMEOUT_S)[1]
-            raise AssertionError(f"not finished after {TIMEOUT_S} s, and it said:\n{err}") from None
-        if process.returncode or err:
-            raise AssertionError(f"exit code {process.returncode}, and it said:\n{err}")
+    def finish(self, process: Program, line: str | None = None) -> str:
+        """Let it read this line and no more; else as `run`."""
+        status, out, err = process.finish(line)
+        if status or err:
+            raise AssertionError(f"exit code {status}, and it said:\n{err}")
         return out.strip()
 
-    def line(self, process: subprocess.Popen[str]) -> str:
-        """The next line that it prints. If none comes in time it is killed, and this fails."""
-        timer = threading.Timer(TIMEOUT_S, os.killpg, [process.pid, signal.SIGKILL])
-        timer.start()
-        text = process.stdout.readline()
-        timer.cancel()
-        timer.join()
-        if not text:
-            raise AssertionError(f"it said nothing more: {process.communicate(timeout=10)[1]}")
-        return text.strip()
-
-    def go_on(self, process: subprocess.Popen[str]) -> None:
-        """Give it a line to read."""
-        process.stdin.write("\n")
-        process.stdin.flush()
-
-    def kill(self, process: subprocess.Popen[str]) -> None:
-        process.kill()
-        process.wait(TIMEOUT_S)
-
-    def kill_group(self, process: subprocess.Popen[str]) -> None:
-        """Kill it and all its children at one stroke."""
-        os.killpg(process.pid, signal.SIGKILL)
-        self.wait_for_all(process)
-
-    def wait_for_all(self, process: subprocess.Popen[str]) -> None:
-        """Wait until it and all its children have ended."""
-        process.wait(TIMEOUT_S)
-        assert not self._wait({process.pid}), "a process is left"
-
-    def _wait(self, sessions: set[int]) -> list[int]:
-        deadline = time.monotonic() + TIMEOUT_S
-        while (left := members(sessions)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return left
-
     def end(self) -> None:
-        left = self._wait({made.pid for made in self._started if made.poll() is not None})
-        for pid in members({process.pid for process in self._started}):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        for process in self._started:
-            process.wait(TIMEOUT_S)
-            for stream in (process.stdin, process.stdout, process.stderr):
-                stream.close()
-        assert not left, f"programs that had ended left processes: {left}"
+        with contextlib.ExitStack() as stack:  # all, though one may fail
+            for program in self._started:
+                stack.callback(program.close)
 
 
-def members(sessions: set[int]) -> list[int]:
-    """The living processes of these sessions."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                status = Path("/proc", entry, "stat").read_text()
-                threads = os.listdir(f"/proc/{entry}/task")
-            except OSError:  # ended since
-                continue
-            state, _, _, session = status.rpartition(")")[2].split()[:4]
-            # While a thread is left the process holds its files and locks.
-            if int(session) in sessions and (state not in "ZX" or len(threads) > 1):
-                found.append(int(entry))
-    return found
+@pytest.fixture(scope="session")
+def zygote():
+    """A process that has imported NumPy and this package, and has no shared array."""
+    with Zygote("import numpy, synk_shm", WARNINGS) as made:
+        yield made
 
 
 @pytest.fixture
-def script(tmp_path: Path):
-    made = Script(tmp_path)
+def script(tmp_path: Path, zygote):
+    made = Script(tmp_path, zygote)
     yield made
     made.end()
 

@@ -270,8 +270,8 @@ def test_attach_what_was_swept_or_whose_owner_is_dead(script):
             """,
             backend,
         )
-        address = pickle.loads(bytes.fromhex(script.line(owner)))
-        script.kill(owner)
+        address = pickle.loads(bytes.fromhex(owner.line()))
+        owner.kill()
         shm.cleanup()
         with pytest.raises(FileNotFoundError):
             address.attach()

@@ -75,7 +75,7 @@ def test_example(script, name, method):
     """It succeeds, is silent on stderr, prints what is documented, and leaves no process."""
     process = script.start(EXAMPLES[name], "--start-method", method)
     printed = script.finish(process)
-    script.wait_for_all(process)
+    process.wait_alone()
     assert mask(printed) == mask(PRINTED[name][0])
 
 
@@ -105,8 +105,8 @@ def test_the_weights_are_compared(script):
     code = EXAMPLES["readonly_model.py"].replace("attach(readonly=True)", "attach()")
     assert code != EXAMPLES["readonly_model.py"]
     process = script.start(code)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
+    status, _, said = process.finish()
+    assert status == 1
     assert "AssertionError" in said
 
 
@@ -126,8 +126,8 @@ def test_ring_whose_consumer_is_killed(script, method):
     paths = mapped(process.pid)
     name = next(path for path in paths if "/synk." in path).rpartition("/")[2]
     wait_until(lambda: shm.attach("/" + name)["header"]["sent"] > 10)
-    script.kill(process)
-    script.wait_for_all(process)
+    process.kill()
+    process.wait_alone()
     assert [path for path in paths if Path(path).exists()] == []
     assert name not in [info.name for info in shm.list()]
 
@@ -149,9 +149,9 @@ def test_two_programs_of_the_readme(script, given):
     one, another = re.findall(r">>> (.*)", session)
     start = "import synk_shm as shm\n"
     owner = script.start(f"{start}{one}\nprint('made', flush=True)\ninput()\nprint(a.tolist())\n")
-    assert script.line(owner) == "made"
+    assert owner.line() == "made"
     script.run(start + another)
-    assert script.finish(owner, "\n") == "[[0.0, 0.0, 0.0], [7.0, 7.0, 7.0]]"
+    assert script.finish(owner, "") == "[[0.0, 0.0, 0.0], [7.0, 7.0, 7.0]]"
 
 
 def test_the_guide_has_all_its_programs_here():
@@ -180,6 +180,6 @@ def test_two_programs_of_the_guide(script, given):
     name = given("prices")
     one, another = (AFTER[title].replace("prices", name) for title in BY_NAME)
     owner = script.start(one + "\nprint('made', flush=True)\ninput()\n")
-    assert script.line(owner) == "made"
+    assert owner.line() == "made"
     assert script.run(another).splitlines() == promised(another) != []
-    script.finish(owner, "\n")
+    script.finish(owner, "")

@@ -98,16 +98,16 @@ def test_handlers_that_end_it_otherwise(script, given, left, order, act, code, w
     name = given("atexit")
     limit = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); "
     process = script.start(at_exit(order, limit + act), name)
-    _, said = process.communicate(timeout=60)
+    status, _, said = process.finish()
     if code is not None:
-        assert process.returncode == code
+        assert status == code
     if word:
         assert said.count("Traceback") == 1
         assert word in said
     elif code is not None:  # SystemExit in a handler is told by some versions of Python
         assert said == ""
     assert "synk" not in said.replace("synk-shm/tests", "")
-    script.wait_for_all(process)
+    process.wait_alone()
     if code is None or (code >= 0 and "_exit(5)" not in act):
         assert not left(name)
     script.run("import synk_shm; synk_shm.ones(1)")
@@ -207,10 +207,10 @@ def test_threads_make_and_drop_while_others_fork(script, left):
         assert [info.name for info in shm.list() if info.mine] == [shm.segment(kept).name]
         print(shm.segment(kept).family)
         """,
-        script.line(stranger),
+        stranger.line(),
     )
     assert not left(out)
-    script.finish(stranger, "\n")
+    script.finish(stranger, "")
 
 
 @METHODS
@@ -285,11 +285,11 @@ def test_a_child_outlives_its_killed_parent(script, given, left, tmp_path, metho
         name,
         tmp_path / "parent has ended",
     )
-    family = script.line(parent)
+    family = parent.line()
     parent.wait(60)  # with all its threads: until then the kernel keeps its locks
     (tmp_path / "parent has ended").touch()
-    assert script.line(parent) == "3.0 10.0 12.0"
-    script.wait_for_all(parent)
+    assert parent.line() == "3.0 10.0 12.0"
+    parent.wait_alone()
     assert not left(family, name)
 
 
@@ -357,8 +357,7 @@ def test_unrelated_programs_leave_each_other_alone(script, given, left):
     words = [given("x") for _ in range(8)]
     others = [script.start(code, w, "die" if i % 2 else "") for i, w in enumerate(words)]
     for i, other in enumerate(others):
-        assert other.communicate(timeout=60) == ("", "")
-        assert other.returncode == (-9 if i % 2 else 0)
+        assert other.finish() == (-9 if i % 2 else 0, "", "")
         shm.cleanup()
         assert not left(words[i])
     assert shm.handle(a).attach(readonly=True).sum() == 3

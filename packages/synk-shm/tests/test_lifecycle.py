@@ -39,9 +39,9 @@ def gone(name: str) -> bool:
 
 def test_exit_of_the_owner_unlinks(script):
     owner = script.start(MAKE)
-    address = pickle.loads(bytes.fromhex(script.line(owner)))
+    address = pickle.loads(bytes.fromhex(owner.line()))
     assert address.name in names()
-    script.finish(owner, "\n")
+    script.finish(owner, "")
     assert gone(address.name)
     with pytest.raises(FileNotFoundError):
         address.attach()
@@ -52,10 +52,10 @@ def test_exception_and_sys_exit_of_the_owner_unlink(script, given, end, code):
     name = given("left")
     start = "import sys, synk_shm\na = synk_shm.ones(3, name=sys.argv[1])\n"
     owner = script.start(start + "print(1, flush=True)\nsys.stdin.readline()\n" + end, name)
-    script.line(owner)
+    owner.line()
     assert name in names()
-    _, said = owner.communicate("\n", timeout=60)
-    assert owner.returncode == code
+    status, _, said = owner.finish("")
+    assert status == code
     assert said.count("Traceback") == (code == 1)
     assert gone(name)
 
@@ -64,27 +64,27 @@ def test_last_array_of_the_owner_unlinks_at_once(script):
     a = shm.ones(100)
     address = shm.handle(a)
     other = script.start(ATTACH, pickle.dumps(address).hex())
-    assert script.line(other) == "100.0"
+    assert other.line() == "100.0"
     del a
     assert gone(address.name)
-    assert script.finish(other, "\n") == "100.0"  # what is mapped stays
+    assert script.finish(other, "") == "100.0"  # what is mapped stays
 
 
 def test_exit_of_an_attacher_changes_nothing(script):
     a = shm.ones(100)
     other = script.start(ATTACH, pickle.dumps(shm.handle(a)).hex())
-    assert script.finish(other, "\n") == "100.0\n100.0"
+    assert script.finish(other, "") == "100.0\n100.0"
     other = script.start(ATTACH, pickle.dumps(shm.handle(a)).hex())
-    script.line(other)
-    script.kill(other)
+    other.line()
+    other.kill()
     assert shm.handle(a).name in names()
     assert shm.attach(shm.handle(a)).sum() == 100
 
 
 def test_next_process_removes_what_a_killed_owner_left(script):
     owner = script.start(MAKE)
-    name = pickle.loads(bytes.fromhex(script.line(owner))).name
-    script.kill(owner)
+    name = pickle.loads(bytes.fromhex(owner.line())).name
+    owner.kill()
     found = [info for info in shm.list() if info.name == name]
     assert not any(info.alive for info in found)  # another program may have swept it
     script.run("import synk_shm; synk_shm.ones(1)")
@@ -93,21 +93,21 @@ def test_next_process_removes_what_a_killed_owner_left(script):
 
 def test_cleanup_removes_what_a_killed_owner_left(script):
     alive, dead = script.start(MAKE), script.start(MAKE)
-    kept, lost = (pickle.loads(bytes.fromhex(script.line(p))).name for p in (alive, dead))
-    script.kill(dead)
+    kept, lost = (pickle.loads(bytes.fromhex(p.line())).name for p in (alive, dead))
+    dead.kill()
     assert kept not in shm.cleanup()
     assert kept in names()
     assert gone(lost)
-    script.finish(alive, "\n")
+    script.finish(alive, "")
 
 
 def test_given_names_of_a_killed_owner_are_removed_too(script, given):
     name = given("given")
     code = "import synk_shm, sys; a = synk_shm.ones(3, name=sys.argv[1]); print(1, flush=True)"
     owner = script.start(code + "; sys.stdin.readline()", name)
-    script.line(owner)
+    owner.line()
     assert name in names()
-    script.kill(owner)
+    owner.kill()
     shm.cleanup()
     assert gone(name)
 
@@ -115,14 +115,14 @@ def test_given_names_of_a_killed_owner_are_removed_too(script, given):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_last_attacher_removes_what_a_killed_owner_left(script, left, workers):
     owner = script.start(MAKE)
-    address = script.line(owner)
+    address = owner.line()
     others = [script.start(ATTACH, address) for _ in range(workers)]
-    assert {script.line(other) for other in others} == {"15.0"}
-    script.kill(owner)
+    assert {other.line() for other in others} == {"15.0"}
+    owner.kill()
     name = pickle.loads(bytes.fromhex(address)).name
     for other in others:
         assert name in names()  # a reader keeps the family alive
-        assert script.finish(other, "\n") == "15.0"
+        assert script.finish(other, "") == "15.0"
     assert gone(name)
     family = name.split(".")[1]
     assert not left(family)
@@ -130,7 +130,7 @@ def test_last_attacher_removes_what_a_killed_owner_left(script, left, workers):
 
 def test_attacher_that_lets_go_removes_what_a_killed_owner_left(script):
     owner = script.start(MAKE)
-    address = script.line(owner)
+    address = owner.line()
     other = script.start(
         """
         import sys, pickle, synk_shm as shm
@@ -143,13 +143,13 @@ def test_attacher_that_lets_go_removes_what_a_killed_owner_left(script):
         """,
         address,
     )
-    script.line(other)
-    script.kill(owner)
-    script.go_on(other)
+    other.line()
+    owner.kill()
+    other.send()
     name = pickle.loads(bytes.fromhex(address)).name
-    assert name not in script.line(other)
+    assert name not in other.line()
     assert gone(name)
-    script.finish(other, "\n")
+    script.finish(other, "")
 
 
 def test_fork_without_exec(script):
@@ -210,21 +210,21 @@ def test_killed_parent_with_a_living_fork(script, given):
         """,
         name,
     )
-    assert script.line(process) == "False 3.0"
+    assert process.line() == "False 3.0"
     assert name in names()
     assert f"/synk.u.{name}" not in shm.cleanup()  # the child still belongs to the family
-    script.go_on(process)
-    script.wait_for_all(process)
+    process.send()
+    process.wait_alone()
     assert gone(name)
 
 
 def test_memfd_leaves_nothing_in_any_case(script):
     owner = script.start(MAKE.replace("reshape(2, 3)", "reshape(2, 3), backend='memfd'"))
-    address = pickle.loads(bytes.fromhex(script.line(owner)))
+    address = pickle.loads(bytes.fromhex(owner.line()))
     seen = address.attach()
     family = shm.segment(seen).family
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"synk.{family}")]
-    script.kill(owner)
+    owner.kill()
     assert seen.sum() == 15
     shm.close(seen)
     del seen

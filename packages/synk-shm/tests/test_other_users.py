@@ -65,15 +65,13 @@ sys.stdin.readline()
         trap,
         pickle.dumps(shm.handle(mine)).hex(),
     )
-    assert script.line(other) == (
-        "ShmExistsError ShmPermissionError ShmPermissionError False False"
-    )
+    assert other.line() == ("ShmExistsError ShmPermissionError ShmPermissionError False False")
     with pytest.raises(PermissionError, match="owner_uid"):
         shm.attach(trap)
     with pytest.raises(FileExistsError):
         shm.ones(3, name=trap)
     assert shm.attach(trap, owner_uid=NOBODY).sum() == 27
-    script.kill(other)
+    other.kill()
     path = f"/dev/shm/synk.u.{trap}"
     assert trap not in str(shm.cleanup())  # it is for its own user to remove
     assert os.stat(path).st_uid == NOBODY
@@ -94,8 +92,8 @@ print(os.getuid(), flush=True)
 sys.stdin.readline()
 """
     daemon = script.start(BECOME_NOBODY + code, *names)
-    assert script.line(daemon) == str(NOBODY)
-    script.kill(daemon)
+    assert daemon.line() == str(NOBODY)
+    daemon.kill()
     shm.cleanup()
     script.run(BECOME_NOBODY + "become_nobody()\nshm.cleanup()")
     assert [path for path in paths if os.path.exists(path)] == []

@@ -200,12 +200,11 @@ def test_exit_does_not_wait_for_a_fork(script, tmp_path):
         """,
         told,
     )
-    process.stdin.flush()
     assert process.wait(30) == 0
-    assert (process.stdout.read(), process.stderr.read()) == ("", "")
+    assert (process.line_or_end(), process.err) == (None, "")
     assert not told.exists()
-    script.go_on(process)
-    script.wait_for_all(process)
+    process.send()
+    process.wait_alone()
     assert told.read_text() == "True 4.0"
 
 
@@ -236,10 +235,10 @@ def test_nothing_stays_of_a_killed_group(script, given, left, method):
         method,
         given("group"),
     )
-    families = set(script.line(leader).split())
+    families = set(leader.line().split())
     assert len(families) == 1
     family = families.pop()
-    script.kill_group(leader)
+    leader.kill_group()
     assert [name for name in os.listdir("/dev/shm") if family in name]
     assert script.run("import synk_shm; synk_shm.ones(1)") == ""
     assert not left(family)
@@ -317,11 +316,11 @@ def test_signals_end_a_process_as_ever(script, kind):
         """,
         kind,
     )
-    name = script.line(owner)
-    _, said = owner.communicate(timeout=60)
+    name = owner.line()
+    status, _, said = owner.finish()
     if kind == "SIGINT":
-        assert (owner.returncode, said) == (1, "3.0\n")
+        assert (status, said) == (1, "3.0\n")
     else:
-        assert (owner.returncode, said) == (-getattr(signal, kind), "")
+        assert (status, said) == (-getattr(signal, kind), "")
         shm.cleanup()
     assert name not in [info.name for info in shm.list()]

@@ -82,10 +82,10 @@ def test_attached_processes_see_growth(script, own_name):
         """,
         own_name,
     )
-    assert script.line(other) == "1"
+    assert other.line() == "1"
     a = shm.resize(a, 100)
     a[...] = 2
-    out = script.finish(other, "\n").splitlines()
+    out = script.finish(other, "").splitlines()
     assert out[0] == "(100, 2) 400.0 True"
     assert "only the process that made" in out[1]
 

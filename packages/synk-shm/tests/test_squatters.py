@@ -165,7 +165,7 @@ def test_a_lease_on_a_lock_file_holds_up_nobody(script):
         """,
         path,
     )
-    assert script.line(holder) == "held"
+    assert holder.line() == "held"
     began = time.monotonic()
     script.run(
         """
@@ -178,8 +178,7 @@ def test_a_lease_on_a_lock_file_holds_up_nobody(script):
     with open("/proc/sys/fs/lease-break-time") as file:
         assert time.monotonic() - began < float(file.read()) - 10
     assert os.path.exists(path)  # nobody can tell that it is left over
-    holder.stdin.write("\n")
-    holder.stdin.flush()
+    holder.send()
     holder.wait(30)
     assert not os.path.exists(path)
 

@@ -128,7 +128,8 @@ def become(order: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["folder"])
-    faulthandler.enable(2)
+    if order["stacks"]:
+        faulthandler.enable(2)
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
     if "tempfile" in sys.modules:

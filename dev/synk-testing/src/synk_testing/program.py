@@ -25,7 +25,6 @@ GRACE_S = 10.0
 """From a program's end until all that it has started is gone."""
 
 _STACKS_S = 5.0
-_LOOK_EVERY_S = 0.05
 _DEFAULT = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that a shell's ``&``, or nohup, have processes ignore."""
 
@@ -57,6 +56,7 @@ class Program:
         zygote: to fork it from, if it does not change what is decided there.
         limit_s: for whatever it is asked for, unless another limit is given.
         grace_s: from its end until all is gone that it has started.
+        stacks: whether it writes its stacks when it hangs, and then also if it dies of a fault.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Program:
         zygote: Any = None,
         limit_s: float = LIMIT_S,
         grace_s: float = GRACE_S,
+        stacks: bool = True,
     ) -> None:
         self.limit_s = limit_s
         self.grace_s = grace_s
@@ -84,10 +85,11 @@ class Program:
         words = list(map(str, arguments))
         try:
             if zygote is not None and not prefix and zygote.fits(source, options, env):
-                self._process: Any = zygote.fork(source, words, env, folder, streams)
+                self._process: Any = zygote.fork(source, words, env, folder, streams, stacks)
             else:
-                command = [*prefix, sys.executable, "-X", "faulthandler", *options]
-                self._process = _start([*command, *_named(source), *words], env, folder, streams)
+                how = ["-X", "faulthandler", *options] if stacks else options
+                command = [*prefix, sys.executable, *how, *_named(source), *words]
+                self._process = _start(command, env, folder, streams)
         except BaseException:
             for fd in (self._in, self._out):
                 os.close(fd)
@@ -210,6 +212,15 @@ class Program:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(self.grace_s)
 
+    def abort(self) -> str:
+        """Have it write its stacks, if it still runs, and kill all; return what was printed."""
+        if self.status is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.send_signal(signal.SIGABRT)
+                self._process.wait(_STACKS_S)
+        self.kill_all()
+        return self.printed()
+
     def members(self) -> List[int]:
         """Return its processes that hold anything."""
         below = processes.descendants(self.pid) if self._process.poll() is None else []
@@ -267,14 +278,10 @@ class Program:
         seconds = self.limit_s if limit_s is None else limit_s
         deadline = time.monotonic() + seconds
         while b"\n" not in self._said:
-            has_ended = self.status is not None  # before a look: what it has written is there
-            if _is_readable(self._out, 0.0 if has_ended else _LOOK_EVERY_S):
-                if not self._take():
-                    break
-            elif has_ended:
-                break
-            elif time.monotonic() > deadline:
+            if not _is_readable(self._out, deadline - time.monotonic()):
                 self._fail(f"it has said nothing for {seconds} s")
+            if not self._take():
+                break  # those that it has started, and that might say something, have ended, too
         if not self._said:
             return None
         line, _, self._said = self._said.partition(b"\n")
@@ -286,13 +293,7 @@ class Program:
         return bool(chunk)
 
     def _fail(self, what: str) -> None:
-        """Kill it and fail, with what it has printed, and with its stacks if it still runs."""
-        if self.status is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.send_signal(signal.SIGABRT)
-                self._process.wait(_STACKS_S)
-        self.kill_all()
-        raise AssertionError(f"{what}\n{self.printed()}")
+        raise AssertionError(f"{what}\n{self.abort()}")
 
 
 def run(source: Source, *arguments: object, line: Optional[object] = None, **how: Any) -> Done:

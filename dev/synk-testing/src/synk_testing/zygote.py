@@ -74,6 +74,7 @@ class Zygote:
         env: Dict[str, str],
         folder: Any,
         streams: Sequence[int],
+        stacks: bool,
     ) -> "Forked":
         """Fork a program; for `Program`."""
         status, theirs = os.pipe()
@@ -84,6 +85,7 @@ class Zygote:
             "arguments": arguments,
             "env": env,
             "folder": str(folder or os.getcwd()),
+            "stacks": stacks,
         }
         try:
             text = json.dumps(order).encode()
