@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, Optional
 
 import pytest
 
+import synk_testing
 import synk_theano_compat
+from synk_testing import Program
 
 SITE = Path(synk_theano_compat.__file__).parent.parent
 TIMEOUT_S = 400
@@ -19,20 +21,16 @@ TIMEOUT_S = 400
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def environment(changes: Optional[dict[str, str]] = None) -> dict[str, str]:
-    """Return the environment without what a user may have set, and with ``changes``."""
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("THEANO", "SYNK_THEANO_COMPAT", "PYTHON"))
-    }
-    return {**clean, "THEANORC": os.devnull, **(changes or {})}
+def environment(changes: Optional[dict[str, str]] = None) -> dict[str, Optional[str]]:
+    """Return ``changes``, and None for what a user may have set."""
+    prefixes = ("THEANO", "SYNK_THEANO_COMPAT", "PYTHON")
+    without = {name: None for name in os.environ if name.startswith(prefixes)}
+    return {**without, "THEANORC": os.devnull, **(changes or {})}
 
 
-def command(code: str, options: tuple[str, ...] = ()) -> list[str]:
-    """Return a command that reads the .pth as site-packages are read, then runs ``code``."""
-    start = f"import site; site.addsitedir({str(SITE)!r})\n"
-    return [sys.executable, *options, "-c", start + code]
+def at_site(code: str) -> str:
+    """Return code that reads the .pth as site-packages are read, then does as ``code``."""
+    return f"import site; site.addsitedir({str(SITE)!r})\n{code}"
 
 
 @pytest.fixture
@@ -53,41 +51,24 @@ def run() -> Run:
             changes["SYNK_THEANO_COMPAT_SKIP"] = skip
         if flags:
             changes["THEANO_FLAGS"] = flags
-        done = subprocess.run(
-            command(code, options),
-            env=environment(changes),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        assert (done.returncode != 0) == fails, f"{done.stdout}\n{done.stderr}"
-        return done
+        how = {"environment": environment(changes), "limit_s": TIMEOUT_S}
+        done = synk_testing.run(at_site(code), options=options, **how)
+        assert (done.status != 0) == fails, f"{done.out}\n{done.err}"
+        return subprocess.CompletedProcess([code], *done)
 
     return run_code
 
 
 @pytest.fixture
-def spawn() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Start code in a fresh process, with pipes; whatever still runs at the end is killed."""
-    started: list[subprocess.Popen[str]] = []
+def spawn() -> Iterator[Callable[..., Program]]:
+    """Start code in a fresh process; whatever still runs at the end is killed."""
+    with contextlib.ExitStack() as started:
 
-    def spawn_code(
-        code: str, *, env: Optional[dict[str, str]] = None, flags: str = ""
-    ) -> subprocess.Popen[str]:
-        changes = {**(env or {}), **({"THEANO_FLAGS": flags} if flags else {})}
-        process = subprocess.Popen(
-            command(code),
-            env=environment(changes),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
+        def spawn_code(
+            code: str, *, env: Optional[dict[str, str]] = None, flags: str = ""
+        ) -> Program:
+            changes = {**(env or {}), **({"THEANO_FLAGS": flags} if flags else {})}
+            how = {"environment": environment(changes), "limit_s": TIMEOUT_S}
+            return started.enter_context(Program(at_site(code), **how))
 
-    yield spawn_code
-    for process in started:
-        process.kill()
-        process.communicate(timeout=TIMEOUT_S)
+        yield spawn_code

@@ -119,7 +119,7 @@ def test_damaged_folder_is_made_anew(cache: Path, tmp_path: Path, damage: str):
 def test_many_processes_make_one_folder(cache: Path, spawn):
     code = f"from synk_theano_compat import _blas\nprint(_blas.choose({COMPILER!r}).ldflags)"
     started = [spawn(code, env={"XDG_CACHE_HOME": str(cache.parent)}) for _ in range(6)]
-    answers = {process.communicate(timeout=240)[0] for process in started}
+    answers = {process.finish().out for process in started}
     assert len(answers) == 1
     assert f"-L{cache}" in answers.pop()
     assert len(list(cache.iterdir())) == 1

@@ -96,8 +96,9 @@ def test_another_library_of_that_path_is_linked_anew(run, library, tmp_path):
 def test_processes_at_once(spawn, library, tmp_path):
     cache = tmp_path / "cache"
     processes = [spawn(code(library, cache, LEND)) for _ in range(6)]
-    said = {process.communicate(timeout=120)[0] for process in processes}
-    assert [process.returncode for process in processes] == [0] * 6
+    done = [process.finish() for process in processes]
+    assert [status for status, _, _ in done] == [0] * 6
+    said = {out for _, out, _ in done}
     assert len(said) == 1
     assert len(list((cache / "synk-theano").iterdir())) == 1
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-TIMEOUT_S = 240
-
 BUILD = """
 import sys, pickle
 sys.setrecursionlimit(20000)
@@ -57,13 +55,13 @@ def test_workers_compile_nothing_and_take_no_lock(spawn, tmp_path: Path):
     path = str(tmp_path / "function.pkl")
     flags = f"base_compiledir={tmp_path / 'cache'},gcc.cxxflags=-O0"
     warm = spawn("import theano", flags=flags)  # Theano's own modules, built at import
-    assert warm.wait(TIMEOUT_S) == 0
+    assert warm.end() == 0
     workers = [spawn(WORKER.format(path=path), flags=flags) for _ in range(3)]
     for worker in workers:
-        assert worker.stdout.readline() == "ready\n"
+        assert worker.line() == "ready"
     # everything else is compiled while the workers are there already
-    assert spawn(MASTER.format(path=path), flags=flags).wait(TIMEOUT_S) == 0
-    answers = [worker.communicate("go\n", timeout=TIMEOUT_S)[0].split() for worker in workers]
+    assert spawn(MASTER.format(path=path), flags=flags).end() == 0
+    answers = [worker.finish("go").out.split() for worker in workers]
     assert [answer[:2] for answer in answers] == [["0", "0"]] * 3
     assert len({answer[2] for answer in answers}) == 1
 
@@ -133,7 +131,7 @@ print(max(waits))
 def test_lock_is_polled_fast_and_quietly(run, spawn, tmp_path: Path):
     flags = f"base_compiledir={tmp_path},cxx="
     holder = spawn(HOLD.format(seconds=4), flags=flags)
-    assert holder.stdout.readline() == "held\n"
+    assert holder.line() == "held"
     done = run(WAIT, flags=flags)
     assert float(done.stdout) <= 0.04
     assert "Waiting" not in done.stderr
