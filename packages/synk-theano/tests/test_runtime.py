@@ -121,16 +121,15 @@ with Runtime(2) as runtime:
     assert (status, out.strip()) == (0, "float32"), err
 
 
-def test_a_deep_network_is_distributed():
+def test_a_deep_network_is_distributed(pair):
     x = T.matrix("x")
     w = theano.shared(np.eye(3), name="w")
     y = x
     for _ in range(60):
         y = T.tanh(y.dot(w))
-    with Runtime(2) as runtime:
-        f = runtime.function([x], y.mean(), updates=[(w, w - 0.1 * T.grad(y.mean(), w))])
-        value = np.random.RandomState(0).randn(4, 3)
-        assert np.isfinite(f(value))
+    f = pair.function([x], y.mean(), updates=[(w, w - 0.1 * T.grad(y.mean(), w))])
+    value = np.random.RandomState(0).randn(4, 3)
+    assert np.isfinite(f(value))
 
 
 def test_memory_that_arrays_free_is_kept_for_the_next_ones(pair):
