@@ -108,6 +108,6 @@ build: setup
 
 ## clean: remove environments, caches and everything that was built
 clean:
-	rm -rf .venv .venv-build dist build docs/_build htmlcov .coverage .coverage.* coverage.xml
+	rm -rf .venv .venv-build .venv-newer dist build docs/_build htmlcov .coverage .coverage.* coverage.xml
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find packages integration examples scripts .github -name __pycache__ -type d -prune -exec rm -rf {} +

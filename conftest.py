@@ -21,8 +21,9 @@ os.environ.setdefault("SYNKHRONOS_USE_GPU", "0")
 # that it writes is its own affair, and compiling takes longer than the tests. What is ours around
 # that code has tests that are marked "c_code"; all others run so too, if all is asked for. What is
 # compiled is so without optimisation, into a cache of this checkout's own, which all suites share.
+ALL = os.environ.get("SYNK_TESTS") == "all"
 FLAGS = [
-    *([] if os.environ.get("SYNK_TESTS") == "all" else ["linker=py", "DebugMode.check_c=False"]),
+    *([] if ALL else ["linker=py", "DebugMode.check_c=False"]),
     *("gcc.cxxflags=-O0", "optimizer_excluding=fusion"),
     f"base_compiledir={ROOT / 'build' / 'theano'}",
 ]
@@ -56,6 +57,15 @@ def _report(**event: Any) -> None:
     if REPORT:
         with open(REPORT, "a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave what is marked "nightly" to nightly runs, unless it is asked for by name."""
+    if ALL or any("::" in argument for argument in config.args):
+        return
+    left = [item for item in items if item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

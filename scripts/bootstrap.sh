@@ -13,7 +13,10 @@ set -eu
 CDPATH='' cd -- "$(dirname -- "$0")/.."
 here=$(pwd -P) # the same through every symbolic link
 home=${HOME:-/nonexistent}
+uv_pythons=${UV_PYTHON_INSTALL_DIR:-${XDG_DATA_HOME:-$home/.local/share}/uv/python}
+pyenv=${PYENV_ROOT:-$home/.pyenv}
 venv=.venv
+newer=.venv-newer
 stamp=$venv/.ready
 place=$venv/.place
 log=$venv/bootstrap.log
@@ -58,8 +61,6 @@ candidates() {
         set +f
         IFS=$old_ifs
     done
-    uv_pythons=${UV_PYTHON_INSTALL_DIR:-${XDG_DATA_HOME:-$home/.local/share}/uv/python}
-    pyenv=${PYENV_ROOT:-$home/.pyenv}
     for version in $wanted; do
         for path in "$uv_pythons/cpython-$version"[.-]*/bin/"python$version" \
             "$pyenv/versions/$version".*/bin/python; do
@@ -323,8 +324,36 @@ install() {
     done
     # A wheel brings the import hook for Theano along; an editable install has to be told.
     "$venv/bin/python" -m synk_theano_compat --install >>"$log"
+    install_newer
     fingerprint >"$stamp"
     echo "Ready: $("$venv/bin/python" --version) in $venv"
+}
+
+# The packages that do without Theano are also tested on the newest Python that there is. Where there
+# is none, or it cannot be had, this is left out.
+install_newer() {
+    rm -rf "$newer"
+    for version in 3.14 3.13 3.12; do
+        for path in $(command -v "python$version" || true) \
+            "$uv_pythons/cpython-$version"[.-]*/bin/"python$version" \
+            "$pyenv/versions/$version".*/bin/python; do
+            this="import sys, venv; print('%d.%d' % sys.version_info[:2])"
+            if [ "$("$path" -c "$this" 2>/dev/null </dev/null)" != "$version" ]; then continue; fi
+            echo "Creating $newer, with Python $version, to test synk-shm and synk-comm on ..."
+            path=$("$path" -c 'import os, sys; print(os.path.realpath(sys.executable))')
+            if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
+                try_pip --python "$newer/bin/python" install poetry-core numpy posix_ipc pyzmq \
+                    pytest hypothesis psutil &&
+                try_pip --python "$newer/bin/python" install --no-deps --no-build-isolation \
+                    --editable packages/synk-shm --editable packages/synk-comm \
+                    --editable dev/synk-testing; then
+                return
+            fi
+            echo "That failed, and is left out; what pip said is in $log"
+            rm -rf "$newer"
+            return
+        done
+    done
 }
 
 case ${1:-} in
