@@ -179,3 +179,26 @@ def test_a_root_that_is_none_is_refused(comms, root, error):
 
     in_threads(comms, refused)
     assert in_threads(comms, lambda comm: comm.reduce(np.ones(2), "sum", 1))[1].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_the_shortcut_names_where_results_go(monkeypatch, shape):
+    """NumPy 2.5 deprecates that by position for np.minimum and np.maximum."""
+
+    def strict(first, second, **keywords):
+        return np.maximum(first, second, **keywords)
+
+    monkeypatch.setattr("synk_comm._backends._shortcuts.ufunc_of", lambda op: strict)
+    with create_group(2, "shm") as group:
+        waiting = local_group(2)
+        pair = in_threads(waiting, lambda seat: join(group.ticket(seat.rank), timeout_s=20))
+
+    def reduce(comm):
+        with comm:
+            x, out = np.full(shape, float(comm.rank)), np.empty(shape)
+            for _ in range(3):  # from the second on by the shortcut
+                comm.all_reduce(x, "max", out=out)
+            return out.tolist(), comm.all_reduce(x, "max").tolist()
+
+    expected = np.ones(shape).tolist()
+    assert in_threads(pair, reduce) == [(expected, expected)] * 2

@@ -269,8 +269,9 @@ def _add(op: ReduceOp, rank: int, views: list[Views], kind: Kind) -> Finish:
             if out is None and not scalar:
                 total = ufunc(first, second, order="C")
             else:
-                total = ufunc(first, second, np.empty(shape, dtype) if out is None else out)
-            return total if divide is None else divide(total, 2.0, total)
+                # By name: NumPy 2.5 deprecates it by position for the largest and smallest.
+                total = ufunc(first, second, out=np.empty(shape, dtype) if out is None else out)
+            return total if divide is None else divide(total, 2.0, out=total)
         except (FloatingPointError, RuntimeWarning):
             # The caller's settings ask for that. The result is completed all the same.
             if out is not None:
