@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from synk_comm import PeerDeclined, create_group, join, local_group
@@ -247,7 +247,7 @@ def perform(step, comm):  # noqa: C901 - one branch for each kind
     elif kind == "reduce_scatter":
         xs: Any = [laid_out(step, x) for x in dealt(step, rank, size)]
         if not step.uneven and step.shapes[0]:
-            xs = np.concatenate(xs)
+            xs = np.concatenate(xs, dtype=step.dtype)  # by itself it makes native byte order
         return [
             comm.reduce_scatter(
                 xs, step.op, weight=weight, out=place(step, dealt(step, rank, size)[rank])
@@ -410,7 +410,25 @@ def fingerprint(results):
     ]
 
 
+FOREIGN = Step(
+    kind="reduce_scatter",
+    dtype=">f4",
+    shapes=((3,),),
+    op="sum",
+    root=0,
+    weights=None,
+    quiet=(False, False),
+    listed=False,
+    uneven=False,
+    out=0,
+    layout=0,
+    seed=1,
+    times=3,
+)
+
+
 @settings(quick, max_examples=EXAMPLES)
+@example((2, [FOREIGN, FOREIGN._replace(out=2), FOREIGN._replace(dtype=">i2", op="max")]))
 @given(programs())
 def test_programs_are_what_numpy_says(groups, other, drawn):
     size, program = drawn
