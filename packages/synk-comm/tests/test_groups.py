@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -67,6 +68,23 @@ def test_zmq_folder_is_private_and_gone_after_joining():
     assert not os.path.exists(folder)
     for comm in comms:
         comm.close()
+
+
+def test_a_long_path_of_temporary_files_leaves_room_for_names_of_sockets(tmp_path, monkeypatch):
+    long = tmp_path / ("l" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    group = create_group(3, "zmq")
+    comms = in_threads(local_group(3), lambda seat: join(group.ticket(seat.rank), timeout_s=20))
+
+    def in_parts(comm):
+        with comm, comm.split(comm.rank % 2) as part:
+            return float(part.all_reduce(1.0))
+
+    assert in_threads(comms, in_parts) == [2.0, 1.0, 2.0]
+    assert not os.path.exists(group.folder)
+    group.close()
+    assert os.listdir(long) == []
 
 
 def test_zmq_folder_goes_with_its_maker():

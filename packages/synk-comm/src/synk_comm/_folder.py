@@ -12,6 +12,8 @@ from .exceptions import JoinError
 
 _PREFIX = "synk-comm-"
 _MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
+_OWN_BYTES = len("/synk-comm-0123456789ab/1000-1000")
+_SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is 0700
 
 
 class SocketFolder:
@@ -24,8 +26,11 @@ class SocketFolder:
 
     @classmethod
     def create(cls) -> SocketFolder:
-        """Make a folder under the system's folder for temporary files."""
-        return cls(tempfile.mkdtemp(prefix=_PREFIX))._until_exit()
+        """Make a folder under the system's folder for temporary files.
+
+        Where the path of that is too long for sockets it is made in a shorter place.
+        """
+        return cls(tempfile.mkdtemp(prefix=_PREFIX, dir=_place()))._until_exit()
 
     @classmethod
     def named(cls, secret: bytes) -> SocketFolder:
@@ -33,7 +38,7 @@ class SocketFolder:
 
         Whoever knows the secret can remove it, should its maker be killed.
         """
-        return cls(os.path.join(tempfile.gettempdir(), _PREFIX + secret.hex()[:12]))
+        return cls(os.path.join(_place(), _PREFIX + secret.hex()[:12]))
 
     def make(self) -> None:
         """Make a named folder."""
@@ -81,3 +86,12 @@ class SocketFolder:
                 f"{self.path} must be a folder of this user with mode 0700, so that nobody else "
                 f"can come between the ranks; got owner {status.st_uid}, mode {mode:04o}"
             )
+
+
+def _place() -> str:
+    """Return the folder for temporary files, if sockets in it can have names; else another."""
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) + _OWN_BYTES <= _MAX_PATH:
+        return usual
+    usable = (place for place in _SHORT if os.access(place, os.W_OK | os.X_OK))
+    return next(usable, usual)
