@@ -17,8 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from _wheels import build, make_environment
 
-from synk_testing import descendants, hard_limit, is_there
+from synk_testing import descendants, hard_limit, is_there, usual_signals
 from synk_testing.processes import described, kill
+
+usual_signals()
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_MEMORY = Path("/dev/shm")

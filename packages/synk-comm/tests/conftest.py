@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
-from synk_testing import nothing_left
+from synk_testing import nothing_left, usual_signals
+
+usual_signals()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_folder():
-    """Keep apart from other programs that make groups on this machine right now."""
-    with tempfile.TemporaryDirectory(prefix="synk-tests-") as folder:
+    """Keep apart from other programs that make groups on this machine right now.
+
+    Names of sockets are limited: where the usual place has a long path it is a shorter one.
+    """
+    place = tempfile.gettempdir()
+    place = place if len(os.fsencode(place)) <= 30 else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="synk-", dir=place) as folder:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TMPDIR", folder)
             patch.setattr(tempfile, "tempdir", folder)
             yield folder
+
+
+@pytest.fixture
+def tmp_path(own_temporary_folder):
+    """A folder whose path is short enough for sockets."""
+    path = Path(tempfile.mkdtemp(prefix="t", dir=own_temporary_folder))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,3 +6,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+from synk_testing import usual_signals
+
+usual_signals()

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from synk_testing import Program, Zygote, hard_limit
+from synk_testing import Program, Zygote, hard_limit, usual_signals
+
+usual_signals()
 
 pytest_plugins = ["synk_shm.testing"]
 

@@ -12,9 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import theano
 
-from synk_testing import Zygote, hard_limit
+from synk_testing import Zygote, hard_limit, usual_signals
 from synk_theano import Runtime
 from synk_theano.testing import nothing_left
+
+usual_signals()
 
 ALL = os.environ.get("SYNK_TESTS") == "all"
 

@@ -5,6 +5,7 @@ from .limits import hard_limit
 from .marks import Mark
 from .processes import children, descendants, descriptors, is_there, members, wait_gone
 from .program import Done, Program, run
+from .signals import usual_signals
 from .zygote import Zygote
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "members",
     "nothing_left",
     "run",
+    "usual_signals",
     "wait_gone",
 ]

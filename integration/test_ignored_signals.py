@@ -1,0 +1,48 @@
+"""Tests that end a child by a signal do so also where pytest was started with signals ignored."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFTESTS = [*sorted(ROOT.glob("packages/*/tests/conftest.py")), ROOT / "integration/conftest.py"]
+IGNORED = ["SIGHUP", "SIGINT", "SIGQUIT"]  # by nohup, and by a shell for what it starts with `&`
+
+PROGRAM = """
+import os, runpy, signal, subprocess, sys
+names = sys.argv[2:]
+assert all(signal.getsignal(getattr(signal, name)) is signal.SIG_IGN for name in names)
+runpy.run_path(sys.argv[1])
+for name in names:
+    end = f"import os, signal; os.kill(os.getpid(), signal.{name})"
+    command = [sys.executable, "-c", end]
+    status = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=60).returncode
+    assert status == -getattr(signal, name), (name, status)
+os.kill(os.getpid(), signal.SIGHUP)
+print("still here")
+"""
+
+
+def test_all_conftests_are_looked_at():
+    assert len(CONFTESTS) == 5
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell, to have signals ignored")
+@pytest.mark.parametrize("conftest", CONFTESTS, ids=lambda path: str(path.relative_to(ROOT).parent))
+def test_children_begin_with_the_usual_signals(conftest, tmp_path):
+    trap = f"trap '' {' '.join(name[3:] for name in IGNORED)}; exec \"$@\""
+    done = subprocess.run(
+        ["sh", "-c", trap, "sh", sys.executable, "-c", PROGRAM, str(conftest), *IGNORED],
+        env={**os.environ, "THEANO_FLAGS": f"cxx=,base_compiledir={tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "still here\n"
