@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from synk_comm import local_group
@@ -9,6 +11,8 @@ from synk_comm.testing import CommunicatorContract
 
 
 class TestLocal(CommunicatorContract):
+    sizes = (1, 2, 3, 4, 5) if os.environ.get("SYNK_COMM_CONTRACT") == "all" else (1, 2, 3)
+
     @pytest.fixture
     def make_group(self):
         return lambda size: local_group(size, timeout_s=20)
