@@ -1,0 +1,144 @@
+"""Describe where it was measured: what readers need to judge numbers, nothing that names a host."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where shared memory is, nothing temporary
+
+
+def describe(*packages: str, **more: str) -> dict[str, str]:
+    """Return facts by name, in the order to show them; call it before anything is measured.
+
+    Args:
+        packages: distributions whose versions belong to it, as far as they are there.
+        more: further facts.
+    """
+    return {
+        "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "processor": _field("/proc/cpuinfo", "model name") or platform.machine() or "unknown",
+        "cores": _cores(),
+        "memory": _gigabytes(_meminfo("MemTotal")),
+        "load before": _load(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        SHARED_MEMORY: _file_system(),
+        "huge pages": _huge_pages(),
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        **more,
+        **{name: version for name in packages if (version := _version(name))},
+    }
+
+
+def memory_free() -> int:
+    """Return the bytes that can still be used for private arrays; 0 if the system does not say."""
+    return _meminfo("MemAvailable")
+
+
+def shared_memory_free() -> int:
+    """Return the bytes that can still be used, in shared memory and in private memory alike."""
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return 0
+    free, available = status.f_frsize * status.f_bavail, memory_free()
+    return min(free, available) if available else free
+
+
+def gpus() -> str:
+    """Return the GPUs' names and driver, as nvidia-smi tells them; "none" without it."""
+    lines = _gpu_lines()
+    kinds = [f"{lines.count(line)} x {line}" for line in dict.fromkeys(lines)]
+    return "; ".join(kinds).replace(", ", ", driver ") or "none"
+
+
+def gpu_count() -> int:
+    """Return how many GPUs there are."""
+    return len(_gpu_lines())
+
+
+def _gpu_lines() -> list[str]:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in said.stdout.splitlines() if line.strip()]
+
+
+def _cores() -> str:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = f"{usable} of {os.cpu_count()}" if usable != os.cpu_count() else str(usable)
+    siblings = _text("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list").strip()
+    alone = not siblings or siblings.isdigit()
+    return cores if alone else f"{cores}, some of them threads of the same core"
+
+
+def _load() -> str:
+    """Return how busy the machine was with other things: near 0 is a result to keep."""
+    try:
+        return f"{os.getloadavg()[0]:.2f}"
+    except OSError:
+        return "unknown"
+
+
+def _file_system() -> str:
+    """Return type, size, and options that matter, of what holds shared memory."""
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return "none"
+    mounts = [line.split() for line in _text("/proc/mounts").splitlines()]
+    size = _gigabytes(status.f_frsize * status.f_blocks)
+    found = [words for words in mounts if words[1] == SHARED_MEMORY]
+    if not found:
+        return f"not mounted by itself, {size}"
+    _device, _where, kind, options = found[-1][:4]
+    huge = [option for option in options.split(",") if option.startswith("huge=")]
+    return ", ".join([kind, size, *huge])
+
+
+def _huge_pages() -> str:
+    """Return which of its choices the kernel has taken, for private and for shared memory."""
+    chosen = []
+    for name, label in (("enabled", "private"), ("shmem_enabled", "shared")):
+        text = _text(f"/sys/kernel/mm/transparent_hugepage/{name}")
+        if "[" in text:
+            chosen.append(f"{label} {text.split('[')[1].split(']')[0]}")
+    return ", ".join(chosen) or "unknown"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:  # may be on the path without being installed
+        return str(getattr(sys.modules.get(name.replace("-", "_")), "__version__", ""))
+
+
+def _meminfo(field: str) -> int:
+    found = _field("/proc/meminfo", field)
+    return int(found.split()[0]) * 1024 if found else 0
+
+
+def _gigabytes(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.1f} GiB" if nbytes else "unknown"
+
+
+def _field(path: str, field: str) -> str:
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return " ".join(value.split())
+    return ""
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
