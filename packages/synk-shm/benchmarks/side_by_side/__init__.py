@@ -1,24 +1,28 @@
-"""synk-shm and its peers, measured in turns on one machine.
+"""The ways to have an array in several processes, and what is measured about them.
 
-The map, from the command line down::
+::
 
-    ../run.py                          what you call
-       |      \\
-       |       tables  plot            display: read a Result, know nothing else
-       |          |    /
-       |       targets                 what is aimed at, and the verdicts
-       |          |
-    memory  transport  fresh  leftovers    metrics: functions from a Bench to Rows
+    ../run.py                              what you call
+       |    \\
+       |     targets                       what is aimed at, and how a result is shown
+       |
+    memory  transport  fresh  leftovers    metrics: functions from a Bench to rows
        |        |        |      |
        |        |        |   sandbox       a private /dev/shm, and the victims that die in it
        |        |        |
        |        |     newcomer             what runs in fresh interpreters
-     rounds ----+                          taking turns, time limits, progress
+     bench  ----+                          how much is measured, and rows of it
        |
     contenders  contender                  one small class for each way, and what they share
-    results  machine                       data: cells, rows, where they were measured
 
 To add a contender, write a class in `contenders` and list it there. To add a metric, write a
 function that returns rows and list it in ``METRICS`` of run.py. To add a target, add a line to
-`targets`. Nothing else has to know.
+`targets`. The rest is `synk_benchmarks`, which this file makes importable.
 """
+
+import os
+import sys
+
+_HARNESS = os.path.join(os.path.dirname(os.path.realpath(__file__)), *[".."] * 4, "benchmarks")
+if _HARNESS not in sys.path:
+    sys.path.append(_HARNESS)

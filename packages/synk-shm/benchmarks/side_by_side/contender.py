@@ -11,6 +11,8 @@ import importlib
 from typing import Any, Callable, Tuple
 
 import numpy as np
+from synk_benchmarks import contender
+from synk_benchmarks.contender import NotOfferedError
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 (where shared memory is, nothing temporary)
 
@@ -19,28 +21,20 @@ Array = Any
 Pair = Tuple[Array, Any]
 
 
-class NotOfferedError(Exception):
-    """This contender has no way to do that; the text says so in a few words."""
-
-
-class Contender:
+class Contender(contender.Contender):
     """What a contender may offer. Each method is one act that the metrics time.
 
     Attributes:
-        name: the column, and what ``--only`` takes.
         package: the distribution to install, if any.
         modules: what its user imports; timed by the import metric.
         peer: whether "the best peer" may be this one; not so for private memory.
-        by_default: whether it takes part without being named by ``--only``.
         sends_views: whether a Pipe can carry a view of an array without its bytes.
         can_leak: whether there is anything that could be left behind.
     """
 
-    name = ""
     package = ""
     modules: tuple[str, ...] = ()
     peer = True
-    by_default = True
     sends_views = False
     can_leak = True
 
@@ -117,6 +111,3 @@ class Contender:
 
     def forget(self) -> None:
         """Give back memory that is kept for reuse, so that the next array is a new one."""
-
-    def close(self) -> None:
-        """Remove whatever is left. Called in any case, also after an error."""

@@ -18,8 +18,9 @@ import tempfile
 from typing import Any, Callable
 
 import numpy as np
+from synk_benchmarks.contender import NotOfferedError
 
-from .contender import SHARED_MEMORY, Array, Contender, NotOfferedError, Pair
+from .contender import SHARED_MEMORY, Array, Contender, Pair
 
 
 class Synk(Contender):

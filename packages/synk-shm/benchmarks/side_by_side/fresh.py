@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import tempfile
+from collections.abc import Mapping
 from typing import Any
 
-from .contender import Contender, NotOfferedError
+from synk_benchmarks import process
+from synk_benchmarks.contender import FAILED, NotOfferedError
+from synk_benchmarks.results import COUNT, Cell, Row
+
+from .bench import Bench, Parts, counts, rows
+from .contender import Contender
 from .newcomer import LIMIT_S, command, environment
-from .results import COUNT, Cell, Row
-from .rounds import Bench, Parts, counts, rows, take_turns
 
 DESCRIPTORS = 1024
 MOST_ARRAYS = 5000
@@ -19,21 +21,15 @@ MOST_ARRAYS = 5000
 def imports(bench: Bench) -> list[Row]:
     """What an import adds to NumPy's, and what the first array of a process adds to that."""
 
-    folder = tempfile.TemporaryDirectory(prefix="side-by-side.")
-    variables = environment()
-    if variables.pop("PYTHONDONTWRITEBYTECODE", ""):
-        # Installed packages are compiled; let the round that does not count do it for all.
-        variables["PYTHONPYCACHEPREFIX"] = folder.name
-
     def measure(contender: Contender) -> Parts:
         if not contender.modules:
             raise NotOfferedError("nothing to import")
-        parts: Parts = _ask("begin", contender.name, *contender.modules, variables=variables)
+        parts: Parts = _ask(variables, "begin", contender.name, *contender.modules)
         return parts
 
     rounds = 3 if bench.quick else 9
-    with folder:
-        cells = take_turns(bench, "import", rounds, measure)
+    with process.environment_for_imports(environment()) as variables:
+        cells = bench.take_turns("import", rounds, measure)
     titles = {
         "import": ("import/time", "import, over NumPy's"),
         "first": ("import/first", "first array after that"),
@@ -48,9 +44,9 @@ def arrays(bench: Bench) -> list[Row]:
     for contender in bench.contenders:
         bench.say(f"arrays at {DESCRIPTORS} descriptors: {contender.name}")
         try:
-            found = _ask("arrays", contender.name, DESCRIPTORS, MOST_ARRAYS)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            cells[contender.name] = Cell(note=f"failed: {error}")
+            found = _ask(environment(), "arrays", contender.name, DESCRIPTORS, MOST_ARRAYS)
+        except process.Failed as error:
+            cells[contender.name] = Cell(note=f"{FAILED}{error}")
         else:
             full = found["count"] >= MOST_ARRAYS
             cells[contender.name] = Cell((found["count"],), found["reason"], at_least=full)
@@ -58,17 +54,6 @@ def arrays(bench: Bench) -> list[Row]:
     return [counts(bench, "arrays/1024", label, cells, more_is_better=True)]
 
 
-def _ask(order: str, *arguments: object, variables: dict[str, str] | None = None) -> Any:
-    """What a fresh interpreter answers to an order."""
-    done = subprocess.run(
-        command(order, *arguments),
-        env=variables or environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S + 10,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr.strip()[-300:] or f"ended with {done.returncode}")
-    return json.loads(done.stdout)
+def _ask(variables: Mapping[str, str], order: str, *arguments: object) -> Any:
+    """Return what a fresh interpreter answers to an order."""
+    return json.loads(process.ask(command(order, *arguments), LIMIT_S + 10, variables))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from synk_benchmarks.results import Cell, Row
+
 from . import sandbox
+from .bench import Bench, counts
 from .contenders import OURS
-from .results import Cell, Row
-from .rounds import Bench, counts
 
 ROOMY = "4g"  # a limit, not memory; joblib wants 2 GB before it uses /dev/shm at all
 

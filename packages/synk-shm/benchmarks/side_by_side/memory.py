@@ -7,10 +7,11 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from synk_benchmarks.results import Row
+from synk_benchmarks.text import size_name
 
+from .bench import Bench, Parts, one_each, rows
 from .contender import Contender
-from .results import Row
-from .rounds import Bench, Parts, one_each, rows, size_name, take_turns
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -25,7 +26,7 @@ def create(bench: Bench) -> list[Row]:
             return _create_and_hold(contender, count, repeats)
 
         label = f"create+touch {size_name(size)}"
-        cells = take_turns(bench, label, bench.rounds(size), measure)
+        cells = bench.take_turns(label, bench.rounds(size), measure)
         titles = {
             "create": (f"create/{key}", label),
             "destroy": (f"destroy/{key}", f"destroy {size_name(size)}"),
@@ -46,7 +47,7 @@ def again(bench: Bench) -> list[Row]:
             return _create_again(contender, count, repeats)
 
         label = f"create+touch {size_name(size)}, again"
-        cells = take_turns(bench, label, bench.rounds(size), measure)
+        cells = bench.take_turns(label, bench.rounds(size), measure)
         made += rows(bench, cells, {"create": (f"again/{key}", label)})
     return made
 
@@ -62,7 +63,7 @@ def share(bench: Bench) -> list[Row]:
             return _share_and_sum(contender, source, times)
 
         label = f"share+sum {size_name(size)}"
-        cells = take_turns(bench, label, bench.rounds(size), measure)
+        cells = bench.take_turns(label, bench.rounds(size), measure)
         made += rows(bench, cells, {"share": (f"share/{key}", label)})
     return made
 
@@ -96,7 +97,7 @@ def growth(bench: Bench) -> list[Row]:
         return {"grow": middle - begin, "both": end - begin}
 
     label = f"grow {size_name(bench.large // 2)} to {size_name(bench.large)}"
-    cells = take_turns(bench, label, bench.rounds(bench.large), measure)
+    cells = bench.take_turns(label, bench.rounds(bench.large), measure)
     titles = {
         "grow": ("grow/large", label),
         "both": ("grow+touch/large", f"{label}, touch"),
@@ -189,7 +190,7 @@ def _compute_large(bench: Bench) -> list[Row]:
 
     with one_each(count, 0) as arrays:
         label = f"compute {size_name(bench.large)}"
-        cells = take_turns(bench, label, 3 if bench.quick else 21, measure)
+        cells = bench.take_turns(label, 3 if bench.quick else 21, measure)
     size = size_name(bench.large)
     titles = {
         "sum": ("compute/sum", f"a.sum() {size}"),
@@ -217,5 +218,5 @@ def _compute_small(bench: Bench) -> list[Row]:
         contender.destroy(keep)
         return {"small": median(times)}
 
-    cells = take_turns(bench, "x + x, 8 elements", bench.rounds(0), measure)
+    cells = bench.take_turns("x + x, 8 elements", bench.rounds(0), measure)
     return rows(bench, cells, {"small": ("compute/small", "x + x, 8 elements")})

@@ -117,7 +117,8 @@ def overfill(name: str, count: str) -> None:
     """Ask for more than there is, and write to it. Prints how that ended, if it can."""
     import resource
 
-    from side_by_side.contender import NotOfferedError
+    from synk_benchmarks.contender import NotOfferedError
+
     from side_by_side.contenders import make
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,72 +1,31 @@
-"""What synk-shm aims at, and whether it got there.
-
-A target is about one row: either a ratio of ours to a named peer, or a plain number of ours.
-"""
+"""What synk-shm aims at, and how a result is shown."""
 
 from __future__ import annotations
 
-import math
 import sys
-from dataclasses import dataclass
+from pathlib import Path
 
-from .contenders import OURS, NumPy, RawArray, SharedArray, Stdlib
-from .results import Ratio, Result, Row, ratio
+from synk_benchmarks import plot
+from synk_benchmarks.results import Cell, Result, Row, compare
+from synk_benchmarks.tables import Page, Table, cell_text, remarks_on
+from synk_benchmarks.targets import BEST, Target, Verdict, summary
+from synk_benchmarks.text import number
 
-BEST = "best peer"
-YES, NO, UNKNOWN = "yes", "no", "-"
+from .contenders import CONTENDERS, OURS, NumPy, RawArray, SharedArray, Stdlib
 
-
-@dataclass(frozen=True)
-class Target:
-    """At most, or at least, so much.
-
-    Attributes:
-        key: of the row.
-        limit: of the ratio, or of our number if `peer` is empty.
-        peer: who it is compared with, or `BEST`, or empty.
-        ours: which of our contenders has to get there.
-        at_least: the other way round.
-    """
-
-    key: str
-    limit: float
-    peer: str = ""
-    ours: str = OURS
-    at_least: bool = False
-
-    @property
-    def text(self) -> str:
-        """As in a table, where the peer has a column: <= 0.85x."""
-        sign = ">=" if self.at_least else "<="
-        if not self.peer:
-            return f"ours {sign} {_number(self.limit)}"
-        return f"{sign} 1/{round(1 / self.limit)}" if self.limit < 0.01 else f"{sign} {self.limit}x"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A row seen with one target, or with none.
-
-    Attributes:
-        ours: which of our contenders it is about.
-        peer: who the ratio is to; empty if there is no ratio.
-        ratio: ours to that peer's; None if one of the two has no number.
-        target: its text, empty if there is none.
-        limit: of the ratio; None if the target is a plain number.
-        reached: `YES`, `NO`, `UNKNOWN` (not measured), or empty without a target.
-        close: whether the limit lies within the middle half of the rounds: luck decides.
-    """
-
-    row: Row
-    ours: str = OURS
-    peer: str = ""
-    ratio: Ratio | None = None
-    target: str = ""
-    limit: float | None = None
-    reached: str = ""
-    close: bool = False
-
-
+PEERS = [name for name, contender in CONTENDERS.items() if contender.peer]
+STYLES = {
+    "SharedMemory": ("#444444", "o"),
+    "SharedArray": ("#d98c00", "s"),
+    "RawArray": ("#7a9e3f", "^"),
+    "joblib": ("#8a5aa8", "D"),
+    "NumPy": ("#999999", "x"),
+}
+LEGEND = (
+    "Medians of all rounds. Ratio: synk-shm to the peer named beside it, the median of the\n"
+    "rounds' own ratios; below 1 is better, except for the number of arrays. A ~ marks a target\n"
+    "that lies within the middle half of the rounds: run it again. * has a remark below."
+)
 MILLISECOND = 1e-3
 
 TARGETS: tuple[Target, ...] = (
@@ -111,43 +70,48 @@ TARGETS: tuple[Target, ...] = (
 )
 
 
-def judge(result: Result) -> list[Verdict]:
-    """Every row with each of its targets; a row without one is compared to its best peer."""
-    verdicts: list[Verdict] = []
+def judge(row: Row) -> list[Verdict]:
+    """Judge a row by each of its targets."""
+    return [target.judge(row, OURS, PEERS) for target in TARGETS if target.holds_for(row)]
+
+
+def page(result: Result) -> Page:
+    """Show a result: a line for each row and target."""
+    columns = result.columns(list(CONTENDERS))
+    lines, groups = [], []
     for row in result.rows:
-        own = [target for target in TARGETS if target.key == row.key]
-        if any(target.ours != OURS for target in own) or not own:
-            verdicts.append(_beside_best(row, result))
-        verdicts += [_verdict(row, target, result) for target in own]
-    return verdicts
+        cells = [cell_text(row.cells.get(name, Cell()), row.unit) for name in columns]
+        named = [row.label, *cells]
+        verdicts: list[Verdict | None] = [*judge(row)] or [None]
+        for verdict in verdicts:
+            lines.append([*named, *_compared(row, verdict)])
+            groups.append(row.group)
+            named = [""] * len(named)  # a second target: the numbers have been said
+    header = ["metric", *columns, "ratio", "to", "target"]
+    texts = (0, len(header) - 2, len(header) - 1)
+    text = summary(result, _verdicts(result))
+    if any(run.settings.get("large arrays") != "256 MB" for run in result.runs):
+        text += " The targets are meant for large arrays of 256 MB."
+    remarks = remarks_on(result, lambda row: row.label)
+    table = Table(header, lines, texts, groups)
+    return Page(f"{OURS} beside its peers", result, [table], text, LEGEND, remarks)
 
 
-def _beside_best(row: Row, result: Result) -> Verdict:
-    best = row.best(result.peers)
-    found = ratio(row, OURS, best) if best else None
-    return Verdict(row, peer=best if best and found else "", ratio=found)
+def draw(result: Result, path: Path) -> None:
+    """Write the picture of ratios."""
+    lines = plot.lines_of(result, _verdicts(result), OURS, PEERS)
+    plot.draw_ratios(result, lines, STYLES, OURS, path)
 
 
-def _verdict(row: Row, target: Target, result: Result) -> Verdict:
-    if not target.peer:
-        beside = _beside_best(row, result)
-        value = row.value(target.ours)
-        reached = UNKNOWN if value is None else YES if _holds(target, value) else NO
-        return Verdict(row, target.ours, beside.peer, beside.ratio, target.text, None, reached)
-    peer = row.best(result.peers) if target.peer == BEST else target.peer
-    found = ratio(row, target.ours, peer) if peer else None
-    if found is None:
-        return Verdict(row, target.ours, peer or "", None, target.text, target.limit, UNKNOWN)
-    reached = YES if _holds(target, found.value) else NO
-    close = found.low < target.limit < found.high
-    return Verdict(row, target.ours, peer or "", found, target.text, target.limit, reached, close)
+def _verdicts(result: Result) -> list[Verdict]:
+    return [verdict for row in result.rows for verdict in judge(row)]
 
 
-def _holds(target: Target, value: float) -> bool:
-    if math.isnan(value):
-        return False
-    return value >= target.limit if target.at_least else value <= target.limit
-
-
-def _number(limit: float) -> str:
-    return f"{limit * 1e3:g} ms" if 0 < limit < 1 else f"{limit:g}"
+def _compared(row: Row, verdict: Verdict | None) -> list[str]:
+    """Return the ratio, to whom (without a target: to the best peer), and the target."""
+    to = verdict.to if verdict and verdict.to else row.best(PEERS)
+    found = compare(row, OURS, to)
+    ratio, target = number(found.value) if found else "", ""
+    if verdict:
+        target = verdict.text if verdict.to else f"ours {verdict.text}"
+    return [ratio, to if found or (verdict and verdict.to) else "", target]

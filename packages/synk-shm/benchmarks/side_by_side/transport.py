@@ -13,10 +13,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Callable, final
 
-from .contender import Contender, NotOfferedError, Pair
+from synk_benchmarks.contender import NotOfferedError
+from synk_benchmarks.results import BYTES, Cell, Row
+from synk_benchmarks.text import size_name
+
+from .bench import LARGE, Bench, Parts, one_each, rows
+from .contender import Contender, Pair
 from .contenders import make
-from .results import BYTES, Cell, Row
-from .rounds import LARGE, Bench, Parts, one_each, rows, size_name, take_turns
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -90,7 +93,7 @@ def attach(bench: Bench) -> list[Row]:
                 return parts
 
             what = size_name(size) + (", other program" if stranger else "")
-            cells = take_turns(bench, f"attach {what}", bench.rounds(0), measure)
+            cells = bench.take_turns(f"attach {what}", bench.rounds(0), measure)
         titles = {"attach": (f"attach/{key}", f"attach {what}")}
         if not stranger:
             titles["read"] = (f"read/{key}", f"then read a[0] {what}")
@@ -115,7 +118,7 @@ def passing(bench: Bench) -> list[Row]:
                 return _pass(child, contender, arrays(contender), repeats)
 
             what = f"pass {size_name(size)}"
-            cells = take_turns(bench, what, bench.rounds(size), measure)
+            cells = bench.take_turns(what, bench.rounds(size), measure)
         trips = {
             "trip": (f"pass/{key}", what),
             "handle trip": (f"handle/{key}", f"{what} by handle"),
@@ -148,7 +151,7 @@ def _bytes_of_view(bench: Bench) -> Row:
             cells[contender.name] = Cell((float(len(data)),))
         del array, view, arrived
         contender.destroy(keep)
-    return Row("bytes/view", bench.group, "bytes of a view's message", BYTES, cells)
+    return Row("bytes/view", bench.group, "bytes of a view's message", cells, BYTES)
 
 
 def _pass(child: Child, contender: Contender, pair: Pair, repeats: int) -> Parts:
