@@ -14,8 +14,9 @@ from side_by_side.cases import Case
 from side_by_side.contender import World
 from side_by_side.contenders import CONTENDERS, Field
 from side_by_side.line import Line
-from side_by_side.metrics import key_of, size_name
+from side_by_side.metrics import row_of
 from side_by_side.rounds import Rounds
+from synk_benchmarks.text import size_name
 
 # mpiexec says who is who by variables of its own; without it, run.py does by these.
 RANK_VARIABLE = "SYNK_BENCH_RANK"
@@ -44,19 +45,9 @@ def measure(order: dict[str, Any], world: World, line: Line) -> None:
                 line.tell("say", f"{world.size} ranks: {metric} {size}".rstrip())
             cells = rounds.measure(Case(metric, nbytes, world.rank, world.size), field.of(metric))
             if world.rank == 0:
-                line.tell("row", _row(metric, world.size, nbytes, cells))
+                line.tell("row", row_of(metric, world.size, nbytes, cells).saved())
     line.share("done")
     field.close()
-
-
-def _row(metric: str, ranks: int, nbytes: int, cells: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "key": key_of(metric, ranks, nbytes),
-        "metric": metric,
-        "ranks": ranks,
-        "nbytes": nbytes,
-        "cells": {name: [cell.samples, cell.note] for name, cell in cells.items()},
-    }
 
 
 def die(order: dict[str, Any], world: World, line: Line) -> None:

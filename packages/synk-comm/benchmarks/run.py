@@ -11,14 +11,13 @@ README.md in this folder tells what is measured and how to read it.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from side_by_side import faults, fresh, machine, plot, tables
+from side_by_side import faults, fresh, targets
 from side_by_side.contenders import CONTENDERS
 from side_by_side.job import JobError, run_job
 from side_by_side.metrics import (
@@ -33,103 +32,39 @@ from side_by_side.metrics import (
     SIZES,
     parse_size,
 )
-from side_by_side.results import Cell, Result, Row, Run, in_order, load, merged
+from side_by_side.mpi import mpi_version
 from side_by_side.rounds import BUDGET_S, QUICK_BUDGET_S
+from synk_benchmarks import machine, program
+from synk_benchmarks.contender import choose
+from synk_benchmarks.results import NOT_FINISHED, Cell, Result, Row, Run, read_row
+from synk_benchmarks.text import KB, MB
 
 ROUNDS, QUICK_ROUNDS = 11, 5
 DEATH_ROUNDS, QUICK_DEATH_ROUNDS = 5, 2  # each starts processes anew
-QUICK_SIZES = (4, 64 << 10, 1 << 20, 16 << 20)
-
-
-class Progress:
-    """One line on stderr that replaces itself on a terminal, and is left out elsewhere."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
-
-    def __call__(self, text: str) -> None:
-        """Show this in place of what was there."""
-        if self._shown:
-            sys.stderr.write(f"\r\033[K{text[:100]}")
-            sys.stderr.flush()
-
-    def line(self, text: str) -> None:
-        """A line that stays."""
-        self("")
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+QUICK_SIZES = (4, 64 * KB, MB, 16 * MB)
+PACKAGES = ("synk-comm", "numpy", "pyzmq", "mpi4py", "torch")
 
 
 def main() -> int:
     """Measure (or read a file), then show and write what was asked for."""
     options = _options()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    progress = Progress()
-    try:
-        return _go(options, progress)
-    except KeyboardInterrupt:
-        progress.line("interrupted; nothing was written")
-        return 128 + signal.SIGINT
 
+    def measure(progress: program.Progress) -> Result:
+        return _Measurement(options, progress).result()
 
-def _go(options: argparse.Namespace, progress: Progress) -> int:
-    try:
-        old = load(options.update) if options.update and options.update.exists() else None
-        result = load(options.read) if options.read else _Measurement(options, progress).result()
-    except (OSError, ValueError) as error:
-        sys.exit(str(error))
-    complete = not any(name.startswith("not finished") for name in result.runs[-1].left_out)
-    if options.update:
-        result = merged(old, result) if old else result
-        result.save(options.update)
-    if options.json:
-        result.save(options.json)
-    if options.plot:
-        try:
-            plot.draw(result, options.plot)
-        except ImportError:
-            progress.line("no plot: pip install matplotlib")
-        except ValueError as error:
-            progress.line(f"no plot: {error}")
-    if options.markdown:
-        picture = options.plot and os.path.relpath(options.plot, options.markdown.parent)
-        options.markdown.parent.mkdir(parents=True, exist_ok=True)
-        options.markdown.write_text(tables.markdown(result, picture), encoding="utf-8")
-    sys.stdout.write(tables.plain(result))
-    return 0 if complete else 1
+    return program.run(options, measure, targets.page, targets.draw, targets.order)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = ", ".join([*METRICS, *CONTENDERS])
-    parser.add_argument("--quick", action="store_true", help="5 short rounds, and four sizes")
-    parser.add_argument(
-        "--only", nargs="+", metavar="NAME", default=[], help=f"metrics or contenders: {names}"
-    )
-    parser.add_argument(
-        "--ranks", nargs="+", type=int, metavar="N", default=list(RANKS), help="2 4 by default"
-    )
-    parser.add_argument(
-        "--sizes", nargs="+", type=_size, metavar="SIZE", help="4 64K 1M ...; 4 to 64M by default"
-    )
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help=f"{ROUNDS} by default, with --quick {QUICK_ROUNDS}"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
-    parser.add_argument(
-        "--update", type=Path, metavar="FILE", help="put them into what --json wrote before"
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a page")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw times over sizes")
-    parser.add_argument(
-        "--read", type=Path, metavar="FILE", help="show what --json wrote, measuring nothing"
-    )
+    names = [*METRICS, *CONTENDERS]
+    parser = program.parser(__doc__ or "", names, "5 short rounds, and four sizes")
+    add = parser.add_argument
+    add("--ranks", nargs="+", type=int, metavar="N", default=list(RANKS), help="2 4 by default")
+    add("--sizes", nargs="+", type=_size, metavar="SIZE", help="4 64K 1M ...; 4 to 64M by default")
+    add("--rounds", type=int, metavar="N", help=f"{ROUNDS} by default, with --quick {QUICK_ROUNDS}")
+    add("--update", type=Path, metavar="FILE", help="put them into what --json wrote before")
+    add("--plot", type=Path, metavar="FILE.png", help="draw times over sizes")
     options = parser.parse_args()
-    unknown = [name for name in options.only if name not in METRICS and name not in CONTENDERS]
-    if unknown:
-        parser.error(f"there is no {' and no '.join(unknown)}; --only takes {names}")
     if min(options.ranks) < 2 or len(set(options.ranks)) != len(options.ranks):
         parser.error("--ranks takes different numbers from 2 on")
     if options.rounds is not None and options.rounds < 1:
@@ -148,7 +83,7 @@ def _size(text: str) -> int:
 class _Measurement:
     """Everything that was asked for, one number of ranks after the other."""
 
-    def __init__(self, options: argparse.Namespace, progress: Progress) -> None:
+    def __init__(self, options: argparse.Namespace, progress: program.Progress) -> None:
         self._progress = progress
         self._quick: bool = options.quick
         self._rounds: int = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
@@ -156,26 +91,16 @@ class _Measurement:
         self._sizes: list[int] = options.sizes
         named = [name for name in options.only if name in METRICS]
         self._metrics = [metric for metric in METRICS.values() if metric.name in named or not named]
-        self._left_out: dict[str, str] = {}
-        self._contenders = self._choose([name for name in options.only if name in CONTENDERS])
+        self._contenders, self._left_out = choose(CONTENDERS, options.only, OURS)
+        for name, reason in self._left_out.items():
+            progress.line(f"left out: {name}: {reason}")
         self._rows: list[Row] = []
-
-    def _choose(self, named: list[str]) -> list[str]:
-        """Who takes part: we always do. Who cannot is left out, with what would help."""
-        wanted = [name for name in CONTENDERS if name in named or name == OURS or not named]
-        for name in wanted:
-            reason = CONTENDERS[name].missing()
-            if reason and name == OURS:
-                raise ValueError(f"synk_comm cannot be imported: {reason}")
-            if reason:
-                self._left_out[name] = reason
-                self._progress.line(f"left out: {name}: {reason}")
-        return [name for name in wanted if name not in self._left_out]
 
     def result(self) -> Result:
         """Measure, and collect what was measured even if some of it failed."""
         self._check_memory()
-        described = machine.describe()  # before: its load is what others did
+        mpi = {"MPI": mpi_version()} if MPICH in self._contenders else {}
+        described = machine.describe(*PACKAGES, **mpi)  # before: its load is what others did
         begin = time.monotonic()
         for ranks in self._ranks:
             self._together(ranks)
@@ -187,7 +112,9 @@ class _Measurement:
             "rounds": f"quick, {self._rounds}" if self._quick else str(self._rounds),
             "took": f"{time.monotonic() - begin:.0f} s",
         }
-        return Result([Run(described, settings, self._left_out)], in_order(self._rows))
+        return Result(
+            [Run(described, settings, self._left_out)], sorted(self._rows, key=targets.order)
+        )
 
     def _together(self, ranks: int) -> None:
         """What all contenders do in turns, in one job."""
@@ -218,7 +145,7 @@ class _Measurement:
             run_job(order, mpi=MPICH in self._contenders, hear=hear)
         except JobError as error:
             # The rows that there are, are good; what comes after them is missing.
-            self._left_out[f"not finished: {ranks} ranks"] = str(error)
+            self._left_out[f"{NOT_FINISHED}{ranks} ranks"] = str(error)
         self._progress.line(f"{ranks} ranks: {time.monotonic() - begin:.0f} s")
 
     def _deaths(self, ranks: int) -> None:
@@ -239,13 +166,11 @@ class _Measurement:
 
 
 def _row(told: dict[str, Any], references: dict[str, Cell]) -> Row:
-    cells = {
-        name: Cell(tuple(samples), note) for name, (samples, note) in told.pop("cells").items()
-    }
-    apart = told["metric"] in references
-    if apart:
-        cells[REFERENCE] = references[told["metric"]]
-    return Row(**told, cells=cells, paired=not apart)
+    row = read_row(told)
+    if row.group not in references:
+        return row
+    cells = {**row.cells, REFERENCE: references[row.group]}
+    return replace(row, cells=cells, paired=False)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
-"""synk-comm and its peers, measured in turns by the same processes.
+"""The ways for ranks to talk to each other, measured in turns by the same processes.
 
-The map, from the command line down::
+::
 
     ../run.py                        what you call: one job for each number of ranks
        |   |   \\
-       |   |    tables  plot         display: read a Result, know nothing else
-       |   |       |    /
-       |   |     targets             what is aimed at, and the verdicts
+       |   |     targets             what is aimed at, and how a result is shown
        |   |
        |   +-- fresh  faults         what needs processes of its own: imports, deaths
        |          |   /
@@ -15,12 +13,19 @@ The map, from the command line down::
     ../rank.py    :                  what each rank runs
        |     \\    :
        |      line                   the ranks' way to talk that is not being measured
-     rounds                          taking turns, checking results, back-to-back calls
+     rounds                          turns of all ranks at once, checking results
        |
     contenders  contender  cases     one class for each way; arrays, and what NumPy says is right
-    metrics  results  machine        data: what is measured, cells and rows, where
+    metrics  mpi                     what is measured; which MPI there is
 
-To add a contender, write a class in `contenders` and list it there. To add a collective, add it to
-`metrics` and `cases`, and give the contenders a method of its name. To add a target, add a line to
-`targets`. Nothing else has to know.
+To add a contender, write a class in `ours` or `peers` and list it in `contenders`. To add a
+collective, add it to `metrics` and `cases`, and give the contenders a method of its name. To add a
+target, add a line to `targets`. The rest is `synk_benchmarks`, which this file makes importable.
 """
+
+import os
+import sys
+
+_HARNESS = os.path.join(os.path.dirname(os.path.realpath(__file__)), *[".."] * 4, "benchmarks")
+if _HARNESS not in sys.path:
+    sys.path.append(_HARNESS)

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
+from synk_benchmarks import contender
+from synk_benchmarks.contender import NotOfferedError
+
 from .cases import Case
 from .line import Line
 
-FAILED = "failed: "  # how the remark begins of what raised
-TIMEOUT_S = 60.0  # of a single call, for those who know time-outs
-
-
-class NotThereError(Exception):
-    """This contender does not offer this; no failure."""
+TIMEOUT_S = 60.0
+"""Seconds of a single call, for those who know time-outs."""
 
 
 @dataclass(frozen=True)
@@ -53,52 +52,36 @@ class Act:
     checked: bool = True
 
 
-class Contender:
+class Contender(contender.Contender):
     """One way to do collectives. What a subclass does not offer, it leaves out.
 
     For each collective it offers it has a method of the metric's name, from a `Case` to an `Act`.
 
     Attributes:
-        name: of its column.
         broken: what went wrong, if it can do nothing any more.
     """
-
-    name = ""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.broken = ""
 
-    @classmethod
-    def missing(cls) -> str:
-        """Why it cannot take part here, and what would help; empty if it can."""
-        return ""
-
     def barrier(self) -> None:
         """Return when all ranks have entered."""
         raise NotImplementedError
-
-    def close(self) -> None:
-        """Free what it took."""
 
     def prepare(self, case: Case) -> Act:
         """Make ready; all ranks do so at once.
 
         Raises:
-            NotThereError: on all ranks, if it does not offer that.
+            NotOfferedError: on all ranks, if it does not offer that.
         """
         if self.broken:
-            raise NotThereError(self.broken)
+            raise NotOfferedError(self.broken)
         method = getattr(self, case.op, None)
         if method is None:
-            raise NotThereError("not offered")
+            raise NotOfferedError("not offered")
         act: Act = method(case)
         return act
-
-
-def failure(error: BaseException) -> str:
-    """The remark on what raised this."""
-    return f"{FAILED}{type(error).__name__}: {error}"[:300]
 
 
 def ping_pong(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .contender import Contender, World, failure
+from synk_benchmarks.contender import failure
+
+from .contender import Contender, World
 from .metrics import GLOO, MPICH, OURS
 from .ours import Loop, Synk, SynkTcp
 from .peers import Copy, Gloo, Mpich

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from synk_benchmarks.contender import FAILED
+from synk_benchmarks.results import Cell, Row
+
 from .job import JobError, run_job
-from .metrics import MPICH, key_of
-from .results import Cell, Row
+from .metrics import MPICH, row_of
 
 
 def dead_peer(ranks: int, contenders: list[str], rounds: int) -> Row:
@@ -19,8 +21,8 @@ def dead_peer(ranks: int, contenders: list[str], rounds: int) -> Row:
         try:
             cells[name] = Cell(tuple(_one_death(name, ranks) for _ in range(rounds)))
         except (JobError, RuntimeError) as error:
-            cells[name] = Cell(note=f"failed: {error}")
-    return Row(key_of("dead_peer", ranks, 0), "dead_peer", ranks, 0, cells, paired=False)
+            cells[name] = Cell(note=f"{FAILED}{error}")
+    return row_of("dead_peer", ranks, 0, cells, paired=False)
 
 
 def _one_death(name: str, ranks: int) -> float:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from typing import Any
 
-from .metrics import OURS, REFERENCE, key_of
-from .results import Cell, Row
+from synk_benchmarks.contender import FAILED, failure
+from synk_benchmarks.process import Failed, ask, environment_for_imports
+from synk_benchmarks.results import Cell, Row
+
+from .metrics import OURS, REFERENCE, row_of
 
 _PROGRAM = (
     "import sys, time; begin = time.perf_counter(); import {modules}; "
@@ -24,41 +25,24 @@ LIMIT_S = 120
 
 def imports(rounds: int) -> Row:
     """Importing synk_comm, and the two packages that it needs, in turns."""
-    variables = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="synk-bench-") as folder:
-        if variables.pop("PYTHONDONTWRITEBYTECODE", ""):
-            # Installed packages are compiled; let the round that does not count do it for all.
-            variables["PYTHONPYCACHEPREFIX"] = folder
-        samples: dict[str, list[float]] = {name: [] for name in _IMPORTED}
-        notes: dict[str, str] = {}
+    samples: dict[str, list[float]] = {name: [] for name in _IMPORTED}
+    notes: dict[str, str] = {}
+    with environment_for_imports(os.environ) as variables:
         for number in range(-1, rounds):
             for name, modules in _IMPORTED.items():
                 if name in notes:
                     continue
+                program = _PROGRAM.format(modules=modules)
                 try:
-                    seconds = _import(modules, variables)
-                except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    notes[name] = f"failed: {error}"
+                    seconds = float(ask([sys.executable, "-c", program], LIMIT_S, variables))
+                except Failed as error:
+                    notes[name] = f"{FAILED}{error}"
                     samples[name].clear()
                 else:
                     if number >= 0:
                         samples[name].append(seconds)
     cells = {name: Cell(tuple(taken), notes.get(name, "")) for name, taken in samples.items()}
-    return Row(key_of("import", 0, 0), "import", 0, 0, cells)
-
-
-def _import(modules: str, variables: dict[str, str]) -> float:
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM.format(modules=modules)],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(" / ".join(done.stderr.strip().splitlines()[-2:])[-300:])
-    return float(done.stdout)
+    return row_of("import", 0, 0, cells)
 
 
 def python_barrier(ranks: int, rounds: int) -> Cell:
@@ -75,7 +59,7 @@ def python_barrier(ranks: int, rounds: int) -> Cell:
             process.start()
         taken = [_received(receiver) for _ in processes]
     except (OSError, EOFError, TimeoutError) as error:
-        return Cell(note=f"failed: {type(error).__name__}: {error}")
+        return Cell(note=failure(error))
     finally:
         for process in processes:
             if process.pid is not None:

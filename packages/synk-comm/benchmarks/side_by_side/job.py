@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from .line import SILENCE_S, SOCKET
-from .machine import mpiexec
+from .mpi import mpiexec
 
 PROGRAM = Path(__file__).resolve().parent.parent / "rank.py"
 LEAVE_S = 20.0  # for the processes to end once they have said all

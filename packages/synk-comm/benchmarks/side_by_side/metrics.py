@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KB, MB = 1 << 10, 1 << 20
+from synk_benchmarks.results import Cell, Row
+from synk_benchmarks.text import GB, KB, MB
+
 SIZES = (4, KB, 4 * KB, 16 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 16 * MB, 64 * MB)
 RANKS = (2, 4)
 COPY = "np.copyto"
@@ -74,23 +76,18 @@ METRICS = {
 }
 
 
-def key_of(name: str, ranks: int, nbytes: int) -> str:
-    """What names a row: it is replaced when the same is measured again."""
-    return f"{name}/{ranks}/{nbytes}"
-
-
-def size_name(nbytes: int) -> str:
-    """4 B, 64 KB, 1 MB: powers of two, as everywhere."""
-    for unit, name in ((MB, "MB"), (KB, "KB")):
-        if nbytes >= unit and nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return f"{nbytes} B"
+def row_of(
+    metric: str, ranks: int, nbytes: int, cells: dict[str, Cell], *, paired: bool = True
+) -> Row:
+    """Return the row of a metric with one number of ranks and one size; 0 for none."""
+    key = f"{metric}/{ranks}/{nbytes}"
+    return Row(key, metric, metric, cells, ranks=ranks, nbytes=nbytes, paired=paired)
 
 
 def parse_size(text: str) -> int:
     """Read 4, 64K, 64KB or 1M; ValueError if it is none, or no multiple of a float32."""
     plain = text.strip().upper().rstrip("B").strip()
-    units = {"K": KB, "M": MB, "G": 1 << 30}
+    units = {"K": KB, "M": MB, "G": GB}
     factor = units.get(plain[-1:], 1)
     number = plain[:-1] if plain[-1:] in units else plain
     if not number.strip().isdigit() or int(number) * factor < 4 or int(number) * factor % 4:

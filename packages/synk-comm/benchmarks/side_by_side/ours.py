@@ -10,9 +10,10 @@ import socket
 from typing import Any
 
 import numpy as np
+from synk_benchmarks.contender import NotOfferedError
 
 from .cases import ROOT, Case
-from .contender import TIMEOUT_S, Act, Contender, NotThereError, World, ping_pong
+from .contender import TIMEOUT_S, Act, Contender, World, ping_pong
 from .metrics import OURS, REFERENCE
 
 
@@ -50,11 +51,11 @@ class Synk(Contender):
     def _needs(self, name: str, *parameters: str) -> None:
         method = getattr(self.comm, name, None)
         if method is None:
-            raise NotThereError(f"not there: no {name}()")
+            raise NotOfferedError(f"not there: no {name}()")
         known = inspect.signature(method).parameters
         lacking = [one for one in parameters if one not in known]
         if lacking:
-            raise NotThereError(f"not there: {name}() takes no {' and no '.join(lacking)}")
+            raise NotOfferedError(f"not there: {name}() takes no {' and no '.join(lacking)}")
 
     def _act(self, name: str, case: Case, out: Any) -> Act:
         self._needs(name, "out")
@@ -86,7 +87,7 @@ class Synk(Contender):
             all_reduce(xs, out=outs)
         except (TypeError, ValueError, AttributeError):
             # Refused on every rank before peers heard of it.
-            raise NotThereError("not there: all_reduce() takes no lists") from None
+            raise NotOfferedError("not there: all_reduce() takes no lists") from None
         return Act(lambda: all_reduce(xs, out=outs), case.x, case.out)
 
     def reduce(self, case: Case) -> Act:

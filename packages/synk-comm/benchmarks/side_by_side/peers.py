@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any, Callable
 
 import numpy as np
+from synk_benchmarks.contender import NotOfferedError
 
 from .cases import ROOT, Case
-from .contender import TIMEOUT_S, Act, Contender, NotThereError, World, ping_pong
-from .machine import mpi_files, mpi_version, mpiexec
+from .contender import TIMEOUT_S, Act, Contender, World, ping_pong
 from .metrics import GLOO, MPICH, REFERENCE
+from .mpi import mpi_files, mpi_version, mpiexec
 
 
 class Mpich(Contender):
@@ -232,7 +233,7 @@ class Copy(Contender):
 
     def barrier(self, case: Case | None = None) -> Any:
         if case is not None:
-            raise NotThereError("not offered")
+            raise NotOfferedError("not offered")
         return self._beside.barrier()
 
     def all_reduce(self, case: Case) -> Act:

@@ -1,20 +1,16 @@
-"""Taking turns on one rank: every round asks every contender, so that all meet the same weather."""
+"""Take turns on one rank, in step with the others, and check the results."""
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Callable
+from synk_benchmarks.contender import FAILED, NotOfferedError, failure
+from synk_benchmarks.results import Cell
+from synk_benchmarks.rounds import calls_for, timed, turns
 
 from .cases import Case
-from .contender import FAILED, Act, Contender, NotThereError, World, failure
-from .results import Cell
+from .contender import Act, Contender, World
 
-BUDGET_S = 10e-3  # of back-to-back calls in one turn, as far as one call is shorter
-QUICK_BUDGET_S = 3e-3
-MOST_CALLS = 2000
+BUDGET_S, QUICK_BUDGET_S = 10e-3, 3e-3
+"""Seconds of back-to-back calls in one turn, as far as one call is shorter."""
 
 
 class Rounds:
@@ -43,13 +39,9 @@ class Rounds:
             if act is not None:
                 ready.append((contender, act, self._calls(contender, act)))
         samples: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-        with _no_collection():
-            for number in range(self.rounds):
-                gc.collect()
-                first = number % max(1, len(ready))
-                for contender, act, calls in ready[first:] + ready[:first]:
-                    seconds = self._turn(contender, act, calls)
-                    samples[contender.name].append(seconds / act.trips)
+        for _, (contender, act, calls) in turns(ready, self.rounds):
+            seconds = self._turn(contender, act, calls)
+            samples[contender.name].append(seconds / act.trips)
         return {name: Cell(tuple(taken), notes.get(name, "")) for name, taken in samples.items()}
 
     def _prepared(self, contender: Contender, case: Case, notes: dict[str, str]) -> Act | None:
@@ -57,7 +49,7 @@ class Rounds:
         act, refused = None, ""
         try:
             act = contender.prepare(case)
-        except NotThereError as reason:
+        except NotOfferedError as reason:
             refused = str(reason) or "not offered"
         except Exception as error:  # noqa: BLE001 (one that fails must not end the run)
             refused = failure(error)
@@ -91,38 +83,15 @@ class Rounds:
         return next(filter(None, self._share(text)), "")
 
     def _calls(self, contender: Contender, act: Act) -> int:
-        """How many calls fill a turn, by two trials: the first of all is never a fair one."""
-        calls = 1
-        for _ in range(2):
-            seconds = self._turn(contender, act, calls)
-            if seconds > 2 * self.budget_s:
-                return 1
-            calls = max(1, min(MOST_CALLS, int(self.budget_s / max(seconds, 1e-9))))
-        return calls
+        """Return how many calls fill a turn, the same on all ranks."""
+        return calls_for(
+            self.budget_s, lambda calls: self._turn(contender, act, calls), 2 * self.budget_s
+        )
 
     def _turn(self, contender: Contender, act: Act, calls: int) -> float:
         """Seconds of one call out of many in a row; of the slowest rank, on every rank."""
         self._share(None)
         contender.barrier()
         contender.barrier()
-        slowest: float = max(self._share(_timed(act.call, calls)))
+        slowest: float = max(self._share(timed(act.call, calls)))
         return slowest
-
-
-def _timed(call: Callable[[], object], calls: int) -> float:
-    turns = range(calls)
-    begin = time.perf_counter()
-    for _ in turns:
-        call()
-    return (time.perf_counter() - begin) / calls
-
-
-@contextmanager
-def _no_collection() -> Iterator[Any]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -1,124 +1,118 @@
-"""What synk-comm aims at, and whether it got there.
-
-A target is about one metric over a span of sizes: a ratio of our time to that of a peer or of the
-reference, or seconds of ours.
-"""
+"""What synk-comm aims at, and how a result is shown."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from .metrics import COLUMNS, GLOO, KB, MB, MPICH, OURS, REFERENCE
-from .results import Ratio, Result, Row, ratio
+from synk_benchmarks import plot
+from synk_benchmarks.results import Cell, Result, Row, compare
+from synk_benchmarks.tables import Page, Table, cell_text, remarks_on
+from synk_benchmarks.targets import Target, Verdict, summary
+from synk_benchmarks.text import KB, MB, number, size_name
 
-YES, NO, UNKNOWN = "yes", "NO", "?"
+from .cases import FUSED
+from .metrics import COLUMNS, GLOO, METRICS, MPICH, OURS, REFERENCE
 
-
-@dataclass(frozen=True)
-class Target:
-    """At most so much.
-
-    Attributes:
-        metric, ranks: of the rows it is about; 0 ranks: of every number of them.
-        limit: of the ratio, or seconds if `to` is empty.
-        to: `MPICH`, `GLOO`, `REFERENCE`, or empty.
-        smallest, largest: the sizes it is about.
-    """
-
-    metric: str
-    ranks: int
-    limit: float
-    to: str = ""
-    smallest: int = 0
-    largest: int = 1 << 62
-
-    def holds_for(self, row: Row) -> bool:
-        """Whether it is about this row."""
-        return (
-            row.metric == self.metric
-            and self.ranks in (0, row.ranks)
-            and self.smallest <= row.nbytes <= self.largest
-        )
-
+STYLES = {
+    OURS: ("#1b6ca8", "o"),
+    MPICH: ("#d98c00", "s"),
+    GLOO: ("#7a9e3f", "^"),
+    REFERENCE: ("#999999", "x"),
+}
+LEGEND = (
+    "Time of one call, the slowest rank's, median of all rounds. Size: bytes that a rank gives, or "
+    "of one block.\n"
+    "'to X': our time to X's, the median of the rounds' own ratios; below 1 is better. In brackets "
+    "the target, and\n"
+    "whether it was reached; ~: it lies within the middle half of the rounds, so run it again. "
+    "*: see the remarks.\n"
+    "reference: np.copyto by all ranks at once, as many bytes as each receives; but for"
+)
 
 # The targets for four ranks are meant for machines with two cores, where ranks share them.
 TARGETS: tuple[Target, ...] = (
-    Target("all_reduce", 2, 0.9, MPICH, 4, 4 * KB),
-    Target("all_reduce", 2, 0.5, MPICH, 16 * KB, MB),
-    Target("all_reduce", 2, 0.6, MPICH, 4 * MB, 16 * MB),
-    Target("all_reduce", 2, 0.3, MPICH, 64 * MB),
-    Target("all_reduce", 2, 0.05, GLOO, 4, 256 * KB),
-    Target("all_reduce", 2, 0.15, GLOO, MB, 4 * MB),
-    Target("all_reduce", 2, 0.3, GLOO, 16 * MB),
-    Target("all_reduce", 2, 1.2, REFERENCE, 64 * MB),
-    Target("all_reduce_shared", 2, 0.75, REFERENCE, 64 * MB),
-    Target("all_reduce", 4, 1.0, MPICH, 4, 4),
-    Target("all_reduce", 4, 0.6, MPICH, KB, 16 * MB),
-    Target("all_reduce", 4, 0.35, MPICH, 64 * MB),
-    Target("barrier", 2, 0.4, MPICH),
-    Target("barrier", 2, 0.02, REFERENCE),
-    Target("broadcast", 2, 0.5, MPICH, 64 * KB, 64 * KB),
-    Target("broadcast", 2, 0.6, MPICH, MB, MB),
-    Target("broadcast", 2, 1.05, MPICH, 64 * MB, 64 * MB),
-    Target("all_gather", 2, 1.1, MPICH),
-    Target("fused", 2, 0.4, REFERENCE),
-    Target("all_reduce_zmq", 2, 1.0, GLOO, 16 * MB, 16 * MB),
-    Target("mismatch", 0, 10e-3),
-    Target("dead_peer", 0, 50e-3),
-    Target("import", 0, 1.3, REFERENCE),
+    Target("all_reduce", 0.9, MPICH, ranks=2, smallest=4, largest=4 * KB),
+    Target("all_reduce", 0.5, MPICH, ranks=2, smallest=16 * KB, largest=MB),
+    Target("all_reduce", 0.6, MPICH, ranks=2, smallest=4 * MB, largest=16 * MB),
+    Target("all_reduce", 0.3, MPICH, ranks=2, smallest=64 * MB),
+    Target("all_reduce", 0.05, GLOO, ranks=2, smallest=4, largest=256 * KB),
+    Target("all_reduce", 0.15, GLOO, ranks=2, smallest=MB, largest=4 * MB),
+    Target("all_reduce", 0.3, GLOO, ranks=2, smallest=16 * MB),
+    Target("all_reduce", 1.2, REFERENCE, ranks=2, smallest=64 * MB),
+    Target("all_reduce_shared", 0.75, REFERENCE, ranks=2, smallest=64 * MB),
+    Target("all_reduce", 1.0, MPICH, ranks=4, smallest=4, largest=4),
+    Target("all_reduce", 0.6, MPICH, ranks=4, smallest=KB, largest=16 * MB),
+    Target("all_reduce", 0.35, MPICH, ranks=4, smallest=64 * MB),
+    Target("barrier", 0.4, MPICH, ranks=2),
+    Target("barrier", 0.02, REFERENCE, ranks=2),
+    Target("broadcast", 0.5, MPICH, ranks=2, smallest=64 * KB, largest=64 * KB),
+    Target("broadcast", 0.6, MPICH, ranks=2, smallest=MB, largest=MB),
+    Target("broadcast", 1.05, MPICH, ranks=2, smallest=64 * MB, largest=64 * MB),
+    Target("all_gather", 1.1, MPICH, ranks=2),
+    Target("fused", 0.4, REFERENCE, ranks=2),
+    Target("all_reduce_zmq", 1.0, GLOO, ranks=2, smallest=16 * MB, largest=16 * MB),
+    Target("mismatch", 10e-3),
+    Target("dead_peer", 50e-3),
+    Target("import", 1.3, REFERENCE),
 )
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A row compared with one column, and what is aimed at there.
-
-    Attributes:
-        to: the column; empty for seconds of ours.
-        ratio: ours to it; None if one of the two has no number, or `to` is empty.
-        target: what is aimed at; None if nothing is.
-        reached: `YES`, `NO`, `UNKNOWN` (not measured), or empty without a target.
-        close: whether the limit lies within the middle half of the rounds: luck decides.
-    """
-
-    row: Row
-    to: str
-    ratio: Ratio | None
-    target: Target | None = None
-    reached: str = ""
-    close: bool = False
-
-
 def judge(row: Row) -> list[Verdict]:
-    """The row beside each other column that has a number or a target, then by itself."""
-    found = []
-    for to in (*COLUMNS[1:], ""):
-        target = next((one for one in TARGETS if one.to == to and one.holds_for(row)), None)
-        compared = ratio(row, OURS, to) if to else None
-        if target is None:
-            if compared is not None:
-                found.append(Verdict(row, to, compared))
-            continue
-        spread = compared if to else _spread(row)
-        if spread is None:
-            found.append(Verdict(row, to, None, target, UNKNOWN))
-            continue
-        reached = YES if spread.value <= target.limit else NO
-        close = spread.low < target.limit < spread.high
-        found.append(Verdict(row, to, compared, target, reached, close))
-    return found
+    """Judge a row by each of its targets."""
+    return [target.judge(row, OURS) for target in TARGETS if target.holds_for(row)]
 
 
-def tally(result: Result) -> dict[str, int]:
-    """How many targets were reached, missed, and not measured in the rows that there are."""
-    verdicts = [found for row in result.rows for found in judge(row) if found.target]
-    return {word: sum(found.reached == word for found in verdicts) for word in (YES, NO, UNKNOWN)}
+def order(row: Row) -> Any:
+    """Sort rows as the table shows them: by metric, ranks and size."""
+    return list(METRICS).index(row.group), row.ranks, row.nbytes
 
 
-def _spread(row: Row) -> Ratio | None:
-    """Our own seconds, as if compared with one second."""
-    cell = row.cells.get(OURS)
-    if cell is None or cell.value is None:
-        return None
-    saved = cell.saved()
-    return Ratio(saved["median"], saved["low"], saved["high"])
+def page(result: Result) -> Page:
+    """Show a result: a line for each row, and in it a comparison with each other column."""
+    lines, groups = [], []
+    for row in result.rows:
+        texts = {verdict.to: f" ({verdict.text})" for verdict in judge(row)}
+        cells = [cell_text(row.cells.get(name, Cell()), row.unit) for name in COLUMNS]
+        cells[0] += texts.get("", "")
+        ratios = [_ratio(row, name, texts.get(name, "")) for name in COLUMNS[1:]]
+        named = f"{row.group}, {row.ranks} ranks" if row.ranks else row.group
+        lines.append([named, _size(row), *cells, *ratios])
+        groups.append(named)
+    header = ["collective", "size", *COLUMNS, *(f"to {name}" for name in COLUMNS[1:])]
+    verdicts = [verdict for row in result.rows for verdict in judge(row)]
+    references = [
+        f"{name}: {metric.reference}"
+        for name, metric in METRICS.items()
+        if metric.reference and not metric.sized
+    ]
+    return Page(
+        f"{OURS} beside its peers",
+        result,
+        [Table(header, lines, (0, 1), groups)],
+        summary(result, verdicts),
+        f"{LEGEND} {'; '.join(references)}.",
+        remarks_on(result, _title),
+    )
+
+
+def draw(result: Result, path: Path) -> None:
+    """Write the picture of times over sizes."""
+    plot.draw_times(result, STYLES, OURS, path)
+
+
+def _ratio(row: Row, name: str, target: str) -> str:
+    found = compare(row, OURS, name)
+    return f"{number(found.value)}{target}" if found else f"-{target}" if target else ""
+
+
+def _title(row: Row) -> str:
+    """Name a row in a remark: all_reduce 64 KB, 2 ranks."""
+    ranks = f", {row.ranks} ranks" if row.ranks else ""
+    return f"{row.group} {_size(row)}".rstrip() + ranks
+
+
+def _size(row: Row) -> str:
+    if row.group == "fused":
+        return f"{FUSED} x 1 KB"
+    return size_name(row.nbytes) if row.nbytes else ""
