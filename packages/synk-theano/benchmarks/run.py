@@ -10,15 +10,15 @@ README.md in this folder tells what is measured and how to read it.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import signal
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import Callable
 
-if TYPE_CHECKING:
-    from side_by_side.results import Result
+from side_by_side import targets
+from synk_benchmarks import machine, program
+from synk_benchmarks.results import Result, Row, Run
 
 # One thread for each process, in this one and in all that it starts: read when BLAS is loaded.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -27,46 +27,20 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 ROUNDS, QUICK_ROUNDS = 11, 3
 BUDGET_S, QUICK_BUDGET_S = 50e-3, 10e-3
 PARTS = ("calls", "inputs", "scaling", "distribution")
+PACKAGES = ("synk-theano", "synk-shm", "synk-comm", "theano", "numpy", "scipy")
 
 
 def main() -> int:
     """Measure (or read a file), then show and write what was asked for."""
     options = _options()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    from side_by_side import results, tables
-
-    try:
-        result = results.load(options.read) if options.read else _measure(options)
-    except (OSError, ValueError) as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        _report("interrupted; nothing was written")
-        return 128 + signal.SIGINT
-    if options.json:
-        result.save(options.json)
-    if options.markdown:
-        options.markdown.parent.mkdir(parents=True, exist_ok=True)
-        options.markdown.write_text(tables.markdown(result), encoding="utf-8")
-    sys.stdout.write(tables.plain(result))
-    return 1 if result.left_out else 0
+    return program.run(options, functools.partial(_measure, options), targets.page)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="small sizes, three short rounds")
-    parser.add_argument(
-        "--only", nargs="+", metavar="NAME", choices=PARTS, default=PARTS, help=", ".join(PARTS)
-    )
+    parser = program.parser(__doc__ or "", PARTS, "small sizes, three short rounds")
     parser.add_argument("--ranks", type=int, default=2, help="processes of a parallel function: 2")
     parser.add_argument(
         "--rounds", type=int, metavar="N", help=f"{ROUNDS} by default, with --quick {QUICK_ROUNDS}"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all samples")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a page")
-    parser.add_argument(
-        "--read", type=Path, metavar="FILE", help="show what --json wrote, measuring nothing"
     )
     options = parser.parse_args()
     if options.ranks < 2 or (options.rounds is not None and options.rounds < 1):
@@ -74,45 +48,43 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _measure(options: argparse.Namespace) -> Result:
-    from side_by_side import calls, distribution, inputs, machine, results, scaling
-    from side_by_side.rounds import Rounds
+def _measure(options: argparse.Namespace, progress: program.Progress) -> Result:
+    # Theano comes to life only if something is measured.
+    from side_by_side import calls, distribution, inputs, scaling
+    from side_by_side.plan import Plan
+    from theano import config
+    from theano.gof.cmodule import gcc_version_str
 
-    parts: dict[str, Callable[[Rounds], list[results.Row]]] = {
+    parts: dict[str, Callable[[Plan], list[Row]]] = {
         "calls": calls.calls,
         "inputs": inputs.inputs,
         "scaling": scaling.scaling,
         "distribution": distribution.distribution,
     }
-    rounds = Rounds(
-        count=options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS),
+    plan = Plan(
+        rounds=options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS),
         budget_s=QUICK_BUDGET_S if options.quick else BUDGET_S,
         quick=options.quick,
         ranks=options.ranks,
-        report=_report,
+        report=progress.line,
     )
-    described = machine.describe()  # before: its load is what others did
+    blas = "linked" if config.blas.ldflags else "through NumPy"
+    # Before anything else: the load is what others did.
+    described = machine.describe(*PACKAGES, compiler=f"g++ {gcc_version_str}", BLAS=blas)
     settings = {
-        "rounds": f"quick, {rounds.count}" if options.quick else str(rounds.count),
-        "ranks": str(rounds.ranks),
+        "rounds": f"quick, {plan.rounds}" if options.quick else str(plan.rounds),
+        "ranks": str(plan.ranks),
     }
-    result = results.Result(described, settings)
+    left_out: dict[str, str] = {}
     begin = time.monotonic()
-    for name in PARTS:
-        if name in options.only:
-            start = time.monotonic()
-            try:
-                result.rows += parts[name](rounds)
-            except Exception as error:  # noqa: BLE001 (one part that breaks must not end the run)
-                result.left_out[name] = f"{type(error).__name__}: {error}"
-            _report(f"{name}: {time.monotonic() - start:.0f} s")
+    chosen = {
+        name: functools.partial(part, plan)
+        for name, part in parts.items()
+        if name in options.only or not options.only
+    }
+    rows = program.measure_parts(chosen, left_out, progress)
     settings["took"] = f"{time.monotonic() - begin:.0f} s"
-    return result
-
-
-def _report(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    return Result([Run(described, settings, left_out)], rows)
 
 
 if __name__ == "__main__":

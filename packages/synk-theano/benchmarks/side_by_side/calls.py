@@ -5,37 +5,37 @@ from __future__ import annotations
 from typing import Callable
 
 import numpy as np
+from synk_benchmarks.results import ADDED, Row, beside
 
 from synk_theano import Runtime
 
 from .functions import trivial
 from .partner import partners
-from .results import ADDED, RATIO, Row, Target
-from .rounds import Rounds
+from .plan import Plan
+from .targets import BARRIERS, CALLS, PLAIN
 
 ROWS = 64
-AT_MOST_S = 40e-6
-OF_BARRIERS = 0.25
 
 
-def calls(rounds: Rounds) -> list[Row]:
+def calls(plan: Plan) -> list[Row]:
     """Calls of every kind beside the same call of plain Theano, and two of them beside barriers."""
     problem = trivial()
     values = problem.rows(ROWS)
     index = np.random.RandomState(0).permutation(ROWS)[: ROWS // 2]
     half = slice(8, 8 + ROWS // 2)
     plain = problem.compiled()
-    with Runtime(rounds.ranks) as runtime, partners(rounds.ranks) as two_barriers:
+    with Runtime(plan.ranks) as runtime, partners(plan.ranks) as two_barriers:
         f = runtime.function([problem.x], (problem.output, problem.op))
         nothing = runtime.function([], [])
         data = runtime.data(values)
-        ways: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-            "Data": (lambda: f(data), lambda: plain(values)),
-            "ndarray": (lambda: f(values), lambda: plain(values)),
-            "Data, batch=slice": (lambda: f(data, batch=half), lambda: plain(values[half])),
-            "Data, batch=index": (lambda: f(data, batch=index), lambda: plain(values[index])),
-            "ndarray, batch=index": (lambda: f(values, batch=index), lambda: plain(values[index])),
-        }
+        pairs: tuple[tuple[Callable[[], object], Callable[[], object]], ...] = (
+            (lambda: f(data), lambda: plain(values)),
+            (lambda: f(values), lambda: plain(values)),
+            (lambda: f(data, batch=half), lambda: plain(values[half])),
+            (lambda: f(data, batch=index), lambda: plain(values[index])),
+            (lambda: f(values, batch=index), lambda: plain(values[index])),
+        )
+        ways = dict(zip(CALLS, pairs))
         for ours, theirs in ways.values():
             np.testing.assert_allclose(ours(), theirs(), rtol=1e-4)
         named = {f"ours: {name}": ours for name, (ours, _) in ways.items()}
@@ -44,21 +44,16 @@ def calls(rounds: Rounds) -> list[Row]:
         stats = getattr(runtime, "stats", None)
         if stats is not None:
             named["stats"] = stats
-        samples = rounds.seconds(**named)
+        samples = plan.seconds(**named)
     rows = []
     for name in ways:
-        ours, theirs = samples[f"ours: {name}"], samples[f"theirs: {name}"]
-        target = Target(ADDED, AT_MOST_S)
-        rows.append(Row("calls", name, ours, "plain Theano", theirs, ADDED, target))
-    for name in ("Data", "ndarray"):
-        ours, theirs = samples[f"ours: {name}"], samples["barriers"]
-        target = Target(RATIO, OF_BARRIERS)
-        rows.append(Row("calls", name, ours, "two Barrier waits", theirs, RATIO, target))
-    rows.append(
-        Row("calls", "no input, no output", samples["nothing"], "two Barrier waits", theirs)
-    )
+        pair = samples[f"ours: {name}"], PLAIN, samples[f"theirs: {name}"]
+        rows.append(beside("calls", name, *pair, kind=ADDED))
+    barriers = BARRIERS, samples["barriers"]
+    for name in CALLS[:2]:
+        rows.append(beside("calls", name, samples[f"ours: {name}"], *barriers))
+    rows.append(beside("calls", "no input, no output", samples["nothing"], *barriers))
     if "stats" in samples:
-        rows.append(
-            Row("calls", "reading stats()", samples["stats"], "a call", samples["ours: Data"])
-        )
+        pair = samples["stats"], "a call", samples["ours: Data"]
+        rows.append(beside("calls", "reading stats()", *pair))
     return rows

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import pickle
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,17 +14,19 @@ from pathlib import Path
 from typing import Any, Callable
 from unittest import mock
 
+from synk_benchmarks.process import READY, Process
+from synk_benchmarks.results import BYTES, Row, beside
 from theano.gof import compilelock
 
-from synk_theano import Runtime, _pickling, _runtime
+from synk_theano import Runtime, _builder, _pickling
+from synk_theano._builder import compile_form
 from synk_theano._shared_vars import VariableRegistry
 
 from . import networks
-from .results import AMOUNT, RATIO, Row, Target
-from .rounds import Rounds
+from .plan import Plan
+from .targets import PICKLE
 
 WORKERS = (1, 4)
-AT_MOST_S = 5.0
 LIMIT_S = 600
 MOST_ROUNDS = 3  # each starts processes anew
 
@@ -38,17 +38,17 @@ QUICK_NETWORKS: dict[str, Network] = {
 }
 
 
-def distribution(rounds: Rounds) -> list[Row]:
+def distribution(plan: Plan) -> list[Row]:
     """Each network's training function to one worker and to four, which have started already."""
     rows = []
-    for name, network in (QUICK_NETWORKS if rounds.quick else NETWORKS).items():
+    for name, network in (QUICK_NETWORKS if plan.quick else NETWORKS).items():
         with _pickling.deep_recursion():
             begin = time.monotonic()
             training = _Training(name, network)
-            rounds.report(f"{name}: built in {time.monotonic() - begin:.0f} s")
+            plan.report(f"{name}: built in {time.monotonic() - begin:.0f} s")
             rows += training.sizes()
             for workers in WORKERS:
-                rows += training.times(workers, min(rounds.count, MOST_ROUNDS))
+                rows += training.times(workers, min(plan.rounds, MOST_ROUNDS))
     return rows
 
 
@@ -72,17 +72,11 @@ class _Training:
         flat = float(_length([self._function], registry))
         plain = float(len(pickle.dumps(self._function, -1)))
         nodes = len(self._function.maker.fgraph.apply_nodes)
-        what = f"{self._name}, {nodes} nodes: the function"
+        less = f"{self._name}, {nodes} nodes: the function", (flat,), f"{PICKLE} less values"
+        whole = f"{self._name}: with its values", (flat + values,), PICKLE
         return [
-            Row("bytes", what, (flat,), "plain pickle less values", (plain - values,), unit="B"),
-            Row(
-                "bytes",
-                f"{self._name}: with its values",
-                (flat + values,),
-                "plain pickle",
-                (plain,),
-                unit="B",
-            ),
+            beside("bytes", *less, (plain - values,), unit=BYTES),
+            beside("bytes", *whole, (plain,), unit=BYTES),
         ]
 
     def times(self, workers: int, count: int) -> list[Row]:
@@ -94,12 +88,11 @@ class _Training:
             held = self._ours(workers)
         locks = sum(locks for _, (_, locks) in taken) / count
         title = f"{self._name} to {workers} worker{'s' if workers > 1 else ''}"
-        target = Target(AMOUNT, AT_MOST_S) if (self._name, workers) == ("ResNet-50", 4) else None
-        note = f"plain pickle: the workers took the compile lock {locks:.0f} times" if locks else ""
-        lock = f"{title}, compile lock held"
+        note = f"the workers took the compile lock {locks:.0f} times" if locks else ""
+        lock = f"{title}, compile lock held", (held,), "not held", (statistics.median(ours),)
         return [
-            Row("distribution", title, ours, "plain pickle", theirs, RATIO, target, note=note),
-            Row("distribution", lock, (held,), "not held", (statistics.median(ours),)),
+            beside("distribution", title, ours, PICKLE, theirs, note),
+            beside("distribution", *lock),
         ]
 
     def _ours(self, workers: int) -> float:
@@ -117,14 +110,13 @@ class _Training:
     def _compiled_once(self) -> Iterator[dict[Any, Any]]:
         """Compile at the first time, and take the same function later."""
         kept: dict[Any, Any] = self.__dict__.setdefault("_kept", {})
-        compile_form = _runtime.compile_form
 
-        def once(spec: Any, form: Any) -> Any:
+        def once(spec: Any, form: Any, *more: Any) -> Any:
             if form not in kept:
-                kept[form] = compile_form(spec, form)
+                kept[form] = compile_form(spec, form, *more)
             return kept[form]
 
-        with mock.patch.object(_runtime, "compile_form", once):
+        with mock.patch.object(_builder, "compile_form", once):
             yield kept
 
     def _plain(self, workers: int) -> tuple[float, int]:
@@ -134,51 +126,21 @@ class _Training:
             contextlib.ExitStack() as stack,
         ):
             path = Path(folder) / "function"
-            loaders = [_Loader(path, stack) for _ in range(workers)]
+            command = [sys.executable, "-m", "side_by_side.loader", str(path)]
+            loaders = []
+            for number in range(workers):
+                log = Path(folder) / f"log-{number}"
+                loader = Process(command, LIMIT_S, log, folder=Path(__file__).parent.parent)
+                stack.callback(loader.end)
+                loaders.append(loader)
             for loader in loaders:
-                loader.hear("ready")
+                loader.hear(READY)
             begin = time.perf_counter()
             path.write_bytes(pickle.dumps(self._function, -1))
             for loader in loaders:
-                loader.go()
+                loader.tell("go")
             taken = [int(loader.hear("loaded")) for loader in loaders]
             return time.perf_counter() - begin, max(taken)
-
-
-class _Loader:
-    """A process that loads a pickled function when it is told to."""
-
-    def __init__(self, path: Path, stack: contextlib.ExitStack) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "side_by_side.loader", str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parent.parent,
-        )
-        stack.callback(self._end)
-        limit = threading.Timer(LIMIT_S, self._process.kill)
-        limit.start()
-        stack.callback(limit.cancel)
-
-    def go(self) -> None:
-        """Have it load."""
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-
-    def hear(self, word: str) -> str:
-        """Wait until it says this word; what follows it on the line."""
-        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
-        for line in self._process.stdout:
-            said, _, rest = line.strip().partition(" ")
-            if said == word:
-                return rest
-        raise RuntimeError(f"a process that should have said {word!r} ended")
-
-    def _end(self) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 def _length(content: Any, registry: VariableRegistry) -> int:

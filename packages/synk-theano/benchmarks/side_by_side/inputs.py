@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
+from synk_benchmarks.results import SPEED, Row, beside
 
 from synk_theano import Runtime
 
 from .functions import ROW, reading
-from .results import SPEED, Row
-from .rounds import Rounds
+from .plan import Plan
+from .targets import PLAIN
 
 NBYTES, QUICK_NBYTES = 256 << 20, 16 << 20
 
 
-def inputs(rounds: Rounds) -> list[Row]:
+def inputs(plan: Plan) -> list[Row]:
     """Rows of 4 kB, read once: by slices, and shuffled; beside one process that does the same."""
     problem = reading()
-    count = (QUICK_NBYTES if rounds.quick else NBYTES) // (4 * ROW)
+    count = (QUICK_NBYTES if plan.quick else NBYTES) // (4 * ROW)
     plain = problem.compiled()
-    with Runtime(rounds.ranks) as runtime:
+    with Runtime(plan.ranks) as runtime:
         f = runtime.function([problem.x], (problem.output, problem.op))
         data = runtime.data(problem.rows(count))
         values = data.data
@@ -26,7 +27,7 @@ def inputs(rounds: Rounds) -> list[Row]:
         half = slice(count // 4, count // 4 + count // 2)
         np.testing.assert_allclose(f(data, batch=half), plain(values[half]), rtol=1e-3, atol=10)
         np.testing.assert_allclose(f(data, batch=order), plain(values[order]), rtol=1e-3, atol=10)
-        samples = rounds.seconds(
+        samples = plan.seconds(
             all=lambda: f(data),
             all_plain=lambda: plain(values),
             slice=lambda: f(data, batch=half),
@@ -37,11 +38,12 @@ def inputs(rounds: Rounds) -> list[Row]:
         )
     nbytes = values.nbytes
 
-    def row(what: str, ours: str, beside: str, theirs: str, used: int) -> Row:
-        return Row("inputs", what, samples[ours], beside, samples[theirs], SPEED, nbytes=used)
+    def row(what: str, ours: str, name: str, theirs: str, used: int) -> Row:
+        times = samples[ours], name, samples[theirs]
+        return beside("inputs", what, *times, kind=SPEED, nbytes=used)
 
     return [
-        row("all rows, summed", "all", "plain Theano", "all_plain", nbytes),
+        row("all rows, summed", "all", PLAIN, "all_plain", nbytes),
         row("a slice of half the rows", "slice", "plain f(x[a:b])", "slice_plain", nbytes // 2),
         row("all rows, shuffled", "shuffled", "plain f(x[index])", "shuffled_plain", nbytes),
         row("all rows, shuffled", "shuffled", "x[index] alone", "rows_only", nbytes),
