@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any, Callable, Iterator
 
 import numpy as np
 import theano
 import theano.tensor as T
-from rich.console import Console
-from rich.table import Table
 
 import synkhronos as synk
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from synk_benchmarks.tables import Table
+from synk_benchmarks.text import amount
 
 ROUNDS = 7
 ROWS = 2000
@@ -49,12 +54,7 @@ def side_by_side(
     return times[0], times[1], statistics.median(b / a for a, b in rounds)
 
 
-def show(seconds: float) -> str:
-    """A time in the unit that suits it."""
-    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
-
-
-def collectives(seconds: float, _processes: int) -> Iterator[tuple[str, ...]]:
+def collectives(seconds: float, _processes: int) -> Iterator[list[str]]:
     """all_reduce of shared variables."""
     for length in (10, 10_000, 1_000_000):
         s = theano.shared(np.zeros(length, dtype="float32"), name=f"s{length}")
@@ -63,10 +63,10 @@ def collectives(seconds: float, _processes: int) -> Iterator[tuple[str, ...]]:
             seconds, lambda s=s: synk.all_reduce(s), lambda x=x, y=y: np.add(x, y, out=x)
         )
         what = f"all_reduce of {length * 4:,} bytes"
-        yield what, show(ours), f"numpy.add {show(theirs)}", f"{speed:.3g} x"
+        yield [what, amount(ours), f"numpy.add {amount(theirs)}", f"{speed:.3g} x"]
 
 
-def training(seconds: float, processes: int) -> Iterator[tuple[str, ...]]:
+def training(seconds: float, processes: int) -> Iterator[list[str]]:
     """A step of an MLP: gradients by all ranks, averaged, and applied by all ranks.
 
     Beside this process alone, which has only its share of the threads while there are workers.
@@ -100,8 +100,8 @@ def training(seconds: float, processes: int) -> Iterator[tuple[str, ...]]:
         np.testing.assert_allclose(one_order(), plain(images, targets), rtol=1e-3)
     for what, way in (("three orders", step), ("one order", one_order)):
         ours, theirs, speed = side_by_side(seconds, way, lambda: plain(images, targets))
-        beside = f"plain Theano, one thread {show(theirs)}"
-        yield f"a step of an MLP, {what}", show(ours), beside, f"{speed:.2f} x of {processes}"
+        beside = f"plain Theano, one thread {amount(theirs)}"
+        yield [f"a step of an MLP, {what}", amount(ours), beside, f"{speed:.2f} x of {processes}"]
 
 
 def mlp() -> tuple[Any, Any, list[Any], Any]:
@@ -120,15 +120,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each thing measured")
     options = parser.parse_args()
-    table = Table("what", "time", "beside", "speed", title=f"{options.processes} processes")
+    title = f"{options.processes} processes"
+    table = Table(["what", "time", "beside", "speed"], [], (0, 2), (), title)
     synk.fork(n_parallel=options.processes, verbose=False)
     try:
         for part in (collectives, training):
-            for row in part(options.seconds, options.processes):
-                table.add_row(*row)
+            table.lines += part(options.seconds, options.processes)
     finally:
         synk.close()
-    Console().print(table)
+    print(table.plain())
 
 
 if __name__ == "__main__":

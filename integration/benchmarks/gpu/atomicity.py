@@ -9,17 +9,30 @@ is at work. Memory is what each process has on its GPU after that, as `nvidia-sm
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import gpubench  # noqa: E402, F401 - beside this file; makes synk_benchmarks importable
+from synk_benchmarks.process import Failed, Process  # noqa: E402
+
 WARM = 8
+TOLD = "@"
+"""What the lines begin with that are meant for the parent."""
+LIMIT_S = 3600
+"""Seconds for a program."""
+END_S = 30
+"""Seconds for its end."""
 
 
 def contender(network: str, gpus: int, is_atomic: bool, steps: int) -> None:
@@ -52,7 +65,6 @@ def contender(network: str, gpus: int, is_atomic: bool, steps: int) -> None:
         more: Any = {}
         inputs = [x, y]
     else:
-        sys.path.insert(0, str(HERE))
         from gpubench import networks
 
         built = networks.build(network, False, 512)
@@ -88,7 +100,7 @@ def contender(network: str, gpus: int, is_atomic: bool, steps: int) -> None:
         return (time.perf_counter() - began) / count
 
     def tell(**values: Any) -> None:
-        print("@" + json.dumps(values), flush=True)
+        print(TOLD, json.dumps(values), flush=True)
 
     some(WARM)
     reductions(WARM)
@@ -105,42 +117,29 @@ def contender(network: str, gpus: int, is_atomic: bool, steps: int) -> None:
     synk.close()
 
 
-class Contender:
-    """A process of `contender`."""
+def started(network: str, gpus: int, is_atomic: bool, steps: int, log: Path) -> Process:
+    """Start a process of `contender`."""
+    command = [sys.executable, __file__, "--contender", network, str(int(is_atomic))]
+    return Process([*command, "--gpus", str(gpus), "--steps", str(steps)], LIMIT_S, log)
 
-    def __init__(self, network: str, gpus: int, is_atomic: bool, steps: int) -> None:
-        command = [sys.executable, __file__, "--contender", network, str(int(is_atomic))]
-        self._process = subprocess.Popen(
-            [*command, "--gpus", str(gpus), "--steps", str(steps)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
 
-    def told(self) -> dict[str, Any]:
-        """What it tells next."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("@"):
-                answer: dict[str, Any] = json.loads(line[1:])
-                return answer
-        raise RuntimeError(f"the program ended with status {self._process.wait()}")
+def told(process: Process) -> dict[str, Any]:
+    """Return what it tells next."""
+    answer: dict[str, Any] = json.loads(process.hear(TOLD))
+    return answer
 
-    def measure(self, what: str) -> float:
-        """Seconds of one, in a round of them."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(what + "\n")
-        self._process.stdin.flush()
-        return float(self.told()["seconds"])
 
-    def end(self) -> None:
-        """Have it close, and wait for it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+def measured(process: Process, what: str) -> float:
+    """Return the seconds of one, in a round of them."""
+    process.tell(what)
+    return float(told(process)["seconds"])
+
+
+def ended(process: Process) -> None:
+    """Have it close, and end it for certain."""
+    with contextlib.suppress(Failed):
+        process.finish(END_S)
+    process.end()
 
 
 def memory_of(pids: list[int]) -> list[int]:
@@ -160,23 +159,22 @@ def compare(
         kinds = dict(reversed(kinds.items()))
     result: dict[str, Any] = {"network": network, "gpus": gpus, "steps": steps}
     programs = {}
-    try:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="synk-bench-")))
         for name, is_atomic in kinds.items():
             # One after the other: with a cold cache they would queue for Theano's lock.
-            programs[name] = Contender(network, gpus, is_atomic, steps)
-            result[name] = programs[name].told()
+            programs[name] = started(network, gpus, is_atomic, steps, folder / name)
+            stack.callback(ended, programs[name])
+            result[name] = told(programs[name])
         for what in ("step", "all_reduce") if gpus > 1 else ("step",):
             times: dict[str, list[float]] = {name: [] for name in kinds}
             for _ in range(rounds):
                 for name, program in programs.items():
-                    times[name].append(program.measure(what))
+                    times[name].append(measured(program, what))
             for name in kinds:
                 result[name][what] = times[name]
         for name in kinds:
             result[name]["memory_mib"] = memory_of(result[name].pop("pids"))
-    finally:
-        for program in programs.values():
-            program.end()
     return result
 
 

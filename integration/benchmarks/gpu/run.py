@@ -11,6 +11,7 @@ written after each process, so that a run that is cut off keeps what it has.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -25,8 +26,10 @@ from typing import Callable, Mapping
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER))
 
-from gpubench import cache, machine, plan, results, tables  # noqa: E402 - beside this file
-from gpubench.process import Failed, Process  # noqa: E402
+from gpubench import cache, plan, tables  # noqa: E402 - beside this file
+from gpubench.job import read_lines  # noqa: E402
+from synk_benchmarks import machine, results  # noqa: E402
+from synk_benchmarks.process import READY, Failed, Process  # noqa: E402
 
 LEAST_S = 15
 """A process is not started with less time than this."""
@@ -59,7 +62,9 @@ class Run:
         }
         if options.tiny:
             settings["tiny"] = "small networks, to try the program: no result to quote"
-        self.result = results.Result(machine.describe(), settings)
+        described = machine.describe(GPUs=machine.gpus())
+        self.result = results.Result([results.Run(described, settings)])
+        (self._run,) = self.result.runs
 
     def __call__(self) -> int:
         """Run everything; returns the exit status."""
@@ -81,25 +86,25 @@ class Run:
                 if self._possible(job):
                     running[job] = self._start(job, limit_s)
             for job, process in list(running.items()):
-                if not self._succeeds(job, process.wait_ready):
+                if not self._succeeds(job, functools.partial(process.hear, READY)):
                     running.pop(job).end()
                     self._take(job, began)
             for job, process in list(running.items()):
-                self._succeeds(job, process.measure)
+                self._succeeds(job, functools.partial(_measure, process))
                 running.pop(job).end()
                 self._take(job, began)
         finally:
             for job, process in running.items():
                 process.end()
-                self.result.left_out[job.name] = "interrupted"
+                self._run.left_out[job.name] = "interrupted"
                 self._take(job, began)
 
-    def _succeeds(self, job: plan.Job, step: Callable[[], None]) -> bool:
+    def _succeeds(self, job: plan.Job, step: Callable[[], object]) -> bool:
         try:
             step()
         except Failed as error:
             self._failures += 1
-            self.result.left_out[job.name] = str(error)
+            self._run.left_out[job.name] = str(error)
             return False
         return True
 
@@ -110,7 +115,7 @@ class Run:
         elif job.kind == "ddp" and not _has_torch(self._options.torch_python):
             why = f"{self._options.torch_python} has no torch and torchvision"
         if why:
-            self.result.left_out[job.name] = why
+            self._run.left_out[job.name] = why
             self._save()
         return not why
 
@@ -133,24 +138,29 @@ class Run:
             command = [sys.executable, "-m", "gpubench.job", job.kind, *more]
         _say(f"{job.name} begins; {self._left():.0f} s are left")
         limit_s = min(limit_s, self._left())
-        return Process(command, environment, folder, folder / "log.txt", limit_s)
+        return Process(command, limit_s, folder / "log.txt", environment, folder)
 
     def _take(self, job: plan.Job, began: float) -> None:
         seconds = time.monotonic() - began
-        rows, about = results.read_lines(self._out / "jobs" / job.name / "rows.jsonl")
+        rows, about = read_lines(self._out / "jobs" / job.name / "rows.jsonl")
         self.result.rows += rows
-        self.result.about.update(about)
-        self.result.settings[f"took: {job.name}"] = f"{seconds:.0f} s"
+        self._run.about.update(about)
+        self._run.settings[f"took: {job.name}"] = f"{seconds:.0f} s"
         self._save()
-        _say(f"{job.name}: {self.result.left_out.get(job.name, 'done')}, {seconds:.0f} s")
+        _say(f"{job.name}: {self._run.left_out.get(job.name, 'done')}, {seconds:.0f} s")
 
     def _save(self) -> None:
         self.result.save(self._out / "results.json")
-        page = tables.markdown(self.result)
+        page = tables.page(self.result).markdown()
         (self._out / "results.md").write_text(page, encoding="utf-8")
 
     def _left(self) -> float:
         return self._deadline - time.monotonic()
+
+
+def _measure(process: Process) -> None:
+    process.tell("go")
+    process.finish()
 
 
 def main() -> int:
@@ -171,7 +181,7 @@ def main() -> int:
         if options.save_cache and options.compiledir.is_dir():
             pieces = cache.pack(options.compiledir, options.save_cache)
             _say(f"packed the cache: {len(pieces)} pieces")
-        sys.stdout.write(tables.plain(run.result))
+        sys.stdout.write(tables.page(run.result).plain())
     return status
 
 
@@ -198,7 +208,7 @@ def _options() -> argparse.Namespace:
     add("--read", action="store_true", help="show DIR/results.json, measuring nothing")
     options = parser.parse_args()
     if options.read:
-        sys.stdout.write(tables.plain(results.load(options.out / "results.json")))
+        sys.stdout.write(tables.page(results.load(options.out / "results.json")).plain())
         sys.exit(0)
     options.only = options.only.split(",")
     options.steps = options.steps or (2 if options.tiny else 10)

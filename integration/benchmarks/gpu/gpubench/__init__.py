@@ -2,16 +2,23 @@
 
 ::
 
-    run.py ─ plan ──> which processes, in which order        results, tables: what came of it
-             process ─> starts one, has it measure when it is its turn, ends it
-                │                                             cache: Theano's compiled modules
-                └─> python -m gpubench.job KIND               machine: where it was measured
-                      plain        one GPU, plain Theano
-                      ours         a runtime of N ranks: steps, distribution, timeline
-                      collectives  all_reduce beside a bare NCCL loop (bare)
-                      starting     fork() to the first result
+    run.py ─ plan ──> which processes, in which order
+             │                                tables: what is aimed at, what came of it
+             │                                cache: Theano's compiled modules
+             └─> python -m gpubench.job KIND
+                   plain        one GPU, plain Theano
+                   ours         a runtime of N ranks: steps, distribution, timeline
+                   collectives  all_reduce beside a bare NCCL loop (bare)
+                   starting     fork() to the first result
 
-`plan`, `process`, `results`, `tables`, `cache` and `machine` need the standard library alone. What
-a job measures it writes to a file at once, a line of JSON for each row: a run that is cut off
-keeps what it has.
+`plan`, `job`, `tables` and `cache` need the standard library alone, and `synk_benchmarks`, which
+this file makes importable. What a job measures it writes to a file at once, a line of JSON for
+each row: a run that is cut off keeps what it has.
 """
+
+import os
+import sys
+
+_HARNESS = os.path.join(os.path.dirname(os.path.realpath(__file__)), *[".."] * 4, "benchmarks")
+if _HARNESS not in sys.path:
+    sys.path.append(_HARNESS)

@@ -9,12 +9,12 @@ import argparse
 import importlib
 import json
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .process import READY
-from .results import Row
+from synk_benchmarks.process import READY
+from synk_benchmarks.results import Row, alone, read_row
 
 KINDS = ("plain", "ours", "collectives", "starting")
 
@@ -72,10 +72,9 @@ class Report:
 
     def row(self, part: str, what: str, contender: str, rounds: Any, **more: Any) -> None:
         """Write a row; `rounds` is a number or a sequence of them."""
-        numbers = tuple(rounds) if isinstance(rounds, (list, tuple)) else (rounds,)
-        content: dict[str, Any] = {"gpus": self._settings.gpus, **more}
-        row = Row(part, what, contender, rounds=tuple(map(float, numbers)), **content)
-        self._write(asdict(row))
+        numbers = rounds if isinstance(rounds, (list, tuple)) else (rounds,)
+        samples = tuple(map(float, numbers))
+        self._write(alone(part, what, contender, self._settings.gpus, samples, **more).saved())
 
     def about(self, name: str, value: object) -> None:
         """Write something to know about the run; the last of a name counts."""
@@ -95,6 +94,19 @@ class Report:
     def _write(self, content: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(content) + "\n")
+
+
+def read_lines(path: Path) -> tuple[list[Row], dict[str, str]]:
+    """Read the rows and remarks that a job has written so far; half a line is left out."""
+    rows: list[Row] = []
+    about: dict[str, str] = {}
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    for content in map(json.loads, lines):
+        if "about" in content:
+            about.update(content["about"])
+        else:
+            rows.append(read_row(content))
+    return rows, about
 
 
 def main() -> None:

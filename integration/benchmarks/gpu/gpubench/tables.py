@@ -1,18 +1,24 @@
-"""Results as tables: ratios, targets, plain text for the terminal, a page of Markdown."""
+"""What is aimed at on GPUs, and how a result is shown."""
 
 from __future__ import annotations
 
 from typing import Callable
 
-from .results import Result, Row
+from synk_benchmarks.results import Cell, Result, Row, Spread, alone
+from synk_benchmarks.tables import Page, Table
+from synk_benchmarks.targets import Target, Verdict
+from synk_benchmarks.text import amount
 
 PLAIN, PLAIN_TAKE = "plain Theano, x[idx]", "plain Theano, np.take(out=)"
 OURS, BARE = "synkhronos", "bare NCCL"
-EFFICIENCY = {"resnet": {2: 0.97, 4: 0.95}}
-"""At least this, beside plain Theano with ``x[idx]``, by part and number of GPUs."""
-RATIO = {102_400_000: 1.05}
-"""At most this beside the bare loop, by bytes."""
-DISTRIBUTION_S = 5.0
+TARGETS = (
+    # Efficiencies beside plain Theano.
+    Target("resnet", 0.97, PLAIN, ranks=2, at_least=True),
+    Target("resnet", 0.95, PLAIN, ranks=4, at_least=True),
+    # Times beside the bare loop's, of the gradient of ResNet-50.
+    Target("allreduce", 1.05, BARE, smallest=102_400_000, largest=102_400_000),
+    Target("distribution", 5.0),
+)
 FOLDED = ("resnet", "vgg")
 TITLES = {
     "resnet": "ResNet-50: training steps",
@@ -23,173 +29,130 @@ TITLES = {
     "timeline": "Where a step's time goes",
 }
 
-Table = tuple[list[str], list[list[str]]]
+
+def contender(row: Row) -> str:
+    """Return who did it: each row has one."""
+    (name,) = row.cells
+    return name
+
+
+def cell(row: Row) -> Cell:
+    """Return the only cell."""
+    return row.cells[contender(row)]
+
+
+def median(row: Row) -> float:
+    """Return the median of the rounds."""
+    return cell(row).value or 0.0
+
+
+def images_per_s(row: Row) -> float:
+    """Return the images of a step over the median time of a step."""
+    return row.images / median(row)
 
 
 def efficiency(row: Row, base: Row) -> float:
-    """Images per second and GPU, beside those of the base; 1 is linear scaling.
+    """Return images per second and GPU, beside those of the base; 1 is linear scaling.
 
     Raises:
         ValueError: one of them has no images.
     """
     if not row.images or not base.images:
-        raise ValueError(f"{row.contender} and {base.contender}: expected steps over images")
-    return (row.images_per_s / row.gpus) / (base.images_per_s / base.gpus)
+        raise ValueError(f"{contender(row)} and {contender(base)}: expected steps over images")
+    return (images_per_s(row) / row.ranks) / (images_per_s(base) / base.ranks)
 
 
-def amount(value: float, unit: str = "s") -> str:
-    """A number in the unit that suits it: 131 ms, 102 MB, 2581."""
-    if unit == "1":
-        return f"{value:g}"
-    if unit == "B":
-        steps = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-        for factor, name in steps:
-            if abs(value) >= factor:
-                return f"{value / factor:.3g} {name}"
-        return f"{value:.0f} B"
-    for factor, name in ((1e6, "us"), (1e3, "ms")):
-        if abs(value) * factor < 999.5:
-            return f"{value * factor:.3g} {name}"
-    return f"{value:.2f} s"
-
-
-def steps_table(rows: list[Row], part: str) -> Table:
-    """Milliseconds per step, images per second, and three efficiencies."""
+def steps_table(rows: list[Row], title: str = "") -> Table:
+    """Make the table of training steps: times, images per second, and three efficiencies."""
     header = ["", "GPUs", "ms/step", "images/s", f"beside {PLAIN}", f"beside {PLAIN_TAKE}"]
-    header += ["beside its own 1 GPU", "target"]
     steps = [row for row in rows if row.images]
-    bases: list[Callable[[Row], str]] = [lambda _row: PLAIN, lambda _row: PLAIN_TAKE]
-    bases.append(lambda row: row.contender)
+    bases: list[Callable[[Row], str]] = [lambda _row: PLAIN, lambda _row: PLAIN_TAKE, contender]
     lines = []
     for row in steps:
-        line = [row.contender, str(row.gpus), f"{row.median * 1e3:.1f}", f"{row.images_per_s:.0f}"]
+        line = [contender(row), str(row.ranks), f"{median(row) * 1e3:.1f}"]
+        line.append(f"{images_per_s(row):.0f}")
         for base in bases:
             found = _find(steps, base(row), 1)
             line.append("" if found is None or found is row else f"{efficiency(row, found):.3f}")
         plain = _find(steps, PLAIN, 1)
-        limit = EFFICIENCY.get(part, {}).get(row.gpus) if row.contender == OURS else None
-        line.append("" if limit is None or plain is None else _at_least(row, plain, limit))
+        aimed = plain is not None and contender(row) == OURS
+        line.append(_target(row, efficiency(row, plain)) if aimed else "")
         lines.append(line)
-    return header, lines
+    return Table([*header, "beside its own 1 GPU", "target"], lines, (0, 7), (), title)
 
 
-def calls_table(rows: list[Row]) -> Table:
-    """Times of calls beside the bare loop of the same size."""
+def calls_table(rows: list[Row], title: str = "") -> Table:
+    """Make the table of calls: times beside the bare loop of the same size."""
     header = ["", "GPUs", "", "time", "bandwidth", "ours / bare", "target"]
     lines = []
     for row in rows:
-        bare = _find([other for other in rows if other.what == row.what], BARE, row.gpus)
-        line = [row.what, str(row.gpus), row.contender, amount(row.median)]
-        line.append(f"{row.nbytes / row.median / 1e9:.3g} GB/s" if row.nbytes else "")
+        bare = _find([other for other in rows if other.label == row.label], BARE, row.ranks)
+        line = [row.label, str(row.ranks), contender(row), amount(median(row))]
+        line.append(f"{row.nbytes / median(row) / 1e9:.3g} GB/s" if row.nbytes else "")
         if bare is None or row is bare:
             line += ["", ""]
         else:
-            ratio, limit = row.median / bare.median, RATIO.get(row.nbytes)
-            line.append(f"{ratio:.2f}")
-            said = "" if limit is None else f"<= {limit:g} {'yes' if ratio <= limit else 'NO'}"
-            line.append(said)
+            ratio = median(row) / median(bare)
+            line += [f"{ratio:.2f}", _target(row, ratio)]
         lines.append(line)
-    return header, lines
+    return Table(header, lines, (0, 2, 6), (), title)
 
 
 def beyond_plain(rows: list[Row]) -> list[Row]:
-    """What a step of ResNet-50 takes longer than plain Theano's with ``x[idx]``, by medians."""
-    steps = [row for row in rows if row.part == "resnet" and row.images]
+    """Return what a step of ResNet-50 takes longer than plain Theano's with ``x[idx]``."""
+    steps = [row for row in rows if row.group == "resnet" and row.images]
     base = _find(steps, PLAIN, 1)
     if base is None:
         return []
     what, note = "a step less plain Theano's, x[idx]", "what is to be made smaller"
     return [
-        Row("timeline", what, OURS, row.gpus, (row.median - base.median,), note=note)
+        alone("timeline", what, OURS, row.ranks, (median(row) - median(base),), note)
         for row in steps
-        if row.contender == OURS
+        if contender(row) == OURS
     ]
 
 
-def plain_table(rows: list[Row], limits: dict[str, float] | None = None) -> Table:
-    """What was measured, and no comparison; limits by contender."""
+def plain_table(rows: list[Row], title: str = "") -> Table:
+    """Make the table of what was measured without comparison."""
     lines = []
     for row in rows:
-        limit = (limits or {}).get(row.what)
-        said = ""
-        if limit is not None:
-            said = f"<= {amount(limit, row.unit)} {'yes' if row.median <= limit else 'NO'}"
-        spread = ""
-        if len(row.rounds) > 1:
-            spread = f"{amount(min(row.rounds), row.unit)} to {amount(max(row.rounds), row.unit)}"
-        line = [row.what, row.contender, str(row.gpus), amount(row.median, row.unit), spread]
-        lines.append([*line, said, row.note])
-    return ["", "who", "GPUs", "median", "of all rounds", "target", "note"], lines
+        samples, spread = cell(row).samples, ""
+        if len(samples) > 1:
+            spread = f"{amount(min(samples), row.unit)} to {amount(max(samples), row.unit)}"
+        line = [row.label, contender(row), str(row.ranks), amount(median(row), row.unit), spread]
+        resnet = row.label == "distribute(), resnet"
+        lines.append([*line, _target(row, median(row)) if resnet else "", cell(row).note])
+    header = ["", "who", "GPUs", "median", "of all rounds", "target", "note"]
+    return Table(header, lines, (0, 1, 4, 5, 6), (), title)
 
 
-def tables(result: Result) -> dict[str, Table]:
-    """All tables of a result by title; those of PyTorch's steps are beside the others."""
-    found: dict[str, Table] = {}
+def page(result: Result) -> Page:
+    """Show a result; PyTorch's steps are in one table with the others."""
+    tables = []
     for part, title in TITLES.items():
-        rows = [row for row in result.rows if row.part == part]
-        if not rows:
-            continue
+        rows = [row for row in result.rows if row.group == part]
         if part in FOLDED:
-            found[title] = steps_table(rows, part)
             rest = [row for row in rows if not row.images]
-            if rest:
-                found[f"{title}, parts"] = plain_table(rest)
+            tables += [steps_table(rows, title), plain_table(rest, f"{title}, parts")]
         elif part == "allreduce":
-            found[title] = calls_table(rows)
-        elif part == "timeline":
-            found[title] = plain_table([*rows, *beyond_plain(result.rows)])
+            tables.append(calls_table(rows, title))
         else:
-            limits = {"distribute(), resnet": DISTRIBUTION_S} if part == "distribution" else None
-            found[title] = plain_table(rows, limits)
-    return found
+            more = beyond_plain(result.rows) if part == "timeline" and rows else []
+            tables.append(plain_table([*rows, *more], title))
+    steps = (row for row in result.rows if row.images and cell(row).note)
+    remarks = [
+        f"{TITLES[row.group]}, {contender(row)}, {row.ranks}: {cell(row).note}" for row in steps
+    ]
+    return Page("GPU benchmarks", result, [one for one in tables if one.lines], remarks=remarks)
 
 
-def plain(result: Result) -> str:
-    """Everything for a terminal."""
-    out = []
-    for title, (header, lines) in tables(result).items():
-        widths = [max(map(len, column)) for column in zip(header, *lines)]
-        out += [title, _aligned(header, widths)]
-        out += [_aligned(line, widths) for line in lines]
-        out.append("")
-    return "\n".join([*out, *_remarks(result)]) + "\n"
-
-
-def markdown(result: Result) -> str:
-    """A page that stands for itself."""
-    page = ["# GPU benchmarks", "", "## Where and how", "", "| | |", "|---|---|"]
-    facts = {**result.machine, **result.settings, **result.about}
-    page += [f"| {name} | {_escaped(value)} |" for name, value in facts.items()]
-    page.append("")
-    for title, (header, lines) in tables(result).items():
-        page += [f"## {title}", "", f"| {' | '.join(map(_escaped, header))} |"]
-        page.append("|" + "---|" * len(header))
-        page += [f"| {' | '.join(_escaped(cell) for cell in line)} |" for line in lines]
-        page.append("")
-    remarks = _remarks(result)
-    if remarks:
-        page += ["## Remarks", "", *(f"- {_escaped(text)}" for text in remarks)]
-    return "\n".join(page).rstrip() + "\n"
-
-
-def _find(rows: list[Row], contender: str, gpus: int) -> Row | None:
-    found = (row for row in rows if row.contender == contender and row.gpus == gpus)
+def _find(rows: list[Row], name: str, gpus: int) -> Row | None:
+    found = (row for row in rows if contender(row) == name and row.ranks == gpus)
     return next(found, None)
 
 
-def _at_least(row: Row, base: Row, limit: float) -> str:
-    return f">= {limit:g} {'yes' if efficiency(row, base) >= limit else 'NO'}"
-
-
-def _remarks(result: Result) -> list[str]:
-    steps = (row for row in result.rows if row.part in FOLDED and row.images and row.note)
-    notes = [f"{TITLES[row.part]}, {row.contender}, {row.gpus}: {row.note}" for row in steps]
-    return [*notes, *(f"left out: {name}: {why}" for name, why in result.left_out.items())]
-
-
-def _aligned(line: list[str], widths: list[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
+def _target(row: Row, value: float) -> str:
+    """Judge a number of ours that was compared over several rows."""
+    found = Spread(value, value, value)
+    texts = (Verdict(row, one.to, found, one).text for one in TARGETS if one.holds_for(row))
+    return next(texts, "")
