@@ -62,7 +62,7 @@ def project(folder: str) -> dict[str, Any]:
         (["pyproject.toml"], ALL),
         ([".github/workflows/ci.yml"], ALL),
         (["README.md", "docs/index.md", "docs/conf.py"], []),
-        (["integration/test_ci.py"], []),
+        (["integration/test_ci.py", "benchmarks/synk_benchmarks/rounds.py"], []),
         (["packages/synk-extensions/src/synkhronos_examples/intro.py"], ALL[3:]),
         (["docs/index.md", "packages/synk-theano/LICENSE"], ALL[2:]),
     ],

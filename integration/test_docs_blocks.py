@@ -44,7 +44,7 @@ FOREIGN = {
 
 def _pages() -> dict[str, list[Block]]:
     """The blocks of all pages, by name."""
-    places = ["*.md", "docs/**/*.md", "examples/**/*.md", "packages/*/*.md"]
+    places = ["*.md", "docs/**/*.md", "examples/**/*.md", "packages/*/*.md", "benchmarks/*.md"]
     places += ["packages/*/docs/*.md", "packages/*/benchmarks/**/*.md", "packages/*/src/**/*.md"]
     found = sorted({path for place in places for path in ROOT.glob(place)})
     names = {path.resolve().relative_to(ROOT).as_posix(): path for path in found}

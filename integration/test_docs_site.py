@@ -129,7 +129,7 @@ def _is_error(thing: Any) -> bool:
 
 def _pages() -> list[Path]:
     places = ["*.md", "docs/**/*.md", "examples/**/*.md", "integration/**/*.md"]
-    places += ["packages/*/*.md", "packages/*/[a-z]*/**/*.md"]
+    places += ["packages/*/*.md", "packages/*/[a-z]*/**/*.md", "benchmarks/*.md"]
     found = {path.resolve() for place in places for path in ROOT.glob(place)}
     return sorted(path for path in found if "_build" not in path.parts)
 

@@ -34,7 +34,7 @@ PYTHONS = {
 PROSE_FOLDERS = ("docs/",)
 PROSE_SUFFIXES = (".md", ".rst", ".txt")
 # Run by the integration job, which no change can leave out.
-INTEGRATION_FOLDERS = ("integration/",)
+INTEGRATION_FOLDERS = ("integration/", "benchmarks/")
 
 
 def touched_by(path: str) -> set[str]:
