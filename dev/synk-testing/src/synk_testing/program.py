@@ -120,7 +120,7 @@ class Program:
         Raises:
             AssertionError: none has come. If it hangs it is killed, and its stacks are told.
         """
-        text = self._line(limit_s)
+        text = self.line_or_end(limit_s)
         if text is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STACKS_S)
@@ -128,8 +128,16 @@ class Program:
         return str(text)
 
     def line_or_end(self, limit_s: Optional[float] = None) -> Optional[str]:
-        """Return the next line that it prints, or None if it has ended."""
-        return self._line(limit_s)
+        """Return the next line, or None if it has ended, with all that might say something."""
+        seconds = self.limit_s if limit_s is None else limit_s
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._said:
+            if not _is_readable(self._out, deadline - time.monotonic()):
+                self._fail(f"it has said nothing for {seconds} s")
+            if not self._take():
+                break
+        line, end, self._said = self._said.partition(b"\n")
+        return line.decode(errors="replace").strip() if line or end else None
 
     def has_said(self, seconds: float = 0.0) -> bool:
         """Whether there is something to read, or it has ended, in this time."""
@@ -273,19 +281,6 @@ class Program:
             pass
         out = self._said.decode(errors="replace")
         return f"stdout:\n{out[-10000:]}\nstderr:\n{self.err[-20000:]}"
-
-    def _line(self, limit_s: Optional[float]) -> Optional[str]:
-        seconds = self.limit_s if limit_s is None else limit_s
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self._said:
-            if not _is_readable(self._out, deadline - time.monotonic()):
-                self._fail(f"it has said nothing for {seconds} s")
-            if not self._take():
-                break  # those that it has started, and that might say something, have ended, too
-        if not self._said:
-            return None
-        line, _, self._said = self._said.partition(b"\n")
-        return line.decode(errors="replace").strip()
 
     def _take(self) -> bool:
         chunk = os.read(self._out, 65536)
