@@ -31,6 +31,7 @@ from synk_comm import (
     local_group,
 )
 from synk_comm.testing import in_threads, run_ranks
+from synk_testing.processes import stat
 
 BACKENDS = ["shm", "zmq"]
 BIG = 2_000_000  # float64, many slots
@@ -73,11 +74,6 @@ def test_killed_in_the_middle(backend):
         assert outcomes[rank].value == (PeerLost, 1, True)
 
 
-def is_stopped(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "T"
-
-
 def freeze(comm):
     pids = comm.all_gather_object(os.getpid())
     if comm.rank == 1:
@@ -88,7 +84,7 @@ def freeze(comm):
     else:
         first, took = raised(lambda: comm.barrier(timeout_s=0.3))
         assert 0.25 < took < 10
-        while not is_stopped(pids[1]):
+        while stat(pids[1]).state != "T":
             time.sleep(0.01)
         os.kill(pids[1], signal.SIGCONT)
     return type(first), str(first)

@@ -19,24 +19,9 @@ import pytest
 
 import synk_comm
 from synk_comm import CommTimeout, PeerLost, RankDied, RankFailed, launch
+from synk_testing import is_there, wait_gone
 
 LIMIT_S = 60.0
-
-
-def alive(pid):
-    """Whether a process is there, and not only waiting to be reaped."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def all_gone(pids, within_s=10.0):
-    deadline = time.monotonic() + within_s
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return [pid for pid in pids if alive(pid)]
 
 
 def program(folder, text, name="program.py"):
@@ -174,7 +159,7 @@ def test_first_cause_is_told_from_its_victims(how, cause, exitcode, text, tmp_pa
         assert f"in fail\n    {'sys.exit(4)' if how == 'exit' else 'raise '}" in error.traceback
         assert "_rank.py" not in error.traceback
     pids = read_pids(tmp_path, 2)
-    assert all_gone(pids) == []
+    wait_gone(pids)
 
 
 def leave_first_tell_later(comm):
@@ -436,11 +421,11 @@ def test_nobody_outlives_a_killed_parent(tmp_path, how):
     try:
         family = read_pids(pids, 4)
         time.sleep(0.2)
-        assert all(map(alive, family))
+        assert all(map(is_there, family))
     finally:
         parent.kill()
         parent.wait(LIMIT_S)
-    assert all_gone(family) == []
+    wait_gone(family)
 
 
 def test_nobody_outlives_a_killed_parent_that_has_threads(tmp_path):
@@ -458,12 +443,12 @@ def test_nobody_outlives_a_killed_parent_that_has_threads(tmp_path):
             parents.append(subprocess.Popen(arguments, env=environment()))
         for number in range(3):
             family += read_pids(tmp_path / f"pids{number}", 8)
-        assert all(map(alive, family))
+        assert all(map(is_there, family))
     finally:
         for parent in parents:
             parent.kill()
             parent.wait(LIMIT_S)
-    assert all_gone(family) == []
+    wait_gone(family)
 
 
 def test_interrupt_goes_to_the_ranks_once(tmp_path):
@@ -488,7 +473,7 @@ def test_interrupt_goes_to_the_ranks_once(tmp_path):
     assert parent.returncode == -signal.SIGINT
     assert error.rstrip().endswith("KeyboardInterrupt")
     assert sorted(os.listdir(said)) == ["0", "1"]
-    assert all_gone(family) == []
+    wait_gone(family)
 
 
 def test_public_names_are_errors_of_ranks():

@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from synk_testing import is_there, wait_gone
+
 LIMIT_S = 60.0
 
 PRELUDE = """
@@ -20,22 +22,6 @@ import synk_comm
 comm = synk_comm.connect()
 rank = comm.rank
 """
-
-
-def alive(pid):
-    """Whether a process is there, and not only waiting to be reaped."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def all_gone(pids, within_s=10.0):
-    deadline = time.monotonic() + within_s
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return [pid for pid in pids if alive(pid)]
 
 
 def command(*args):
@@ -175,7 +161,7 @@ def test_a_reader_that_leaves_ends_all(script, tmp_path):
     assert process.wait(LIMIT_S) == 128 + signal.SIGPIPE
     assert b"Traceback" not in process.stderr.read()
     process.stderr.close()
-    assert all_gone(family) == []
+    wait_gone(family)
 
 
 def test_a_child_that_keeps_the_output_open_is_not_waited_for(script):
@@ -273,7 +259,7 @@ def test_exit_code_is_that_of_the_first_cause(script, tmp_path, how, code, said)
     assert "\n  rank 0: PeerLost: rank 1" in error
     assert "\n  rank 2: was ended while it was still running" in error
     assert "runpy" not in error
-    assert all_gone(pids_written(pids, 2)) == []
+    wait_gone(pids_written(pids, 2))
 
 
 def test_late_ranks_are_ended(script):
@@ -345,7 +331,7 @@ def test_interrupt_goes_on_to_the_ranks(waiting, how, code):
     assert sorted(output.splitlines()) == [b"[0] interrupted", b"[1] interrupted"]
     assert process.returncode == code
     assert (b"stopped by SIGINT" in error) == bool(code)
-    assert all_gone(family) == []
+    wait_gone(family)
 
 
 def test_terminate_goes_on_to_the_ranks(waiting):
@@ -354,7 +340,7 @@ def test_terminate_goes_on_to_the_ranks(waiting):
     _, error = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + signal.SIGTERM
     assert b"stopped by SIGTERM" in error
-    assert all_gone(family) == []
+    wait_gone(family)
 
 
 def test_the_second_interrupt_kills(waiting):
@@ -362,18 +348,18 @@ def test_the_second_interrupt_kills(waiting):
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert process.poll() is None
-    assert all(map(alive, family))
+    assert all(map(is_there, family))
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)  # less than the grace
     assert process.returncode == 130
-    assert all_gone(family) == []
+    wait_gone(family)
 
 
 def test_nobody_outlives_a_killed_parent(waiting):
     process, family = waiting("stubborn")
     process.kill()
     process.communicate(timeout=LIMIT_S)
-    assert all_gone(family) == []
+    wait_gone(family)
 
 
 def test_ctrl_c_in_a_terminal(waiting):
@@ -394,7 +380,7 @@ def test_ctrl_c_in_a_terminal(waiting):
         os.close(theirs)
     assert sorted(output.splitlines()) == [b"[0] interrupted", b"[1] interrupted"]
     assert process.returncode == 130
-    assert all_gone(family) == []
+    wait_gone(family)
 
 
 def test_rank_0_reads_from_a_terminal(script):

@@ -120,8 +120,8 @@ class Script:
 
 @pytest.fixture(scope="session")
 def zygote():
-    """A process that has imported NumPy and this package, and has no shared array."""
-    with Zygote("import numpy, synk_shm", WARNINGS) as made:
+    """A process that has imported NumPy; programs import this package by themselves."""
+    with Zygote("import numpy", WARNINGS) as made:
         yield made
 
 

@@ -13,6 +13,7 @@ import pytest
 from _busy import await_stacks, computing, hold_the_lock, sleep_in_python
 
 import synk_comm
+from synk_testing.processes import stat
 from synk_theano import Runtime, _worker
 from synk_theano._channel import Channel
 from synk_theano._messages import Ready
@@ -35,10 +36,7 @@ def started(size):
 
 def await_state(pid, letter, timeout_s=10.0):
     deadline = time.monotonic() + timeout_s
-    while True:
-        with open(f"/proc/{pid}/stat") as file:
-            if file.read().rpartition(")")[2].split()[0] == letter:
-                return
+    while stat(pid).state != letter:
         assert time.monotonic() < deadline
         time.sleep(0.005)
 

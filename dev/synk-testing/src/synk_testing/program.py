@@ -57,6 +57,7 @@ class Program:
         limit_s: for whatever it is asked for, unless another limit is given.
         grace_s: from its end until all is gone that it has started.
         stacks: whether it writes its stacks when it hangs, and then also if it dies of a fault.
+        terminal: a descriptor for all that it reads and prints.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Program:
         limit_s: float = LIMIT_S,
         grace_s: float = GRACE_S,
         stacks: bool = True,
+        terminal: Optional[int] = None,
     ) -> None:
         self.limit_s = limit_s
         self.grace_s = grace_s
@@ -81,7 +83,8 @@ class Program:
         self._out, theirs_out = os.pipe()
         variables = {**os.environ, **(environment or {}), processes.MARK: self._mark}
         env = {name: value for name, value in variables.items() if value is not None}
-        streams = (theirs_in, theirs_out, self._err.fileno())
+        own = (theirs_in, theirs_out, self._err.fileno())
+        streams = own if terminal is None else (terminal,) * 3
         words = list(map(str, arguments))
         try:
             if zygote is not None and not prefix and zygote.fits(source, options, env):

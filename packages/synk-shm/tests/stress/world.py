@@ -20,6 +20,8 @@ from typing import Any, Optional
 
 from actor import REPLY
 
+from synk_testing import descendants
+
 FOLDER = "/dev/shm"
 KILLED = -signal.SIGKILL
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -187,16 +189,7 @@ class World:
 
     def descendants(self) -> list[int]:
         """All processes below this one but the warm one, zombies included."""
-        found: list[int] = []
-        pending = [os.getpid()]
-        while pending:
-            folder = f"/proc/{pending.pop()}/task"
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                for thread in os.listdir(folder):
-                    with open(f"{folder}/{thread}/children", encoding="ascii") as children:
-                        pending += (below := [int(pid) for pid in children.read().split()])
-                        found += below
-        return [pid for pid in found if pid != self.zygote.pid]
+        return [pid for pid in descendants(os.getpid()) if pid != self.zygote.pid]
 
     def settle(self, limit_s: float) -> list[str]:
         """Reap what ends now (helpers of multiprocessing); return the processes that stay."""

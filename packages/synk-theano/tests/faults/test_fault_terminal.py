@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -77,39 +75,27 @@ with nothing_left(), Runtime(2, use_gpu=False, stall_s=0.1, report=logging.info)
 """
 
 
-def on_a_terminal(*arguments: str):
-    """A program on a terminal of its own, and the terminal's other end."""
-    ours, theirs = os.openpty()
-    program = subprocess.Popen(
-        [sys.executable, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    return program, ours
-
-
 @pytest.mark.parametrize("how", ["default", "ignored"])
 @pytest.mark.parametrize("stage", ["booting", "idle", "computing"])
-def test_the_terminal_goes_away(tmp_path, figures, stage, how):
+def test_the_terminal_goes_away(tmp_path, figures, zygote, stage, how):
+    terminal, theirs = os.openpty()
     code = tmp_path / "program.py"
     code.write_text(RUN)
-    program, terminal = on_a_terminal(str(code), str(tmp_path), stage, how)
     printed = bytearray()
 
     def check():
         with contextlib.suppress(BlockingIOError):
             printed.extend(os.read(terminal, 65536))
-        assert program.poll() is None, printed.decode()
+        assert program.status is None, printed.decode()
 
-    try:
+    with zygote.start(code, tmp_path, stage, how, terminal=theirs) as program:
+        os.close(theirs)
         os.set_blocking(terminal, False)
-        reached = Mark(tmp_path / "reached").wait(60, check)
+        try:
+            reached = Mark(tmp_path / "reached").wait(60, check)
+        finally:
+            os.close(terminal)
         pids = [int(word) for word in reached.split()]
-        os.close(terminal)
-        terminal = -1
         began = time.monotonic()
         if how == "default":
             assert program.wait(GONE_S) == -signal.SIGHUP
@@ -117,17 +103,12 @@ def test_the_terminal_goes_away(tmp_path, figures, stage, how):
             seconds = time.monotonic() - began
         else:
             (tmp_path / "gone").touch()
-            program.wait(60)
+            status = program.wait(60)
             seconds = None
             assert (tmp_path / "result").read_text() == "right"
             # Python cannot empty its own buffers at its end: 120. It is not ours to mend.
-            assert program.returncode in {0, 120}
+            assert status in {0, 120}
             assert not any(is_there(pid) for pid in pids)
         figures.append(
             {"state": stage, "fault": f"terminal-{how}", "exception": None, "seconds": seconds}
         )
-    finally:
-        program.kill()
-        program.wait()
-        if terminal >= 0:
-            os.close(terminal)
