@@ -259,8 +259,11 @@ class Checkout:
         (root / "scripts").mkdir(parents=True)
         shutil.copy(SCRIPT, root / "scripts")
         shutil.copy(ROOT / "pyproject.toml", root)
-        for description in ROOT.glob("packages/*/pyproject.toml"):
-            folder = root / "packages" / description.parent.name
+        for description in (
+            *ROOT.glob("packages/*/pyproject.toml"),
+            *ROOT.glob("dev/*/pyproject.toml"),
+        ):
+            folder = root / description.parent.relative_to(ROOT)
             folder.mkdir(parents=True)
             shutil.copy(description, folder)
 
