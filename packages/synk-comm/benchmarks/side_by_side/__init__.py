@@ -26,6 +26,6 @@ target, add a line to `targets`. The rest is `synk_benchmarks`, which this file 
 import os
 import sys
 
-_HARNESS = os.path.join(os.path.dirname(os.path.realpath(__file__)), *[".."] * 4, "benchmarks")
+_HARNESS = os.path.realpath(os.path.join(os.path.realpath(__file__), *[".."] * 5, "benchmarks"))
 if _HARNESS not in sys.path:
     sys.path.append(_HARNESS)

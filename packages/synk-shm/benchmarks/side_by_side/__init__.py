@@ -23,6 +23,6 @@ function that returns rows and list it in ``METRICS`` of run.py. To add a target
 import os
 import sys
 
-_HARNESS = os.path.join(os.path.dirname(os.path.realpath(__file__)), *[".."] * 4, "benchmarks")
+_HARNESS = os.path.realpath(os.path.join(os.path.realpath(__file__), *[".."] * 5, "benchmarks"))
 if _HARNESS not in sys.path:
     sys.path.append(_HARNESS)
