@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +27,6 @@ FLAGS = [
     f"base_compiledir={ROOT / 'build' / 'theano'}",
 ]
 os.environ.setdefault("THEANO_FLAGS", ",".join(FLAGS))
-
-
-def restore_signals() -> None:
-    """Give signals the effect that they have in a program started from a terminal.
-
-    nohup, a shell's "&" and cron have some of them ignored, and a program hands that on to all it
-    starts; the tests send them. pytest itself outlives its terminal as before.
-    """
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGHUP, signal.SIGQUIT):
-        if signal.getsignal(number) is signal.SIG_IGN:
-            # Programs that are executed get the default for what is handled here; forks do here.
-            signal.signal(number, lambda *_: None)
-            os.register_at_fork(after_in_child=lambda n=number: signal.signal(n, signal.SIG_DFL))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, set(signal.valid_signals()))
-
-
-restore_signals()
 
 
 # Of this pytest only, not of those that tests start.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import subprocess
 import sys
@@ -22,8 +21,6 @@ LIMIT_S = 280
 
 @pytest.mark.slow
 def test_a_dozen_random_kills(tmp_path: Path) -> None:
-    # It takes longer than what pytest tells stacks for.
-    faulthandler.cancel_dump_traceback_later()
     path = tmp_path / "trials.json"
     done = subprocess.run(
         [sys.executable, kill_trials.__file__, "--trials", str(TRIALS), "--json", str(path)],

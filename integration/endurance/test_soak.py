@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import subprocess
@@ -25,8 +24,6 @@ LIMIT_S = 240
 
 @pytest.mark.slow
 def test_random_work_is_right_and_flat(tmp_path: Path) -> None:
-    # It takes longer than what pytest tells stacks for.
-    faulthandler.cancel_dump_traceback_later()
     path = tmp_path / "soak.json"
     done = subprocess.run(
         [sys.executable, soak.__file__, "--seconds", str(SECONDS), "--json", str(path)],

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from synk_testing import nothing_left, usual_signals
+from synk_testing import hard_limit, nothing_left, usual_signals
 
 usual_signals()
+_limit = hard_limit(300)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,6 +15,8 @@ DEVICES = [name for name in os.environ.get("SYNK_TEST_DEVICES", "").split(",") i
 CPU_PROCESSES = 2
 WITHOUT_CONVOLUTIONS = any(name.startswith("opencl") for name in DEVICES)
 LIMIT_S = 300
+# Theano's own implementations of convolutions are slow, and some are in C only.
+IN_C = {"THEANO_FLAGS": os.environ["THEANO_FLAGS"] + ",linker=cvm"}
 
 
 def number_of_ranks():

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+from _programs import EXAMPLES, IN_C, start
 
 pytestmark = [
     pytest.mark.skipif(not EXAMPLES.is_dir(), reason="the examples belong to the repository"),
@@ -21,25 +17,13 @@ pytestmark = [
 ]
 
 
-def run(*command):
-    """Run Python in the examples' folder; return (exit status, standard output, error output)."""
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=EXAMPLES,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 @pytest.mark.parametrize("model, processes", [("mlp", 3), ("cnn", 2)])
 def test_training_arrives_where_plain_theano_does(model, processes):
-    status, out, err = run(
+    status, out, err = start(
         "train_digits.py",
         *("--model", model, "--processes", str(processes)),
         *("--epochs", "2", "--batch-size", "53"),
+        **(IN_C if model == "cnn" else {}),
     )
     assert (status, err) == (0, "")
     (difference,) = re.findall(r"plain Theano after one epoch: (\S+)", out)
@@ -52,7 +36,7 @@ def test_training_arrives_where_plain_theano_does(model, processes):
 
 
 def test_training_fails_if_the_parameters_differ():
-    status, out, _ = run(
+    status, out, _ = start(
         "-c",
         "import sys, train_digits; train_digits.LARGEST_DIFFERENCE = -1.0;"
         "sys.exit(train_digits.main(['--model', 'mlp', '--epochs', '1', '--processes', '1']))",
@@ -62,10 +46,10 @@ def test_training_fails_if_the_parameters_differ():
 
 
 def test_training_explains_its_options():
-    status, out, err = run("train_digits.py", "--help")
+    status, out, err = start("train_digits.py", "--help")
     assert (status, err) == (0, "")
     for option in ("--processes", "--epochs", "--batch-size", "--model"):
         assert option in out
-    status, _, err = run("train_digits.py", "--epochs", "0")
+    status, _, err = start("train_digits.py", "--epochs", "0")
     assert status == 2
     assert "--epochs must be at least 1" in err

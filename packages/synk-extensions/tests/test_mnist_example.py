@@ -13,7 +13,7 @@ import urllib.error
 
 import numpy as np
 import pytest
-from _programs import EXAMPLES, WITHOUT_CONVOLUTIONS, on_devices, run, start
+from _programs import EXAMPLES, IN_C, WITHOUT_CONVOLUTIONS, on_devices, run, start
 
 FOLDER = EXAMPLES / "lasagne_mnist"
 
@@ -77,15 +77,22 @@ def accuracy(printed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
-@pytest.mark.parametrize("program", ["train_cpu_data.py", "train_gpu_data.py"])
+@pytest.mark.parametrize(
+    "program, model",
+    [
+        ("train_cpu_data.py", "mlp"),
+        pytest.param("train_cpu_data.py", "cnn", marks=pytest.mark.nightly),
+        pytest.param("train_gpu_data.py", "mlp", marks=pytest.mark.nightly),
+        ("train_gpu_data.py", "cnn"),
+    ],
+)
 def test_training_reaches_its_accuracy(program, model, mnist):
     has_digits = importlib.util.find_spec("sklearn") is not None
     data = "digits" if has_digits else mnist
     if model == "cnn" and WITHOUT_CONVOLUTIONS:
         pytest.skip("these devices have no convolutions")
     options = ("--model", model, "--data", data, *on_devices())
-    printed = run(FOLDER / program, *options)
+    printed = run(FOLDER / program, *options, **(IN_C if model == "cnn" else {}))
     assert accuracy(printed) >= 93
     assert re.findall(r"epoch (\d+) of 12: loss", printed) == [str(n) for n in range(1, 13)]
 

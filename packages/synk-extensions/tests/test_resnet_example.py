@@ -9,6 +9,7 @@ import re
 import pytest
 from _programs import (
     EXAMPLES,
+    IN_C,
     WITHOUT_CONVOLUTIONS,
     number_of_ranks,
     on_devices,
@@ -32,7 +33,7 @@ def losses(printed):
 
 
 def train(program, *options):
-    printed = run(FOLDER / program, *QUICK, *options)
+    printed = run(FOLDER / program, *QUICK, *options, **IN_C)
     assert re.search(r"[\d.]+ images/s on \d+ device", printed)
     (accuracy,) = re.findall(r"validation: loss [\d.]+, accuracy ([\d.]+)%", printed)
     assert float(accuracy) > 40, "ten classes"
@@ -49,12 +50,12 @@ def plain():
     return train("train_plain.py", *on_one_device())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # a minute and more of compiling
 def test_training_on_one_rank_is_plain_theano(plain):
     assert train("train_synk.py", *on_devices(only_first=True)) == pytest.approx(plain, rel=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # a minute and more of compiling
 def test_training_on_all_ranks(plain):
     per_rank = 2 * 32 // number_of_ranks()
     parallel = train("train_synk.py", *on_devices(), "--batch-size", str(per_rank))
