@@ -240,7 +240,7 @@ report_progress() {
     while sleep 1 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
         seconds=$((seconds + 1))
         if [ $((seconds % 10)) -ne 0 ]; then continue; fi
-        set -- "$venv"/lib/python3*/site-packages/*.dist-info
+        set -- "$venv"*/lib/python3*/site-packages/*.dist-info
         echo "  ... $(grep -c -e '^Collecting ' -e '^Processing ' "$log") packages looked up, $# in place"
     done
 }

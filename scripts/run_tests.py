@@ -4,6 +4,7 @@
     python scripts/run_tests.py synk-shm synk-theano/faults  some: a package, or a part of it
     python scripts/run_tests.py synk-shm -- -k resize -x     with arguments for pytest
     python scripts/run_tests.py --nightly                    whole matrices, and endurance
+    python scripts/run_tests.py --table FILE                 what took how long, as Markdown
 
 As many suites run at the same time as there are cores, those that take longest first. Tests that
 are marked "alone", because they have hard limits of time, and programs that measure follow one by
@@ -19,12 +20,14 @@ import collections
 import dataclasses
 import json
 import os
+import platform
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -40,6 +43,8 @@ TIMED_OUT = 124
 LIMIT_S = int(os.environ.get("SYNK_SUITE_LIMIT_S", "2400"))
 NIGHTLY_LIMIT_S = 4 * 3600
 """Seconds that one suite may take, whatever it hangs in."""
+SLOWEST = 60
+"""Tests in a table of durations."""
 PROGRESS_S = 60
 """Seconds between two lines about what is under way."""
 
@@ -348,9 +353,37 @@ class Runs:
         print(f"  {'all':<28} {whole:6.0f} s  {'FAILED' if wrong else 'passed'}; logs: build/tests")
         # Programs, and suites that broke off, count as one test each.
         broken = sum(not run.outcomes() for run in wrong)
-        passed = counted["passed"] + sum(run.suite.program and not run.status for run in self.done)
+        passed = counted["passed"] + sum(
+            bool(run.suite.program) and not run.status for run in self.done
+        )
         print(f"{passed} passed, {counted['failed'] + broken} failed, {counted['skipped']} skipped")
         return 1 if wrong else 0
+
+    def table(self) -> str:
+        """Return what took how long, as Markdown: suites, and the slowest tests of each."""
+        about = f"{os.cpu_count()} cores, Python {platform.python_version()}, {date.today()}"
+        lines = [f"Made by `scripts/run_tests.py --table`: {about}.", ""]
+        lines += ["| suite | tests | s | CPU s |", "|---|---:|---:|---:|"]
+        tests: dict[str, list[float]] = {}
+        for run in sorted(self.done, key=lambda run: -run.seconds):
+            cpu = 0.0
+            for event in run.events():
+                if "id" in event:
+                    taken = tests.setdefault(event["id"], [0.0, 0.0])
+                    taken[0] += event.get("seconds", 0.0)
+                    taken[1] += event.get("cpu", 0.0)
+                    cpu += event.get("cpu", 0.0)
+            row = f"| {run.name} | {len(run.outcomes())} | {run.seconds:.0f} | {cpu:.0f} |"
+            lines.append(row)
+        lines += [
+            "",
+            "CPU seconds are those of pytest and of the processes that it waited for.",
+            "",
+        ]
+        lines += ["| slowest tests | s | CPU s |", "|---|---:|---:|"]
+        slowest = sorted(tests.items(), key=lambda item: -item[1][0])[:SLOWEST]
+        lines += [f"| `{name}` | {s:.1f} | {cpu:.1f} |" for name, (s, cpu) in slowest]
+        return "\n".join(lines) + "\n"
 
     def _reasons(self) -> collections.Counter[str]:
         reasons: collections.Counter[str] = collections.Counter()
@@ -402,6 +435,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--nightly", action="store_true", help="all there is, and endurance")
     parser.add_argument("--soak-s", type=int, default=3600, help="seconds of random work (3600)")
     parser.add_argument("--trials", type=int, default=1000, help="how many kills (1000)")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write what took how long")
     parser.add_argument("--list", action="store_true", help="the names of the suites")
     options = parser.parse_args(arguments[:cut])
     suites = SUITES + (programs(options.soak_s, options.trials) if options.nightly else [])
@@ -418,6 +452,8 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         runs.summary()
         return 128 + signal.SIGINT
+    if options.table:
+        options.table.write_text(runs.table(), encoding="utf-8")
     return runs.summary()
 
 

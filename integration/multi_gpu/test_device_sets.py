@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 280
 
-# In the usual run, and of which tests: kernels of an empty cache take OpenCL minutes. Others are
-# the business of `run.py`, on a machine that has them; failures on CPU processes are that of the
-# packages' own tests.
-SETS = {"cpu-2": "", "opencl-2": "test_aliases or test_shared"}
+# In the usual run, and of which tests: kernels of an empty cache take OpenCL minutes, and on CPU
+# processes the packages' own tests say the same. All of it runs there in a nightly run. Others are
+# the business of `run.py`, on a machine that has them.
+SOME = "test_aliases or test_shared"
+SETS = {"cpu-2": "" if os.environ.get("SYNK_TESTS") == "all" else SOME, "opencl-2": SOME}
 
 
 @pytest.mark.slow

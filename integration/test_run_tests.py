@@ -1,0 +1,151 @@
+"""`scripts/run_tests.py` on small suites: what it runs, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SUITES = {
+    "good": ("import pytest\n\ndef test_right(): pass\n\ndef test_no_gpu(): pytest.skip('no GPU')"),
+    "bad": "def test_wrong():\n    assert 6 * 9 == 42, 'the question'",
+    "broken": "import nonsense_that_is_not_there",
+    "dead": "import os\n\ndef test_dies():\n    os._exit(3)",
+    "strict": (
+        "import os, pathlib, pytest, time\n\n"
+        "@pytest.mark.alone\n"
+        "def test_quiet():\n    assert not list(pathlib.Path(os.environ['MARKS']).iterdir())\n\n"
+        "def test_loud():\n    pass"
+    ),
+    "slow": (
+        "import os, pathlib, time\n\n"
+        "def test_long():\n"
+        "    mark = pathlib.Path(os.environ['MARKS'], 'slow')\n"
+        "    mark.touch()\n"
+        "    time.sleep(float(os.environ.get('SLEEP', '0.5')))\n"
+        "    mark.unlink()"
+    ),
+    "signals": (
+        "import signal, subprocess, sys\n\n"
+        "def test_all_as_usual():\n"
+        "    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "    code = 'import signal; print(*(int(signal.getsignal(n)) for n in (1, 3)))'\n"
+        "    said = subprocess.check_output([sys.executable, '-c', code], text=True)\n"
+        "    assert said.split() == ['0', '0']"
+    ),
+}
+# The program, with suites of its own and its logs elsewhere.
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {scripts!r})
+import run_tests
+folder = Path({folder!r})
+run_tests.LOGS = run_tests.ENDURANCE = folder / "logs"
+run_tests.SUITES = [
+    run_tests.Suite(name, (str(folder / name),), alone=name == "strict") for name in {names!r}
+]
+sys.exit(run_tests.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path):
+    """A function that gives the command for a run of these suites, and its environment."""
+
+    def make(*names: str, **environment: str):
+        for name in names:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "test_it.py").write_text(SUITES[name] + "\n")
+        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n")
+        (tmp_path / "conftest.py").symlink_to(ROOT / "conftest.py")
+        (tmp_path / "marks").mkdir()
+        values = {"scripts": str(ROOT / "scripts"), "folder": str(tmp_path), "names": names}
+        marks = {"MARKS": str(tmp_path / "marks")}
+        return [sys.executable, "-c", PROGRAM.format(**values)], {
+            **os.environ,
+            **marks,
+            **environment,
+        }
+
+    return make
+
+
+def run(command: list[str], environment: dict[str, str], *arguments: str):
+    return subprocess.run(
+        [*command, *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_all_suites_run_and_failures_are_shown_whole_at_the_end(program) -> None:
+    command, environment = program("good", "bad", "broken", "dead")
+    done = run(command, environment)
+    assert done.returncode == 1, done.stdout
+    said = done.stdout
+    assert "4 suites" in said
+    assert "1 passed, 1 skipped" in said
+    whole = said.index("===== bad")
+    assert said.index("assert (6 * 9) == 42", whole)
+    assert "nonsense_that_is_not_there" in said
+    assert "ENDED WITH STATUS 3" in said
+    alone = said.index("===== to run what failed alone")
+    assert said.index("-m pytest ", alone) < said.index("test_wrong", alone)
+    assert "     1  no GPU" in said
+    assert said.splitlines()[-1] == "1 passed, 3 failed, 1 skipped"
+
+
+def test_what_is_marked_alone_waits_for_all_others(program) -> None:
+    command, environment = program("strict", "slow")
+    done = run(command, environment, "--jobs", "2")
+    assert done.returncode == 0, done.stdout
+    assert "3 suites, 2 at a time" in done.stdout
+    assert done.stdout.splitlines()[-1] == "3 passed, 0 failed, 0 skipped"
+
+
+def test_a_selection_may_leave_suites_empty_and_an_unknown_name_is_refused(program) -> None:
+    command, environment = program("good", "bad")
+    done = run(command, environment, "--", "-k", "right")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+    done = run(command, environment, "nowhere")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no such suite: nowhere; known are bad, good" in done.stderr
+
+
+def test_signals_that_are_ignored_have_their_effect_again(program) -> None:
+    command, environment = program("signals")
+    # As nohup and a shell's "&" have them.
+    ignoring = "import os, signal, sys\nfor n in (1, 2, 3):\n    signal.signal(n, signal.SIG_IGN)\n"
+    ignoring += "os.execv(sys.argv[1], sys.argv[1:])"
+    done = run([sys.executable, "-c", ignoring, *command], environment)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_one_that_is_told_to_stop_ends_what_it_started(program, tmp_path: Path, number) -> None:
+    command, environment = program("slow", SLEEP="100")
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    mark = tmp_path / "marks" / "slow"
+    deadline = time.monotonic() + 60
+    while not mark.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    # That no process is left is seen by `nothing_left`, which every test here ends with.
+    assert process.returncode == 128 + number
