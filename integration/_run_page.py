@@ -36,6 +36,7 @@ MASKS = (
     (r"(\d+) (?:of|processes on) \d+ detected CPU cores", r"\1 CPU cores"),
     (r"complete \(\d+ s\)", "complete"),
     (r"(has\s+been\s[^:]*?\sfor|given\s+up\s+after)\s+\d+\s+s\b", r"\1 some s"),
+    (r"(rank \d+ waited) [\d.]+ s\b", r"\1 some s"),
 )
 
 

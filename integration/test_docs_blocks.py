@@ -14,10 +14,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Iterator
 
 import pytest
 from _run_page import Block, Page, blocks
 from packaging.requirements import InvalidRequirement, Requirement
+
+from synk_testing import Zygote
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -81,26 +84,28 @@ SHELL = [
 ]
 
 
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    """A process that has imported what pages import, to fork the readers of pages from."""
+    with Zygote("import lasagne, synkhronos.extensions.train, theano.tensor") as made:
+        yield made
+
+
 @pytest.mark.parametrize("name", RUN)
-def test_page_runs(name: str, tmp_path: Path) -> None:
+def test_page_runs(zygote: Zygote, name: str, tmp_path: Path) -> None:
     """Each page in a process and a folder of its own."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "integration/_run_page.py"), str(ROOT / name)],
-        cwd=tmp_path,
-        env={
-            **os.environ,
+    status, printed, said = zygote.run(
+        ROOT / "integration/_run_page.py",
+        ROOT / name,
+        folder=tmp_path,
+        environment={
             "SYNKHRONOS_N_PARALLEL": "2",
-            "SYNKHRONOS_USE_GPU": "0",
             "SYNKHRONOS_FLIGHT_DIR": str(tmp_path / "flight"),
         },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
+        limit_s=LIMIT_S,
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert done.stdout.splitlines()[-1] != "0 blocks ran"
+    assert status == 0, f"{printed}\n{said}"
+    assert printed.splitlines()[-1] != "0 blocks ran"
 
 
 CODE = "```python\n{}\n```\n"
