@@ -59,7 +59,7 @@ def die_in_the_middle(comm):
 
     first, _ = raised(forever)
     again, took = raised(comm.barrier)
-    assert took < 0.1
+    assert took < ENOUGH_S
     assert isinstance(first, ConnectionError)
     assert type(again) is type(first)
     return type(first), first.rank, "lost rank 1" in repr(comm)
@@ -233,7 +233,8 @@ FAULTS = ["kill", "exit", "sys.exit", "raise", "interrupt", "stop", "abort", "cl
 MOMENTS = ["before", "large", "again"]
 MATRIX = list(itertools.product(CALLS, range(SIZE), FAULTS, MOMENTS))
 SAMPLE = MATRIX if os.environ.get("SYNK_COMM_FAULTS") == "all" else MATRIX[::29]
-ENOUGH_S = 1.0
+ENOUGH_S = 4.0
+"""Half of the time after which every wait is over: it was noticed, and not waited out."""
 worst = {}
 
 
@@ -307,7 +308,7 @@ def forked(function, *args, backend, timeout_s):
             pids.append(pid)
             pipes.append(pipe)
         outcomes = [None] * SIZE
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
         texts = [b""] * SIZE
         while waiting:
@@ -354,7 +355,7 @@ def be_a_rank(ticket, said, timeout_s, function, args):
 )
 def test_whatever_happens(backend, call, victim, fault, moment, tmp_path):
     log = tmp_path / "struck"
-    timeout_s = 0.5 if fault == "stop" else 8.0
+    timeout_s = 1.0 if fault == "stop" else 8.0
     outcomes = forked(
         suffer, call, victim, fault, moment, str(log), backend=backend, timeout_s=timeout_s
     )

@@ -188,7 +188,7 @@ def test_who_goes_elsewhere_gives_up_and_nobody_waits_for_long(backend):
 
 def come_too_late(comm):
     timeout_s = 0.5 if comm.rank == FIRST else None
-    return outcome(comm, late_s=SOON_S if comm.rank == LAST else 0, timeout_s=timeout_s)
+    return outcome(comm, late_s=2.0 if comm.rank == LAST else 0, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

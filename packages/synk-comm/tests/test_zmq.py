@@ -318,12 +318,12 @@ def stop_for_a_while(comm):
         time.sleep(0.5)  # what ZeroMQ has not sent yet would be stopped too
         os.kill(os.getpid(), signal.SIGSTOP)
         return float(comm.all_reduce(1.0))
-    waker = threading.Timer(3 * _wires._SILENCE_MS / 1000, os.kill, [pids[1], signal.SIGCONT])
+    waker = threading.Timer(2 * _wires._SILENCE_MS / 1000, os.kill, [pids[1], signal.SIGCONT])
     waker.start()
     began = time.monotonic()
     total = float(comm.all_reduce(1.0))
     waker.join()
-    return time.monotonic() - began > 2 * _wires._SILENCE_MS / 1000, total
+    return time.monotonic() - began > 1.5 * _wires._SILENCE_MS / 1000, total
 
 
 def test_a_dead_peer_is_noticed_at_once():

@@ -27,7 +27,7 @@ PROGRAM = """
         if lookers[-1] == 0:
             look()
     left = 0
-    for _ in range(50):
+    for _ in range(50 if lookers else 10):
         pid = os.fork()
         if pid == 0:
             program()

@@ -87,7 +87,7 @@ def test_many_ranks_are_silent(program, method):
             assert own.sum() == 2 * number and np.shares_memory(a, b)
 
         def main(context):
-            a = shm.zeros(8)
+            a = shm.zeros(8 if context.get_start_method() == "fork" else 4)
             children = [
                 context.Process(target=rank, args=(a, shm.handle(a), i)) for i in range(len(a))
             ]
@@ -257,8 +257,9 @@ def test_families_come_and_go(program, method):
             return shm.segment(a).family
 
         def main(context):
+            turns = 15 if context.get_start_method() == "fork" else 6  # others start slowly
             with context.Pool(3, maxtasksperchild=1) as pool:
-                families = pool.map(live_and_go, range(15), chunksize=1)
+                families = pool.map(live_and_go, range(turns), chunksize=1)
                 pool.close()
                 pool.join()
             assert len(set(families)) == 1

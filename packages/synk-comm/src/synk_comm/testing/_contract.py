@@ -210,7 +210,7 @@ class CommunicatorContract:
         timer = threading.Timer(0.1, close)
         timer.start()
         caught = raises(PeerLost, "rank 1", lambda: waits[which](pair[0]))
-        assert time.monotonic() - closed[0] < 1
+        assert time.monotonic() - closed[0] < 5
         assert caught.rank == 1
         timer.join()
 
