@@ -170,6 +170,20 @@ def test_only_folders_without_listeners_go(temporary):
     assert left == ["mine", "synk-comm-live", "synk-comm-open", "synk-comm-young"]
 
 
+def test_the_shorter_place_is_looked_at_where_that_of_temporary_files_is_long(
+    tmp_path, monkeypatch
+):
+    usual, short = tmp_path / ("l" * 120), tmp_path / "s"
+    usual.mkdir()
+    short.mkdir()
+    stale, _ = sockets_in(short, "stale", listening=False)
+    monkeypatch.setattr(_leftovers, "_SHORT", (str(short),))
+    monkeypatch.setattr("tempfile.tempdir", str(usual))
+    assert [one.name for one in _leftovers.find_socket_folders()] == [str(stale)]
+    monkeypatch.setattr("tempfile.tempdir", "/tmp/elsewhere")
+    assert _leftovers.find_socket_folders() == []
+
+
 def test_where_proc_is_not_readable_no_folder_is_stale(temporary, monkeypatch):
     sockets_in(temporary, "stale", listening=False)
     monkeypatch.setattr(_leftovers, "_bound_sockets", lambda: None)

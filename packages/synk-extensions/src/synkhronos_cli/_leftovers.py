@@ -22,6 +22,8 @@ SEGMENT, SOCKETS, LOCK, CACHE = "segment", "socket folder", "compile lock", "com
 PROBE_TIMEOUT_S = 60.0
 # So long a folder or lock without contents may be one that is just being made.
 _GRACE_S = 3600.0
+_LONG = 67  # bytes; as synk_comm._folder has it
+_SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - only what is 0700 is looked at
 
 _LIST_SEGMENTS = """
 import synk_shm
@@ -67,7 +69,10 @@ def remove_segments() -> str:
 
 def find_socket_folders() -> list[Leftover]:
     """Return the folders of groups of synk-comm in which no socket has a listener."""
-    found = (_judge_sockets(path) for path in _entries(Path(tempfile.gettempdir())))
+    usual = tempfile.gettempdir()
+    # Where its path is too long for sockets, synk-comm makes its folders in a shorter place.
+    places = [usual, *_SHORT] if len(os.fsencode(usual)) > _LONG else [usual]
+    found = (_judge_sockets(path) for place in places for path in _entries(Path(place)))
     return [one for one in found if one is not None]
 
 

@@ -56,7 +56,9 @@ class World:
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s  # for whatever a process is told to do; what takes longer hangs
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self.folder = tempfile.TemporaryDirectory(prefix="synk-stress-")
+        # Names of sockets are limited, and the usual place may have a long path.
+        place = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 60 else None
+        self.folder = tempfile.TemporaryDirectory(prefix="synk-stress-", dir=place)
         self.errors = Path(self.folder.name, "stderr")
         self.address = str(Path(self.folder.name, "socket"))
         self.listener = socket.socket(socket.AF_UNIX)
