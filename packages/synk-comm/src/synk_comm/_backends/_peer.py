@@ -17,7 +17,7 @@ from synk_comm._ops import Array
 from synk_comm._secret import COOKIE_BYTES, Handshake
 
 from ._lent import Lender
-from ._wires import Door
+from ._wires import Door, has_come
 
 _ENVELOPE = struct.Struct(f"<{COOKIE_BYTES}scQII")  # cookie, kind, number, two offsets; then text
 _EVENT = struct.Struct("=Hi")
@@ -92,6 +92,8 @@ class Peer:
         freed, where nothing can be raised: a Ctrl-C at that moment (the longer the frame the
         longer it lasts) would be lost, and with it the only end of an endless program.
         """
+        if not has_come(self.socket):
+            return []
         try:
             frames: list[Any] = self.socket.recv_multipart(zmq.NOBLOCK, copy=self.met)
         except zmq.Again:
@@ -146,7 +148,7 @@ class Peer:
 
     def follow(self) -> None:
         """Learn which connections there are; a rank that has lost its own is gone."""
-        while True:
+        while has_come(self.monitor):
             try:
                 event, fd = _EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
             except zmq.Again:
