@@ -110,31 +110,40 @@ def test_worker_leaves_cleaning_to_others(run, tmp_path: Path):
 
 
 HOLD = """
-import theano, time
+import theano
 from theano.gof import compilelock
 with compilelock.lock_ctx():
     print("held", flush=True)
-    time.sleep({seconds})
+    input()
 """
 WAIT = """
 import theano, time
 from theano.gof import compilelock
 waits = []
 sleep = time.sleep
-time.sleep = lambda seconds: (waits.append(seconds), sleep(seconds))
+def noted(seconds):
+    sleep(seconds)
+    if sum(waits) < 3 <= sum(waits) + seconds:
+        print("waits", flush=True)
+    waits.append(seconds)
+time.sleep = noted
 with compilelock.lock_ctx():
     pass
 print(max(waits))
 """
 
 
-def test_lock_is_polled_fast_and_quietly(run, spawn, tmp_path: Path):
+def test_lock_is_polled_fast_and_quietly(spawn, tmp_path: Path):
     flags = f"base_compiledir={tmp_path},cxx="
-    holder = spawn(HOLD.format(seconds=4), flags=flags)
+    holder = spawn(HOLD, flags=flags)
     assert holder.line() == "held"
-    done = run(WAIT, flags=flags)
-    assert float(done.stdout) <= 0.04
-    assert "Waiting" not in done.stderr
+    waiter = spawn(WAIT, flags=flags)
+    assert waiter.line() == "waits"
+    holder.send()
+    status, out, err = waiter.finish()
+    assert status == 0, err
+    assert float(out) <= 0.04
+    assert "Waiting" not in err
 
 
 def test_a_long_wait_is_said(run, tmp_path: Path):
