@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 import weakref
 
 import numpy as np
@@ -21,6 +22,7 @@ from synk_comm import (
     AbortedError,
     CommTimeout,
     JoinError,
+    PeerLost,
     create_group,
     join,
     local_group,
@@ -145,6 +147,23 @@ def test_a_rank_joins_once():
         in_threads(comms, lambda comm: comm.barrier())
         for comm in comms:
             comm.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="processes cannot be watched here")
+def test_a_rank_that_has_joined_and_died_before_the_others_came_is_lost():
+    with create_group(2) as group:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer Pythons warn of threads at a fork
+            pid = os.fork()
+        if not pid:
+            try:  # it has entered when it waits for the other one, and ends then
+                join(group.ticket(1), watch=lambda: os._exit(0))
+            finally:
+                os._exit(1)
+        assert os.waitpid(pid, 0) == (pid, 0)  # not even a zombie is left to watch
+        with pytest.raises(PeerLost, match=rf"its process \(pid {pid}\) has ended") as caught:
+            join(group.ticket(0), timeout_s=10)
+    assert caught.value.rank == 1
 
 
 def test_two_groups_at_once_do_not_meet():

@@ -151,6 +151,13 @@ class CommunicatorContract:
             # A message may still be under way: at the latest the second call tells.
             raises(AbortedError, "CommTimeout", lambda comm=comm: [comm.barrier(), comm.barrier()])  # type: ignore[misc]
 
+    def test_half_a_letter_ends_the_group(self, pair: Pair) -> None:
+        """What comes after a message that was sent by half is not taken for the rest of it."""
+        letter = np.ones(30_000_000, "u1")
+        raises(CommTimeout, "rank 1", lambda: pair[0].send(letter, 1, timeout_s=0.1))
+        raises(AbortedError, "CommTimeout", lambda: pair[0].send(letter, 1, timeout_s=0.1))
+        raises(AbortedError, "CommTimeout", lambda: pair[1].recv(0))
+
     def test_timeout_names_all_who_are_missing(self, make_group: MakeGroup) -> None:
         """Of five ranks those are named that did not come, and no others."""
         comms = make_group(5)
