@@ -45,6 +45,7 @@ X = np.ones((4, 3), "float32")
         ((X, 1), {"num_slices": 0}, InputValueError, "num_slices"),
         ((X, 1), {"num_slices": 2}, OpError, "does not accumulate"),
         ((X, 1), {"output_subset": [2]}, InputValueError, "positions from 0 to 1"),
+        ((X, 1), {"output_subset": [0, -1]}, InputValueError, "got -1, expected positions from 0"),
     ],
 )
 def test_wrong_calls(pair, f, arguments, options, error, words):

@@ -73,6 +73,16 @@ def test_what_does_not_fit_goes_through_the_wrapper():
     np.testing.assert_array_equal(call(np.ones(3, np.float32))[0], [2.0] * 3)
 
 
+def test_what_is_not_aligned_is_refused_by_the_wrapper():
+    crooked = np.frombuffer(bytearray(25), np.float64, count=3, offset=1)
+    assert not crooked.flags.aligned
+    x = T.dvector("x")
+    function = theano.function([x], [x * 2], mode=mode("py"))
+    for call in (function, trusting(function, [crooked])):
+        with pytest.raises(TypeError, match="not aligned"):
+            call(crooked)
+
+
 def test_defaults_that_come_back_are_put_back():
     x = T.dvector("x")
     y = theano.In(T.dscalar("y"), value=5.0, name="y")

@@ -69,6 +69,30 @@ def test_nodes_that_differ_by_a_constant_or_a_parameter_alone():
     agree(theano.function([x], cut + axes + powers, mode=mode), [X], [X * 2])
 
 
+class Times(Op):
+    """An op that writes the value of its second input, a constant, into its C code."""
+
+    __props__ = ()
+
+    def make_node(self, x, factor):
+        return theano.Apply(self, [x, theano.scalar.constant(factor)], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = inputs[0] * inputs[1]
+
+    def c_code(self, node, name, inputs, outputs, sub):
+        return f"{outputs[0]} = {inputs[0]} * {node.inputs[1].data};"
+
+    def c_code_cache_version(self):
+        return (1,)
+
+
+def test_constants_that_are_in_the_c_code():
+    x = theano.scalar.float64("x")
+    function = theano.function([x], [Times()(x, factor) for factor in (2.0, 3.0, 2.0)])
+    assert agree(function, [7.0])(5.0) == [10.0, 15.0, 10.0]
+
+
 def test_convolutions_of_different_shapes_and_borders():
     image = np.random.RandomState(0).standard_normal((2, 3, 9, 9))
     x = T.tensor4("x")
