@@ -66,7 +66,8 @@ def test_plateau_by_hand():
     assert got == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.2]
 
 
-def test_plateau_goes_on_from_its_state_also_within_a_warm_up():
+@pytest.mark.parametrize("t_kept", range(1, 8))
+def test_plateau_goes_on_from_its_state_also_within_a_warm_up(t_kept):
     losses = np.random.RandomState(0).rand(40)
 
     def make():
@@ -75,9 +76,9 @@ def test_plateau_goes_on_from_its_state_also_within_a_warm_up():
     whole, first, second = make(), make(), make()
     expected, got = [], []
     for t, loss in enumerate(losses):
-        if t == 17:
+        if t == t_kept:
             second.load_state(first.state())
-        half = first if t < 17 else second
+        half = first if t < t_kept else second
         for schedule, rates in ((whole, expected), (half, got)):
             rates.append(schedule(t))
             schedule.observe(loss)
