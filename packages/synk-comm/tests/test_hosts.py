@@ -19,6 +19,8 @@ from synk_comm.testing import check_all, in_threads
 TOKEN = "a token that nobody can guess"
 ADDRESSES = ["10.213.77.1", "10.213.77.2"]
 PORT = 5599
+# All of them take a minute here, and are done over loopback below, and in the contract of shm.
+CHECKS = "checks" if os.environ.get("SYNK_COMM_CONTRACT") == "all" else "some"
 
 
 def ip(*words):
@@ -143,9 +145,7 @@ def ends(children, timeout_s=60):
 
 def test_all_of_it_between_two_hosts(cable):
     (a, b), _ = cable
-    # All of it takes a minute here, and is done over loopback below.
-    what = "checks" if os.environ.get("SYNK_COMM_CONTRACT") == "all" else "some"
-    children = [start(space, rank, 3, "zmq", what) for rank, space in enumerate((a, b, b))]
+    children = [start(space, rank, 3, "zmq", CHECKS) for rank, space in enumerate((a, b, b))]
     assert ends(children) == ["zmq: asked for"] * 3
 
 
@@ -174,7 +174,7 @@ def test_a_rank_that_only_computes_is_not_lost(cable):
 
 def test_ranks_that_share_a_machine_but_no_network_share_memory(cable):
     (a, b), _ = cable
-    children = [start(a, 0, 2, "auto", "checks"), start(b, 1, 2, "auto", "checks")]
+    children = [start(a, 0, 2, "auto", CHECKS), start(b, 1, 2, "auto", CHECKS)]
     assert ends(children) == ["shm: all 2 ranks are on this machine"] * 2
 
 
