@@ -213,7 +213,7 @@ def test_what_cannot_be_measured_is_refused_with_a_sentence(arguments, said, tmp
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_tiny_run_on_cpu_processes_goes_from_end_to_end(tmp_path):
     only = "allreduce,fork,resnet,timeline,distribution,ddp"
     tiny = ("--device", "cpu", "--tiny", "--together", "--gpus", "2")

@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from _wheels import ROOT, run
 
-pytestmark = pytest.mark.slow
-
 LIMIT_S = 180
 BEGIN = """
 import os, signal
@@ -72,6 +70,7 @@ def test_the_command_line_is_there(
     assert printed.splitlines()[-1] == "All assertions passed."
 
 
+@pytest.mark.nightly
 def test_a_wrong_dtype(installed: Path, clean_environment: dict[str, str], tmp_path: Path) -> None:
     program = BEGIN + (
         'y = T.fmatrix("y")\nf = synk.function([y], y.mean(), name="f")\nf(np.ones((4, 3)))\n'
@@ -87,7 +86,10 @@ def test_a_wrong_dtype(installed: Path, clean_environment: dict[str, str], tmp_p
     ("outputs", "expected", "cure"),
     [
         ('(x.mean(), "mean")', "OpError: outputs: got reduce op 'mean'", "'avg', 'sum'"),
-        ("x.sum(axis=1)", "the ranks brought different shapes", "op 'gather', as in"),
+        pytest.param(
+            *("x.sum(axis=1)", "the ranks brought different shapes", "op 'gather', as in"),
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_wrong_op(
@@ -105,6 +107,7 @@ def test_a_wrong_op(
     assert cure in said.strip()[-400:]
 
 
+@pytest.mark.nightly
 def test_a_forgotten_all_reduce(
     installed: Path, clean_environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -123,6 +126,7 @@ def test_a_forgotten_all_reduce(
     assert "all_reduce() it" in said
 
 
+@pytest.mark.nightly
 def test_a_killed_worker(
     installed: Path, clean_environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -357,7 +357,13 @@ ENDS: dict[str, Callable[[Kernel], None]] = {
 }
 
 
-@pytest.mark.parametrize("way", ENDS)
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=[] if way in ("restart", "killed") else pytest.mark.nightly)
+        for way in ENDS
+    ],
+)
 def test_with_the_kernel_go_its_workers_and_their_memory(kernel: Kernel, way: str) -> None:
     kernel.busy()
     kernel.run("data = synk.data(np.ones((1000, 1000)))")

@@ -34,9 +34,9 @@ def no_leaks():
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def linker(request):
-    """Functions are made of C code where a module is marked "c_code"."""
+    """Functions are made of C code where a test is marked "c_code"."""
     if request.node.get_closest_marker("c_code") is None:
         yield
         return

@@ -13,8 +13,6 @@ from theano.tensor.shared_randomstreams import RandomStreams
 from synk_theano._pickling import dumps, loads
 from synk_theano._shared_vars import VariableRegistry, value_of
 
-pytestmark = pytest.mark.c_code
-
 
 class Replica:
     """The other end: what a worker holds."""
@@ -63,6 +61,7 @@ def check(function, *argument_lists):
 X = np.arange(12.0).reshape(4, 3)
 
 
+@pytest.mark.c_code
 def test_gradient_step_of_a_network():
     x, w, b = T.matrix("x"), theano.shared(np.ones((3, 5)) / 9, "w"), theano.shared(np.zeros(5))
     cost = T.nnet.softmax(T.tanh(x.dot(w) + b))[:, 0].mean()
@@ -70,6 +69,7 @@ def test_gradient_step_of_a_network():
     check(theano.function([x], cost, updates=updates, name="step"), [X], [X + 1], [X])
 
 
+@pytest.mark.c_code
 def test_fused_graphs():
     """The tests' settings leave fusion out; users have it."""
     x, s = T.vector("x"), theano.shared(np.ones(3), "s")
@@ -79,6 +79,7 @@ def test_fused_graphs():
     check(f, [X[0]], [X[1]])
 
 
+@pytest.mark.c_code
 def test_in_place_graphs_keep_their_order():
     s, x = theano.shared(np.ones(3), "s"), T.vector("x")
     f = theano.function([x], [s * 3, (s - 3) * 2, T.exp(s)], updates=[(s, s + x)])
@@ -96,6 +97,7 @@ def test_givens_defaults_states_and_names():
     check(state, [X], [X])
 
 
+@pytest.mark.c_code  # convolutions exist in C only
 def test_convolution_and_pooling():
     from theano.tensor.signal.pool import pool_2d
 

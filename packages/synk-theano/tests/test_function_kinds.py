@@ -21,8 +21,6 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_theano import Runtime
 
-pytestmark = pytest.mark.c_code
-
 # Workers cannot import test modules by the names that pytest gives them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -27,8 +27,6 @@ from synk_theano import Runtime
 from synk_theano.exceptions import BatchError, InputValueError, OpError, SynkError, WorkerFailed
 from synk_theano.testing import nothing_left
 
-pytestmark = pytest.mark.c_code
-
 # Workers cannot import test modules by the names that pytest gives them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -52,6 +50,7 @@ def four():
         yield opened
 
 
+@pytest.mark.c_code
 def test_d01_slices_compute_updates_from_the_original_values_and_apply_them_once(pair, x):
     """1.0 ran the updating function per slice, so each slice started from the last one's result."""
     w = theano.shared(np.ones(2), "w")
@@ -201,6 +200,7 @@ def test_d10_several_variables_are_broadcast_from_data(pair):
         np.testing.assert_array_equal(got[1], other)
 
 
+@pytest.mark.c_code
 def test_d11_sliceables_are_replaced_wherever_they_are_used(pair):
     """1.0 replaced them in their own given only: where they fed another given, or were used
     twice, or in an update, slices met whole variables.
@@ -231,6 +231,7 @@ def test_d11_sliceables_are_replaced_wherever_they_are_used(pair):
             assert pair.collectives.gather(q).tolist() == by_rank
 
 
+@pytest.mark.c_code
 def test_d12_each_update_accumulates_by_its_own_operation(pair, x):
     """1.0 numbered the updates of a sliced function wrongly when their number and that of the
     outputs differ.
