@@ -88,19 +88,13 @@ def tests_of(package: str, *parts: str) -> tuple[str, ...]:
     return tuple(f"packages/{package}/tests/{part}".rstrip("/") for part in parts or ("",))
 
 
-def newer(package: str, about_s: int) -> list[Suite]:
-    """A package's suite on the newest Python, if there is one."""
-    if not NEWER.exists():
-        return []
-    name = f"{package}/newer-python"
-    return [Suite(name, tests_of(package), (), about_s, 4 * about_s, python=str(NEWER))]
-
+# Where there is a newer Python than Theano's, packages that do without Theano are tested on that;
+# a nightly run tests them on both.
+NEWEST = str(NEWER) if NEWER.exists() else sys.executable
 
 SUITES = [
-    Suite("synk-shm", tests_of("synk-shm"), about_s=90, nightly_s=200),
-    Suite("synk-comm", tests_of("synk-comm"), about_s=120, nightly_s=600),
-    *newer("synk-shm", 90),
-    *newer("synk-comm", 120),
+    Suite("synk-shm", tests_of("synk-shm"), about_s=130, nightly_s=200, python=NEWEST),
+    Suite("synk-comm", tests_of("synk-comm"), about_s=200, nightly_s=900, python=NEWEST),
     Suite(
         "synk-theano",
         tests_of("synk-theano"),
@@ -120,7 +114,16 @@ def programs(soak_s: int, trials: int) -> list[Suite]:
     """What a nightly run does besides the tests."""
     soak = ("integration/endurance/soak.py", "--seconds", str(soak_s))
     kills = ("integration/endurance/kill_trials.py", "--trials", str(trials))
+    older = (
+        []
+        if sys.executable == NEWEST
+        else [
+            Suite("synk-shm/older-python", tests_of("synk-shm"), nightly_s=200),
+            Suite("synk-comm/older-python", tests_of("synk-comm"), nightly_s=900),
+        ]
+    )
     return [
+        *older,
         Suite(
             "endurance/soak",
             nightly_s=soak_s + 30,

@@ -36,6 +36,6 @@ def join_in_threads(tickets):
     return in_threads(seats, lambda seat: join(tickets[seat.rank], timeout_s=20))
 
 
-@pytest.mark.parametrize("size", [3])
+@pytest.mark.parametrize("size", [3 if os.environ.get("SYNK_COMM_CONTRACT") == "all" else 2])
 def test_all_of_it_in_processes(size):
     run_ranks(size, check_all, backend="zmq", timeout_s=50)

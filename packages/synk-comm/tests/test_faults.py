@@ -232,7 +232,7 @@ CALLS = {
 FAULTS = ["kill", "exit", "sys.exit", "raise", "interrupt", "stop", "abort", "close"]
 MOMENTS = ["before", "large", "again"]
 MATRIX = list(itertools.product(CALLS, range(SIZE), FAULTS, MOMENTS))
-SAMPLE = MATRIX if os.environ.get("SYNK_COMM_FAULTS") == "all" else MATRIX[::29]
+SAMPLE = MATRIX if os.environ.get("SYNK_COMM_FAULTS") == "all" else MATRIX[::61]
 ENOUGH_S = 4.0
 """Half of the time after which every wait is over: it was noticed, and not waited out."""
 worst = {}

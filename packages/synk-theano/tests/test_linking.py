@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections import Counter
 
@@ -277,6 +278,7 @@ def test_a_new_process_takes_no_lock_and_runs_no_compiler(tmp_path):
     ]
     path = tmp_path / "function"
     path.write_bytes(pickle.dumps(kept))
-    status, out, err = testing.run_script(LOAD, str(path), timeout_s=100)
+    in_c = {"THEANO_FLAGS": os.environ["THEANO_FLAGS"] + ",linker=cvm"}
+    status, out, err = testing.run_script(LOAD, str(path), environment=in_c, timeout_s=100)
     assert status == 0, err
     assert float(out) == function(values)

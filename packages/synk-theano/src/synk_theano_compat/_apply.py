@@ -12,7 +12,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
-from synk_theano_compat import _flags, _gpu, _lasagne, _patches, _reshape, _setuptools, locks
+from synk_theano_compat import (
+    _flags,
+    _gpu,
+    _lasagne,
+    _patches,
+    _reshape,
+    _scipy,
+    _setuptools,
+    locks,
+)
 from synk_theano_compat._hook import DOWNSAMPLE
 
 if TYPE_CHECKING:
@@ -34,6 +43,9 @@ BEFORE: dict[str, tuple[Step, ...]] = {
         Step("P7", "names that NumPy 1.24 removed", _patches.numpy_aliases),
         Step("P4", "scan's C extension on Python >= 3.11", _patches.no_scan_extension),
     ),
+    "theano.scalar.basic_scipy": (Step("P13", "SciPy's statistics", _scipy.lend_stats),),
+    "theano.tensor.nnet.abstract_conv": (Step("P13", "SciPy's filters", _scipy.hide_signal),),
+    "theano.tensor.nnet.conv": (Step("P13", "SciPy's filters", _scipy.hide_signal),),
     "theano.gpuarray.dnn": (Step("G2", "cuDNN 8 and 9", _gpu.lead_to_cudnn),),
     "theano.gpuarray.linalg": (Step("P10", "pkg_resources", _setuptools.lend),),
     "lasagne": (Step("P10", "pkg_resources", _setuptools.lend),),
@@ -53,6 +65,9 @@ AFTER: dict[str, tuple[Step, ...]] = {
         Step("P8", "BatchedDot without BLAS", _patches.batched_dot),
     ),
     "theano.tensor.blas_c": (Step("P9", "Gemv into fresh memory", _patches.fresh_gemv),),
+    "theano.scalar.basic_scipy": (Step("P13", "SciPy's statistics", _scipy.take_back_stats),),
+    "theano.tensor.nnet.abstract_conv": (Step("P13", "SciPy's filters", _scipy.show_signal),),
+    "theano.tensor.nnet.conv": (Step("P13", "SciPy's filters", _scipy.show_signal),),
     "theano.tensor.sort": (Step("P6", "top-k indexing", _patches.topk_index),),
     "theano.tensor.signal.pool": (Step("P6", "pooling in Python", _patches.pool_index),),
     "lasagne": (
@@ -107,7 +122,8 @@ def after(name: str) -> None:
 
 def failed(name: str) -> None:
     """Take back what was lent to module ``name``, whose execution failed."""
-    _run(tuple(step for step in AFTER.get(name, ()) if step.run is _setuptools.take_back))
+    lent = (_setuptools.take_back, _scipy.take_back_stats, _scipy.show_signal)
+    _run(tuple(step for step in AFTER.get(name, ()) if step.run in lent))
 
 
 def downsample_spec() -> ModuleSpec | None:

@@ -228,6 +228,38 @@ def test_pkg_resources_is_lent_and_taken_back(run):
     assert "pkg_resources" in run(code, skip="P10", fails=True).stderr
 
 
+# What there is of SciPy after importing Theano, and whether it is whole when it is asked for.
+SCIPY = """
+import sys, numpy as np, theano, theano.tensor as T
+print(*(name in sys.modules for name in ("scipy.stats", "scipy.signal")))
+flags = theano.tensor.nnet.conv, theano.tensor.nnet.abstract_conv
+print(*(module.imported_scipy_signal for module in flags))
+x = T.dvector()
+ours = theano.function([x], T.chi2sf(x, 3.0), mode=theano.Mode("py", None))(np.array([1.0, 2.0]))
+import scipy.signal, scipy.stats
+assert np.array_equal(ours, scipy.stats.chi2.sf([1.0, 2.0], 3.0))
+assert np.array_equal(scipy.signal.convolve([1, 2], [1, 1]), [1, 3, 2])
+"""
+
+
+def test_scipys_statistics_and_filters_are_imported_when_they_are_used(run):
+    with_it, without = run(SCIPY).stdout.splitlines(), run(SCIPY, skip="P13").stdout.splitlines()
+    assert with_it[0] == "False False"
+    assert without[0] == "True True"
+    assert with_it[1] == without[1], "Theano has what it had"
+
+
+def test_a_failing_import_leaves_no_stand_in_for_scipys_parts(run):
+    code = (
+        "import sys, scipy.special\n"
+        "sys.modules['theano.scalar'] = None\n"  # which the module asks for after SciPy
+        "try: import theano\nexcept ImportError: pass\n"
+        "import scipy.stats, scipy.signal\n"
+        "print(scipy.stats.norm.cdf(0.0), scipy.signal.__name__)"
+    )
+    assert run(code).stdout == "0.5 scipy.signal\n"
+
+
 def test_failing_patch_is_named_and_the_others_go_on(run):
     code = (
         "from synk_theano_compat import _apply\n"
