@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 DRIVER = Path(__file__).with_name("driver.py")
+ALL = os.environ.get("SYNK_TESTS") == "all"
 SECONDS = float(os.environ.get("SYNK_SHM_STRESS_SECONDS", "0"))
 TIMEOUT_S = 300
 
@@ -48,7 +49,7 @@ def finish(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> tupl
 def test_programs() -> None:
     """A hundred programs that are always the same, and some that nobody has run before."""
     fresh = secrets.randbelow(1 << 31)
-    more = ("--seconds", SECONDS) if SECONDS else ("--count", 10)
+    more = ("--seconds", SECONDS) if SECONDS else ("--count", 40 if ALL else 5)
     running = [
         start("--seed", 1, "--count", 50),
         start("--seed", 51, "--count", 50),
