@@ -99,13 +99,13 @@ SUITES = [
         "synk-theano",
         tests_of("synk-theano"),
         without=tests_of("synk-theano", "faults", "compat"),
-        about_s=240,
+        about_s=420,
         nightly_s=1500,
     ),
-    Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=120, nightly_s=1800),
-    Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=90, nightly_s=120),
-    Suite("synk-extensions", tests_of("synk-extensions"), about_s=120, nightly_s=200),
-    Suite("integration", ("integration",), about_s=180, nightly_s=300),
+    Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=150, nightly_s=1800),
+    Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=120, nightly_s=120),
+    Suite("synk-extensions", tests_of("synk-extensions"), about_s=300, nightly_s=200),
+    Suite("integration", ("integration",), about_s=360, nightly_s=300),
     Suite("synk-testing", ("dev/synk-testing/tests",), about_s=15, nightly_s=15),
 ]
 

@@ -76,37 +76,34 @@ def accuracy(printed):
     return float(reached)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "program, model",
-    [
-        ("train_cpu_data.py", "mlp"),
-        pytest.param("train_cpu_data.py", "cnn", marks=pytest.mark.nightly),
-        pytest.param("train_gpu_data.py", "mlp", marks=pytest.mark.nightly),
-        ("train_gpu_data.py", "cnn"),
-    ],
-)
+PROGRAMS = ["train_cpu_data.py", "train_gpu_data.py"]
+
+
+@pytest.mark.nightly  # half a minute each, and compiling; below they train for an epoch
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_training_reaches_its_accuracy(program, model, mnist):
     has_digits = importlib.util.find_spec("sklearn") is not None
     data = "digits" if has_digits else mnist
     if model == "cnn" and WITHOUT_CONVOLUTIONS:
         pytest.skip("these devices have no convolutions")
     options = ("--model", model, "--data", data, *on_devices())
-    printed = run(FOLDER / program, *options, **(IN_C if model == "cnn" else {}))
+    printed = run(FOLDER / program, *options, **IN_C)
     assert accuracy(printed) >= 93
     assert re.findall(r"epoch (\d+) of 12: loss", printed) == [str(n) for n in range(1, 13)]
 
 
 def test_training_says_when_its_accuracy_is_not_reached(mnist):
     options = ("--data", mnist, "--epochs", "1", "--accuracy", "1.1")
-    status, out, err = start(FOLDER / "train_gpu_data.py", *options, *on_devices())
+    status, out, err = start(FOLDER / "train_gpu_data.py", *options, *on_devices(), **IN_C)
     assert status == 1, err
     assert "110.0% NOT REACHED" in out
 
 
-def test_a_few_epochs_have_no_accuracy_to_reach(mnist):
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_few_epochs_have_no_accuracy_to_reach(program, mnist):
     options = ("--data", mnist, "--epochs", "1", "--learning-rate", "0")
-    printed = run(FOLDER / "train_gpu_data.py", *options, *on_devices())
+    printed = run(FOLDER / program, *options, *on_devices(), **IN_C)
     last = printed.splitlines()[-1]
     assert re.fullmatch(r"accuracy [\d.]+%", last)
     assert float(last.split()[1][:-1]) < 93
