@@ -313,6 +313,34 @@ def test_a_new_checkout_gets_an_environment_and_says_so(checkout: Checkout) -> N
     assert calls[-1] == "-m synk_theano_compat --install"
 
 
+NEWER = """\
+echo "$*" >>"$CALLS"
+case "$1 ${2:-}" in
+    "-c "*version_info*) echo 3.13 ;;
+    "-c "*) echo "$NEWER" ;;
+    "-m venv") mkdir -p "$4/bin" && cp "$NEWER" "$4/bin/python" ;;
+esac"""
+
+
+def test_a_newer_python_gets_an_environment_for_what_does_without_theano(
+    checkout: Checkout,
+) -> None:
+    newer = add(checkout.tools, "python3.13", NEWER)
+    said, _, calls = checkout.set_up(NEWER=str(newer))
+    assert "Creating .venv-newer, with Python 3.13" in said
+    assert "-m venv --without-pip .venv-newer" in calls
+    into = [call for call in calls if call.startswith("-m pip --python .venv-newer/bin/python")]
+    assert len(into) == 2
+    assert "numpy" in into[0]
+    assert into[1].count("--editable") == 3
+    # What cannot be had is left out, and holds up nothing.
+    (checkout.root / ".venv" / ".ready").unlink()
+    said, _, _ = checkout.set_up(NEWER=str(newer), FAIL="no network", ONLY="--python")
+    assert "is left out" in said
+    assert said.splitlines()[-1] == "Ready: Python 3.11.9 in .venv"
+    assert not (checkout.root / ".venv-newer").exists()
+
+
 def test_a_ready_environment_is_left_alone_by_every_path(
     checkout: Checkout, tmp_path: Path
 ) -> None:

@@ -101,6 +101,7 @@ SUITES = [
         without=tests_of("synk-theano", "faults", "compat"),
         about_s=420,
         nightly_s=1500,
+        alone=True,
     ),
     Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=150, nightly_s=1800),
     Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=120, nightly_s=120),

@@ -101,6 +101,7 @@ def program(zygote):
         one.await_nothing(30.0)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("code", [IDLE, COMPUTING], ids=["idle", "computing"])
 @pytest.mark.parametrize("stopped", [False, True])
 def test_nothing_is_left_of_a_killed_master(program, code, stopped, request, record_property):
@@ -117,6 +118,7 @@ def test_nothing_is_left_of_a_killed_master(program, code, stopped, request, rec
     print(f"{request.node.name}: {took_s:.3f} s")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3, 0.6, 1.0, 1.5])
 def test_nor_of_one_whose_workers_still_start(program, after_s, record_property):
     killed = program("time.sleep(60)")

@@ -45,6 +45,7 @@ def test_the_limits_add_up():
     assert STOP_TIMEOUT_S + KILL_TIMEOUT_S + 0.1 <= END_S + 1e-9
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("act", [sleep_in_python, hold_the_lock])
 @pytest.mark.parametrize("stopped", [False, True])
 def test_stop_is_quick_whatever_the_workers_do(act, stopped, record_property):
@@ -63,6 +64,7 @@ def test_stop_is_quick_whatever_the_workers_do(act, stopped, record_property):
     print(f"{act.__name__}, stopped {stopped}: {took_s:.3f} s")
 
 
+@pytest.mark.alone
 def test_kill_is_quicker_still():
     with computing(hold_the_lock, size=3) as pool:
         pids = pool.pids
