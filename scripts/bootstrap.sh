@@ -20,6 +20,7 @@ newer=.venv-newer
 stamp=$venv/.ready
 place=$venv/.place
 log=$venv/bootstrap.log
+newer_log=$venv/bootstrap-newer.log
 wanted="3.11 3.10 3.9"
 packages="synk-shm synk-comm synk-theano synk-extensions"
 
@@ -303,7 +304,10 @@ install() {
     echo "Installing the four packages, what they need, and the tools (some minutes the first time) ..."
     report_progress &
     reporter=$!
-    trap 'kill $reporter 2>/dev/null || true' EXIT
+    # At the same time: both mostly wait for the network.
+    (log=$newer_log && : >"$log" && install_newer) &
+    newest=$!
+    trap 'kill $reporter $newest 2>/dev/null || true' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
     # One call for all, so that the members satisfy each other and one resolution holds for all.
@@ -324,7 +328,7 @@ install() {
     done
     # A wheel brings the import hook for Theano along; an editable install has to be told.
     "$venv/bin/python" -m synk_theano_compat --install >>"$log"
-    install_newer
+    wait $newest || true
     fingerprint >"$stamp"
     echo "Ready: $("$venv/bin/python" --version) in $venv"
 }
