@@ -256,6 +256,7 @@ def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(kernel: Ke
     assert "call fork() to start a new one" in kernel.fails("call(0, 0)")
 
 
+@pytest.mark.nightly
 def test_errors_of_workers_are_shown_in_the_cell(kernel: Kernel) -> None:
     kernel.run(START)
     kernel.run(
@@ -281,6 +282,7 @@ f = synk.function([x], theano.printing.Print("x", global_fn=refuse)(x).sum())
 # Interrupts: what the stop button does.
 
 
+@pytest.mark.nightly
 def test_an_interrupt_while_workers_start_does_not_reach_them(kernel: Kernel) -> None:
     kernel.run(START)
     cell = kernel.begin("Path('asleep').touch(); time.sleep(60)")
@@ -293,6 +295,7 @@ def test_an_interrupt_while_workers_start_does_not_reach_them(kernel: Kernel) ->
     assert "KeyboardInterrupt" not in kernel.said.read_text()
 
 
+@pytest.mark.nightly
 def test_an_interrupt_while_the_master_computes_leaves_everything_usable(kernel: Kernel) -> None:
     kernel.busy()
     workers = kernel.workers()
@@ -359,10 +362,7 @@ ENDS: dict[str, Callable[[Kernel], None]] = {
 
 @pytest.mark.parametrize(
     "way",
-    [
-        pytest.param(way, marks=[] if way in ("restart", "killed") else pytest.mark.nightly)
-        for way in ENDS
-    ],
+    [pytest.param(way, marks=[] if way == "restart" else pytest.mark.nightly) for way in ENDS],
 )
 def test_with_the_kernel_go_its_workers_and_their_memory(kernel: Kernel, way: str) -> None:
     kernel.busy()

@@ -15,7 +15,7 @@ LIMIT_S = 120
 LARGEST = 100_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_script_draws_all_pictures(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, str(PICTURES / "make.py"), str(tmp_path)],

@@ -45,6 +45,7 @@ def test_every_row_has_its_time_and_its_peers():
             assert min(row["peers"].values()) > 0
 
 
+@pytest.mark.nightly
 def test_scaling_is_measured_and_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "scaling.png"

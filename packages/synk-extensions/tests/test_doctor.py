@@ -103,6 +103,7 @@ def test_the_command_does_not_import_what_it_looks_at():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.nightly
 def test_a_machine_on_which_much_is_wrong_at_once(tmp_path: Path):
     """No home, no compiler, a driver's tool that hangs, an old locale, 20 columns, no colours."""
     smi = tmp_path / "nvidia-smi"

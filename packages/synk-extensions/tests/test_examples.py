@@ -17,7 +17,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("model, processes", [("mlp", 3), ("cnn", 2)])
+@pytest.mark.parametrize(
+    "model, processes", [("mlp", 3), pytest.param("cnn", 2, marks=pytest.mark.nightly)]
+)
 def test_training_arrives_where_plain_theano_does(model, processes):
     status, out, err = start(
         "train_digits.py",

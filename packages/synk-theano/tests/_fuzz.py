@@ -32,7 +32,7 @@ import synk_shm
 from synk_theano.exceptions import NotSharedVariable, SynkError, WorkerFailed
 
 LONGER = "SYNK_THEANO_CASES" in os.environ
-CASES = int(os.environ.get("SYNK_THEANO_CASES", "200"))
+CASES = int(os.environ.get("SYNK_THEANO_CASES", "100"))
 LIMIT_S = 60.0
 """Until an attempt counts as hung: far more than any takes on a busy machine."""
 LONGEST_MESSAGE = 1000

@@ -61,7 +61,6 @@ def check(function, *argument_lists):
 X = np.arange(12.0).reshape(4, 3)
 
 
-@pytest.mark.c_code
 def test_gradient_step_of_a_network():
     x, w, b = T.matrix("x"), theano.shared(np.ones((3, 5)) / 9, "w"), theano.shared(np.zeros(5))
     cost = T.nnet.softmax(T.tanh(x.dot(w) + b))[:, 0].mean()

@@ -386,7 +386,13 @@ def test_only_what_is_new_travels(monkeypatch):
 # Linkers
 
 
-@pytest.mark.parametrize("linker", ["vm", "vm_nogc", "cvm_nogc", "c|py", "c|py_nogc", "py"])
+@pytest.mark.parametrize(
+    "linker",
+    [
+        *("cvm_nogc", "c|py", "py"),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("vm", "vm_nogc", "c|py_nogc")),
+    ],
+)
 def test_linkers(pair, linker):
     def build():
         x, w = T.dmatrix("x"), theano.shared(np.full(3, 0.3), "w")

@@ -40,7 +40,7 @@ from synk_theano import Runtime
 from synk_theano.exceptions import SynkError
 
 LONGER = "SYNK_THEANO_CASES" in os.environ
-CASES = int(os.environ.get("SYNK_THEANO_CASES", "200"))
+CASES = int(os.environ.get("SYNK_THEANO_CASES", "100"))
 CALLS = 5
 RANKS = [(1, 0), (2, 0), (2, 1), (3, 2), *([(4, 1)] if LONGER else [])]
 # Shrinking takes minutes: it is for those who ask for more cases.
