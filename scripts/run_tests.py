@@ -131,7 +131,7 @@ def programs(soak_s: int, trials: int) -> list[Suite]:
             program=(*soak, "--json", str(ENDURANCE / "soak.json")),
         ),
         Suite(
-            "planted faults",
+            "planted-faults",
             nightly_s=1200,
             program=("scripts/planted_faults.py", "--json", str(ENDURANCE / "planted_faults.json")),
         ),
@@ -302,7 +302,8 @@ class Runs:
             if alone and self._running:
                 return
             del self._waiting[0]
-            environment = WHOLE if self._nightly else {}
+            # Planted faults are for the tests of every day.
+            environment = WHOLE if self._nightly and not suite.program else {}
             self._running.append(Run(suite, self._arguments, alone, environment))
 
     def _progress(self, run: Run) -> str:
