@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import soak
 from _soak_work import ACTS
 
-SECONDS = 12
+ALL = os.environ.get("SYNK_TESTS") == "all"
+SECONDS = 60 if ALL else 12
 """Of work here; `make endurance` has an hour of it."""
 
 LIMIT_S = 240
@@ -34,10 +35,14 @@ def test_random_work_is_right_and_flat(tmp_path: Path) -> None:
         timeout=LIMIT_S,
     )
     print(done.stdout)
-    assert done.returncode == 0, done.stdout
+    # Whatever is wrong is raised, and then there is no result.
+    assert path.exists(), done.stdout
     result = json.loads(path.read_text(encoding="utf-8"))
     assert result["seconds"] >= SECONDS
     assert set(result["growths"]) == set(soak.BOUNDS)
+    # A dozen seconds are too few to tell what grows from what comes and goes.
+    growing = soak.growing(result) if ALL else []
+    assert (done.returncode, growing) == (int(bool(soak.growing(result))), []), done.stdout
     # On a busy machine there are fewer.
     assert len(result["acts"]) >= len(ACTS) // 2
     assert len(result["samples"]) >= SECONDS // 10
