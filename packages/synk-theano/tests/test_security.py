@@ -32,7 +32,9 @@ NOBODY = 65534
 # Modules that a run has open just then are not of its making, though they may lie below /tmp too.
 INSTALLED = tuple(
     place + os.sep
-    for place in map(os.path.realpath, (Path(__file__).parents[1], sys.prefix, *sys.path))
+    for place in map(
+        os.path.realpath, (Path(__file__).parents[3], os.getcwd(), sys.prefix, *sys.path)
+    )
     if not os.path.realpath(tempfile.gettempdir()).startswith(place)
 )
 
@@ -102,7 +104,7 @@ def test_whatever_a_run_makes_is_its_users_alone(folder, backend):
                     own = (
                         target.startswith(("/dev/shm/", "/memfd:", "/tmp/"))
                         or "(deleted)" in target
-                    ) and not target.startswith(INSTALLED)
+                    ) and not (target + os.sep).startswith(INSTALLED)
                     if own and number > 2:
                         name = target.rpartition(" (")[0] or target
                         seen.add((name, others_may(f"/proc/{pid}/fd/{number}").rpartition(" ")[2]))
