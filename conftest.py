@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 
@@ -27,6 +27,21 @@ FLAGS = [
     f"base_compiledir={ROOT / 'build' / 'theano'}",
 ]
 os.environ.setdefault("THEANO_FLAGS", ",".join(FLAGS))
+
+
+@pytest.fixture(autouse=True)
+def linker(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have functions made of C code where a test is marked "c_code"."""
+    if request.node.get_closest_marker("c_code") is None:
+        yield
+        return
+    import theano
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(theano.config, "linker", "cvm")
+        # Theano keeps the mode that it has made of the settings.
+        patch.setattr(theano.compile.mode, "instantiated_default_mode", None)
+        yield
 
 
 # Of this pytest only, not of those that tests start.

@@ -150,7 +150,10 @@ def processes(request):
 with_three = pytest.mark.parametrize("processes", [3], indirect=True, ids=["3-processes"])
 
 
-@pytest.mark.parametrize("kind", ["dense", "conv"])
+IN_C = pytest.mark.c_code  # convolutions exist in C only
+
+
+@pytest.mark.parametrize("kind", ["dense", pytest.param("conv", marks=[IN_C, pytest.mark.nightly])])
 def test_ten_steps_equal_the_serial_ones(processes, kind):
     serial, parallel = Net(ORDINARY, kind), Net(SyncBatchNormLayer, kind)
     assert largest(zip(serial.values(), parallel.values())) == 0
@@ -262,6 +265,7 @@ def test_check_verify_and_lint(processes):
     assert [f for f in synk.lint() if own.intersection(f.functions)] == []
 
 
+@IN_C
 def test_plain_theano():
     """Serially it is the ordinary layer, with all of its options."""
     ordinary, ours = Net(ORDINARY, "conv"), Net(SyncBatchNormLayer, "conv")

@@ -10,7 +10,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
-import theano
 
 from synk_testing import Zygote, hard_limit, usual_signals
 from synk_theano import Runtime
@@ -31,19 +30,6 @@ def flight_records(tmp_path_factory):
 def no_leaks():
     """No child process and no shared memory is left when all tests are done."""
     with nothing_left():
-        yield
-
-
-@pytest.fixture(autouse=True)
-def linker(request):
-    """Functions are made of C code where a test is marked "c_code"."""
-    if request.node.get_closest_marker("c_code") is None:
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(theano.config, "linker", "cvm")
-        # Theano keeps the mode that it has made of the settings.
-        patch.setattr(theano.compile.mode, "instantiated_default_mode", None)
         yield
 
 
