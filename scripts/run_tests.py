@@ -93,20 +93,20 @@ def tests_of(package: str, *parts: str) -> tuple[str, ...]:
 NEWEST = str(NEWER) if NEWER.exists() else sys.executable
 
 SUITES = [
-    Suite("synk-shm", tests_of("synk-shm"), about_s=130, nightly_s=200, python=NEWEST),
-    Suite("synk-comm", tests_of("synk-comm"), about_s=200, nightly_s=900, python=NEWEST),
+    Suite("synk-shm", tests_of("synk-shm"), about_s=190, nightly_s=200, python=NEWEST),
+    Suite("synk-comm", tests_of("synk-comm"), about_s=360, nightly_s=900, python=NEWEST),
     Suite(
         "synk-theano",
         tests_of("synk-theano"),
         without=tests_of("synk-theano", "faults", "compat"),
-        about_s=420,
+        about_s=680,
         nightly_s=1500,
         alone=True,
     ),
-    Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=150, nightly_s=1800),
-    Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=120, nightly_s=120),
-    Suite("synk-extensions", tests_of("synk-extensions"), about_s=300, nightly_s=200),
-    Suite("integration", ("integration",), about_s=360, nightly_s=300),
+    Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=130, nightly_s=1800),
+    Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=210, nightly_s=350),
+    Suite("synk-extensions", tests_of("synk-extensions"), about_s=440, nightly_s=600),
+    Suite("integration", ("integration",), about_s=340, nightly_s=700),
     Suite("synk-testing", ("dev/synk-testing/tests",), about_s=15, nightly_s=15),
 ]
 
