@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -14,17 +15,23 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent
 
+# Of this pytest only, not of those that tests start.
+REPORT = os.environ.pop("SYNK_TESTS_REPORT", None)
+# Tests start hundreds of processes, each of which would compile the packages' source anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # All tests are of CPU processes, but for those that name their devices.
 os.environ.setdefault("SYNKHRONOS_USE_GPU", "0")
 # Graphs are optimised as ever, and computed by Theano's own implementations in Python: the C code
 # that it writes is its own affair, and compiling takes longer than the tests. What is ours around
 # that code has tests that are marked "c_code"; all others run so too, if all is asked for. What is
-# compiled is so without optimisation, into a cache of this checkout's own, which all suites share.
+# compiled is so without optimisation, into a cache of this checkout's own; suites that run at the
+# same time each have one, because Theano says on stderr when it waits for another's compiler.
 ALL = os.environ.get("SYNK_TESTS") == "all"
 FLAGS = [
     *([] if ALL else ["linker=py", "DebugMode.check_c=False"]),
     *("gcc.cxxflags=-O0", "optimizer_excluding=fusion"),
-    f"base_compiledir={ROOT / 'build' / 'theano'}",
+    f"base_compiledir={ROOT / 'build' / 'theano' / (Path(REPORT).stem if REPORT else '')}",
 ]
 os.environ.setdefault("THEANO_FLAGS", ",".join(FLAGS))
 
@@ -42,10 +49,6 @@ def linker(request: pytest.FixtureRequest) -> Iterator[None]:
         # Theano keeps the mode that it has made of the settings.
         patch.setattr(theano.compile.mode, "instantiated_default_mode", None)
         yield
-
-
-# Of this pytest only, not of those that tests start.
-REPORT = os.environ.pop("SYNK_TESTS_REPORT", None)
 
 
 def _report(**event: Any) -> None:

@@ -7,33 +7,12 @@ directory: from here on a worker can be asked for its stacks. Run by `_pool.Work
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import gc
 import os
 import signal
 import sys
-from typing import Any, Iterator
-
-
-@contextlib.contextmanager
-def plain_distutils() -> Iterator[None]:
-    """Let Theano import the distutils of Python: setuptools' takes a fifth of a worker's imports.
-
-    Afterwards all is as it was: who imports setuptools finds nothing unusual.
-    """
-    finder = getattr(sys.modules.get("_distutils_hack"), "DISTUTILS_FINDER", None)
-    if finder not in sys.meta_path:
-        yield
-        return
-    place = sys.meta_path.index(finder)
-    del sys.meta_path[place]
-    try:
-        yield
-    finally:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "distutils"]:
-            del sys.modules[name]
-        sys.meta_path.insert(place, finder)
+from typing import Any
 
 
 def boot(channel_fd: int, lifeline_fd: int, stacks_fd: int, gentle: int, at_once: int) -> None:
@@ -52,8 +31,7 @@ def boot(channel_fd: int, lifeline_fd: int, stacks_fd: int, gentle: int, at_once
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (gentle, at_once))
     # Looking for garbage takes an eighth of the time of these imports, and none is found.
     gc.disable()
-    with plain_distutils():
-        from synk_theano._worker import main
+    from synk_theano._worker import main
 
     main(channel_fd, lifeline_fd)
 

@@ -42,15 +42,17 @@ BEFORE: dict[str, tuple[Step, ...]] = {
     "theano": (
         Step("P7", "names that NumPy 1.24 removed", _patches.numpy_aliases),
         Step("P4", "scan's C extension on Python >= 3.11", _patches.no_scan_extension),
+        Step("P10", "setuptools", _setuptools.plain_distutils),
     ),
     "theano.scalar.basic_scipy": (Step("P13", "SciPy's statistics", _scipy.lend_stats),),
     "theano.tensor.nnet.abstract_conv": (Step("P13", "SciPy's filters", _scipy.hide_signal),),
     "theano.tensor.nnet.conv": (Step("P13", "SciPy's filters", _scipy.hide_signal),),
     "theano.gpuarray.dnn": (Step("G2", "cuDNN 8 and 9", _gpu.lead_to_cudnn),),
-    "theano.gpuarray.linalg": (Step("P10", "pkg_resources", _setuptools.lend),),
-    "lasagne": (Step("P10", "pkg_resources", _setuptools.lend),),
+    "theano.gpuarray.linalg": (Step("P10", "setuptools", _setuptools.lend),),
+    "lasagne": (Step("P10", "setuptools", _setuptools.lend),),
 }
 AFTER: dict[str, tuple[Step, ...]] = {
+    "theano": (Step("P10", "setuptools", _setuptools.usual_distutils),),
     "theano.configparser": (Step("P1", "flags the user has not set", _flags.set_defaults),),
     "theano.gof.compilelock": (
         Step("lock", "fast compile lock", locks.fast_lock),
@@ -71,7 +73,7 @@ AFTER: dict[str, tuple[Step, ...]] = {
     "theano.tensor.sort": (Step("P6", "top-k indexing", _patches.topk_index),),
     "theano.tensor.signal.pool": (Step("P6", "pooling in Python", _patches.pool_index),),
     "lasagne": (
-        Step("P10", "pkg_resources", _setuptools.take_back),
+        Step("P10", "setuptools", _setuptools.take_back),
         Step("L1", "Lasagne's old word for conv2d", _lasagne.hide_image_shape_warning),
         Step("L2", "pooling without its import", _lasagne.import_pooling),
     ),
@@ -81,7 +83,7 @@ AFTER: dict[str, tuple[Step, ...]] = {
         Step("G5", "recurrent networks, gone in cuDNN 9", _gpu.no_recurrent_networks),
         Step("G6", "cuDNN's reductions", _gpu.sound_reductions),
     ),
-    "theano.gpuarray.linalg": (Step("P10", "pkg_resources", _setuptools.take_back),),
+    "theano.gpuarray.linalg": (Step("P10", "setuptools", _setuptools.take_back),),
     "pygpu": (Step("G1", "CUDA's libraries", _gpu.watch_pygpu),),
 }
 
@@ -122,7 +124,12 @@ def after(name: str) -> None:
 
 def failed(name: str) -> None:
     """Take back what was lent to module ``name``, whose execution failed."""
-    lent = (_setuptools.take_back, _scipy.take_back_stats, _scipy.show_signal)
+    lent = (
+        _setuptools.usual_distutils,
+        _setuptools.take_back,
+        _scipy.take_back_stats,
+        _scipy.show_signal,
+    )
     _run(tuple(step for step in AFTER.get(name, ()) if step.run in lent))
 
 

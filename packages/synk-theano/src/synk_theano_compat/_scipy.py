@@ -10,10 +10,10 @@ not be.
 from __future__ import annotations
 
 import importlib
-import sys
 import types
 from pathlib import Path
-from typing import Any
+
+from synk_theano_compat import _lend
 
 _STATS, _SIGNAL = "scipy.stats", "scipy.signal"
 
@@ -23,37 +23,27 @@ def lend_stats() -> str:
     scipy = _scipy()
     # What is executed then needs it; so the stand-in is there for a moment only.
     importlib.import_module("scipy.special")
-    if _STATS in sys.modules or "stats" not in getattr(scipy, "submodules", ()):
+    if "stats" not in getattr(scipy, "submodules", ()):
         return "not needed"
-    module: Any = types.ModuleType(_STATS, __doc__)
-    module.lent_by = __name__
-    sys.modules[_STATS] = module
-    return "put off"
+    return _lend.lend(_STATS, types.ModuleType(_STATS, __doc__))
 
 
 def take_back_stats() -> str:
     """Remove what :func:`lend_stats` has put there."""
-    if vars(sys.modules.get(_STATS, types)).get("lent_by") != __name__:
-        return "not needed"
-    del sys.modules[_STATS]
-    return "taken back"
+    return _lend.take_back(_STATS)
 
 
 def hide_signal() -> str:
     """Have ``scipy.signal`` not found, if it does not have what is going to be asked for."""
     folder = Path(next(iter(_scipy().__path__)), "signal")
-    if _SIGNAL in sys.modules or any(folder.glob("sigtools*")):
+    if any(folder.glob("sigtools*")):
         return "not needed"
-    sys.modules[_SIGNAL] = None  # type: ignore[assignment]
-    return "hidden"
+    return _lend.lend(_SIGNAL, None)
 
 
 def show_signal() -> str:
     """Undo :func:`hide_signal`."""
-    if sys.modules.get(_SIGNAL, sys) is not None:
-        return "not needed"
-    del sys.modules[_SIGNAL]
-    return "shown"
+    return _lend.take_back(_SIGNAL)
 
 
 def _scipy() -> types.ModuleType:

@@ -1,42 +1,61 @@
-"""P10: Theano and Lasagne ask ``pkg_resources`` for a version; setuptools no longer brings it.
+"""P10: Theano and Lasagne do without setuptools, which is missing today, or takes long to import.
 
-Environments of today come without setuptools, or with one that has dropped the module. Both ask at
-import only, for next to nothing. What is lent here can do no more than that, and is taken back
-afterwards, so that others see that there is none.
+For a version they ask ``pkg_resources``, which environments of today do not have, at import only
+and for next to nothing. What is lent here can do no more than that; who wants more in between gets
+the true one, if there is one. And they take Python's own ``distutils`` instead of setuptools',
+which bring all of setuptools with them: a quarter of the time of importing Theano, in the master
+and in each worker.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
-import importlib.util
 import sys
 import types
 from typing import Any
 
+from synk_theano_compat import _lend
+
 _NAME = "pkg_resources"
+_finders: list[tuple[int, Any]] = []
 
 
 def lend() -> str:
-    """Put a stand-in for ``pkg_resources`` in place if there is none."""
-    if _NAME in sys.modules or importlib.util.find_spec(_NAME) is not None:
-        return "not needed"
+    """Put a stand-in for ``pkg_resources`` in place."""
     module: Any = types.ModuleType(_NAME, __doc__)
     module.get_distribution = importlib.metadata.distribution
     module.DistributionNotFound = importlib.metadata.PackageNotFoundError
-    module.__getattr__ = _missing
-    module.lent_by = __name__
-    sys.modules[_NAME] = module
-    return "lent"
+    module.__getattr__ = _true
+    return _lend.lend(_NAME, module)
 
 
 def take_back() -> str:
     """Remove what :func:`lend` has put there."""
-    if vars(sys.modules.get(_NAME, types)).get("lent_by") != __name__:
+    return _lend.take_back(_NAME)
+
+
+def _true(name: str) -> Any:
+    # An optional import in between wants more: without setuptools, the module is not there for it.
+    take_back()
+    return getattr(importlib.import_module(_NAME), name)
+
+
+def plain_distutils() -> str:
+    """Have ``import distutils`` find Python's own."""
+    finder = getattr(sys.modules.get("_distutils_hack"), "DISTUTILS_FINDER", None)
+    if finder not in sys.meta_path or "distutils" in sys.modules:
         return "not needed"
-    del sys.modules[_NAME]
-    return "taken back"
+    _finders.append((sys.meta_path.index(finder), finder))
+    sys.meta_path.remove(finder)
+    return "Python's own"
 
 
-def _missing(name: str) -> Any:
-    # For an optional import in between that wants more: to it, the module is not there.
-    raise ImportError(f"{_NAME} is not installed (asked for {name!r})", name=_NAME)
+def usual_distutils() -> str:
+    """Undo :func:`plain_distutils`: who imports setuptools afterwards finds nothing unusual."""
+    if not _finders:
+        return "not needed"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "distutils"]:
+        del sys.modules[name]
+    sys.meta_path.insert(*_finders.pop())
+    return "as it was"

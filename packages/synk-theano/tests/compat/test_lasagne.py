@@ -174,16 +174,12 @@ def test_numbers(run, code: str, flags: str):
 
 
 HIDDEN = """
-import importlib.util, sys
+import sys
 class Hide:
     def find_spec(self, name, path=None, target=None):
         if name == "pkg_resources":
             raise ModuleNotFoundError("No module named 'pkg_resources'", name=name)
 sys.meta_path.insert(0, Hide())
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: (
-    None if name == "pkg_resources" else find(name, package)
-)
 import lasagne
 assert lasagne.__version__ == "0.1", lasagne.__version__
 assert "pkg_resources" not in sys.modules

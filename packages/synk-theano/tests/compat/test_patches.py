@@ -214,11 +214,6 @@ class Hide:
         if name == "pkg_resources":
             raise ModuleNotFoundError("No module named 'pkg_resources'", name=name)
 sys.meta_path.insert(0, Hide())
-import importlib.util
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: (
-    None if name == "pkg_resources" else find(name, package)
-)
 """
 
 
@@ -226,6 +221,34 @@ def test_pkg_resources_is_lent_and_taken_back(run):
     code = HIDDEN + "import theano.gpuarray.linalg, sys\nassert 'pkg_resources' not in sys.modules"
     run(code)
     assert "pkg_resources" in run(code, skip="P10", fails=True).stderr
+
+
+# What there is of setuptools after importing Theano, and for who asks for it then.
+SETUPTOOLS = """
+import sys, warnings
+{before}
+try: import theano
+except ImportError: pass
+print(*(name in sys.modules for name in ("setuptools", "distutils")))
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "pkg_resources is deprecated")
+import setuptools, distutils
+print("setuptools" in distutils.__file__)
+"""
+
+
+@pytest.mark.parametrize("before", ["", "sys.modules['theano.scalar'] = None"], ids=["", "fails"])
+def test_importing_theano_leaves_setuptools_alone(run, before):
+    pytest.importorskip("setuptools")
+    code = SETUPTOOLS.format(before=before)
+    assert run(code).stdout == "False False\nTrue\n"
+    assert run(code, skip="P10").stdout != "False False\nTrue\n"
+
+
+def test_what_was_imported_of_distutils_before_stays(run):
+    pytest.importorskip("setuptools")
+    code = "import distutils.util as before, theano\nimport distutils.util as now\nprint(now is before)"
+    assert run(code).stdout == "True\n"
 
 
 # What there is of SciPy after importing Theano, and whether it is whole when it is asked for.
