@@ -13,8 +13,13 @@ from typing import Any, Iterator
 
 import pytest
 
+from synk_testing import hard_limit, usual_signals
+
 ROOT = Path(__file__).resolve().parent
 
+usual_signals()
+# Where tests take longer, or less, a conftest.py below has another of this name.
+_limit = hard_limit(300)
 # Of this pytest only, not of those that tests start.
 REPORT = os.environ.pop("SYNK_TESTS_REPORT", None)
 # Tests start hundreds of processes, each of which would compile the packages' source anew.

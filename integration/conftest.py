@@ -17,10 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from _wheels import build, make_environment
 
-from synk_testing import descendants, hard_limit, is_there, usual_signals
+from synk_testing import descendants, hard_limit, is_there
 from synk_testing.processes import described, kill
-
-usual_signals()
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_MEMORY = Path("/dev/shm")
@@ -78,7 +76,7 @@ def _children() -> dict[int, str]:
 
 
 # A test fails that takes longer; if it does not even listen to that, the whole run ends.
-no_endless_wait = hard_limit(LIMIT_S, last_resort=True)
+_limit = hard_limit(LIMIT_S, last_resort=True)
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from synk_testing import hard_limit, nothing_left, usual_signals
-
-usual_signals()
-_limit = hard_limit(300)
+from synk_testing import nothing_left
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,9 +6,3 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-
-from synk_testing import hard_limit, usual_signals
-
-usual_signals()
-
-_limit = hard_limit(300)

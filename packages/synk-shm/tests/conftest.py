@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from synk_testing import Program, Zygote, hard_limit, usual_signals
-
-usual_signals()
+from synk_testing import Program, Zygote, hard_limit
 
 pytest_plugins = ["synk_shm.testing"]
 

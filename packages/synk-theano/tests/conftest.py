@@ -11,11 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 
-from synk_testing import Zygote, hard_limit, usual_signals
+from synk_testing import Zygote
 from synk_theano import Runtime
 from synk_theano.testing import nothing_left
-
-usual_signals()
 
 ALL = os.environ.get("SYNK_TESTS") == "all"
 
@@ -31,9 +29,6 @@ def no_leaks():
     """No child process and no shared memory is left when all tests are done."""
     with nothing_left():
         yield
-
-
-_limit = hard_limit(300)
 
 
 @pytest.fixture(scope="session")

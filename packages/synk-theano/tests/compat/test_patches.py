@@ -247,7 +247,7 @@ def test_importing_theano_leaves_setuptools_alone(run, before):
 
 def test_what_was_imported_of_distutils_before_stays(run):
     pytest.importorskip("setuptools")
-    code = "import distutils.util as before, theano\nimport distutils.util as now\nprint(now is before)"
+    code = "import distutils.util as ours, theano\nimport distutils.util as now\nprint(now is ours)"
     assert run(code).stdout == "True\n"
 
 
