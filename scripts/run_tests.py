@@ -50,11 +50,7 @@ PROGRESS_S = 60
 
 WHOLE = {
     "SYNK_TESTS": "all",
-    "SYNK_THEANO_CASES": "2000",
-    "SYNK_THEANO_FAULTS": "all",
     "SYNK_THEANO_FAULTS_OUT": str(ENDURANCE / "faults.json"),
-    "SYNK_COMM_CONTRACT": "all",
-    "SYNK_COMM_FAULTS": "all",
 }
 """The environment of a nightly run, in which suites run whole."""
 

@@ -9,7 +9,7 @@ import pytest
 from synk_comm import create_group, join
 from synk_comm.testing import CommunicatorContract, check_all, in_threads, run_ranks
 
-ALL = os.environ.get("SYNK_COMM_CONTRACT") == "all"
+ALL = os.environ.get("SYNK_TESTS") == "all"
 
 
 class TestShm(CommunicatorContract):

@@ -12,7 +12,7 @@ from synk_comm.testing import CommunicatorContract, check_all, in_threads, run_r
 
 class TestZmq(CommunicatorContract):
     # More take a minute: the messages of five ranks go through one process here.
-    sizes = (1, 2, 3, 4, 5) if os.environ.get("SYNK_COMM_CONTRACT") == "all" else (1, 2, 3)
+    sizes = (1, 2, 3, 4, 5) if os.environ.get("SYNK_TESTS") == "all" else (1, 2, 3)
 
     @pytest.fixture
     def make_group(self):
@@ -36,6 +36,6 @@ def join_in_threads(tickets):
     return in_threads(seats, lambda seat: join(tickets[seat.rank], timeout_s=20))
 
 
-@pytest.mark.parametrize("size", [3 if os.environ.get("SYNK_COMM_CONTRACT") == "all" else 2])
+@pytest.mark.parametrize("size", [3 if os.environ.get("SYNK_TESTS") == "all" else 2])
 def test_all_of_it_in_processes(size):
     run_ranks(size, check_all, backend="zmq", timeout_s=50)

@@ -1,7 +1,7 @@
 """Ranks that die, freeze, are interrupted or watched: nobody hangs, everybody learns why.
 
 The matrix at the end does each of many things to each rank in each collective, in forked
-processes. A sample of it is the default; ``SYNK_COMM_FAULTS=all`` runs all.
+processes. A sample of it is the default; ``SYNK_TESTS=all`` runs all.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ CALLS = {
 FAULTS = ["kill", "exit", "sys.exit", "raise", "interrupt", "stop", "abort", "close"]
 MOMENTS = ["before", "large", "again"]
 MATRIX = list(itertools.product(CALLS, range(SIZE), FAULTS, MOMENTS))
-SAMPLE = MATRIX if os.environ.get("SYNK_COMM_FAULTS") == "all" else MATRIX[::61]
+SAMPLE = MATRIX if os.environ.get("SYNK_TESTS") == "all" else MATRIX[::61]
 ENOUGH_S = 4.0
 """Half of the time after which every wait is over: it was noticed, and not waited out."""
 worst = {}

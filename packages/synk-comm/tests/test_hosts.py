@@ -20,7 +20,7 @@ TOKEN = "a token that nobody can guess"
 ADDRESSES = ["10.213.77.1", "10.213.77.2"]
 PORT = 5599
 # All of them take a minute here, and are done over loopback below, and in the contract of shm.
-CHECKS = "checks" if os.environ.get("SYNK_COMM_CONTRACT") == "all" else "some"
+CHECKS = "checks" if os.environ.get("SYNK_TESTS") == "all" else "some"
 
 
 def ip(*words):

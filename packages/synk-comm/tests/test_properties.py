@@ -4,9 +4,8 @@ A program is a list of steps; what each rank brings, and what it must get, follo
 alone. Programs run twice over every backend: results must be what NumPy says, and the same bits
 on all ranks, in both runs and over all backends.
 
-Failures replay: hypothesis is derandomized, and prints the program. ``SYNK_COMM_CONTRACT=all``
-tries more programs. ``SYNK_COMM_EXAMPLES`` says how many are tried; with it each run tries others,
-and shrinks those that fail.
+Failures replay: hypothesis is derandomized, and prints the program. With ``SYNK_TESTS=all`` each
+run tries others, and more, and shrinks those that fail.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ from synk_comm.testing import in_threads
 from synk_comm.testing._checks_tools import bits, data, folded, layouts, outs_like
 
 BACKENDS = ["local", "shm", "zmq"]
-LONGER = "SYNK_COMM_EXAMPLES" in os.environ
-USUAL = "80" if os.environ.get("SYNK_COMM_CONTRACT") == "all" else "25"
-EXAMPLES = int(os.environ.get("SYNK_COMM_EXAMPLES", USUAL))
+LONGER = os.environ.get("SYNK_TESTS") == "all"
+EXAMPLES = 80 if LONGER else 25
 # Shrinking takes minutes: it is for those who ask for more examples.
 quick = settings(
     deadline=None,

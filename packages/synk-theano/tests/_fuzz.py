@@ -4,8 +4,8 @@
 it. `House` holds a runtime with functions and shared variables whose values are known: after every
 attempt, whatever came of it, everything has to be as NumPy says it should be.
 
-``SYNK_THEANO_CASES`` says how thorough: 200 unless told, as in the other tests that draw; with it
-each run draws other examples, and shrinks those that fail.
+With ``SYNK_TESTS=all`` each run draws other examples, twenty times as many, and shrinks those that
+fail.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from hypothesis import strategies as st
 import synk_shm
 from synk_theano.exceptions import NotSharedVariable, SynkError, WorkerFailed
 
-LONGER = "SYNK_THEANO_CASES" in os.environ
-CASES = int(os.environ.get("SYNK_THEANO_CASES", "100"))
+LONGER = os.environ.get("SYNK_TESTS") == "all"
+CASES = 2000 if LONGER else 100
 LIMIT_S = 60.0
 """Until an attempt counts as hung: far more than any takes on a busy machine."""
 LONGEST_MESSAGE = 1000

@@ -7,8 +7,7 @@ variables must be what it gives for that rank's rows.
 Results are the same bits where nothing is added up in another order, and otherwise within
 `_graphs.bound`: one rounding per part (ranks times slices), relative to the sum of magnitudes.
 
-``SYNK_THEANO_CASES`` says how many calls are made, 200 unless told; with it each run draws others,
-and shrinks those that fail.
+With ``SYNK_TESTS=all`` each run draws others, twenty times as many, and shrinks those that fail.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from hypothesis import strategies as st
 from synk_theano import Runtime
 from synk_theano.exceptions import SynkError
 
-LONGER = "SYNK_THEANO_CASES" in os.environ
-CASES = int(os.environ.get("SYNK_THEANO_CASES", "100"))
+LONGER = os.environ.get("SYNK_TESTS") == "all"
+CASES = 2000 if LONGER else 100
 CALLS = 5
 RANKS = [(1, 0), (2, 0), (2, 1), (3, 2), *([(4, 1)] if LONGER else [])]
 # Shrinking takes minutes: it is for those who ask for more cases.

@@ -153,7 +153,7 @@ class Setting(NamedTuple):
         return max(rank for rank in range(self.size) if rank != self.master_rank)
 
 
-ALL = os.environ.get("SYNK_THEANO_FAULTS") == "all"
+ALL = os.environ.get("SYNK_TESTS") == "all"
 
 SETTINGS = [Setting("")]
 if ALL:
