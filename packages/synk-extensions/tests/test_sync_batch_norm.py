@@ -91,13 +91,14 @@ class Net:
 
     def __init__(self, normalized, kind="dense", touchy=False):
         lasagne.random.set_rng(np.random.RandomState(5))
-        self.x, self.y = (T.dtensor4 if kind == "conv" else T.dmatrix)("x"), T.ivector("y")
-        if kind == "conv":
-            layer = InputLayer((None, 2, 5, 5), self.x)
-            layer = Conv2DLayer(layer, 3, (3, 3), nonlinearity=None)
-            layer = NonlinearityLayer(normalized(layer), T.nnet.relu)
-        else:
+        self.x, self.y = (T.dmatrix if kind == "dense" else T.dtensor4)("x"), T.ivector("y")
+        if kind == "dense":
             layer = InputLayer((None, 4), self.x)
+        else:
+            layer = InputLayer((None, 2, 5, 5), self.x)
+            if kind == "convolutions":
+                layer = Conv2DLayer(layer, 3, (3, 3), nonlinearity=None)
+            layer = NonlinearityLayer(normalized(layer), T.nnet.relu)
         layer = DenseLayer(layer, 6, nonlinearity=None)
         layer = normalized(layer)
         if touchy:
@@ -129,7 +130,7 @@ class Net:
 def batches(kind="dense"):
     rng = np.random.RandomState(8)
     for rows in BATCHES:
-        shape = (rows, 2, 5, 5) if kind == "conv" else (rows, 4)
+        shape = (rows, 4) if kind == "dense" else (rows, 2, 5, 5)
         yield 2 + 3 * rng.randn(*shape), rng.randint(0, CLASSES, rows).astype("int32")
 
 
@@ -150,10 +151,11 @@ def processes(request):
 with_three = pytest.mark.parametrize("processes", [3], indirect=True, ids=["3-processes"])
 
 
-IN_C = pytest.mark.c_code  # convolutions exist in C only
+# Convolutions exist in C only.
+CONVOLUTIONS = pytest.param("convolutions", marks=[pytest.mark.c_code, pytest.mark.nightly])
 
 
-@pytest.mark.parametrize("kind", ["dense", pytest.param("conv", marks=[IN_C, pytest.mark.nightly])])
+@pytest.mark.parametrize("kind", ["dense", "images", CONVOLUTIONS])
 def test_ten_steps_equal_the_serial_ones(processes, kind):
     serial, parallel = Net(ORDINARY, kind), Net(SyncBatchNormLayer, kind)
     assert largest(zip(serial.values(), parallel.values())) == 0
@@ -265,12 +267,11 @@ def test_check_verify_and_lint(processes):
     assert [f for f in synk.lint() if own.intersection(f.functions)] == []
 
 
-@IN_C
 def test_plain_theano():
     """Serially it is the ordinary layer, with all of its options."""
-    ordinary, ours = Net(ORDINARY, "conv"), Net(SyncBatchNormLayer, "conv")
+    ordinary, ours = Net(ORDINARY, "images"), Net(SyncBatchNormLayer, "images")
     f, g = ordinary.serial_function(), ours.serial_function()
-    for x, y in batches("conv"):
+    for x, y in batches("images"):
         assert abs(f(x, y) - g(x, y)) < TOLERANCE
     assert largest(zip(ordinary.values(), ours.values())) < TOLERANCE
 
