@@ -13,7 +13,7 @@ from typing import Any, Iterator
 
 import pytest
 
-from synk_testing import hard_limit, usual_signals
+from synk_testing import hard_limit, quick_flags, usual_signals
 
 ROOT = Path(__file__).resolve().parent
 
@@ -30,12 +30,13 @@ os.environ.setdefault("SYNKHRONOS_USE_GPU", "0")
 # Graphs are optimised as ever, and computed by Theano's own implementations in Python: the C code
 # that it writes is its own affair, and compiling takes longer than the tests. What is ours around
 # that code has tests that are marked "c_code"; all others run so too, if all is asked for. What is
-# compiled is so without optimisation, into a cache of this checkout's own; suites that run at the
-# same time each have one, because Theano says on stderr when it waits for another's compiler.
+# compiled goes into a cache of this checkout's own; suites that run at the same time each have one,
+# because Theano says on stderr when it waits for another's compiler.
 ALL = os.environ.get("SYNK_TESTS") == "all"
 FLAGS = [
     *([] if ALL else ["linker=py", "DebugMode.check_c=False"]),
-    *("gcc.cxxflags=-O0", "optimizer_excluding=fusion"),
+    f"gcc.cxxflags={quick_flags(ROOT / 'build' / 'headers')}",
+    "optimizer_excluding=fusion",
     f"base_compiledir={ROOT / 'build' / 'theano' / (Path(REPORT).stem if REPORT else '')}",
 ]
 os.environ.setdefault("THEANO_FLAGS", ",".join(FLAGS))

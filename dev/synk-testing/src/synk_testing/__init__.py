@@ -1,5 +1,6 @@
 """Programs under test: started, forked from a warm one, watched, killed, and nothing left."""
 
+from .compiling import quick_flags
 from .leaks import Leftovers, nothing_left
 from .limits import hard_limit
 from .marks import Mark
@@ -21,6 +22,7 @@ __all__ = [
     "is_there",
     "members",
     "nothing_left",
+    "quick_flags",
     "run",
     "usual_signals",
     "wait_gone",

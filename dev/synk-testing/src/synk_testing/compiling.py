@@ -1,0 +1,59 @@
+"""C++ that Theano writes, compiled for tests: quickly, not to be quick."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+# What each of Theano's modules begins with takes longer to read than all the rest.
+HEADER = """\
+#include <Python.h>
+#include <iostream>
+#include <math.h>
+#include <numpy/arrayobject.h>
+#include <numpy/arrayscalars.h>
+#include "theano_mod_helper.h"
+"""
+# As Theano calls g++: with other flags the compiled header is not used.
+FLAGS = "-g -fno-math-errno -DNPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION -m64 -fPIC"
+LIMIT_S = 120
+
+
+def quick_flags(folder: Path) -> str:
+    """Return flags of g++, for Theano's ``gcc.cxxflags``; blocks while a header is compiled.
+
+    Nothing is optimised and nothing noted for debuggers; it is not tried what this processor can
+    do, which each process would do anew; and what all modules include was compiled before, into
+    `folder`, which ``CPATH`` names from here on. Without g++, on other processors than x86-64, and
+    without Theano, nothing is optimised.
+    """
+    compiler, theano = shutil.which("g++"), importlib.util.find_spec("theano")
+    if compiler is None or theano is None or platform.machine() != "x86_64":
+        return "-O0"
+    import numpy as np
+
+    flags = "-O0 -g0 -march=x86-64"
+    version = [*sys.version_info[:3], np.__version__]
+    folder = folder / "-".join(map(str, version))
+    header = folder / "of_all_modules.h"
+    if not header.with_suffix(".h.gch").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        header.write_text(HEADER, encoding="utf-8")
+        made = folder / f"{os.getpid()}.gch"
+        places = [np.get_include(), sysconfig.get_path("include")]
+        places.append(str(Path(str(theano.origin)).parent / "gof" / "c_code"))
+        command = [compiler, *FLAGS.split(), *flags.split(), *(f"-I{place}" for place in places)]
+        command += ["-x", "c++-header", str(header), "-o", str(made)]
+        done = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=LIMIT_S, check=False)
+        if done.returncode:
+            return flags
+        # Others may be doing the same.
+        made.replace(header.with_suffix(".h.gch"))
+    os.environ["CPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("CPATH")]))
+    return f"{flags} -include {header.name}"
