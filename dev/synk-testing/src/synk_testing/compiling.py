@@ -11,14 +11,17 @@ import sys
 import sysconfig
 from pathlib import Path
 
-# What each of Theano's modules begins with takes longer to read than all the rest.
+# What each of Theano's modules begins with takes longer to read than all the rest. Theano compiles
+# other programs, too, which have none of it.
 HEADER = """\
+#if __has_include(<Python.h>)
 #include <Python.h>
 #include <iostream>
 #include <math.h>
 #include <numpy/arrayobject.h>
 #include <numpy/arrayscalars.h>
 #include "theano_mod_helper.h"
+#endif
 """
 # As Theano calls g++: with other flags the compiled header is not used.
 FLAGS = "-g -fno-math-errno -DNPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION -m64 -fPIC"

@@ -164,7 +164,7 @@ for q, g in zip(weights, grads):
     ("code", "flags"),
     [
         # What Lasagne builds is in question here, not the C code: compiling that takes minutes.
-        (NETWORK, "gcc.cxxflags=-O0,optimizer=fast_compile"),
+        pytest.param(NETWORK, "optimizer=fast_compile", marks=pytest.mark.nightly),
         (RECURRENT, "linker=py,optimizer=fast_compile"),
     ],
     ids=["network", "recurrent"],
@@ -248,4 +248,4 @@ assert losses[-1] < losses[0], losses
 
 @needs_development_version
 def test_numbers_of_the_development_version(run):
-    run(DEVELOPMENT, flags="gcc.cxxflags=-O0,optimizer=fast_compile")
+    run(DEVELOPMENT, flags="optimizer=fast_compile")
