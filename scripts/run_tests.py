@@ -6,7 +6,7 @@
     python scripts/run_tests.py --nightly                    whole matrices, and endurance
     python scripts/run_tests.py --table FILE                 what took how long, as Markdown
 
-As many suites run at the same time as there are cores, those that take longest first. Tests that
+One suite more than there are cores runs at a time, those that take longest first. Tests that
 are marked "alone", because they have hard limits of time, and programs that measure follow one by
 one. Every suite runs even when another failed. What each printed is kept in build/tests. The exit
 status is 0 only when all passed. A suite that takes longer than its limit is ended together with
@@ -89,20 +89,20 @@ def tests_of(package: str, *parts: str) -> tuple[str, ...]:
 NEWEST = str(NEWER) if NEWER.exists() else sys.executable
 
 SUITES = [
-    Suite("synk-shm", tests_of("synk-shm"), about_s=190, nightly_s=200, python=NEWEST),
-    Suite("synk-comm", tests_of("synk-comm"), about_s=360, nightly_s=900, python=NEWEST),
+    Suite("synk-shm", tests_of("synk-shm"), about_s=150, nightly_s=200, python=NEWEST),
+    Suite("synk-comm", tests_of("synk-comm"), about_s=330, nightly_s=900, python=NEWEST),
     Suite(
         "synk-theano",
         tests_of("synk-theano"),
         without=tests_of("synk-theano", "faults", "compat"),
-        about_s=680,
+        about_s=480,
         nightly_s=1500,
         alone=True,
     ),
-    Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=130, nightly_s=1800),
-    Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=210, nightly_s=350),
-    Suite("synk-extensions", tests_of("synk-extensions"), about_s=440, nightly_s=600),
-    Suite("integration", ("integration",), about_s=340, nightly_s=700),
+    Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=100, nightly_s=1800),
+    Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=180, nightly_s=350),
+    Suite("synk-extensions", tests_of("synk-extensions"), about_s=330, nightly_s=600),
+    Suite("integration", ("integration",), about_s=250, nightly_s=700),
     Suite("synk-testing", ("dev/synk-testing/tests",), about_s=15, nightly_s=15),
 ]
 
@@ -430,9 +430,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    cores = len(os.sched_getaffinity(0))
+    # Tests wait for a fifth of their time, and there is always something that waits.
+    cores = len(os.sched_getaffinity(0)) + 1
     parser.add_argument("suites", nargs="*", help="default: all")
-    parser.add_argument("--jobs", type=int, default=cores, help="suites at a time; default: cores")
+    parser.add_argument(
+        "--jobs", type=int, default=cores, help="suites at a time; default: cores + 1"
+    )
     parser.add_argument("--nightly", action="store_true", help="all there is, and endurance")
     parser.add_argument("--soak-s", type=int, default=3600, help="seconds of random work (3600)")
     parser.add_argument("--trials", type=int, default=1000, help="how many kills (1000)")

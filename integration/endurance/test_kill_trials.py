@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import _victims
 import kill_trials
 
-TRIALS = 6
+TRIALS = 4
 LIMIT_S = 280
 
 

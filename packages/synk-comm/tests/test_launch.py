@@ -60,7 +60,7 @@ def add_up(comm, x, factor=1):
     return comm.rank, factor * float(comm.all_reduce(x + comm.rank).sum()), comm.backend
 
 
-@pytest.mark.parametrize("backend", ["shm", "zmq"])
+@pytest.mark.parametrize("backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)])
 def test_results_by_rank_with_more_ranks_than_cores(backend):
     got = launch(5, add_up, np.zeros(3), backend=backend, timeout_s=LIMIT_S)
     assert got == [(rank, 30.0, backend) for rank in range(5)]
@@ -134,9 +134,9 @@ def fail(comm, how, left=None):
     "how, cause, exitcode, text",
     [
         ("raise", KeyError, 1, "KeyError: 'nothing there'"),
-        ("own", None, 1, "Own: 1 and 2"),
+        pytest.param("own", None, 1, "Own: 1 and 2", marks=pytest.mark.nightly),
         ("exit", SystemExit, 1, "SystemExit: 4"),
-        ("_exit", None, 3, "ended with exit code 3"),
+        pytest.param("_exit", None, 3, "ended with exit code 3", marks=pytest.mark.nightly),
         ("_exit 0", None, 0, "ended with exit code 0"),
         ("SIGKILL", None, -9, "was killed by SIGKILL"),
     ],

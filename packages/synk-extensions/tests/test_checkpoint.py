@@ -60,10 +60,10 @@ def random_values(model):
     [
         ("mrg", "adam", "seed", 1),
         ("numpy", "momentum", "PCG64", 6),
-        ("numpy", "adadelta", "MT19937", 4),
-        ("mrg", "adagrad", "Philox", 7),
         (None, "rmsprop", "SFC64", 8),
-        (None, "sgd_nonflat", "RandomState", 5),
+        pytest.param("numpy", "adadelta", "MT19937", 4, marks=pytest.mark.nightly),
+        pytest.param("mrg", "adagrad", "Philox", 7, marks=pytest.mark.nightly),
+        pytest.param(None, "sgd_nonflat", "RandomState", 5, marks=pytest.mark.nightly),
     ],
 )
 def test_resuming_equals_an_uninterrupted_run_bit_for_bit(tmp_path, noise, rule, generator, stop):

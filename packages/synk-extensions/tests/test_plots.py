@@ -196,6 +196,8 @@ def test_names_and_durations_are_written_where_there_is_room(written):
     long = span(0, "gradient, all_reduce(), update", "call", 0, 400)
     shortened = plot_timeline(written([long, span(0, "g", "compute", 400, 1600)]))
     assert any(text.startswith("gradient, all") and text[-1] == "…" for text in texts(shortened))
+    blank = plot_timeline(written([span(0, " ", "call", 0, 60), span(0, "g", "compute", 60, 1600)]))
+    assert texts(blank) == ["g  1.60 ms"]
     crowded = plot_timeline(written(trace(calls=60)))
     assert not any("compute" in text for text in texts(crowded))
 

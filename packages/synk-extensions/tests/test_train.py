@@ -65,7 +65,11 @@ def twins(rule, **settings):
     return serial, parallel, f, g
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda n: f"{n}-processes")
+@pytest.fixture(
+    scope="module",
+    params=[1, 2, 3, pytest.param(4, marks=pytest.mark.nightly)],
+    ids=lambda n: f"{n}-processes",
+)
 def processes(request):
     """Fork; a parameter is the number of processes, or (that number, the master's rank)."""
     before = child_processes()

@@ -117,11 +117,14 @@ WRAPPERS = {
         lambda n, o: _columns(_bounded(n, o, -0.5, np.inf), o, 0.9),
     ),
 }
-# Every wrapper with rules of each kind; the two that have everything in them with every rule.
+# Every wrapper with rules of each kind; the two that have everything in them with every rule, one
+# of them at night.
+KINDS = ("sgd", "sgd_nonflat", "amsgrad")
 PAIRS = [
-    (wrapper, rule)
+    pytest.param(wrapper, rule, marks=marks)
     for wrapper in WRAPPERS
-    for rule in (CASES if wrapper.startswith("all") else ("sgd", "sgd_nonflat", "amsgrad"))
+    for rule in (CASES if wrapper.startswith("all") else KINDS)
+    for marks in [pytest.mark.nightly if rule not in KINDS and "last" in wrapper else ()]
 ]
 
 

@@ -115,7 +115,13 @@ def test_updates_in_place_of_many_variables_of_a_kind():
     agree(f, [np.ones(3)], [np.arange(3.0)], [np.ones(3)])
 
 
-@pytest.mark.parametrize("linker", ["cvm", "vm", "vm_nogc", "c|py", "c|py_nogc", "py"])
+@pytest.mark.parametrize(
+    "linker",
+    [
+        *("cvm", "c|py", "py"),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("vm", "vm_nogc", "c|py_nogc")),
+    ],
+)
 def test_every_linker(linker):
     x, s = T.matrix("x"), theano.shared(np.ones(3), "s")
     out = x

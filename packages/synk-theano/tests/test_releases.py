@@ -363,7 +363,9 @@ def test_no_signal_comes_between_an_end_and_its_farewell(run_script):
     assert out.split() == ["True"] * 3, out
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
+)
 def test_whatever_comes_and_goes_values_are_right(pair, seed):
     """Variables and functions are made, used and let go of in random order."""
     rng = random.Random(seed)

@@ -26,7 +26,9 @@ from synk_testing import descriptors
 from synk_theano._cache_owner import Place, cache_danger, danger, way_to
 from synk_theano.testing import run_script
 
-BACKENDS = pytest.mark.parametrize("backend", ["shm", "zmq"])
+BACKENDS = pytest.mark.parametrize(
+    "backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)]
+)
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
 NOBODY = 65534
 # Modules that a run has open just then are not of its making, though they may lie below /tmp too.
@@ -48,7 +50,7 @@ def folder():
     shutil.rmtree(path)
 
 
-@BACKENDS
+@pytest.mark.parametrize("backend", ["zmq", pytest.param("shm", marks=pytest.mark.nightly)])
 def test_no_process_of_a_run_has_a_socket_of_the_network(folder, backend):
     """Nor one that another user could find: in a call, between calls, and with a keeper."""
     with running(folder, backend) as run:

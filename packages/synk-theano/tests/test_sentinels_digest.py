@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from synk_theano._sentinels._digest import NARROW, WIDE, digest
 from synk_theano._sentinels._drift import grouped
 
+EXAMPLES = 2000 if os.environ.get("SYNK_TESTS") == "all" else 300
 DTYPES = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
@@ -56,7 +58,7 @@ def arrays():
     return st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, shapes))
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(arrays())
 def test_equal_arrays_are_never_told_apart(value):
     named = digest(value)
@@ -68,7 +70,7 @@ def test_equal_arrays_are_never_told_apart(value):
     assert digest(value[::-1][::-1] if value.ndim else value) == named
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.data())
 def test_a_flipped_bit_is_always_seen(data):
     size = data.draw(st.sampled_from(SIZES[1:]) | st.integers(1, 5 * 8 * NARROW), "bytes")

@@ -507,7 +507,7 @@ def build_random(runtime, dtype):
     )
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.nightly)])
 def test_two_hundred_random_runs_stay_within_the_limits_and_wrong_weights_never(trio, dtype):
     f = build_random(trio, dtype)
 

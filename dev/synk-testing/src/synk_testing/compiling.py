@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -36,21 +37,21 @@ def quick_flags(folder: Path) -> str:
     `folder`, which ``CPATH`` names from here on. Without g++, on other processors than x86-64, and
     without Theano, nothing is optimised.
     """
+    # Both are found, not imported: to do that is the tests'.
     compiler, theano = shutil.which("g++"), importlib.util.find_spec("theano")
     if compiler is None or theano is None or platform.machine() != "x86_64":
         return "-O0"
-    import numpy as np
-
     flags = "-O0 -g0 -march=x86-64"
-    version = [*sys.version_info[:3], np.__version__]
+    version = [*sys.version_info[:3], importlib.metadata.version("numpy")]
     folder = folder / "-".join(map(str, version))
     header = folder / "of_all_modules.h"
     if not header.with_suffix(".h.gch").exists():
         folder.mkdir(parents=True, exist_ok=True)
         header.write_text(HEADER, encoding="utf-8")
         made = folder / f"{os.getpid()}.gch"
-        places = [np.get_include(), sysconfig.get_path("include")]
-        places.append(str(Path(str(theano.origin)).parent / "gof" / "c_code"))
+        origin = str(getattr(importlib.util.find_spec("numpy"), "origin", None))
+        places = [Path(origin).parent / "core" / "include", sysconfig.get_path("include")]
+        places.append(Path(str(theano.origin)).parent / "gof" / "c_code")
         command = [compiler, *FLAGS.split(), *flags.split(), *(f"-I{place}" for place in places)]
         command += ["-x", "c++-header", str(header), "-o", str(made)]
         done = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=LIMIT_S, check=False)

@@ -67,6 +67,7 @@ assert np.array_equal(grad, 2 * values.cumsum()[::-1].cumsum()[::-1])
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # it compiles; that scan works is seen by other tests
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the extension still compiles")
 def test_scan_runs_although_its_extension_cannot_be_compiled(run, tmp_path: Path):
     # In a cache of its own, because the failed attempt leaves its ruins there.

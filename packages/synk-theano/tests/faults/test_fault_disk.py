@@ -101,6 +101,7 @@ with nothing_left(), Runtime(4, use_gpu=False) as runtime:
 """
 
 
+@pytest.mark.nightly
 def test_four_programs_want_the_cold_compile_cache(compiled):
     with contextlib.ExitStack() as stack:
         programs = [
@@ -116,6 +117,7 @@ def test_four_ranks_want_the_cold_compile_cache(tmp_path):
     assert (status, out) == (0, "right\n"), err
 
 
+@pytest.mark.nightly
 def test_a_limit_on_files_while_compiling(compiled):
     status, out, err = run(FULL, compiled, "limit", environment=flags(compiled))
     assert (status, out) == (0, "refused\nrefused\n"), err

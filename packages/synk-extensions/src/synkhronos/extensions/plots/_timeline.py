@@ -191,7 +191,7 @@ def _write_names(axes: Axes, trace: Trace, rows: Dict[Row, float], size: float) 
         if room < look.SMALL:
             continue
         text = next((text for text in _texts(span, room) if _width(text) <= room), "")
-        if text:
+        if text.strip():
             axes.text(
                 (max(span.start, begin) + min(span.end, end)) / 2 / size,
                 rows[_row(span)] + 0.5,
@@ -215,9 +215,11 @@ def _texts(span: Span, room: float) -> Iterator[str]:
 
 
 def _width(text: str) -> float:
-    """In points."""
+    """In points. It is that of the control points: exact extents take a hundred times as long."""
+    if not text.strip():
+        return 0.0
     path = TextPath((0, 0), text, size=look.SMALL)
-    return float(path.get_extents().width) if len(path.vertices) else 0.0
+    return float(np.ptp(path.vertices[path.codes != path.CLOSEPOLY, 0]))
 
 
 def _readable_on(colour: str) -> str:
