@@ -431,7 +431,7 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     # Tests wait for a fifth of their time, and there is always something that waits.
-    cores = len(os.sched_getaffinity(0)) + 1
+    jobs = len(os.sched_getaffinity(0)) + 1
     parser.add_argument("suites", nargs="*", help="default: all")
     parser.add_argument(
         "--jobs", type=int, default=cores, help="suites at a time; default: cores + 1"
