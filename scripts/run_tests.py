@@ -434,7 +434,7 @@ def main(arguments: Sequence[str]) -> int:
     jobs = len(os.sched_getaffinity(0)) + 1
     parser.add_argument("suites", nargs="*", help="default: all")
     parser.add_argument(
-        "--jobs", type=int, default=cores, help="suites at a time; default: cores + 1"
+        "--jobs", type=int, default=jobs, help="suites at a time; default: cores + 1"
     )
     parser.add_argument("--nightly", action="store_true", help="all there is, and endurance")
     parser.add_argument("--soak-s", type=int, default=3600, help="seconds of random work (3600)")
