@@ -156,8 +156,14 @@ def lose_one_that_has_come(comm, how):
     return outcome(comm, late_s={FIRST: 0.3, ALONE: 1.0, LAST: 0}[comm.rank], struck=struck)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("how", ["kill", "abort", "close"])
+@pytest.mark.parametrize(
+    "how, backend",
+    [
+        *((how, "shm") for how in ("kill", "abort", "close")),
+        ("kill", "zmq"),
+        *(pytest.param(how, "zmq", marks=pytest.mark.nightly) for how in ("abort", "close")),
+    ],
+)
 def test_one_that_has_come_is_lost(how, backend):
     outcomes = run_ranks(3, lose_one_that_has_come, how, backend=backend, check=False)
     for rank in (FIRST, ALONE):

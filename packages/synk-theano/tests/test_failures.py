@@ -177,7 +177,13 @@ def test_a_function_that_cannot_be_pickled_is_named_and_does_no_harm(pair):
     del pair._rank.functions[f.number]  # distribute() sends all there is, in later tests
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in (signal.SIGSEGV, signal.SIGABRT)),
+    ],
+)
 def test_a_killed_worker_ends_the_call_at_once(number):
     x, y = misbehaving(lambda values, n=int(number): os.kill(os.getpid(), n))
     with nothing_left():

@@ -389,8 +389,11 @@ def test_only_what_is_new_travels(monkeypatch):
 @pytest.mark.parametrize(
     "linker",
     [
-        *("cvm_nogc", "c|py", "py"),
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("vm", "vm_nogc", "c|py_nogc")),
+        *("cvm_nogc", "py"),
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("vm", "vm_nogc", "c|py", "c|py_nogc")
+        ),
     ],
 )
 def test_linkers(pair, linker):

@@ -159,7 +159,10 @@ f(np.array([0.0, 60.0, 60.0]))
 )
 
 
-FORKED_IN_C = """
+# After a call: a keeper that starts when the master is gone finds that out in another way.
+FORKED_IN_C = (
+    READY
+    + """
 child = ctypes.PyDLL(None).fork()
 if child == 0:
     ctypes.PyDLL(None).sleep(60)
@@ -167,6 +170,7 @@ if child == 0:
 tell(child)
 time.sleep(60)
 """
+)
 """Python's own fork() lets go, in the child, of what the keeper and the workers wait on."""
 
 
@@ -180,6 +184,7 @@ def test_a_child_of_the_master_does_not_stand_in_for_it(program, zygote, code):
         killed.kill()
         # Shared memory is the child's, too: that stays as long as it does.
         wait_gone([*killed.workers, killed.keeper], GONE_S + BUSY_S)
+        assert is_there(child), "it was to be there all the time"
     finally:
         os.kill(child, signal.SIGKILL)
         assert zygote.run("import synk_shm; synk_shm.empty(1)").status == 0
