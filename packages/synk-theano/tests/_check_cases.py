@@ -45,6 +45,7 @@ u, e = _shared(3, 3, name="u"), _shared(5, 4, name="e")
 k, kb = _shared(4, 2, 3, 3, name="k"), _shared(4, name="kb")
 d = _shared(16, 3, name="d")
 q = theano.shared(rng.standard_normal((ROWS, 3)), name="q")
+one, zero = (theano.shared(np.int64(n), name=name) for n, name in ((1, "one"), (0, "zero")))
 share = theano.shared(np.float64(1.0), name="row_share")
 share.tag.synk_row_share = True
 
@@ -248,6 +249,16 @@ CASES = [
     Case("gradient of an exponential of a mean", T.grad(T.exp(x.dot(w).mean()), w),
          "avg", "wrong"),
     Case("rows less their maximum", x - x.max(axis=0), "gather", "wrong"),
+    Case("rows from a place that is not known", x[one:].sum(axis=0), "sum", "unknown", "bounds"),
+    Case("largest from such a place", x[T.maximum(one, zero) :].max(), "max", "unknown"),
+    Case("rows from the number of columns", x[x.shape[1] :], "gather", "unknown"),
+    Case("rows from such a place from the end", x[-one:].mean(), "avg", "unknown"),
+    Case("rows up to a place that is not known", x[:one].sum(), "sum", "unknown"),
+    Case("every so many rows", x[:: one + one].sum(), "sum", "unknown"),
+    Case("columns of rows from such a place", x.T[:, one:], "sum", "unknown"),
+    Case("columns from a place that is not known", x[:, one:].sum(axis=0), "sum", "exact"),
+    Case("joined along an axis that is not known", T.join(zero, x, z), "gather", "unknown"),
+    Case("sums joined along such an axis", T.join(zero, x.sum(0), z.sum(0)), "sum", "exact"),
     Case("divided by the rows but one", x.sum() / x[1:].shape[0], "avg", "unknown"),
     # Where the graph cannot tell.
     Case("absolute value of a mean", abs(x.mean(axis=0)), "avg", "unknown", "may or may not"),

@@ -93,19 +93,19 @@ def _select_rows(node: Any, value: Value, entries: Sequence[Any], lookup: Any) -
         text = "selects one row by its position, which each rank counts from 0"
         result = mixed(node, text, _CURE)
         return result if has_shape(value) else several(result)
-    start, first = _literal(entry.start, lookup)
+    start, _ = _literal(entry.start, lookup)
     stop, last = _literal(entry.stop, lookup)
     step, _ = _literal(entry.step, lookup)
     whole_stop = entry.stop is None or (
         last.degree == 1 and last.layout == length_layout(value.layout)
     )
-    if start in (None, 0) and first.steady and whole_stop and entry.step in (None, 1):
+    # A bound that is not known may be any number: it is not one that was left out.
+    from_first, one_by_one = entry.start is None or start == 0, entry.step is None or step == 1
+    if from_first and one_by_one and whole_stop:
         return moved
     if (entry.start, entry.stop) == (None, None) and step == -1 and value.kind == "rows":
         same = layout_kind(value.layout) == "any"
         return moved if same else moved._replace(layout=("reversed", value.layout))
-    if whole_stop and step == 1 and start in (None, 0) and first.steady:
-        return moved
     missing = any(
         bound is not None and number is None
         for bound, number in ((entry.start, start), (entry.stop, stop), (entry.step, step))

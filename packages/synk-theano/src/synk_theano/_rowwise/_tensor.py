@@ -234,6 +234,8 @@ def join(node: Any, values: List[Value]) -> Value:
         return spoiled if same else unknown(node)
     if all(part.kind == "noise" or part.steady for part in parts) and first_of("noise", parts):
         return NOISE
+    if axis is None and any(part.axis is not None for part in parts):
+        return unknown(node, "puts rows side by side along an axis that is not known")
     if axis is not None and all(part.kind == "rows" for part in parts):
         axis = int(axis) % node.outputs[0].ndim
         if all(part.axis == axis for part in parts):
