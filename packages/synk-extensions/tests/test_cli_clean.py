@@ -92,6 +92,14 @@ def test_a_lock_that_was_taken_meanwhile_stays(theano_folder):
     assert (held / "lock").is_file()
 
 
+def test_a_lock_that_is_a_link_is_left(theano_folder, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "lock").write_text(f"{dead_pid()}_1_{socket.gethostname()}")
+    (theano_folder / "lock_dir").symlink_to(elsewhere)
+    assert _leftovers.find_locks() == []
+
+
 def test_a_lock_of_another_machine_is_told_of_only(theano_folder, capfd):
     held = lock(theano_folder, "77_1234567890_some_other_host")
     (found,) = _leftovers.find_locks()
@@ -168,6 +176,26 @@ def test_only_folders_without_listeners_go(temporary):
     assert removed >= {str(old), str(stale)}
     left = sorted(path.name for path in temporary.iterdir())
     assert left == ["mine", "synk-comm-live", "synk-comm-open", "synk-comm-young"]
+
+
+def test_folders_that_hold_anything_but_sockets_stay(temporary, monkeypatch):
+    named = temporary / "synk-comm-0.1.0"
+    (named / "src").mkdir(mode=0o700, parents=True)
+    named.chmod(0o700)
+    (named / "src" / "thesis.py").write_text("work")
+    mixed, _ = sockets_in(temporary, "mixed", listening=False)
+    (mixed / "notes").write_text("work")
+    linked, _ = sockets_in(temporary, "linked", listening=False)
+    (linked / "link").symlink_to(next(linked.iterdir()))
+    assert _leftovers.find_socket_folders() == []
+    # What comes after it was found stays, too.
+    late, _ = sockets_in(temporary, "late", listening=False)
+    (found,) = _leftovers.find_socket_folders()
+    (late / "notes").write_text("work")
+    monkeypatch.setattr(_leftovers, "_judge_sockets", lambda path: found)
+    assert _leftovers.remove(found) != ""
+    assert [path.name for path in late.iterdir()] == ["notes"]
+    assert (named / "src" / "thesis.py").read_text() == (mixed / "notes").read_text() == "work"
 
 
 def test_the_shorter_place_is_looked_at_where_that_of_temporary_files_is_long(
@@ -262,7 +290,7 @@ def test_what_cannot_be_removed_is_told(monkeypatch, temporary):
     def refuse(path, *_):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(Path, "rmdir", refuse)
     done = CliRunner().invoke(_app._app, ["clean"])
     assert done.exit_code == 1
     shown = " ".join(done.stdout.split())

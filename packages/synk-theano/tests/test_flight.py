@@ -231,9 +231,25 @@ def test_folders_are_made_for_their_user_alone(records):
     for made in (records, records.parent):
         assert stat.S_IMODE(made.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    records.chmod(0o777)
+    records.chmod(0o755)
     flight.write({"version": flight.VERSION})
-    assert stat.S_IMODE(records.stat().st_mode) == 0o700
+    for mode in (0o770, 0o1777):
+        records.chmod(mode)
+        with pytest.raises(PermissionError, match=f"chmod go-w {records}"):
+            flight.write({"version": flight.VERSION})
+        assert stat.S_IMODE(records.stat().st_mode) == mode, "it is not ours to change"
+
+
+def test_what_else_is_in_the_folder_stays(records, monkeypatch):
+    monkeypatch.setattr(flight, "KEPT", 2)
+    records.mkdir(parents=True)
+    own = [records / f"results{i:03d}.json" for i in range(5)]
+    own += [records / "20260101-000000-1.json", records / "~.json"]
+    for path in own:
+        path.write_text("{}")
+    written = [flight.write({"version": flight.VERSION}) for _ in range(4)]
+    assert flight.files() == written[:1:-1]
+    assert sorted(records.iterdir()) == sorted([*own, *written[2:]])
 
 
 def test_a_folder_that_is_a_link_or_a_file_is_not_used(records, tmp_path):

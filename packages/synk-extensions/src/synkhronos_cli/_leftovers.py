@@ -107,6 +107,9 @@ def _bound_sockets() -> set[str] | None:
 
 def _is_refused(path: Path) -> bool:
     """Whether a socket's owner is gone. (It may be another container's, which is not listed.)"""
+    status = _status(path)
+    if status is None or not stat.S_ISSOCK(status.st_mode):
+        return False  # files and folders refuse connections, too
     try:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(1)
@@ -114,7 +117,7 @@ def _is_refused(path: Path) -> bool:
     except ConnectionRefusedError:
         return True
     except OSError:
-        return False  # no socket at all, or nothing that can be known
+        return False  # nothing that can be known
     return False
 
 
@@ -158,7 +161,7 @@ def find_locks() -> list[Leftover]:
 
 def _judge_lock(folder: Path) -> Leftover | None:
     status = _status(folder)
-    if status is None:
+    if status is None or not stat.S_ISDIR(status.st_mode):
         return None
     try:
         owner = (folder / "lock").read_text(encoding="utf-8", errors="replace").strip()
@@ -219,6 +222,11 @@ def remove(one: Leftover) -> str:
     if one.kind == CACHE and (user := _user_of(path)) is not None:
         return f"process {user} uses it now"
     try:
+        if one.kind == SOCKETS:
+            for entry in filter(_is_refused, _entries(path)):
+                entry.unlink()
+            path.rmdir()  # not if there is anything else in it
+            return ""
         # Renamed first: whoever comes meanwhile makes a new one, and loses nothing of it.
         aside = path.with_name(f"{path.name}.{os.getpid()}.stale")
         path.rename(aside)

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import stat
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ KEPT = 50
 """Files that are kept; older ones give way."""
 
 _numbers = itertools.count(1)
+_NAME = re.compile(r"\d{8}-\d{6}-\d+-\d{4,}\.json")  # as `write` names them
 
 
 def folder() -> Path:
@@ -36,8 +38,9 @@ def folder() -> Path:
 
 
 def files() -> List[Path]:
-    """All records, newest first."""
-    return sorted(folder().glob("*.json"), key=lambda path: path.name, reverse=True)
+    """All records, newest first; other files in their folder are none."""
+    found = (path for path in folder().glob("*.json") if _NAME.fullmatch(path.name))
+    return sorted(found, key=lambda path: path.name, reverse=True)
 
 
 def load(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
@@ -89,7 +92,7 @@ def _own_folder() -> Path:
     """The folder, made if need be, if nobody else can change what is in it.
 
     Raises:
-        OSError: it cannot be made, or is another user's.
+        OSError: it cannot be made, is another user's, or others may write in it.
     """
     place = folder().absolute()
     # One by one: of those that it makes on the way, mkdir(parents=True) would leave others in.
@@ -102,6 +105,10 @@ def _own_folder() -> Path:
             f"{place} is not a folder of this user: no flight record is written there; remove it, "
             f"or name another one with SYNKHRONOS_FLIGHT_DIR"
         )
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        place.chmod(0o700)
+    # Not changed: it may be a folder of other things, too, which others are to write in.
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        raise PermissionError(
+            f"other users may write in {place}: no flight record is written there; name another "
+            f"folder with SYNKHRONOS_FLIGHT_DIR, or take that right away: chmod go-w {place}"
+        )
     return place
