@@ -33,13 +33,19 @@ os.environ.setdefault("SYNKHRONOS_USE_GPU", "0")
 # compiled goes into a cache of this checkout's own; suites that run at the same time each have one,
 # because Theano says on stderr when it waits for another's compiler.
 ALL = os.environ.get("SYNK_TESTS") == "all"
-FLAGS = [
-    *([] if ALL else ["linker=py", "DebugMode.check_c=False"]),
-    f"gcc.cxxflags={quick_flags(ROOT / 'build' / 'headers')}",
-    "optimizer_excluding=fusion",
-    f"base_compiledir={ROOT / 'build' / 'theano' / (Path(REPORT).stem if REPORT else '')}",
-]
+FLAGS = [*([] if ALL else ["linker=py", "DebugMode.check_c=False"]), "optimizer_excluding=fusion"]
 os.environ.setdefault("THEANO_FLAGS", ",".join(FLAGS))
+# In a file: tests that have flags of their own have this, too. The user's home is left alone.
+CACHE = ROOT / "build" / "theano" / (Path(REPORT).stem if REPORT else "by-hand")
+CACHE.mkdir(parents=True, exist_ok=True)
+SETTINGS = CACHE / "theanorc"
+CXXFLAGS = quick_flags(ROOT / "build" / "headers")
+CONTENT = f"[global]\nbase_compiledir = {CACHE}\n[gcc]\ncxxflags = {CXXFLAGS}\n"
+# Others may be reading it.
+if not SETTINGS.exists() or SETTINGS.read_text(encoding="utf-8") != CONTENT:
+    SETTINGS.write_text(CONTENT, encoding="utf-8")
+os.environ["THEANORC"] = str(SETTINGS)
+os.environ.setdefault("XDG_CACHE_HOME", str(ROOT / "build" / "cache"))
 
 
 @pytest.fixture(autouse=True)

@@ -199,8 +199,8 @@ def stop_or_sleep_here(comm):
 
 
 def test_late_ranks_are_named_and_show_their_stacks(capfd):
-    with pytest.raises(CommTimeout, match=r"ranks 1, 2 of 3 still ran after 3\.0 s") as caught:
-        launch(3, stop_or_sleep_here, timeout_s=3.0, grace_s=0.5)
+    with pytest.raises(CommTimeout, match=r"ranks 1, 2 of 3 still ran after 10\.0 s") as caught:
+        launch(3, stop_or_sleep_here, timeout_s=10.0, grace_s=0.5)
     assert sorted(caught.value.missing) == [1, 2]
     assert "in stop_or_sleep_here" in capfd.readouterr().err
 

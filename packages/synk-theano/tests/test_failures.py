@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import cloudpickle
 import numpy as np
@@ -257,10 +258,13 @@ def test_a_stall_is_told_while_it_lasts():
     x, y = misbehaving(lambda values: time.sleep(1))
     with nothing_left(), Runtime(3, stall_s=0.3) as runtime:
         f = runtime.function([x], (y, "gather"), name="slow")
-        f(np.zeros(3))
-        with pytest.warns(StallWarning, match="rank 2 has been computing function 'slow'") as told:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StallWarning)  # on a busy machine starting stalls, too
+            f(np.zeros(3))
+        computing = "rank 2 has been computing function 'slow'"
+        with pytest.warns(StallWarning, match=computing) as told:
             f(np.array([0.0, 0.0, 1.0]))
-        text = str(told[0].message)
+        text = next(str(one.message) for one in told if computing in str(one.message))
         assert "in behave" in text
         assert "rank 1" not in text
         assert f(np.zeros(3)).tolist() == [0, 0, 0]

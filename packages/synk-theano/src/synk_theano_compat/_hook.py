@@ -31,6 +31,7 @@ WATCHED = frozenset(
         "theano.configparser",
         "theano.gof.op",
         "theano.gof.cc",
+        "theano.gof.cmodule",
         "theano.gof.compilelock",
         "theano.gpuarray.dnn",
         "theano.gpuarray.linalg",

@@ -17,23 +17,15 @@ from synk_testing import Program
 
 SITE = Path(synk_theano_compat.__file__).parent.parent
 TIMEOUT_S = 400
-BUILD = Path(__file__).resolve().parents[4] / "build"
-# All that is set for the user: what is compiled is compiled quickly, and kept in this checkout.
-SETTINGS = BUILD / "theano" / "compat.rc"
-SETTINGS.parent.mkdir(parents=True, exist_ok=True)
-SETTINGS.write_text(
-    f"[global]\nbase_compiledir = {BUILD / 'theano' / 'compat'}\n"
-    f"[gcc]\ncxxflags = {synk_testing.quick_flags(BUILD / 'headers')}\n"
-)
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def environment(changes: Optional[dict[str, str]] = None) -> dict[str, Optional[str]]:
-    """Return ``changes``, and None for what a user may have set."""
+    """Return ``changes``, and None for what a user may have set; the file of all tests stays."""
     prefixes = ("THEANO", "SYNK_THEANO_COMPAT", "PYTHON")
     without = {name: None for name in os.environ if name.startswith(prefixes)}
-    return {**without, "THEANORC": str(SETTINGS), **(changes or {})}
+    return {**without, "THEANORC": os.environ["THEANORC"], **(changes or {})}
 
 
 def at_site(code: str) -> str:

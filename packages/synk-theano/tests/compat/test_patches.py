@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -222,6 +223,34 @@ def test_pkg_resources_is_lent_and_taken_back(run):
     code = HIDDEN + "import theano.gpuarray.linalg, sys\nassert 'pkg_resources' not in sys.modules"
     run(code)
     assert "pkg_resources" in run(code, skip="P10", fails=True).stderr
+
+
+# What is run of what lies among temporary files, and whether anybody else can write beside it.
+PROBES = """
+import os, stat, sys, tempfile
+ran = []
+def look(event, arguments):
+    if event == "subprocess.Popen":
+        path = str(arguments[1][0])
+        if os.path.realpath(path).startswith(os.path.realpath(tempfile.gettempdir()) + os.sep):
+            ran.append(stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode))
+sys.addaudithook(look)
+os.umask(0)
+import theano
+print(len(ran) > 0, *{oct(mode) for mode in ran}, os.listdir(tempfile.gettempdir()))
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+def test_programs_that_are_tried_cannot_be_exchanged(run, tmp_path: Path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t").chmod(0o1777)
+    # Without -march Theano tries what this processor can do.
+    flags = f"base_compiledir={tmp_path / 'c'},gcc.cxxflags=-O0"
+    how = {"env": {"TMPDIR": str(tmp_path / "t")}, "flags": flags}
+    assert run(PROBES, **how).stdout == "True 0o700 []\n"
+    shutil.rmtree(tmp_path / "c")
+    assert run(PROBES, skip="P14", **how).stdout == "True 0o1777 []\n"
 
 
 # What there is of setuptools after importing Theano, and for who asks for it then.
