@@ -8,7 +8,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import synk_shm as shm
@@ -54,6 +54,7 @@ def view_index(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple:
 
 @settings(max_examples=80, deadline=None)
 @given(arrays(), st.sampled_from(["shm", "memfd"]))
+@example(np.asfortranarray(np.arange(6.0).reshape(2, 3)), "shm")
 def test_share_and_attach(source, backend):
     shared = shm.share(source, backend=backend)
     assert type(shared) is np.ndarray
