@@ -29,13 +29,13 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("SYNKHRONOS_USE_GPU", "0")
 # Graphs are optimised as ever, and computed by Theano's own implementations in Python: the C code
 # that it writes is its own affair, and compiling takes longer than the tests. What is ours around
-# that code has tests that are marked "c_code"; all others run so too, if all is asked for. What is
-# compiled goes into a cache of this checkout's own; suites that run at the same time each have one,
-# because Theano says on stderr when it waits for another's compiler.
+# that code has tests that are marked "c_code"; all others run so too, if all is asked for.
 ALL = os.environ.get("SYNK_TESTS") == "all"
 FLAGS = [*([] if ALL else ["linker=py", "DebugMode.check_c=False"]), "optimizer_excluding=fusion"]
 os.environ.setdefault("THEANO_FLAGS", ",".join(FLAGS))
-# In a file: tests that have flags of their own have this, too. The user's home is left alone.
+# What is compiled goes into a cache of this checkout's own; the user's home is left alone. Suites
+# that run at the same time each have one, because Theano says on stderr when it waits for another's
+# compiler. It is set in a file: tests that have flags of their own have this, too.
 CACHE = ROOT / "build" / "theano" / (Path(REPORT).stem if REPORT else "by-hand")
 CACHE.mkdir(parents=True, exist_ok=True)
 SETTINGS = CACHE / "theanorc"

@@ -239,10 +239,12 @@ def watch_what_fails(comm, name):
 @pytest.mark.parametrize(
     "name, backend",
     [
-        pytest.param(name, backend, marks=pytest.mark.nightly if skipped else ())
-        for name in OUTSIDE
-        for backend in BACKENDS
-        for skipped in [backend == "zmq" and name in ("memory", "timeout", "mismatch")]
+        *((name, "shm") for name in OUTSIDE),
+        *((name, "zmq") for name in ("lost", "own")),
+        *(
+            pytest.param(name, "zmq", marks=pytest.mark.nightly)
+            for name in ("memory", "timeout", "mismatch")
+        ),
     ],
 )
 def test_what_a_watch_raises_is_not_about_this_group(name, backend):

@@ -121,10 +121,11 @@ WRAPPERS = {
 # of them at night.
 KINDS = ("sgd", "sgd_nonflat", "amsgrad")
 PAIRS = [
-    pytest.param(wrapper, rule, marks=marks)
+    pytest.param(
+        wrapper, rule, marks=[pytest.mark.nightly] * ("last" in wrapper and rule not in KINDS)
+    )
     for wrapper in WRAPPERS
     for rule in (CASES if wrapper.startswith("all") else KINDS)
-    for marks in [pytest.mark.nightly if rule not in KINDS and "last" in wrapper else ()]
 ]
 
 

@@ -253,7 +253,7 @@ def test_programs_that_are_tried_cannot_be_exchanged(run, tmp_path: Path):
     assert run(PROBES, skip="P14", **how).stdout == "True 0o1777 []\n"
 
 
-# What there is of setuptools after importing Theano, and for who asks for it then.
+# Which of these modules importing Theano leaves behind, and whose distutils is imported after it.
 SETUPTOOLS = """
 import sys, warnings
 {before}
