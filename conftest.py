@@ -25,6 +25,9 @@ REPORT = os.environ.pop("SYNK_TESTS_REPORT", None)
 # Tests start hundreds of processes, each of which would compile the packages' source anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Each process that imports NumPy would spend a tenth of a second of another core on letting
+# OpenBLAS's threads wait for work in a loop; they sleep, after 2**4 turns instead of 2**26.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 # All tests are of CPU processes, but for those that name their devices.
 os.environ.setdefault("SYNKHRONOS_USE_GPU", "0")
 # Graphs are optimised as ever, and computed by Theano's own implementations in Python: the C code

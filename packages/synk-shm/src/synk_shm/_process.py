@@ -120,10 +120,15 @@ class Process:
                 if member.fd is not None:
                     self._other_users[self._user] = member.fd
                 self._user, member.fd = user, self._other_users.pop(user, None)
-            if member.fd is None or not _family.is_linked(member.fd):
-                lost, member.fd = member.fd, _family.hold(self.home, create=True)
-                if lost is not None:
-                    os.close(lost)
+            self._renew(member)
+
+    def _renew(self, member: _Membership) -> None:
+        """Take the lock of the home family, if it has none, or its file was taken away."""
+        if member.fd is None or not _family.is_linked(member.fd):
+            lost, member.fd = member.fd, _family.hold(self.home, create=True)
+            if lost is not None:
+                os.close(lost)
+                self._inherits = False  # a parent that forked this process may hold the old one
 
     def enter(self, family: str) -> tuple[str, ...]:
         """Keep a family alive for one more segment; returns what to `leave` after it.
@@ -197,6 +202,9 @@ class Process:
     def _release(self, family: str, member: _Membership) -> None:
         if member.fd is None:
             return
+        if family == self.home and not _family.is_linked(member.fd) and _family.has_names(family):
+            with contextlib.suppress(OSError):
+                self._renew(member)  # what it has sent last is not swept with it
         awaited = family == self.home and self._is_awaited()
         if awaited and _family.has_names(family):
             _family.postpone_if_alone(member.fd)
