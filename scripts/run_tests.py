@@ -171,13 +171,15 @@ class Run:
             command += [f"--ignore={path}" for path in suite.without] + arguments
         self.seconds = 0.0
         self.status: Optional[int] = None
+        if not suite.program:  # its tests would report theirs, that are to fail
+            environment = {**environment, "SYNK_TESTS_REPORT": str(self.report)}
         self._begin = time.monotonic()
         with self.log.open("w", encoding="utf-8") as output:
             # Its own session, so that nothing meant for this terminal's program reaches it.
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**os.environ, **environment, "SYNK_TESTS_REPORT": str(self.report)},
+                env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

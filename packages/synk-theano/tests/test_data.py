@@ -65,6 +65,11 @@ def test_growing_keeps_contents_and_uses_the_allocation(pair):
     assert not data.data[4:].any()
     data.set_length(2)
     assert (data.alloc_size, data.data.tolist()) == (30, [0, 1])
+    data.set_length(4)  # what was cut off is there again
+    assert data.data.tolist() == [0, 1, 2, 3]
+    data.set_shape((1,))
+    data.set_length(31)  # but not in a new allocation
+    assert data.data.tolist() == [0] * 31
     data.free_memory()
     assert (data.alloc_size, data.shape) == (0, (0,))
 

@@ -140,7 +140,9 @@ class Data:
 
     def set_shape(self, shape: Sequence[int], oversize: Oversize = 1) -> None:
         """Change the shape. Rows (entries along axis 0) that stay keep their contents, where the
-        other dimensions stay; otherwise items keep their flat order. New items are zero.
+        other dimensions stay; otherwise items keep their flat order. Within the allocation nothing
+        is written: rows that were cut off come back, and what nothing was written to is zero.
+        Beyond it a new one takes what the array has, and zeros.
 
         Raises:
             InputTypeError, InputValueError: no shape of this number of dimensions, or `oversize`
@@ -150,7 +152,7 @@ class Data:
         self._allocate(self._checked_shape(shape), oversize, keep=True)
 
     def set_length(self, length: int, oversize: Oversize = 1) -> None:
-        """Change the length along axis 0; contents stay, new rows are zero."""
+        """Change the length along axis 0, as `set_shape` does."""
         if self._ndim == 0:
             raise InputTypeError(f"{self!r} is a scalar and has no length")
         self.set_shape((length, *self.shape[1:]), oversize)
@@ -188,12 +190,10 @@ class Data:
         used = 0 if self._data is None else self._data.size
         moved = size > self._memory.size or not synk_shm.is_shared(self._memory)
         if moved:
-            memory = synk_shm.empty((max(int(size * oversize), 1),), self._dtype)
+            memory = synk_shm.zeros((max(int(size * oversize), 1),), self._dtype)
             if keep:
                 memory[:used] = self._memory[:used]
             self._replace(memory)
-        if keep and size > used:
-            self._memory[used:size] = np.zeros((), self._dtype)
         if moved or self._data is None or self._data.shape != shape:
             self._set(self._memory[:size].reshape(shape))
 

@@ -22,10 +22,13 @@ from _fault_bench import Bench, verdict
 
 import synk_shm
 from synk_testing import Leftovers
-from synk_theano import Runtime
+from synk_theano import Runtime, _controller
 from synk_theano._flight import Phase
 
 BOOT_FOLDER = str(Path(__file__).parent / "boot")
+
+LISTEN_S = 20.0
+"""For workers that are told to stop, where one is to strike then, on a machine that is busy."""
 
 SETTLE_S = 3.0
 """For what a closed runtime had to be gone."""
@@ -97,8 +100,11 @@ class Host:
         """Have the fault happen; threads that work for it."""
         place, deed = case.get("place"), case["deed"]
         worker = (case["who"] == "worker") and deed is not None
+        if case["act"] == "close":
+            setattr(_controller, "TELL_TIMEOUT_S", LISTEN_S)  # noqa: B010 - for mypy it is constant
         if worker:
             bench.arm(case["rank"], inflict.Place(*place), deed, case["argument"])
+            inflict.tell_laid()
             if case["act"] == "compute" and place[0] == Phase.IDLE:
                 inflict.wait_until(inflict.read_mark)
                 time.sleep(0.05)

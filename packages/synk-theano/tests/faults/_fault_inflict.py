@@ -94,8 +94,19 @@ def read_mark() -> Optional[float]:
 
 
 def forget_mark() -> None:
-    if os.path.exists(os.environ[MARK]):
-        os.unlink(os.environ[MARK])
+    for path in (os.environ[MARK], _laid()):
+        if os.path.exists(path):
+            os.unlink(path)
+
+
+def _laid() -> str:
+    return os.environ[MARK] + ".laid"
+
+
+def tell_laid() -> None:
+    """Let a worker that strikes between orders do so: all that it sent before has arrived."""
+    with open(_laid(), "w"):
+        pass
 
 
 class Place(NamedTuple):
@@ -127,6 +138,8 @@ def lie_in_ambush(place: Place, deed: Callable[[], Any], now: bool) -> None:
             left[0] -= 1
             return
         Flight.enter = enter_phase  # type: ignore[method-assign]
+        if phase == Phase.IDLE and not now:
+            wait_until(lambda: os.path.exists(_laid()))
         mark()
         deed()
 
