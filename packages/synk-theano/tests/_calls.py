@@ -148,7 +148,10 @@ def _draw_scattered(
         rows[place] = [value[chosen[share]] for share in shares]
         if is_mini:
             lowest, highest = (min(chosen), max(chosen)) if len(chosen) else (0, -1)
-            held = runtime.data(value[lowest : highest + 1 + more], minibatch=True)
+            kept = value[lowest : highest + 1 + more]
+            if not isinstance(batch, (int, slice, type(None))):
+                kept = np.concatenate([value[chosen], value[:more]])
+            held = runtime.data(kept, minibatch=True)
             inputs.append(held)
         else:
             inputs.append(_handed_over(draw, runtime, value))

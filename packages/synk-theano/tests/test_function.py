@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from synk_theano import DecompositionWarning, Runtime
 from synk_theano._plan import split_rows
-from synk_theano.exceptions import InputValueError
+from synk_theano.exceptions import BatchError, InputValueError
 
 relaxed = settings(
     deadline=None,
@@ -274,15 +274,29 @@ def test_batch_s_selects_rows_on_each_rank(pair, num_slices):
     np.testing.assert_allclose(result, (4 * 1 + 0 * 2 + 6 * 3) / 3)
 
 
-def test_minibatch_data_is_counted_from_the_lowest_selected_row(pair):
+def test_minibatch_data_has_a_row_for_each_entry_or_begins_at_the_lowest_selected_row(pair):
+    """As in 1.0; there, a list with entries far apart was refused."""
     x, y = T.vector("x"), T.vector("y")
     f = pair.function([x, y], [(x * y, "gather")])
     whole = pair.data(np.arange(20.0))
     mini = pair.data(np.array([1.0, 10.0, 100.0]), minibatch=True)
-    (got,) = f(whole, mini, batch=[12, 10, 11, 10])
-    np.testing.assert_array_equal(got, [1200.0, 10.0, 110.0, 10.0])
+    mask = np.zeros(20, bool)
+    mask[[2, 3, 19]] = True
+    for batch in ([12, 10, 11], [10, 10, 10], np.array([5, 7, 9]), [-1, 3, -2], mask):
+        for num_slices in (1, 2):
+            (got,) = f(whole, mini, batch=batch, num_slices=num_slices)
+            np.testing.assert_array_equal(got, whole[batch] * [1.0, 10.0, 100.0])
     (got,) = f(whole, mini, batch=slice(5, 8))
     np.testing.assert_array_equal(got, [5.0, 60.0, 700.0])
+    (got,) = f(whole, mini, batch=2)
+    np.testing.assert_array_equal(got, [0.0, 10.0])
+    # Arrays are copied selected, Data are not; and all inputs may hold the minibatch only.
+    (got,) = f(whole.data, mini, batch=[4, 2])
+    np.testing.assert_array_equal(got, [4.0, 20.0])
+    (got,) = f(mini, mini, batch=[4, 2, 7])
+    np.testing.assert_array_equal(got, [1.0, 100.0, 10000.0])
+    with pytest.raises(BatchError, match="got 3 rows, expected at least 4"):
+        f(whole, mini, batch=[1, 1, 1, 1])
 
 
 def test_build_inputs_and_as_theano(pair):

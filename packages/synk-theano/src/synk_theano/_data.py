@@ -104,7 +104,8 @@ class Data:
     def minibatch(self) -> bool:
         """Whether it holds just the rows of a minibatch.
 
-        With ``batch=``, row 0 is then the lowest row that the batch selects.
+        With ``batch=`` a list, an array or a mask, its row i belongs to entry i; with an int or a
+        slice, its row 0 is the lowest row that the batch selects.
         """
         return self._minibatch
 

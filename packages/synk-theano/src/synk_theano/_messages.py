@@ -98,7 +98,8 @@ class ScatteredInput:
     """A scattered array.
 
     Attributes:
-        minibatch: its row 0 is the order's origin.
+        minibatch: it holds just the rows of the batch; unless it is `selected`, its row 0 is the
+            order's origin.
         selected: it holds just the selected rows, in the order of the selection.
     """
 

@@ -209,7 +209,8 @@ def selection_for(
 
     Args:
         lengths: rows of each scattered input (at least one).
-        minibatch: per input, True if it holds only the rows from the selection's lowest on.
+        minibatch: per input, True if it holds only the rows of the batch: where `batch` is an int
+            or a slice, the rows from the lowest on; else a row for each entry, in their order.
         names: of the inputs, for messages.
 
     Raises:
@@ -232,7 +233,9 @@ def selection_for(
     else:
         selection = _select_of_minibatches(chosen, min(lengths))
     for name, n, mini in zip(names, lengths, minibatch):
-        needed = selection.highest + 1 - (selection.lowest if mini else 0)
+        needed = selection.highest + 1
+        if mini:
+            needed = needed - selection.lowest if selection.index is None else selection.count
         if n < needed:
             raise BatchError(
                 f"input {name} is too short for the batch: got {n} rows, "

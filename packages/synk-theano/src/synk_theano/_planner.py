@@ -79,7 +79,6 @@ class Known(NamedTuple):
 
     lengths: List[int]
     is_minibatch: List[bool]
-    has_minibatch: bool
 
 
 class Planner:
@@ -162,7 +161,7 @@ class Planner:
         if selection is not None:
             if plan.index_room is not None:
                 plan.index_room[...] = selection.index
-            if selection.index is None or known.has_minibatch:
+            if selection.index is None:
                 origin = selection.lowest
         for target, chosen in zip(plan.selectors, selectors):
             target[...] = written(chosen)
@@ -177,7 +176,7 @@ class Planner:
         """What selections of these accepted inputs are checked against, and its name."""
         scattered = inputs[: self._spec.n_scattered]
         is_minibatch = [isinstance(item, Data) and item.minibatch for item in scattered]
-        known = Known([len(item) for item in scattered], is_minibatch, any(is_minibatch))
+        known = Known([len(item) for item in scattered], is_minibatch)
         token = tokens(inputs)
         if len(self._known) >= PLANS:
             self._known.clear()
@@ -203,7 +202,9 @@ class Planner:
         for i, item in enumerate(inputs):
             if isinstance(item, Data):
                 ref = self._launcher.ref(item)
-                scattered.append(ScatteredInput(ref, minibatch=item.minibatch))
+                # A row for each entry of an index: there is nothing to select.
+                selects = item.minibatch and selection is not None and selection.index is not None
+                scattered.append(ScatteredInput(ref, item.minibatch, selects))
             else:
                 # What is copied anyway is copied selected.
                 selects = i < n and selection is not None and not selection.covers(len(item))

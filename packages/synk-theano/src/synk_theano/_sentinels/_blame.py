@@ -233,7 +233,10 @@ class Blame:
         """The row of the user's array that is a row of the selection; None if nobody knows it."""
         execution = self._execution
         rows, arguments = execution.call.rows, execution.arguments
-        if rows is None or not execution.call.scattered:
+        item = execution.call.scattered[place] if execution.call.scattered else None
+        if item is not None and item.minibatch and item.selected:
+            return row
+        if rows is None or item is None:
             select = execution.call.form.select
             if select == "range":
                 return int(arguments[-2]) + row - execution.begin
@@ -244,7 +247,7 @@ class Blame:
             found = rows.first(execution.origin) + row * rows.step
         else:
             return None
-        return found - (execution.origin if execution.call.scattered[place].minibatch else 0)
+        return found - (execution.origin if item.minibatch else 0)
 
     def _error(self, what: str, got: str, cause: Cause) -> NotFinite:
         execution, rank = self._execution, self._rank.rank

@@ -44,7 +44,8 @@ def whole_inputs(
     labels = [name or str(i) for i, name in enumerate(names)]
     chosen = selection_for(batch, lengths, minis, labels[:n])
     index = _positions(chosen)
-    rows = [value[index - (chosen.lowest if mini else 0)] for value, mini in zip(values[:n], minis)]
+    of_minibatch = index - chosen.lowest if chosen.index is None else np.arange(chosen.count)
+    rows = [value[of_minibatch if mini else index] for value, mini in zip(values[:n], minis)]
     return rows + values[n:]
 
 
