@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from synk_theano import DecompositionWarning, Runtime
 from synk_theano._plan import split_rows
-from synk_theano.exceptions import BatchError, InputValueError
+from synk_theano.exceptions import BatchError, InputValueError, WorkerFailed
 
 relaxed = settings(
     deadline=None,
@@ -251,6 +251,29 @@ def test_sliceable_shared_variables_are_replaced_everywhere(runtime):
         np.testing.assert_allclose(mean, (data * data).mean())
         runtime.collectives.reduce(q, op="sum")
         np.testing.assert_allclose(q.get_value(), data.sum())
+
+
+def test_inputs_and_sliceables_of_different_lengths_are_refused_in_every_form_of_call(runtime):
+    """The weights of an average are the rows of the inputs: others would be weighed wrongly."""
+    x, q = T.vector("x"), theano.shared(0.0, "q")
+    s = theano.shared(np.zeros(1), "s")
+    f = runtime.function(
+        [x],
+        [(x.mean(), "avg"), (s.mean(), "avg")],
+        updates=[(q, q + 1, "max")],
+        sliceable_shareds=[s],
+    )
+    runtime.collectives.scatter(s, np.arange(11.0))
+    np.testing.assert_allclose(f(np.arange(11.0)), [5.0, 5.0])
+    last = runtime.size - 1
+    runtime.collectives.set_value(last, s, np.arange(100.0))
+    forms = [{}, {"num_slices": 2}, {"batch_s": slice(None)}, {"batch": np.arange(11)}]
+    for how in forms:
+        with pytest.raises((InputValueError, WorkerFailed), match="rows of the scattered inputs"):
+            f(np.arange(11.0), **how)
+    with pytest.raises((InputValueError, WorkerFailed), match="rows of the scattered inputs"):
+        f(np.zeros(0))
+    assert runtime.collectives.gather(q).tolist() == [1.0] * runtime.size
 
 
 @pytest.mark.parametrize("num_slices", [1, 2])

@@ -84,9 +84,7 @@ class PreparedCall:
         recipe = loaded.recipe
         wanted = range(len(recipe.output_ops)) if call.outputs is None else call.outputs
         self._ops = [recipe.output_ops[position] for position in wanted]
-        self._selects = bool(recipe.sliceable) and (
-            call.rows is None or call.form.select is not None
-        )
+        self._selects = bool(recipe.sliceable)
         # Whether there is one execution, of rows that lie together.
         self._whole = (
             call.num_slices == 1
@@ -139,15 +137,15 @@ class PreparedCall:
         self._rank.journal.keep(self._changed)
         begin = perf_counter()
         values: Optional[List[Any]]
+        selection = None
+        if self._selects:
+            selection, counts = self._select_rows()
+            begin = perf_counter()
         if self._whole:
             if self._meeting is not None:
                 self._meeting.begin(counts, 1)
             values = self._compute_whole(origin)
         else:
-            selection = None
-            if self._selects:
-                selection, counts = self._select_rows()
-                begin = perf_counter()
             if self._meeting is not None:
                 self._meeting.begin(counts, self._call.num_slices)
             values = self._compute(origin, counts, selection)
