@@ -10,6 +10,7 @@ import theano
 import theano.tensor as T
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 from synk_theano import DecompositionWarning, Runtime
 from synk_theano._plan import split_rows
@@ -253,6 +254,55 @@ def test_sliceable_shared_variables_are_replaced_everywhere(runtime):
         np.testing.assert_allclose(q.get_value(), data.sum())
 
 
+def test_updates_without_rows(runtime):
+    """Counters, rates and running schedules go on everywhere; what rows go into stays."""
+    x, rate = T.vector("x"), T.scalar("rate")
+    count, last, total = (theano.shared(0.0, name) for name in ("count", "last", "total"))
+    noise = MRG_RandomStreams(5).normal((1,))[0]
+    drawn = theano.shared(0.0, "drawn")
+    f = runtime.function(
+        [x],
+        [(x.sum(), "sum")],
+        bcast_inputs=[rate],
+        updates=[
+            (count, count + 1),
+            (last, last * 0.5 + rate),
+            (total, x.sum(), "sum"),
+            (drawn, noise),
+        ],
+    )
+    size, gather = runtime.size, runtime.collectives.gather
+    expected = np.zeros(size)
+    for calls, rows in enumerate([1, 0, size, size - 1, 0], 1):
+        values = np.arange(1.0, rows + 1)
+        for num_slices in (1, 2):
+            runtime.collectives.broadcast([last, drawn], [np.asarray(1.0), np.asarray(0.0)])
+            assert f(values, 7.0, num_slices=num_slices) == [values.sum()]
+            expected[:rows] = values
+            assert gather(count).tolist() == [2 * calls - 2 + num_slices] * size
+            assert gather(last).tolist() == [7.5] * size
+            assert gather(total).tolist() == expected.tolist()
+            assert np.all(gather(drawn) != 0)
+        report = f.verify(values, 7.0)
+        assert report.ok, str(report)
+
+
+def test_updates_without_rows_of_sliceables(pair):
+    s, count, total = (theano.shared(np.zeros(n), str(n)) for n in (1, 2, 3))
+    f = pair.function(
+        [],
+        [(s.sum(), "sum")],
+        updates=[(count, count + 1), (total, total + s.sum())],
+        sliceable_shareds=[s],
+    )
+    pair.collectives.scatter(s, np.ones(4))
+    assert f(batch_s=[slice(0, 0), [0, 1]]) == [2.0]
+    pair.collectives.set_value(1, s, np.ones(0))
+    assert f() == [2.0]
+    np.testing.assert_array_equal(pair.collectives.gather(count), np.full((2, 2), 2.0))
+    np.testing.assert_array_equal(pair.collectives.gather(total), np.full((2, 3), 2.0))
+
+
 def test_inputs_and_sliceables_of_different_lengths_are_refused_in_every_form_of_call(runtime):
     """The weights of an average are the rows of the inputs: others would be weighed wrongly."""
     x, q = T.vector("x"), theano.shared(0.0, "q")
@@ -454,7 +504,7 @@ def test_a_sliced_call_without_rows_changes_nothing_to_nan(runtime):
     x, s = T.vector("x"), theano.shared(np.ones(()), "s")
     f = runtime.function([x], (x.sum(), "sum"), updates=[(s, s * 0.5 + x.sum())])
     assert f(np.empty(0), num_slices=3) == 0
-    assert s.get_value() == 0.5
+    assert runtime.collectives.gather(s).tolist() == [1.0] * runtime.size
 
 
 def test_row_share_is_one_again_after_a_failure_and_in_the_next_runtime():

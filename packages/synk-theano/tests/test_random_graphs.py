@@ -216,7 +216,7 @@ class Case:
             rows = judge[len(graph.outputs) + len(self.targets) + place]
             limit = bound(form, graph.nodes[number], rows, parts, self.eps)
             _compare(result, judge[place], limit, f"output {place}, {form}, {op}")
-        self._check_held(each, parts)
+        self._check_held(each, parts, counts)
         assert self.function.rows is not None
         if sum(counts):
             assert list(self.function.rows) == counts
@@ -232,16 +232,20 @@ class Case:
             for rank in range(self.runtime.size)
         ]
 
-    def _check_held(self, each: Dict[int, List[np.ndarray]], parts: int) -> None:
-        """Each rank's variables against the new values for its rows; others are as before."""
+    def _check_held(self, each: Dict[int, List[np.ndarray]], parts: int, counts: List[int]) -> None:
+        """Each rank's variables against the new values for its rows; others are as before.
+
+        Without rows, only counters go on.
+        """
         if not self.targets:
             return
         graph = self.graph
         n = len(graph.outputs)
         held = self._read()
         for rank, values in enumerate(held):
-            if rank not in each:
-                np.testing.assert_equal(values, self.held[rank])
+            if not counts[rank]:
+                for value, before, (form, _, _) in zip(values, self.held[rank], graph.updates):
+                    np.testing.assert_equal(value, before + 1 if form == "counter" else before)
                 continue
             for place, (form, number, _) in enumerate(graph.updates):
                 rows = each[rank][n + len(self.targets) + n + place]

@@ -156,10 +156,11 @@ def test_fewer_rows_than_ranks_and_more_slices_than_rows(trio):
     for count in (1, 2, 4):
         report = check(trio, f, rows(count), 1.0, num_slices=(2, 9))
         assert report.ok, str(report)
-    # Ranks without rows have to keep what they had.
+    # Ranks without rows have to keep what they had, unless no row goes into it.
     report = check(trio, f, rows(1), 1.0, num_slices=5)
-    kept = [c for c in report.comparisons if c.against == "before"]
-    assert {c.what for c in kept} >= {"update of w on rank 1", "update of steps on rank 2"}
+    kept = {c.what for c in report.comparisons if c.against == "before"}
+    assert "update of w on rank 1" in kept
+    assert "update of steps on rank 2" in {c.what for c in report.comparisons} - kept
 
 
 def test_functions_without_inputs_or_outputs_or_anything(pair):
@@ -246,9 +247,7 @@ def test_sliceable_variables_are_each_ranks_own_rows(trio):
     assert check(trio, beside, rows(11)).ok
     assert check(trio, beside, rows(6), batch_s=2).ok
     wide = trio.function([x], (x.sum() * (data**2).mean(), "sum"), sliceable_shareds=[data], **FAST)
-    report = check(trio, wide, rows(5))
-    assert wrong(report) == {"output 0"}
-    assert "not run in slices" in report.notes[0]
+    assert wrong(check(trio, wide, rows(11))) == {"output 0"}
 
 
 def test_row_shares_make_a_mean_a_sum(trio):

@@ -11,7 +11,7 @@ import theano
 
 from ._all_reduce import reductions_of
 from ._compile import check_sliceable, compile_form, with_default_updates
-from ._lineage import replicated_updates
+from ._lineage import replicated_updates, rowless_updates
 from ._loaded import LoadedFunction
 from ._messages import PLAIN, Form, Recipe
 from ._rank import Rank
@@ -60,10 +60,13 @@ class Builder:
         self._specs.pop(function_id, None)
 
     def require_form(self, function_id: int, form: Form) -> None:
-        """Have `form` of a function in the master; the caller has the turn."""
-        loaded = self._rank.functions[function_id]
-        if form not in loaded.forms:
-            compiled = self._compile(self._specs[function_id], form)
+        """Have `form` of a function in the master; the caller has the turn.
+
+        There is no rowless form where there is nothing for it to do.
+        """
+        loaded, spec = self._rank.functions[function_id], self._specs[function_id]
+        if form not in loaded.forms and (not form.rowless or rowless_updates(spec)):
+            compiled = self._compile(spec, form)
             self._register_variables(compiled)
             loaded.forms[form] = compiled
 

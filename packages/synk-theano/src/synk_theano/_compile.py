@@ -1,6 +1,6 @@
 """FunctionSpec -> compiled Theano functions. The only place that calls `theano.function`.
 
-A spec has up to six forms (see `Form`): only the plain one is built with the function, the
+A spec has up to seven forms (see `Form`): only the plain one is built with the function, the
 others when a call first needs them.
 """
 
@@ -16,6 +16,7 @@ import theano.tensor as T
 
 from ._all_reduce import in_one_order
 from ._device_ends import on_device
+from ._lineage import rowless_updates
 from ._linking import linked_by_kind
 from ._messages import Form
 from ._pickling import deep_recursion
@@ -35,6 +36,8 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> 
     replacements come first in the givens, so that they also reach into the values of the user's
     givens, into updates and into default updates of random states.
     """
+    if form.rowless:
+        spec = _rowless(spec)
     inputs: List[Any] = list(spec.inputs)
     givens: List[Any] = []
     if form.select == "range":
@@ -75,6 +78,21 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> 
         )
         compiled = in_one_order(compiled)
         return on_device(compiled, spec.host_outputs) if is_gpu else compiled
+
+
+def _rowless(spec: FunctionSpec) -> FunctionSpec:
+    """The function without its scattered inputs, its outputs, and all updates that rows go into."""
+    updates = tuple((target, value, "last") for target, value in rowless_updates(spec))
+    return replace(
+        spec,
+        inputs=spec.inputs[spec.n_scattered :],
+        n_scattered=0,
+        outputs=(),
+        output_ops=(),
+        host_outputs=(),
+        updates=updates,
+        kwargs={**spec.kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
+    )
 
 
 @contextmanager

@@ -91,6 +91,20 @@ def replicated_updates(spec: FunctionSpec) -> List[Tuple[Any, str]]:
     return [(target, op) for target, _, op in spec.accumulated if id(target) in alike]
 
 
+def rowless_updates(spec: FunctionSpec) -> List[Tuple[Any, Any]]:
+    """The updates, those by default included, that no row goes into, as (target, new value).
+
+    They happen on every rank, also where there are no rows.
+    """
+    lineage = lineage_of(spec)
+    values = {id(target): value for target, value, _ in spec.updates}
+    return [
+        (target, values.get(id(target), getattr(target, "default_update", None)))
+        for (target, leaves), (_, short) in zip(lineage.updates, lineage.since_reduced)
+        if leaves == short and not depends_on_rows(leaves, spec)
+    ]
+
+
 def draws(leaves: Leaves) -> bool:
     """Whether random numbers are drawn for a value with these leaves."""
     return any(is_random_state(leaf) for leaf in leaves)
@@ -102,9 +116,14 @@ def differs_by_rank(leaves: Leaves, spec: FunctionSpec) -> bool:
     It does if it is computed from scattered inputs, sliceable shared variables, random numbers,
     or `row_share()`.
     """
+    return depends_on_rows(leaves, spec) or draws(leaves)
+
+
+def depends_on_rows(leaves: Leaves, spec: FunctionSpec) -> bool:
+    """Whether a value with these leaves is computed from rows, or from how many there are."""
     own = {id(variable) for variable in spec.variables[: spec.n_scattered]}
     own.update(id(variable) for variable in spec.sliceable)
-    return any(id(leaf) in own or is_random_state(leaf) or is_row_share(leaf) for leaf in leaves)
+    return any(id(leaf) in own or is_row_share(leaf) for leaf in leaves)
 
 
 def is_random_state(variable: Any) -> bool:

@@ -29,13 +29,17 @@ class Form:
         accumulate: update expressions are outputs, to be accumulated over slices.
         select: how rows of sliceable shared variables are selected: None (all of them),
             "range" (two more inputs: start, stop) or "index" (one more input: int64 vector).
+        rowless: it takes the broadcast inputs only, returns nothing, and makes the updates that no
+            row goes into.
     """
 
     accumulate: bool = False
     select: Optional[str] = None
+    rowless: bool = False
 
 
 PLAIN = Form()
+ROWLESS = Form(rowless=True)
 
 
 @dataclass(frozen=True)

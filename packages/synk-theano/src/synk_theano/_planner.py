@@ -13,7 +13,17 @@ import numpy as np
 from ._data import Data
 from ._inputs import Copy, Signature, tokens
 from ._launcher import Launcher
-from ._messages import PLAIN, ArrayRef, Call, Form, Rows, ScatteredInput, StagedSelector, Step
+from ._messages import (
+    PLAIN,
+    ROWLESS,
+    ArrayRef,
+    Call,
+    Form,
+    Rows,
+    ScatteredInput,
+    StagedSelector,
+    Step,
+)
 from ._plan import Bounds, Selection, Selector, is_int, selection_for, split_rows
 from ._selectors import all_ranges, selectors_for, written
 from ._shown import shown
@@ -195,6 +205,8 @@ class Planner:
         self._check_single_rows(selection)
         form = self._form(selectors, num_slices)
         self._launcher.require_form(self._number, form)
+        if self._may_lack_rows(selection):
+            self._launcher.require_form(self._number, ROWLESS)
         n = self._spec.n_scattered
         copies: List[Copy] = []
         scattered: List[ScatteredInput] = []
@@ -244,6 +256,12 @@ class Planner:
         )
         targets = [target for target, _ in staged]
         return Plan(call, self._launcher, copies, index, targets, nbytes)
+
+    def _may_lack_rows(self, selection: Optional[Selection]) -> bool:
+        """Whether a rank may have no rows; of sliceable variables each has its own number."""
+        if selection is None:
+            return bool(self._spec.sliceable)
+        return selection.count < self._launcher.size
 
     def _check_single_rows(self, selection: Optional[Selection]) -> None:
         """An input that is broadcastable along axis 0 has one row, also as a selection."""

@@ -9,6 +9,7 @@ every execution.
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple
@@ -21,7 +22,7 @@ from ._collecting import collect, collect_on_device
 from ._flight import KINDS, Phase
 from ._loaded import LoadedFunction
 from ._meeting import meeting_for
-from ._messages import Call, Rows
+from ._messages import ROWLESS, Call, Rows
 from ._plan import Selection, select, split_rows
 from ._selectors import read_selector
 from ._sentinels._execution import Execution
@@ -148,7 +149,8 @@ class PreparedCall:
         else:
             if self._meeting is not None:
                 self._meeting.begin(counts, self._call.num_slices)
-            values = self._compute(origin, counts, selection)
+            compute = self._compute if counts[rank] else self._compute_without_rows
+            values = compute(origin, counts, selection)
         if self._meeting is not None:
             flight.enter(_COLLECTIVE)
             self._meeting.finish()
@@ -296,12 +298,10 @@ class PreparedCall:
 
     def _compute(
         self, origin: int, counts: Sequence[int], selection: Optional[Selection]
-    ) -> Optional[List[Any]]:
-        """Execute slice by slice; None if this rank has no rows and takes no part."""
+    ) -> List[Any]:
+        """Execute slice by slice."""
         rank, total = self._comm.rank, sum(counts)
         rows = counts[rank]
-        if not rows and not (total == 0 and rank == self._master):
-            return None
         # As many as there are rows at most: the others are empty.
         pieces = split_rows(rows, min(self._call.num_slices, max(rows, 1)))
         accumulates = self._call.form.accumulate
@@ -335,6 +335,31 @@ class PreparedCall:
         for number, value in zip(recipe.updated, results[n_outputs:]):
             store(self._registry[number], value)
         return results[:n_outputs]
+
+    def _compute_without_rows(
+        self, origin: int, counts: Sequence[int], selection: Optional[Selection]
+    ) -> Optional[List[Any]]:
+        """Make the updates that no row goes into; None: this rank contributes nothing.
+
+        If no rank has rows, the master computes outputs on nothing.
+        """
+        values = None
+        if not any(counts) and self._comm.rank == self._master:
+            keep = copy.copy if self._rank.journal.on else copy.deepcopy
+            before = [(storage, keep(storage)[0]) for storage in self._changed]
+            try:
+                values = self._compute(origin, counts, selection)
+            finally:
+                for storage, value in before:
+                    storage[0] = value
+        rowless = self._loaded.forms.get(ROWLESS)
+        if rowless is not None:
+            self._rank.heed_interrupt()
+            self._flight.enter(_COMPUTE)
+            brought = self._brought[len(self._scattered) :]
+            bring = self._device.bring
+            rowless(*(bring(a) if b else a for a, b in zip(self._broadcast, brought)))
+        return values
 
     def _set_row_share(self, share: float) -> None:
         for number in self._loaded.recipe.row_shares:

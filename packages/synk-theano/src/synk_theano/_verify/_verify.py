@@ -13,7 +13,8 @@ on each piece of the rows that a rank or slice had. Two comparisons follow from 
 An update has no result in the master alone: each rank applies its own, from its own rows. Each
 rank's new value is compared with its pieces; all of them, combined by the update's op, as an
 all_reduce() would, with the serial one. What does not depend on rows must be the serial value on
-every rank that had rows; ranks without rows keep what they had.
+every rank that had rows. Ranks without rows make the updates that no row goes into, and keep what
+they had of all others.
 
 With in-graph reductions over ranks no piece can be computed alone: only the serial result counts.
 
@@ -24,12 +25,19 @@ no more digits than what they were made of.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
 from synk_theano._data import checked_flag
-from synk_theano._lineage import differs_by_rank, draws, is_random_state, is_row_share, lineage_of
+from synk_theano._lineage import (
+    depends_on_rows,
+    differs_by_rank,
+    draws,
+    is_random_state,
+    is_row_share,
+    lineage_of,
+)
 
 from ._arguments import checked_limit, checked_slices
 from ._judge import Judge, combine
@@ -173,7 +181,7 @@ class _Verification:
         serial = self._serial(self._all_rows, 1.0)
         for count in [1, *(k for k in num_slices if k != 1)]:
             if count > 1:
-                reason = self._unsliced(rows, sliced)
+                reason = self._unsliced()
                 if reason:
                     self._notes.append(f"not run in slices: {reason}")
                     break
@@ -190,15 +198,12 @@ class _Verification:
         name = repr(spec.name) if spec.name else "the function"
         return Report(name, rows, tuple(self._found), tuple(drifts), tuple(self._notes))
 
-    def _unsliced(self, rows: Tuple[int, ...], sliced: Sequence[Values]) -> str:
+    def _unsliced(self) -> str:
         """Why the function cannot run in slices; "" if it can."""
         if not self._spec.n_scattered and not self._spec.sliceable:
             return "the function has no rows to slice"
         if self._lineage.has_reductions:
             return "what it reduces over ranks in its graph, it reduces slice by slice"
-        lengths = {tuple(len(part[i]) for part in sliced) for i in self._sliceable}
-        if lengths - {rows}:
-            return "sliceable shared variables have other rows than the scattered inputs"
         return ""
 
     def _drifts(self) -> List[Drift]:
@@ -339,17 +344,25 @@ class _Verification:
         equalized = self._lineage.has_reductions and not differs
         weights: Dict[int, int] = {}
         for rank, values in enumerate(updated):
-            mine = [k for k, piece in enumerate(pieces) if piece.rank == rank]
+            mine = [k for k, piece in enumerate(pieces) if piece.rank == rank and piece.rows]
             where = f"{what} on rank {rank}"
-            if not mine and equalized:
+            if not mine and equalized and any(piece.rows for piece in pieces):
                 weights[rank] = 0
                 continue
-            if not mine:
+            if not mine and depends_on_rows(leaves, self._spec):
                 judge.unchanged(where, op, values[i], self._start[rank][i])
+                continue
+            if not mine:
+                # Whatever rows it is computed with.
+                run = self._serial(self._all_rows._replace(rank=rank), 1.0)
+                weights[rank] = 1
+                judge.pieces(where, op, values[i], [run.updated[i]], [1])
                 continue
             rows = [pieces[k].rows or 1 for k in mine]
             weights[rank] = sum(rows)
             judge.pieces(where, op, values[i], [parts[k] for k in mine], rows)
+        if not weights:
+            return
         together = {what: [updated[rank][i] for rank in weights]}
         if not differs:
             together = {f"{what} on rank {rank}": [updated[rank][i]] for rank in weights}
