@@ -392,7 +392,7 @@ class Runs:
         reasons: collections.Counter[str] = collections.Counter()
         for run in self.done:
             text = run.log.read_text(encoding="utf-8", errors="replace")
-            for count, why in re.findall(r"^SKIPPED \[(\d+)\] \S+: (.*)$", text, re.MULTILINE):
+            for count, why in re.findall(r"^SKIPPED \[(\d+)\] .+?: (.*)$", text, re.MULTILINE):
                 reasons[why] += int(count)
         return reasons
 

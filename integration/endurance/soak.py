@@ -179,8 +179,10 @@ def show(result: dict[str, Any], console: Console) -> None:
     console.print(f"close() took {result['close_s']['worst']:.3f} s at most")
 
 
-def soak(seconds: float, seed: int, size: int, backend: str, console: Console) -> dict[str, Any]:
-    """Work for so long; return what was found.
+def soak(
+    seconds: float, least: int, seed: int, size: int, backend: str, console: Console
+) -> dict[str, Any]:
+    """Work for so long, and until there were at least so many acts; return what was found.
 
     Raises:
         AssertionError: a result is not NumPy's.
@@ -194,7 +196,7 @@ def soak(seconds: float, seed: int, size: int, backend: str, console: Console) -
     end, life_end, next_sample = began + seconds, 0.0, 0.0
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         try:
-            while (now := time.monotonic()) < end:
+            while (now := time.monotonic()) < end or sum(acts.values()) < least:
                 if life is None:
                     life = Life(size, int(rng.integers(size)), backend, rng, Path(folder))
                     # Long ones, too: what grows with the calls has to show.
@@ -236,6 +238,7 @@ def main() -> int:
     """Soak; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--acts", type=int, default=1, help="go on until there were so many")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--backend", choices=["shm", "zmq"], default="shm")
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
@@ -248,7 +251,8 @@ def main() -> int:
     warnings.simplefilter("ignore", LintWarning)
     console = Console(width=140)
     console.print(f"seed {seed}")
-    result = soak(arguments.seconds, seed, arguments.ranks, arguments.backend, console)
+    kind = (seed, arguments.ranks, arguments.backend, console)
+    result = soak(arguments.seconds, arguments.acts, *kind)
     show(result, console)
     if arguments.json is not None:
         _results.write(arguments.json, _results.described("soak", **result))

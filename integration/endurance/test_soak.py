@@ -26,8 +26,9 @@ LIMIT_S = 240
 @pytest.mark.slow
 def test_random_work_is_right_and_flat(tmp_path: Path) -> None:
     path = tmp_path / "soak.json"
+    how = ("--seconds", str(SECONDS), "--acts", "40")
     done = subprocess.run(
-        [sys.executable, soak.__file__, "--seconds", str(SECONDS), "--json", str(path)],
+        [sys.executable, soak.__file__, *how, "--json", str(path)],
         env={**os.environ, "SYNKHRONOS_USE_GPU": "0", "THEANO_FLAGS": "mode=FAST_COMPILE"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -43,7 +44,6 @@ def test_random_work_is_right_and_flat(tmp_path: Path) -> None:
     # A few seconds are too few to tell what grows from what comes and goes.
     growing = soak.growing(result) if ALL else []
     assert (done.returncode, growing) == (int(bool(soak.growing(result))), []), done.stdout
-    # On a busy machine there are fewer.
     assert len(result["acts"]) >= len(ACTS) // 2
     assert len(result["samples"]) >= SECONDS // 10
 

@@ -62,7 +62,7 @@ class Copy:
         site = next(environment.glob("lib/python*/site-packages"))
         (site / "copy.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
         status, found = self._run("-c", _PROBE)
-        if status or not all(line.startswith(f"{folder}/") for line in found.split()):
+        if status or not all(line.startswith(f"{folder}/") for line in found.splitlines()):
             raise RuntimeError(f"this copy does not use its own packages: {found}")
 
     @contextmanager

@@ -40,7 +40,9 @@ def states(items: list[Item]) -> dict[str, str]:
 
 
 def test_this_machine(tmp_path: Path):
-    done = command("doctor", "--json", THEANORC=os.devnull)
+    settings = tmp_path / "theanorc"  # no flags; but where the home may be read-only
+    settings.write_text(f"[global]\nbase_compiledir = {tmp_path / 'theano'}\n")
+    done = command("doctor", "--json", THEANORC=str(settings))
     report = json.loads(done.stdout)
     assert done.stderr == ""
     assert done.returncode == (0 if report["ok"] else 1)

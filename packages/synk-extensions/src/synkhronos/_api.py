@@ -183,8 +183,8 @@ def data(
         var: a Theano variable to take dtype and ndim from.
         dtype, ndim: given directly; by default those of `value`.
         shape: allocate this shape, of zeros if there is no `value`.
-        minibatch: its rows are those of a minibatch: with ``batch=`` a list, an array or a mask, its
-            row i belongs to entry i; with an int or a slice, its row 0 is the lowest row selected.
+        minibatch: its rows are those of a minibatch: with ``batch=`` a list, array or mask, its row
+            i belongs to entry i; with an int or a slice, its row 0 is the lowest row selected.
         force_cast: convert `value` to dtype even if values may change.
         oversize: factor of at least 1 for the allocation.
         name: any name.

@@ -165,12 +165,17 @@ def _signature(path: str | Path) -> tuple[str, int, int]:
 
 
 def _cache_roots() -> Iterator[Path]:
-    """Where folders may be kept: the user's cache; if that is of no use, the temporary folder."""
+    """Where folders may be kept: the user's cache; if that is of no use, the temporary folder.
+
+    Theano would split paths with blanks; so the machine's own temporary folders come last.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or ""
     cache = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.cache"))
+    # What others have put there is not used.
+    temporary = (tempfile.gettempdir(), "/tmp", "/var/tmp")  # noqa: S108
     for root in (
         cache / "synk-theano",
-        Path(tempfile.gettempdir()) / f"synk-theano-{os.getuid()}",
+        *(Path(folder) / f"synk-theano-{os.getuid()}" for folder in temporary),
     ):
         if root.is_absolute() and _PLAIN_PATH.fullmatch(str(root)):
             yield root

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable, Optional
@@ -14,6 +15,7 @@ import pytest
 import synk_testing
 import synk_theano_compat
 from synk_testing import Program
+from synk_theano_compat import _blas
 
 SITE = Path(synk_theano_compat.__file__).parent.parent
 TIMEOUT_S = 400
@@ -31,6 +33,16 @@ def environment(changes: Optional[dict[str, str]] = None) -> dict[str, Optional[
 def at_site(code: str) -> str:
     """Return code that reads the .pth as site-packages are read, then does as ``code``."""
     return f"import site; site.addsitedir({str(SITE)!r})\n{code}"
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose path has nothing at which Theano would split it."""
+    if _blas._PLAIN_PATH.fullmatch(str(tmp_path)):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

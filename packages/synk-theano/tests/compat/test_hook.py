@@ -146,7 +146,7 @@ def test_flags_of_the_environment_win(run):
 def test_flags_of_the_users_file_win(run, tmp_path: Path):
     rc = tmp_path / "my.theanorc"
     rc.write_text(
-        "[global]\nfloatX = float32\nforce_device = False\n"
+        f"[global]\nbase_compiledir = {tmp_path}\nfloatX = float32\nforce_device = False\n"
         "[blas]\nldflags = -lm\n[compile]\nwait = 4\n"
     )
     shown = json.loads(run(SHOW, env={"THEANORC": str(rc)}).stdout)
