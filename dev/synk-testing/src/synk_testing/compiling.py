@@ -33,9 +33,9 @@ def quick_flags(folder: Path) -> str:
     """Return flags of g++, for Theano's ``gcc.cxxflags``; blocks while a header is compiled.
 
     Nothing is optimised and nothing noted for debuggers; it is not tried what this processor can
-    do, which each process would do anew; it is linked by gold, where there is one, in a third of the
-    time; and what all modules include was compiled before, into `folder`, which ``CPATH`` names from
-    here on. Without g++, on other processors than x86-64, and without Theano, nothing is optimised.
+    do, which each process would do anew; where there is gold, that links, in a third of the time;
+    and what all modules include was compiled before, into `folder`, which ``CPATH`` names from here
+    on. Without g++, on other processors than x86-64, and without Theano, nothing is optimised.
     """
     # Both are found, not imported: to do that is the tests'.
     compiler, theano = shutil.which("g++"), importlib.util.find_spec("theano")
