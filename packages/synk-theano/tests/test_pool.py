@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -375,6 +377,13 @@ def test_nothing_that_workers_inherit_stays_open():
         for _ in range(3):
             once()
         assert open_descriptors() <= before
+
+
+def test_workers_of_a_daemon_that_has_closed_its_streams_end_without_a_word():
+    code = "import synk_theano\nwith synk_theano.Runtime(2, use_gpu=False) as r: r.distribute()"
+    command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, code]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 SETUPTOOLS = """

@@ -54,9 +54,10 @@ class Exit:
             if status:
                 self._await_master()
             atexit._run_exitfuncs()
-            with contextlib.suppress(OSError, ValueError):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:  # of daemons they may be closed
+                    with contextlib.suppress(OSError, ValueError):
+                        stream.flush()
             os._exit(status)
 
     def _await_master(self) -> None:
