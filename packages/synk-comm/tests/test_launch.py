@@ -94,8 +94,8 @@ def echo(comm, blob, number):
 
 def test_large_arguments_and_results():
     blob = os.urandom(1 << 20) * 20
-    got = launch(3, echo, blob, 7, timeout_s=LIMIT_S)
-    assert [number for _, number in got] == [0, 7, 14]
+    got = launch(2, echo, blob, 7, timeout_s=LIMIT_S)
+    assert [number for _, number in got] == [0, 7]
     assert all(back == blob for back, _ in got)
 
 
@@ -381,12 +381,12 @@ def test_launch_in_threads():
     def start(number):
         got[number] = launch(2, add_up, np.ones(1) * number, timeout_s=LIMIT_S)
 
-    threads = [threading.Thread(target=start, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LIMIT_S)
-    assert {number: both[0][1] for number, both in got.items()} == {0: 1.0, 1: 3.0, 2: 5.0}
+    assert {number: both[0][1] for number, both in got.items()} == {0: 1.0, 1: 3.0}
 
 
 RANKS_WITH_CHILDREN = """

@@ -239,11 +239,15 @@ def watch_what_fails(comm, name):
 @pytest.mark.parametrize(
     "name, backend",
     [
-        *((name, "shm") for name in OUTSIDE),
-        *((name, "zmq") for name in ("lost", "own")),
+        *((name, "shm") for name in ("memory", "lost", "own")),
+        ("lost", "zmq"),
         *(
-            pytest.param(name, "zmq", marks=pytest.mark.nightly)
-            for name in ("memory", "timeout", "mismatch")
+            pytest.param(name, backend, marks=pytest.mark.nightly)
+            for backend, names in {
+                "shm": ("timeout", "mismatch"),
+                "zmq": ("memory", "timeout", "mismatch", "own"),
+            }.items()
+            for name in names
         ),
     ],
 )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+TIMES = 50 if os.environ.get("SYNK_TESTS") == "all" else 20
 
 # In a /dev/shm of its own: programs one after the other, of each of which one process is killed.
 PROGRAM = """
@@ -27,7 +31,7 @@ PROGRAM = """
         if lookers[-1] == 0:
             look()
     left = 0
-    for _ in range(50 if lookers else 10):
+    for _ in range(int(sys.argv[2])):
         pid = os.fork()
         if pid == 0:
             program()
@@ -45,4 +49,4 @@ PROGRAM = """
 @pytest.mark.parametrize("lookers", [0, 1])
 def test_last_one_out_leaves_nothing(script, small_shm, lookers):
     """To look whether a family is alive must not keep its last member from tidying up."""
-    assert script.run(PROGRAM, lookers, prefix=small_shm) == "0"
+    assert script.run(PROGRAM, lookers, TIMES if lookers else 10, prefix=small_shm) == "0"

@@ -36,12 +36,17 @@ class Batch:
         self.alone = alone
         self.verbose = given.verbose
         self.sabotage = given.sabotage
-        self.again = f" --found {given.found}" if given.found else ""
-        self.again += " --common" if given.common else ""
+        self.again = " --common" if given.common else ""
         self.steps = 0
         self.processes = 0
 
-    def run(self, seed: int, steps: Optional[list[Any]] = None, quiet: bool = False) -> Any:
+    def run(
+        self,
+        seed: int,
+        steps: Optional[list[Any]] = None,
+        quiet: bool = False,
+        found: Optional[str] = None,
+    ) -> Any:
         """Run a program. Returns None, or the kind of failure, a report and the steps."""
         from play import AFTER, Play
 
@@ -52,7 +57,7 @@ class Batch:
             play.run(steps)
         except Exception as error:
             steps = [step for step in play.steps if step.who != AFTER]
-            failure = type(error).__name__, self.report(seed, play, error), steps
+            failure = type(error).__name__, self.report(seed, play, error, found), steps
         finally:
             self.world.clear()
             said = self.world.said()
@@ -64,15 +69,16 @@ class Batch:
         self.processes += len(play.model.actors)
         return failure
 
-    def report(self, seed: int, play: Any, error: Exception) -> str:
+    def report(self, seed: int, play: Any, error: Exception, found: Optional[str]) -> str:
         import traceback
 
         where = "" if isinstance(error, AssertionError) else traceback.format_exc()
         program = "\n".join(play.lines)
+        again = f" --found {found}{self.again}" if found else self.again
         return (
             f"seed {seed}, {len(play.steps)} steps:\n{program}\n{where}"
             f"{type(error).__name__} in step {len(play.steps)}: {error}\n"
-            f"again: python {os.path.relpath(__file__)} --seed {seed}{self.again} --verbose"
+            f"again: python {os.path.relpath(__file__)} --seed {seed}{again} --verbose"
         )
 
     def sweep(self, play: Any) -> None:
@@ -107,7 +113,7 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true", help="look for a shorter program")
     parser.add_argument("--verbose", action="store_true", help="print each step as it is done")
     parser.add_argument("--common", action="store_true", help="use the system's /dev/shm")
-    parser.add_argument("--found", help="run the program of this name in found.py")
+    parser.add_argument("--found", nargs="+", help="run the programs of these names in found.py")
     parser.add_argument("--sabotage", default="", help="do wrong, to see that it is noticed")
     given = parser.parse_args()
     alone = not given.common and isolate()
@@ -115,19 +121,21 @@ def main() -> int:
     from found import PROGRAMS
     from world import World
 
-    steps = PROGRAMS[given.found]() if given.found else None
+    found = given.found or [None]
+    count = max(given.count, len(found))
     first = secrets.randbelow(1 << 31) if given.seed is None else given.seed
     begin = time.monotonic()
     world = World(given.limit)
     batch = Batch(world, alone, given)
     done = failed = 0
     try:
-        while (
-            done < given.count
-            if given.seconds is None
-            else time.monotonic() - begin < given.seconds
-        ):
-            failure = batch.run(first + done, steps)
+        while done < count if given.seconds is None else time.monotonic() - begin < given.seconds:
+            name = found[done % len(found)]
+            steps = None
+            if name:
+                print(name, flush=True)  # whatever becomes of it
+                steps = PROGRAMS[name]()
+            failure = batch.run(first + done, steps, found=name)
             done += 1
             if failure is not None:
                 failed += 1

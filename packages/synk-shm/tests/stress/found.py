@@ -1,7 +1,7 @@
 """Programs that were wrong once: found by chance, made shorter, and kept.
 
-Each is a function that returns its steps; ``driver.py --found <name>`` runs one. Those that
-go through every moment of a command do so by its function calls: at one after the other a
+Each is a function that returns its steps; ``driver.py --found <name> ...`` runs them. Those
+that go through every moment of a command do so by its function calls: at one after the other a
 process is killed.
 """
 

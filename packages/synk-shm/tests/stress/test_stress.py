@@ -48,7 +48,7 @@ def finish(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> tupl
 
 def test_programs() -> None:
     """Programs that are always the same, and some that nobody has run before."""
-    same, other = (50, 20) if ALL else (20, 5)
+    same, other = (50, 20) if ALL else (10, 5)
     fresh = secrets.randbelow(1 << 31)
     more = ("--seconds", SECONDS) if SECONDS else ("--count", other)
     running = [
@@ -63,14 +63,16 @@ def test_programs() -> None:
 
 def test_programs_among_others() -> None:
     """In the system's /dev/shm, where other programs have segments, and sweep."""
-    code, _ = finish(start("--common", "--seed", 1000, "--count", 6))
+    code, _ = finish(start("--common", "--seed", 1000, "--count", 6 if ALL else 3))
     assert code == 0
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_what_was_wrong_once(name: str) -> None:
-    code, _ = finish(start("--found", name))
+def test_what_was_wrong_once() -> None:
+    """One after the other; a report says by which name to run its program again."""
+    assert FOUND
+    code, text = finish(start("--keep-going", "--found", *FOUND))
     assert code == 0
+    assert f" {len(FOUND)} programs" in text
 
 
 def test_a_seed_is_a_program() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -69,6 +70,22 @@ def run() -> Run:
         return subprocess.CompletedProcess([code], *done)
 
     return run_code
+
+
+@pytest.fixture(scope="session")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with Theano's own modules, which it builds when it is imported."""
+    folder = tmp_path_factory.mktemp("imported")
+    how = environment({"THEANO_FLAGS": f"base_compiledir={folder}"})
+    done = synk_testing.run(at_site("import theano"), environment=how, limit_s=TIMEOUT_S)
+    assert done.status == 0, f"{done.out}\n{done.err}"
+    return folder
+
+
+@pytest.fixture
+def cold(imported: Path, tmp_path: Path) -> str:
+    """Flags for a cache of this test's own, with Theano's own modules alone."""
+    return f"base_compiledir={shutil.copytree(imported, tmp_path / 'cache')}"
 
 
 @pytest.fixture

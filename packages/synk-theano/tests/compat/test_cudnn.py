@@ -196,22 +196,16 @@ def test_patches_are_applied_where_there_is_no_gpu(run):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    "bin_id, usable",
-    [
-        ("b'compute_90'", True),
-        ("'compute_120'", True),
-        ("b'compute_100'", True),
-        ("b'compute_20'", False),
-    ],
-)
-def test_compute_capability(run, bin_id, usable):
-    run(
-        PATCHED + "class Context: kind, bin_id = b'cuda', " + bin_id + "\n"
+def test_compute_capability(run):
+    usable = {b"compute_90": True, "compute_120": True, b"compute_100": True, b"compute_20": False}
+    code = (
         "dnn.dnn_present, dnn.version = lambda: True, lambda raises=True: 91400\n"
+        "class Context: kind = b'cuda'\n"
         "dnn.get_context = lambda name: Context\n"
-        f"assert dnn.dnn_available(None) is {usable}, dnn.dnn_available.msg\n"
+        f"for Context.bin_id in {list(usable)}:\n"
+        "    print(dnn.dnn_available(None))\n"
     )
+    assert run(PATCHED + code).stdout.split() == [str(answer) for answer in usable.values()]
 
 
 def test_recurrent_networks_are_refused_with_a_cure(run):

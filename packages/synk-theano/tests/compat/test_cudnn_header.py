@@ -92,8 +92,20 @@ def answer(tmp_path: Path):
 FAMILIES = pytest.mark.parametrize("name", list(TENSORS))
 
 
-@FAMILIES
-@pytest.mark.parametrize("major", [8, 9, 10])
+def all_of_one(argument: str, values: list):
+    """Each family with the first value, the first family with all; the rest is for the night."""
+    first = next(iter(TENSORS))
+    more = [
+        pytest.param(name, value, marks=[] if name == first else pytest.mark.nightly)
+        for name in TENSORS
+        for value in values[1:]
+    ]
+    return pytest.mark.parametrize(
+        ("name", argument), [*((name, values[0]) for name in TENSORS), *more]
+    )
+
+
+@all_of_one("major", [9, 8, 10])
 def test_the_first_that_works_within_the_limit(answer, name, major):
     told = "guesses = {{2, NO, 0, D, 0}, {1, OK, 101, D, 101}, {0, OK, 100, D, 100}}"
     assert answer(told, get(name), major=major)[:2] == [0, 0]
@@ -131,8 +143,7 @@ def test_half_floats_keep_the_mode_that_was_timed(answer, name):
     assert answer(told, time(name), kind="HALF") == [0, 1, 1, 10, 1]
 
 
-@FAMILIES
-@pytest.mark.parametrize("told", ["timing_status = NO", "timings = {{2, NO, 0, D, 0}}", ""])
+@all_of_one("told", ["timing_status = NO", "timings = {{2, NO, 0, D, 0}}", ""])
 def test_without_a_timing_cudnn_guesses(answer, name, told):
     setup = f"{told}; guesses = {{{{1, OK, 20, D, 20}}}}"
     assert answer(setup, time(name)) == [0, 1, 1, 20, 0]

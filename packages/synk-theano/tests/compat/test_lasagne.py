@@ -58,7 +58,7 @@ assert np.count_nonzero(same) == 2
 
 
 def test_downsample(run):
-    run(DOWNSAMPLE)
+    run(DOWNSAMPLE, flags="linker=py")
     assert "downsample" in run(DOWNSAMPLE, skip="downsample", fails=True).stderr
 
 
