@@ -29,7 +29,7 @@ def hold_the_lock():
 
 
 def sleep_in_python():
-    time.sleep(60)
+    time.sleep(300)
 
 
 def sleep_deep_down(depth=150):

@@ -4,7 +4,7 @@
 it. `House` holds a runtime with functions and shared variables whose values are known: after every
 attempt, whatever came of it, everything has to be as NumPy says it should be.
 
-With ``SYNK_TESTS=all`` each run draws other examples, twenty times as many, and shrinks those that
+With ``SYNK_TESTS=all`` each run draws other examples, many times as many, and shrinks those that
 fail.
 """
 
@@ -32,7 +32,7 @@ import synk_shm
 from synk_theano.exceptions import NotSharedVariable, SynkError, WorkerFailed
 
 LONGER = os.environ.get("SYNK_TESTS") == "all"
-CASES = 2000 if LONGER else 100
+CASES = 2000 if LONGER else 60
 LIMIT_S = 60.0
 """Until an attempt counts as hung: far more than any takes on a busy machine."""
 LONGEST_MESSAGE = 1000

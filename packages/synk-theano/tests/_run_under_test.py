@@ -30,7 +30,7 @@ def behave(values):
 
 x = T.dvector("x")
 w = theano.shared(np.arange(4.0), name="w")
-with Runtime(3, use_gpu=False, backend=sys.argv[1]) as runtime:
+with Runtime(int(sys.argv[3]), use_gpu=False, backend=sys.argv[1]) as runtime:
     print(json.dumps({"workers": runtime.worker_pids}), flush=True)
     f = runtime.function([x], [(behave(x).sum(), "sum"), (x, "gather")], mode="FAST_COMPILE")
     held = runtime.data(np.arange(50.0), oversize=2)
@@ -52,7 +52,7 @@ with Runtime(3, use_gpu=False, backend=sys.argv[1]) as runtime:
 
 
 class Run:
-    """A run of three ranks.
+    """A run of some ranks.
 
     Attributes:
         home, temporary, cache: its folders.
@@ -60,7 +60,7 @@ class Run:
         seen: all its processes that were ever looked at.
     """
 
-    def __init__(self, folder: Path, backend: str, environment: Dict[str, str]) -> None:
+    def __init__(self, folder: Path, backend: str, ranks: int, environment: Dict[str, str]) -> None:
         self.home, self.temporary = folder / "home", folder / "t"
         self.cache, self.gate = folder / "cache", folder / "gate"
         for place in (self.home, self.temporary, self.cache):
@@ -71,6 +71,7 @@ class Run:
             PROGRAM,
             backend,
             self.gate,
+            ranks,
             environment={
                 "HOME": str(self.home),
                 "TMPDIR": str(self.temporary),
@@ -108,9 +109,11 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(folder: Path, backend: str = "shm", **environment: str) -> Iterator[Run]:
+def running(
+    folder: Path, backend: str = "shm", ranks: int = 3, **environment: str
+) -> Iterator[Run]:
     """A run in folders below `folder`; nothing of it is left afterwards."""
-    run = Run(folder, backend, environment)
+    run = Run(folder, backend, ranks, environment)
     try:
         yield run
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,15 @@ ALL = os.environ.get("SYNK_TESTS") == "all"
 def flight_records(tmp_path_factory):
     """Records of failures that are meant to be are not the user's."""
     os.environ["SYNKHRONOS_FLIGHT_DIR"] = str(tmp_path_factory.mktemp("flight"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def frozen():
+    """Looks for garbage leave out what was there before the first test: all of Theano."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,7 +61,17 @@ def run_script(zygote):
 @pytest.fixture(scope="session", params=[1, 2, 3, 4] if ALL else [1, 3])
 def runtime(request):
     """A runtime with 1 or 3 ranks; also with 2 and 4, if all is asked for."""
+    if request.param == 3:
+        yield request.getfixturevalue("trio")
+        return
     with Runtime(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def trio():
+    """A runtime with 3 ranks."""
+    with Runtime(3) as opened:
         yield opened
 
 

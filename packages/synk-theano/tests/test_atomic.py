@@ -41,8 +41,16 @@ def picky(values):
 
 
 @pytest.fixture(scope="module")
-def trio():
-    with nothing_left(), Runtime(3) as runtime:
+def loose():
+    """A runtime whose calls are not atomic."""
+    with Runtime(2, atomic=False) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def loose_and_identical():
+    """One whose random streams are to be the same on all ranks, too."""
+    with Runtime(2, atomic=False, random_streams="identical") as runtime:
         yield runtime
 
 
@@ -237,68 +245,67 @@ def test_collectives_reuse_arrays_but_never_one_that_somebody_has(trio):
     assert len(seen) == 6
 
 
-def test_without_atomic_calls_variables_that_may_differ_are_refused_until_broadcast():
+def test_without_atomic_calls_variables_that_may_differ_are_refused_until_broadcast(loose):
     x = T.dvector("x")
-    with nothing_left(), Runtime(2, atomic=False) as runtime:
-        s = theano.shared(np.zeros(()), name="steps")
-        other = theano.shared(np.zeros(()), name="other")
-        f = runtime.function([x], (picky(x).sum(), "sum"), updates=[(s, s + 1)], **FAST)
-        g = runtime.function([x], (x.sum() + 0 * other, "sum"), **FAST)
+    s = theano.shared(np.zeros(()), name="steps")
+    other = theano.shared(np.zeros(()), name="other")
+    f = loose.function([x], (picky(x).sum(), "sum"), updates=[(s, s + 1)], **FAST)
+    g = loose.function([x], (x.sum() + 0 * other, "sum"), **FAST)
+    f(np.zeros(2))
+    with pytest.raises(WorkerFailed, match=r"may\s+differ now. Use broadcast\(\)"):
+        f(np.array([0.0, 200.0]))
+    assert sorted(ranks_of(loose, s)[0]) == [1.0, 2.0]  # a look is allowed
+    for refused in (
+        lambda: f(np.zeros(2)),
+        lambda: loose.collectives.all_reduce(s),
+        lambda: loose.step(g.delayed(np.zeros(2)), f.delayed(np.zeros(2))),
+    ):
+        with pytest.raises(ReplicasDiffer, match=r"'steps'.*broadcast\(\)") as caught:
+            refused()
+        assert isinstance(caught.value, SynkError)
+    assert g(np.ones(2)) == 2.0
+    assert sorted(ranks_of(loose, s)[0]) == [1.0, 2.0]
+    # What is refused has mended nothing.
+    many = theano.shared(np.zeros(()), name="many")
+    h = loose.function([x], (picky(x).sum(), "sum"), updates=[(many, many + 1)], **FAST)
+    with pytest.raises(WorkerFailed):
+        h(np.array([0.0, 200.0]))
+    with pytest.raises(ReplicasDiffer, match="'many'"):
+        loose.step(loose.delayed.broadcast(s), h.delayed(np.zeros(2)))
+    with pytest.raises(ReplicasDiffer, match="'steps'"):
         f(np.zeros(2))
-        with pytest.raises(WorkerFailed, match=r"may\s+differ now. Use broadcast\(\)"):
-            f(np.array([0.0, 200.0]))
-        assert sorted(ranks_of(runtime, s)[0]) == [1.0, 2.0]  # a look is allowed
-        for refused in (
-            lambda: f(np.zeros(2)),
-            lambda: runtime.collectives.all_reduce(s),
-            lambda: runtime.step(g.delayed(np.zeros(2)), f.delayed(np.zeros(2))),
-        ):
-            with pytest.raises(ReplicasDiffer, match=r"'steps'.*broadcast\(\)") as caught:
-                refused()
-            assert isinstance(caught.value, SynkError)
-        assert g(np.ones(2)) == 2.0
-        assert sorted(ranks_of(runtime, s)[0]) == [1.0, 2.0]
-        # What is refused has mended nothing.
-        many = theano.shared(np.zeros(()), name="many")
-        h = runtime.function([x], (picky(x).sum(), "sum"), updates=[(many, many + 1)], **FAST)
-        with pytest.raises(WorkerFailed):
-            h(np.array([0.0, 200.0]))
-        with pytest.raises(ReplicasDiffer, match="'many'"):
-            runtime.step(runtime.delayed.broadcast(s), h.delayed(np.zeros(2)))
-        with pytest.raises(ReplicasDiffer, match="'steps'"):
-            f(np.zeros(2))
-        runtime.step(runtime.delayed.broadcast([s, many]), h.delayed(np.zeros(2)))
-        assert f(np.ones(2)) == 2.0
-        assert len(set(ranks_of(runtime, s)[0])) == 1
+    loose.step(loose.delayed.broadcast([s, many]), h.delayed(np.zeros(2)))
+    assert f(np.ones(2)) == 2.0
+    assert len(set(ranks_of(loose, s)[0])) == 1
 
 
 @pytest.mark.parametrize("kind", [MRG_RandomStreams, RandomStreams])
-def test_without_atomic_calls_streams_that_may_differ_are_refused_if_they_are_to_be_the_same(kind):
+def test_without_atomic_calls_streams_that_may_differ_are_refused_if_they_are_to_be_the_same(
+    loose, loose_and_identical, kind
+):
     def drawing():
         x = T.dvector("x")
         # Rows are looked at before numbers are drawn: who refuses them draws none.
         return [x], [(kind(3).uniform(picky(x)[:1].shape), "gather")]
 
     good, bad = np.zeros(2), np.array([0.0, 200.0])
-    with nothing_left(), Runtime(2, atomic=False, random_streams="identical") as runtime:
-        f = runtime.function(*drawing(), **FAST)
-        first = f(good)[0]
-        assert first[0] == first[1]
-        with pytest.raises(WorkerFailed, match="not this"):
-            f(bad)
-        cure = r"broadcast\(\) of it" if kind is MRG_RandomStreams else "close"
-        with pytest.raises(ReplicasDiffer, match=cure):
-            f(good)
-        if kind is MRG_RandomStreams:
-            runtime.collectives.broadcast(f.get_shared())
-            again = f(good)[0]
-            assert again[0] == again[1]
-    with nothing_left(), Runtime(2, atomic=False) as runtime:
-        f = runtime.function(*drawing(), **FAST)
-        with pytest.raises(WorkerFailed, match="not this"):
-            f(bad)
-        drawn = f(good)[0]  # they are each rank's own, whatever was drawn
-        assert drawn[0] != drawn[1]
+    f = loose_and_identical.function(*drawing(), **FAST)
+    first = f(good)[0]
+    assert first[0] == first[1]
+    with pytest.raises(WorkerFailed, match="not this"):
+        f(bad)
+    cure = r"broadcast\(\) of it" if kind is MRG_RandomStreams else "close"
+    with pytest.raises(ReplicasDiffer, match=cure):
+        f(good)
+    if kind is MRG_RandomStreams:
+        loose_and_identical.collectives.broadcast(f.get_shared())
+        again = f(good)[0]
+        assert again[0] == again[1]
+    f = loose.function(*drawing(), **FAST)
+    with pytest.raises(WorkerFailed, match="not this"):
+        f(bad)
+    drawn = f(good)[0]  # they are each rank's own, whatever was drawn
+    assert drawn[0] != drawn[1]
 
 
 def test_a_value_that_was_set_in_the_master_alone_is_told(trio):

@@ -10,7 +10,13 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_theano._bare import trusting
 
-MODES = pytest.mark.parametrize("linker", ["cvm", "cvm_nogc", "vm", "py", "c|py"])
+MODES = pytest.mark.parametrize(
+    "linker",
+    [
+        *("cvm", "vm", "py"),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("cvm_nogc", "c|py")),
+    ],
+)
 
 
 def mode(linker):

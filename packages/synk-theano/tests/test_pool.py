@@ -98,7 +98,7 @@ def test_what_the_kernel_takes_long_to_end_is_left_to_a_thread(monkeypatch, capl
 
 
 def test_several_threads_may_end_it_at_once():
-    with computing(hold_the_lock, size=4) as pool:
+    with computing(hold_the_lock) as pool:
         errors = []
 
         def end(how):
@@ -137,12 +137,14 @@ def test_a_lifeline_is_closed_once_whoever_closes_it():
         assert closed == [lifeline]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.nightly)]
+)
 def test_a_worker_killed_in_its_start_is_named_although_others_still_start(number):
     with nothing_left():
-        runtime = Runtime(4)
+        runtime = Runtime(3)
         pool = runtime._controller._pool
-        first, _, last = runtime.worker_pids
+        first, last = runtime.worker_pids
         os.kill(first, signal.SIGSTOP)  # it will never be ready
         killed = []
 
@@ -154,7 +156,7 @@ def test_a_worker_killed_in_its_start_is_named_although_others_still_start(numbe
         with pytest.raises(WorkerDied) as caught:
             pool.wait_ready()
         took_s = time.monotonic() - killed[0]
-        assert (caught.value.rank, caught.value.signal) == (3, number.name)
+        assert (caught.value.rank, caught.value.signal) == (2, number.name)
         assert "in its start" in str(caught.value)
         assert took_s < 0.1 + BUSY_S
         os.kill(first, signal.SIGCONT)
@@ -236,10 +238,10 @@ def test_of_several_that_are_gone_the_killed_one_is_named():
 
 def test_workers_that_lose_the_group_wait_for_the_master():
     with nothing_left():
-        runtime, pool = started(4)
+        runtime, pool = started(3)
         pids = runtime.worker_pids
         runtime._rank.comm.abort("a test")
-        for rank in (1, 2, 3):
+        for rank in (1, 2):
             await_stacks(pool, rank, "in _await_verdict")
         pool.check("a test")  # all are there
         os.kill(pids[1], signal.SIGKILL)
@@ -256,7 +258,7 @@ def test_workers_that_lose_the_group_wait_for_the_master():
 LOST = """
 import os, signal, time
 from synk_theano import Runtime
-runtime = Runtime(3)
+runtime = Runtime(2)
 runtime.distribute()
 runtime._rank.comm.abort("a test")
 pool = runtime._controller._pool
@@ -270,7 +272,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_and_end_with_it_if_it_is_killed_instead(zygote):
     with nothing_left():
         _, out, err = zygote.run(LOST)
-        assert len(out.split()) == 2, err
+        assert len(out.split()) == 1, err
         wait_gone([int(pid) for pid in out.split()])
 
 
@@ -365,7 +367,7 @@ def test_a_program_that_gives_sigpipe_its_default_back_does_not_die_of_a_worker(
 
 def test_nothing_that_workers_inherit_stays_open():
     def once():
-        runtime = Runtime(3)
+        runtime = Runtime(2)
         os.kill(runtime.worker_pids[0], signal.SIGKILL)
         with pytest.raises(WorkerDied):
             runtime.distribute()
@@ -374,7 +376,7 @@ def test_nothing_that_workers_inherit_stays_open():
     with nothing_left():
         once()  # opens what this process keeps
         before = open_descriptors()
-        for _ in range(3):
+        for _ in range(2):
             once()
         assert open_descriptors() <= before
 

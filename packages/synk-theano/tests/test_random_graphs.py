@@ -7,7 +7,7 @@ variables must be what it gives for that rank's rows.
 Results are the same bits where nothing is added up in another order, and otherwise within
 `_graphs.bound`: one rounding per part (ranks times slices), relative to the sum of magnitudes.
 
-With ``SYNK_TESTS=all`` each run draws others, twenty times as many, and shrinks those that fail.
+With ``SYNK_TESTS=all`` each run draws others, many times as many, and shrinks those that fail.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from synk_theano import Runtime
 from synk_theano.exceptions import SynkError
 
 LONGER = os.environ.get("SYNK_TESTS") == "all"
-CASES = 2000 if LONGER else 100
+CASES = 2000 if LONGER else 60
 CALLS = 5
-RANKS = [(1, 0), (2, 0), (2, 1), (3, 2), *([(4, 1)] if LONGER else [])]
+RANKS = [(1, 0), (2, 0), (3, 2), *([(2, 1), (4, 1)] if LONGER else [])]
 # Shrinking takes minutes: it is for those who ask for more cases.
 drawing = settings(
     deadline=None,

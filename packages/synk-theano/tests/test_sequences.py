@@ -284,7 +284,7 @@ def test_what_is_no_number_is_refused_in_words(pair):
 
 def test_check_works_after_the_end():
     x = T.dvector("x")
-    with Runtime(2) as runtime:
+    with Runtime(1) as runtime:
         f = runtime.function([x], x.mean(), **FAST)
     assert runtime.check(f)[0].verdict == "exact"
 

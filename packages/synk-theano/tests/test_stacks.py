@@ -27,34 +27,37 @@ BEGINNING = "in <module>\n"
 SIGNALS = [int(_stacks.BETWEEN_BYTECODES), int(_stacks.AT_ONCE)]
 
 
-@pytest.mark.parametrize("act", [sleep_in_python, hold_the_lock])
-def test_a_worker_that_computes_says_where(act, record_property):
-    with computing(act, size=3) as pool:
-        stacks = {}
-        slowest_s = 0.0
-        for _ in range(20):
-            began = time.monotonic()
-            stacks = pool.stacks()
-            slowest_s = max(slowest_s, time.monotonic() - began)
-        assert sorted(stacks) == [1, 2]
-        assert f"in {act.__name__}" in stacks[2]
-        assert "in take" in stacks[1] or "in gather" in stacks[1] or "in _finish" in stacks[1]
-        for text in stacks.values():
-            assert "Current thread" in text
-            assert "in with_master" in text  # all threads
-            assert text.endswith(BEGINNING)
-        assert list(pool.stacks([2])) == [2]
-        assert pool.stacks([]) == {}
+@pytest.fixture(scope="module", params=[sleep_in_python, hold_the_lock])
+def busy(request):
+    """What the last of three ranks computes, and the pool."""
+    with computing(request.param, size=3) as pool:
+        yield request.param, pool
+
+
+def test_a_worker_that_computes_says_where(busy, record_property):
+    act, pool = busy
+    stacks = {}
+    slowest_s = 0.0
+    for _ in range(20):
+        began = time.monotonic()
+        stacks = pool.stacks()
+        slowest_s = max(slowest_s, time.monotonic() - began)
+    assert sorted(stacks) == [1, 2]
+    assert f"in {act.__name__}" in stacks[2]
+    assert "in take" in stacks[1] or "in gather" in stacks[1] or "in _finish" in stacks[1]
+    for text in stacks.values():
+        assert "Current thread" in text
+        assert "in with_master" in text  # all threads
+        assert text.endswith(BEGINNING)
+    assert list(pool.stacks([2])) == [2]
+    assert pool.stacks([]) == {}
     record_property("slowest_s", slowest_s)
     print(f"{act.__name__}: slowest of 20 {slowest_s * 1000:.1f} ms")
 
 
-@pytest.mark.parametrize(
-    ("act", "used"),
-    [(sleep_in_python, {_stacks.BETWEEN_BYTECODES}), (hold_the_lock, set(SIGNALS))],
-)
-def test_who_runs_bytecodes_is_asked_between_two_of_them(monkeypatch, act, used):
+def test_who_runs_bytecodes_is_asked_between_two_of_them(monkeypatch, busy):
     """Stacks that are read in the middle of one end the process, in one case of thousands."""
+    act, pool = busy
     asked, ask = set(), _stacks.StackFile.ask
 
     def noted(self, process, number):
@@ -63,11 +66,10 @@ def test_who_runs_bytecodes_is_asked_between_two_of_them(monkeypatch, act, used)
 
     monkeypatch.setattr(_stacks.StackFile, "ask", noted)
     monkeypatch.setattr(_stacks, "PATIENCE_S", 2.0)  # for machines that are busy
-    with computing(act) as pool:
-        text = pool.stacks([1], timeout_s=20.0)[1]
-        assert f"in {act.__name__}" in text
-        assert "in answer" not in text
-        assert asked == used
+    text = pool.stacks([2], timeout_s=20.0)[2]
+    assert f"in {act.__name__}" in text
+    assert "in answer" not in text
+    assert asked == ({_stacks.BETWEEN_BYTECODES} if act is sleep_in_python else set(SIGNALS))
 
 
 def test_other_threads_are_shown_too():
@@ -166,7 +168,7 @@ def test_a_process_that_does_not_answer_is_told_apart_from_one_that_did():
 
 
 def test_several_threads_may_ask_and_another_one_may_close():
-    with computing(hold_the_lock, size=3) as pool:
+    with computing(hold_the_lock) as pool:
         texts, errors = [], []
 
         def ask():

@@ -165,9 +165,9 @@ def test_a_name(pair, x):
 )
 def test_modes_by_name_or_object(pair, x, mode):
     w = theano.shared(np.ones(2), "w")
-    f = pair.function([x], T.tanh(x * w).mean(), updates=[(w, w / 2)], mode=mode)
+    f = pair.function([x], (x * w).mean(), updates=[(w, w / 2)], mode=mode)
     for step in (1.0, 0.5):
-        np.testing.assert_allclose(f(X), np.tanh(X * step).mean(), rtol=1e-14)
+        np.testing.assert_allclose(f(X), (X * step).mean(), rtol=1e-14)
     with pytest.raises(Exception, match="NO_SUCH_MODE"):
         pair.function([x], x.mean(), mode="NO_SUCH_MODE")
 
@@ -551,23 +551,22 @@ def test_what_function_refuses(pair, x):
     assert pair.function([x], (x.sum(), "sum"), **QUICK)(X) == X.sum()
 
 
-def test_a_shared_variable_of_two_runtimes_has_replicas_in_each(pair, x):
+def test_a_shared_variable_of_two_runtimes_has_replicas_in_each(pair, trio, x):
     """They are replicas of the one value that it has here when each first needs it."""
     s = theano.shared(np.zeros(2), "s")
     add = pair.function([x], updates=[(s, s + x.sum(axis=0))], **QUICK)
     add(X)
     here, there = X[:3].sum(axis=0), X[3:].sum(axis=0)
-    with Runtime(2) as other:
-        read = other.function([], (s, "gather"), **QUICK)
-        np.testing.assert_array_equal(read(), np.concatenate([here, here]))
-        other.collectives.all_reduce(s, op="sum")
-        np.testing.assert_array_equal(read(), np.concatenate([2 * here, 2 * here]))
-        np.testing.assert_array_equal(pair.collectives.get_value(1, s), there)
-        data = pair.data(X)
-        g = other.function([x], (x, "gather"), **QUICK)
-        for value in (other.data(X + 1), data, other.data(X + 2)):
-            np.testing.assert_array_equal(g(value), value.data)
-    np.testing.assert_array_equal(pair.collectives.gather(s), [2 * here, there])
+    read = trio.function([], (s, "gather"), **QUICK)
+    np.testing.assert_array_equal(read(), np.tile(here, 3))
+    trio.collectives.all_reduce(s, op="sum")
+    np.testing.assert_array_equal(read(), np.tile(3 * here, 3))
+    np.testing.assert_array_equal(pair.collectives.get_value(1, s), there)
+    data = pair.data(X)
+    g = trio.function([x], (x, "gather"), **QUICK)
+    for value in (trio.data(X + 1), data, trio.data(X + 2)):
+        np.testing.assert_array_equal(g(value), value.data)
+    np.testing.assert_array_equal(pair.collectives.gather(s), [3 * here, there])
 
 
 def test_a_function_of_a_closed_runtime(pair, x):
@@ -659,7 +658,7 @@ def test_calls_and_collectives_of_several_threads_take_turns(pair, x):
     s = theano.shared(np.zeros(2), "s")
     f = pair.function([x], [(x, "gather"), (x.sum(), "sum")], updates=[(s, s + 1)], **QUICK)
     g = pair.function([x], (x * 2, "gather"), **QUICK)
-    wrong, counts = [], 12
+    wrong, counts = [], 5
 
     def work(number):
         try:

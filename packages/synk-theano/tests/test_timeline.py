@@ -234,7 +234,9 @@ def test_a_runtime_that_a_failure_has_closed_leaves_what_the_master_knows(tmp_pa
     assert spans(trace, "compute", 0)
 
 
-@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "what", [pytest.param(signal.SIGKILL, marks=pytest.mark.nightly), signal.SIGSTOP]
+)
 def test_closing_leaves_a_file_whatever_has_become_of_a_worker(tmp_path, monkeypatch, what):
     monkeypatch.setattr("synk_theano._recordings.CLOSE_TIMEOUT_S", 0.3)
     path = tmp_path / "trace.json"

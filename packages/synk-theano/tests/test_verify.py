@@ -21,12 +21,7 @@ from synk_theano._verify._report import measure
 from synk_theano.exceptions import InputTypeError, InputValueError
 
 FAST = {"mode": "FAST_COMPILE"}
-
-
-@pytest.fixture(scope="module")
-def trio():
-    with Runtime(3) as opened:
-        yield opened
+ALL = os.environ.get("SYNK_TESTS") == "all"
 
 
 def rows(count, columns=3, dtype="float64", seed=0):
@@ -507,7 +502,7 @@ def build_random(runtime, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.nightly)])
-def test_two_hundred_random_runs_stay_within_the_limits_and_wrong_weights_never(trio, dtype):
+def test_random_runs_stay_within_the_limits_and_wrong_weights_never(trio, dtype):
     f = build_random(trio, dtype)
 
     def with_equal_weights(function, *args, **kwargs):
@@ -520,7 +515,7 @@ def test_two_hundred_random_runs_stay_within_the_limits_and_wrong_weights_never(
     unweighted = Tampered(f, with_equal_weights)
     random = np.random.RandomState(3)
     worst = {"pieces": 0.0, "serial": 0.0, "before": 0.0}
-    for _ in range(100):
+    for _ in range(100 if ALL else 40):
         count = int(random.choice([1, 2, 4, 5, 7, 8, 31, 100, 400]))
         value = random.standard_normal((count, 3)) * random.choice([0.01, 1.0, 3.0])
         value = (value + random.choice([0.0, 1.0])).astype(dtype)
