@@ -24,7 +24,7 @@ from synk_comm.testing._checks_tools import bits, data, folded, layouts, outs_li
 
 BACKENDS = ["local", "shm", "zmq"]
 LONGER = os.environ.get("SYNK_TESTS") == "all"
-EXAMPLES = 80 if LONGER else 25
+EXAMPLES = 80 if LONGER else 15
 # Shrinking takes minutes: it is for those who ask for more examples.
 quick = settings(
     deadline=None,

@@ -12,7 +12,10 @@ import pytest
 
 import synk_shm as shm
 
-METHODS = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+# From a server is by day tested in test_exit.py and test_multiprocessing.py.
+METHODS = pytest.mark.parametrize(
+    "method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)]
+)
 
 
 @METHODS

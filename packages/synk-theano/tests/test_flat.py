@@ -9,6 +9,7 @@ import theano.tensor as T
 from theano.ifelse import ifelse
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
+from theano.tensor.signal.pool import pool_2d
 
 from synk_theano._pickling import dumps, loads
 from synk_theano._shared_vars import VariableRegistry, value_of
@@ -96,10 +97,16 @@ def test_givens_defaults_states_and_names():
     check(state, [X], [X])
 
 
+def test_pooling():
+    x, w = T.tensor4("x"), theano.shared(np.ones((8, 8)), "w")
+    out = pool_2d(x * w, (2, 2), ignore_border=True).sum()
+    f = theano.function([x], out, updates=[(w, w - T.grad(out, w))])
+    check(f, [np.random.RandomState(1).randn(2, 1, 8, 8)])
+
+
+@pytest.mark.nightly  # it compiles; convolutions alone travel in test_linking
 @pytest.mark.c_code  # convolutions exist in C only
 def test_convolution_and_pooling():
-    from theano.tensor.signal.pool import pool_2d
-
     x, w = T.tensor4("x"), theano.shared(np.random.RandomState(0).randn(2, 1, 3, 3), "w")
     out = pool_2d(T.nnet.conv2d(x, w), (2, 2), ignore_border=True).sum()
     f = theano.function([x], out, updates=[(w, w - T.grad(out, w))])
@@ -127,7 +134,11 @@ def test_random_streams(streams):
     check(theano.function([x], x * streams(5).uniform(x.shape)), [X], [X])
 
 
-@pytest.mark.parametrize("linker", ["cvm", "vm", "c|py", "py"])
+# By day the others are those of test_linking.
+@pytest.mark.parametrize(
+    "linker",
+    ["vm", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("cvm", "c|py", "py"))],
+)
 def test_linkers(linker):
     x, s = T.matrix("x"), theano.shared(np.ones(3), "s")
     mode = theano.Mode(linker, "fast_run")
@@ -147,7 +158,7 @@ def test_a_deep_graph_travels_at_the_usual_recursion_limit():
 
     x = T.matrix("x")
     y = x
-    for i in range(1500):
+    for i in range(800):
         y = T.tanh(y) if i % 2 else T.sin(y) + i
     mode = theano.Mode("py", None)
     from synk_theano._pickling import deep_recursion

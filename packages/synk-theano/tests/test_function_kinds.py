@@ -34,19 +34,19 @@ def x():
 
 
 def as_serial(pair, build, calls=2, **options):
-    """Run ``build() -> (inputs, outputs with ops, updates)`` twice, in parallel and serially.
+    """Run ``build() -> (inputs, outputs with ops, updates)`` in parallel and serially.
 
     Its updates have to be averages over rows of gradients and the like: after each call the
     ranks' variables are averaged by their rows, and must be those of serial Theano on all rows.
     """
+    inputs, outputs, updates = build()
+    f = pair.function(inputs, outputs, updates=updates, **options)
+    serial_inputs, serial_outputs, serial_updates = build()
+    plain = [output for output, _ in serial_outputs]
+    serial = theano.function(serial_inputs, plain, updates=serial_updates, **options)
+    targets = [target for target, _ in updates if "float" in str(target.type)]
+    serial_targets = [target for target, _ in serial_updates if "float" in str(target.type)]
     for num_slices in (1, 2):
-        inputs, outputs, updates = build()
-        f = pair.function(inputs, outputs, updates=updates, **options)
-        serial_inputs, serial_outputs, serial_updates = build()
-        plain = [output for output, _ in serial_outputs]
-        serial = theano.function(serial_inputs, plain, updates=serial_updates, **options)
-        targets = [target for target, _ in updates if "float" in str(target.type)]
-        serial_targets = [target for target, _ in serial_updates if "float" in str(target.type)]
         for step in range(calls):
             value = X * (step + 1)
             for result, expected in zip(f(value, num_slices=num_slices), serial(value)):
@@ -399,7 +399,7 @@ def test_only_what_is_new_travels(monkeypatch):
 def test_linkers(pair, linker):
     def build():
         x, w = T.dmatrix("x"), theano.shared(np.full(3, 0.3), "w")
-        cost = T.tanh(x * w).mean()
+        cost = (x * w).mean()
         outputs = [(cost, "avg"), (x.max(axis=1), "gather"), (x.sum(), "sum")]
         return [x], outputs, [(w, w - 0.1 * T.grad(cost, w))]
 
@@ -407,7 +407,7 @@ def test_linkers(pair, linker):
     inputs, outputs, updates = build()
     f = pair.function(inputs, outputs, updates=updates, mode=theano.Mode(linker, "fast_run"))
     total, mean = f(X, output_subset=[2, 0])
-    np.testing.assert_allclose([total, mean], [X.sum(), np.tanh(X * 0.3).mean()], rtol=1e-12)
+    np.testing.assert_allclose([total, mean], [X.sum(), (X * 0.3).mean()], rtol=1e-12)
     assert not np.allclose(updates[0][0].get_value(), 0.3)
 
 
