@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import theano
@@ -11,7 +13,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 
-from synk_theano._pickling import dumps, loads
+from synk_theano._pickling import RECURSION_LIMIT, deep_recursion, dumps, loads
 from synk_theano._shared_vars import VariableRegistry, value_of
 
 
@@ -154,20 +156,27 @@ def test_outputs_of_all_kinds():
 
 
 def test_a_deep_graph_travels_at_the_usual_recursion_limit():
-    import sys
-
     x = T.matrix("x")
     y = x
     for i in range(800):
         y = T.tanh(y) if i % 2 else T.sin(y) + i
     mode = theano.Mode("py", None)
-    from synk_theano._pickling import deep_recursion
-
     with deep_recursion():
         function = theano.function([x], y, mode=mode)
     assert sys.getrecursionlimit() < 5000
     (copy,) = Replica().send(function)
     np.testing.assert_array_equal(copy(X), function(X))
+
+
+def test_the_recursion_limit_is_that_of_before_however_threads_come_and_go():
+    before = sys.getrecursionlimit()
+    first, second = deep_recursion(), deep_recursion()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert sys.getrecursionlimit() >= RECURSION_LIMIT
+    second.__exit__(None, None, None)
+    assert sys.getrecursionlimit() == before
 
 
 def test_an_op_from_main_travels_by_value():

@@ -681,3 +681,23 @@ def test_calls_and_collectives_of_several_threads_take_turns(pair, x):
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
     np.testing.assert_array_equal(pair.collectives.gather(s), np.full((2, 2), 3.0 * counts))
+
+
+def test_only_one_thread_at_a_time_builds_a_function(pair, x, monkeypatch):
+    """What Theano does is set for all threads: another one's functions would work in place."""
+    both, met, built, build = threading.Barrier(2), [], [], theano.function
+
+    def meet(*arguments, **options):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.5)
+            met.append(True)
+        return build(*arguments, **options)
+
+    monkeypatch.setattr(theano, "function", meet)
+    work = lambda: built.append(pair.function([x], x.mean(), **QUICK))  # noqa: E731
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert (len(built), met) == (2, [])

@@ -7,6 +7,7 @@ others when a call first needs them.
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Iterator, List
@@ -23,6 +24,9 @@ from ._pickling import deep_recursion
 from ._spec import FunctionSpec, default_update_op, is_random
 from ._values import is_device_type
 from .exceptions import InputValueError
+
+# Threads may build functions at the same time; but what Theano does is set for all of them.
+_building = threading.RLock()
 
 
 def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any:
@@ -69,6 +73,7 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> 
             kwargs["no_default_updates"] = [*(kwargs.get("no_default_updates") or ()), *targets]
     # A device's function is linked twice: with and without its ends.
     with (
+        _building,
         deep_recursion(),
         linked_by_kind() if is_gpu else nullcontext(),
         out_of_place() if atomic else nullcontext(),
@@ -102,7 +107,7 @@ def out_of_place() -> Iterator[None]:
     Theano would have operations work in place on a variable that is updated. A function that
     fails in the middle would then leave it destroyed.
 
-    Only for a process in which no other thread builds functions meanwhile.
+    Only where no other thread of this package builds functions meanwhile.
     """
     # By its name in `theano.compile` it is a function.
     pfunc: Any = sys.modules["theano.compile.pfunc"]

@@ -12,6 +12,7 @@ import gc
 import io
 import pickle
 import sys
+import threading
 from contextlib import contextmanager
 from typing import Any, Iterable, Iterator, List, Optional, Tuple
 
@@ -30,15 +31,25 @@ RECURSION_LIMIT = 10_000
 """While pickling and rebuilding: inner graphs of Scan and the linker still recurse."""
 
 
+_recursing = threading.Lock()
+# For each thread that is in there, the limit before; it is one for all threads.
+_limits: List[int] = []
+
+
 @contextmanager
 def deep_recursion() -> Iterator[None]:
     """Raise the recursion limit for a while; nothing happens if it is higher already."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(before, RECURSION_LIMIT))
+    with _recursing:
+        before = sys.getrecursionlimit()
+        _limits.append(_limits[0] if _limits else before)
+        sys.setrecursionlimit(max(before, RECURSION_LIMIT))
     try:
         yield
     finally:
-        sys.setrecursionlimit(before)
+        with _recursing:
+            before = _limits.pop()
+            if not _limits:
+                sys.setrecursionlimit(before)
 
 
 @contextmanager
