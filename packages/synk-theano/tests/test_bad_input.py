@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from theano import sparse
 
 from synk_theano import Runtime
 from synk_theano.exceptions import (
@@ -14,6 +15,7 @@ from synk_theano.exceptions import (
     InputTypeError,
     InputValueError,
     OpError,
+    SpecError,
     SynkError,
 )
 
@@ -54,6 +56,14 @@ def test_wrong_calls(pair, f, arguments, options, error, words):
     assert isinstance(caught.value, SynkError)
     np.testing.assert_allclose(f(X, 2)[0], 2.0)
     assert not pair.closed
+
+
+def test_sparse_inputs_are_refused_with_a_sentence(pair):
+    x, m = T.vector("x"), sparse.csr_matrix("m")
+    total = sparse.basic.sp_sum(m)
+    for inputs, whole in (([m], []), ([x], [m])):
+        with pytest.raises(SpecError, match="expected a tensor, whose rows"):
+            pair.function(inputs, (total, "sum"), bcast_inputs=whole, on_unused_input="ignore")
 
 
 def test_wrong_data(pair, f):

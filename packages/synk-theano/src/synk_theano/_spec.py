@@ -140,6 +140,12 @@ def _inputs(value: Any, what: str) -> List[Any]:
                 f"Theano variable such as T.matrix() (shared variables are implicit inputs: not "
                 f"listed)"
             )
+        if not hasattr(item.type, "broadcastable"):
+            raise SpecError(
+                f"{what}[{place}]: got {item} of type {item.type}, expected a tensor, whose rows "
+                f"can be shared; of a sparse matrix hand over data, indices and indptr, or keep it "
+                f"in a shared variable"
+            )
     return items
 
 
