@@ -118,6 +118,25 @@ def test_scatter_splits_rows_larger_shares_first(runtime):
         np.testing.assert_array_equal(runtime.collectives.gather(variable, nd_up=0), chosen)
 
 
+def test_scatter_takes_values_of_different_lengths_at_once(runtime):
+    """As in 1.0: training and validation sets in one call. A batch is of rows that all have."""
+    variables = [theano.shared(np.zeros((1, 2)), "a"), theano.shared(np.zeros(1), "b")]
+    values = [np.arange(18.0).reshape(9, 2), np.arange(4.0)]
+    collectives = runtime.collectives
+    for given in (values, [runtime.data(value) for value in values]):
+        collectives.broadcast(variables, [np.zeros((1, 2)), np.zeros(1)])
+        collectives.scatter(variables, given)
+        for variable, value in zip(variables, values):
+            parts = np.array_split(value, runtime.size)
+            assert collectives.get_lengths(variable) == tuple(map(len, parts))
+            np.testing.assert_array_equal(collectives.gather(variable, nd_up=0), value)
+    collectives.scatter(variables, values, batch=[3, 0])
+    np.testing.assert_array_equal(collectives.gather(variables[0], nd_up=0), values[0][[3, 0]])
+    np.testing.assert_array_equal(collectives.gather(variables[1], nd_up=0), [3.0, 0.0])
+    with pytest.raises(BatchError):
+        collectives.scatter(variables, values, batch=[8])
+
+
 def test_broadcast_gives_all_ranks_the_masters_value(runtime):
     variable, _ = spread(runtime)
     other = theano.shared(np.zeros(2, "float32"), name="other")

@@ -153,12 +153,15 @@ def broadcast(
 
 
 def scatter(
-    group: Group, variables: Sequence[int], values: Sequence[ArrayRef], rows: Rows, origin: int
+    group: Group,
+    variables: Sequence[int],
+    values: Sequence[ArrayRef],
+    rows: Sequence[Rows],
+    origin: int,
 ) -> None:
-    """Each rank takes its share of the rows."""
-    start, stop = rows.bounds[group.comm.rank]
-    for number, ref in zip(variables, values):
-        group.put(number, _take(group, ref, rows, origin, start, stop))
+    """Each rank takes its share of the rows of each value."""
+    for number, ref, own in zip(variables, values, rows):
+        group.put(number, _take(group, ref, own, origin, *own.bounds[group.comm.rank]))
 
 
 def set_value(

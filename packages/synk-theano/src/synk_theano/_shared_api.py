@@ -67,8 +67,8 @@ class Collectives:
         """Split `values` along axis 0 over the ranks: contiguous shares, larger ones first.
 
         Args:
-            values: one array or `Data` for each variable.
-            batch: rows to use, as in calls.
+            values: one array or `Data` for each variable; without `batch` each of its own length.
+            batch: rows of all of them to use, as in calls.
 
         Raises:
             NotSharedVariable, InputTypeError, InputValueError, BatchError: nothing was sent.
@@ -78,10 +78,17 @@ class Collectives:
         def arguments(standing: Standing) -> Arguments:
             place = standing.place
             arrays = _matched(shared_vars, variables, values)
-            selection = _select_rows(variables, arrays, batch)
-            bounds = split_rows(selection.count, self._launcher.size)
-            _, rows = staged_rows(self._launcher, selection, bounds, place)
-            return {"values": self._refs(arrays, place), "rows": rows}, selection.lowest
+            if batch is None:
+                _require_rows(variables, SCATTER)
+                selections = [Selection(len(array)) for array in arrays]
+            else:
+                selections = [_select_rows(variables, arrays, batch)]
+            rows = []
+            for selection in selections:
+                bounds = split_rows(selection.count, self._launcher.size)
+                rows.append(staged_rows(self._launcher, selection, bounds, place)[1])
+            several = tuple(rows * (len(arrays) // len(rows)))
+            return {"values": self._refs(arrays, place), "rows": several}, selections[0].lowest
 
         return self._perform("scatter", variables, arguments, again=False)
 
