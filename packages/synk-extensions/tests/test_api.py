@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _programs import zygote
 
 import synkhronos as synk
-from synk_theano.testing import nothing_left, run_script
+from synk_theano.testing import nothing_left
 from synkhronos import exceptions
 
 # As documented for 1.0; later parameters may follow, none may go or move.
@@ -101,7 +102,7 @@ for act in acts:
 synk.close()
 print(len(acts))
 """
-    assert run_script(code) == (0, "14\n", "")
+    assert zygote().run(code) == (0, "14\n", "")
 
 
 def test_fork_after_close_works_again_with_another_number():

@@ -6,9 +6,10 @@ import json
 import signal
 
 import pytest
-import synk_testing
 from _cli import LIMIT_S, SETTINGS, command
 from _programs import zygote
+
+import synk_testing
 
 GRAPH = """
 import sys
