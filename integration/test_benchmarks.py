@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Iterator
 
 import numpy as np
 import psutil
 import pytest
+
+from synk_testing import Zygote
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("synk-comm", "synk-shm", "synk-theano")
@@ -36,6 +39,13 @@ def run(folder, *arguments, **variables):
         text=True,
         timeout=LIMIT_S,
     )
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    """A process that has imported what the programs import, for those that measure nothing."""
+    with Zygote("import numpy, psutil, rich.console, synk_comm, synk_shm") as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -122,10 +132,10 @@ def test_a_result_comes_back_from_its_file_and_new_rows_replace_the_same(tmp_pat
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: f"{path.parts[-4]}-{path.stem}")
-def test_what_was_recorded_is_still_read_and_shown_as_then(path, tmp_path):
+def test_what_was_recorded_is_still_read_and_shown_as_then(zygote, path, tmp_path):
     page = tmp_path / "page.md"
-    done = run(path.parents[1], "--read", path, "--markdown", page)
-    assert done.returncode == 0, done.stderr
+    done = zygote.run(path.parents[1] / "run.py", "--read", path, "--markdown", page, folder=ROOT)
+    assert done.status == 0, done.err
     assert lines(page.read_text()) == lines(path.with_suffix(".md").read_text())
 
 
@@ -324,7 +334,7 @@ def test_shared_arrays_are_measured_beside_those_who_are_there(tmp_path):
     assert "(a quick run: no result to quote)" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_calls_are_measured_beside_plain_theano(tmp_path):
     file = tmp_path / "r.json"
     done = run(THEANO, "--quick", "--rounds", "1", "--only", "calls", "--json", file)
@@ -397,11 +407,11 @@ def test_a_rank_that_fails_ends_the_job_and_is_quoted(tmp_path):
         (THEANO, ["--rounds", "0"], "from 1 on"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_with_a_sentence(program, arguments, said):
-    done = run(program, *arguments)
-    assert done.returncode != 0
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_what_cannot_be_measured_is_refused_with_a_sentence(zygote, program, arguments, said):
+    done = zygote.run(program / "run.py", *arguments, folder=ROOT)
+    assert done.status != 0
+    assert said in done.err
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import os
 import re
 import shlex
 import subprocess
@@ -19,8 +18,10 @@ from typing import Iterator
 import pytest
 from _run_page import Block, Page, blocks
 from packaging.requirements import InvalidRequirement, Requirement
+from typer.testing import CliRunner
 
 from synk_testing import Zygote
+from synkhronos_cli import _app
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -222,15 +223,9 @@ HELP: dict[tuple[str, ...], str] = {}
 
 def _help(path: tuple[str, ...]) -> str:
     if path not in HELP:
-        done = subprocess.run(
-            [sys.executable, "-m", "synkhronos_cli", *path, "--help"],
-            env={**os.environ, "COLUMNS": "200", "TERM": "dumb"},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"synkhronos {' '.join(path)}: {done.stdout}{done.stderr}"
+        settings = {"COLUMNS": "200", "TERM": "dumb"}
+        done = CliRunner().invoke(_app._app, [*path, "--help"], env=settings)
+        assert done.exit_code == 0, f"synkhronos {' '.join(path)}: {done.output}"
         HELP[path] = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)
     return HELP[path]
 

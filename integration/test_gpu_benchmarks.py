@@ -9,11 +9,21 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Iterator
 
 import pytest
 
+from synk_testing import Zygote
+
 FOLDER = Path(__file__).resolve().parent / "benchmarks" / "gpu"
 LIMIT_S = 200
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    """A process that has imported what the program imports, for runs that measure nothing."""
+    with Zygote("import numpy, psutil, rich.console") as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -151,15 +161,15 @@ def test_what_a_job_writes_is_read_and_half_a_line_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("date", ["2026-11-21", "2026-11-22"])
-def test_what_was_recorded_is_still_read_and_shown_as_then(date, tmp_path):
+def test_what_was_recorded_is_still_read_and_shown_as_then(zygote, date, tmp_path):
     path = FOLDER / f"results/{date}-two-h200.json"
     shutil.copy(path, tmp_path / "results.json")
-    done = run("--out", tmp_path, "--read")
-    assert done.returncode == 0, done.stderr
+    done = zygote.run(FOLDER / "run.py", "--out", tmp_path, "--read")
+    assert done.status == 0, done.err
     page = path.with_suffix(".md").read_text().replace("\\", "")
     begin = page.index("## ResNet-50")
     told = [line for line in page[begin:].splitlines() if line.startswith("| ")]
-    shown = {"".join(line.split()) for line in done.stdout.splitlines()}
+    shown = {"".join(line.split()) for line in done.out.splitlines()}
     assert len(told) > 20
     missing = [line for line in told if "".join(line.replace("|", "").split()) not in shown]
     assert missing == []
@@ -206,11 +216,11 @@ def test_ranks_get_devices_by_name():
         (["--gpus", "two"], "two"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_with_a_sentence(arguments, said, tmp_path):
-    done = run("--out", tmp_path, *arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+def test_what_cannot_be_measured_is_refused_with_a_sentence(zygote, arguments, said, tmp_path):
+    done = zygote.run(FOLDER / "run.py", "--out", tmp_path, *arguments)
+    assert done.status == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.nightly

@@ -186,6 +186,25 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
     started.end()
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel for several tests."""
+    folder = tmp_path_factory.mktemp("kept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
+        patch.setenv("IPYTHONDIR", str(folder / "ipython"))
+        started = Kernel(folder)
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def warm(kept: Kernel) -> Iterator[Kernel]:
+    """A kernel in which nothing is forked: others may have been, and were closed."""
+    yield kept
+    kept.run("synk.close()")
+
+
 # The notebook of the documentation.
 
 
@@ -238,22 +257,22 @@ def test_there_are_notebooks() -> None:
 # Cells.
 
 
-def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(kernel: Kernel) -> None:
-    kernel.busy()
-    assert kernel.run("call(0.25, 0.5)").result == "0.75"
-    pids = {int(mark.suffix[1:]) for mark in kernel.folder.glob("began.*")}
-    assert pids == {kernel.pid, *kernel.workers()}, "both computed"
+def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(warm: Kernel) -> None:
+    warm.busy()
+    assert warm.run("call(0.25, 0.5)").result == "0.75"
+    pids = {int(mark.suffix[1:]) for mark in warm.folder.glob("began.*")}
+    assert pids == {warm.pid, *warm.workers()}, "both computed"
     # A cell that is run once more defines its class anew; so do functions with it.
-    kernel.run(BUSY.replace("FOLDER", repr(str(kernel.folder))))
-    assert kernel.run("call(0.25, 0)").result == "0.25"
-    workers = kernel.workers()
-    assert re.match(r"AlreadyForked: .*call close\(\) first", kernel.fails(START))
-    assert kernel.workers() == workers
-    again = kernel.run(START.replace("synk.fork", "synk.close(); synk.fork"))
+    warm.run(BUSY.replace("FOLDER", repr(str(warm.folder))))
+    assert warm.run("call(0.25, 0)").result == "0.25"
+    workers = warm.workers()
+    assert re.match(r"AlreadyForked: .*call close\(\) first", warm.fails(START))
+    assert warm.workers() == workers
+    again = warm.run(START.replace("synk.fork", "synk.close(); synk.fork"))
     assert "use 2 of" in again.printed or "use 2 processes" in again.printed
-    assert not set(workers) & set(kernel.workers())
+    assert not set(workers) & set(warm.workers())
     wait_until(lambda: not any(map(is_running, workers)), "close() left workers")
-    assert "call fork() to start a new one" in kernel.fails("call(0, 0)")
+    assert "call fork() to start a new one" in warm.fails("call(0, 0)")
 
 
 @pytest.mark.nightly
@@ -308,23 +327,23 @@ def test_an_interrupt_while_the_master_computes_leaves_everything_usable(kernel:
 
 
 def test_an_interrupt_while_the_master_waits_interrupts_the_workers_and_all_goes_on(
-    kernel: Kernel,
+    warm: Kernel,
 ) -> None:
-    kernel.busy()
-    workers = kernel.workers()
-    cell = kernel.begin("call(0, 60)")
-    kernel.wait_for(f"ended.{kernel.pid}", f"began.{workers[0]}")
+    warm.busy()
+    workers = warm.workers()
+    cell = warm.begin("call(0, 60)")
+    warm.wait_for(f"ended.{warm.pid}", f"began.{workers[0]}")
     time.sleep(0.3)  # until it waits
-    kernel.manager.interrupt_kernel()
-    assert kernel.finish(cell).error.startswith("KeyboardInterrupt")
+    warm.manager.interrupt_kernel()
+    assert warm.finish(cell).error.startswith("KeyboardInterrupt")
     assert all(map(is_running, workers))
-    assert kernel.run("call(0.25, 0.5)").result == "0.75"
-    assert kernel.workers() == workers
+    assert warm.run("call(0.25, 0.5)").result == "0.75"
+    assert warm.workers() == workers
 
 
-def test_an_interrupt_ends_a_training_after_its_step(kernel: Kernel) -> None:
-    kernel.run(START)
-    kernel.run(
+def test_an_interrupt_ends_a_training_after_its_step(warm: Kernel) -> None:
+    warm.run(START)
+    warm.run(
         """
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import Trainer, make_train_function
@@ -337,14 +356,14 @@ touch = lambda *_: Path("epoch").touch()
 trainer = Trainer(train, rows, batch_size=8, callbacks=[touch], verbose=False)
 """
     )
-    cell = kernel.begin("history = trainer.run(epochs=10**9); print(history)")
-    kernel.wait_for("epoch")
-    kernel.manager.interrupt_kernel()
-    done = kernel.finish(cell)
+    cell = warm.begin("history = trainer.run(epochs=10**9); print(history)")
+    warm.wait_for("epoch")
+    warm.manager.interrupt_kernel()
+    done = warm.finish(cell)
     assert not done.error
     assert "interrupted" in done.printed
     # The step was whole on all ranks.
-    ranks = kernel.run("all(np.array_equal(synk.get_value(k, w), w.get_value()) for k in (0, 1))")
+    ranks = warm.run("all(np.array_equal(synk.get_value(k, w), w.get_value()) for k in (0, 1))")
     assert ranks.result == "True"
 
 

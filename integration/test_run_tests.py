@@ -133,7 +133,10 @@ def test_signals_that_are_ignored_have_their_effect_again(program) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)],
+)
 def test_one_that_is_told_to_stop_ends_what_it_started(program, tmp_path: Path, number) -> None:
     command, environment = program("slow", SLEEP="100")
     process = subprocess.Popen(

@@ -7,12 +7,12 @@ import subprocess
 import synk_testing
 
 LIMIT_S = 300
+SETTINGS = {"SYNKHRONOS_USE_GPU": "0", "SYNKHRONOS_N_PARALLEL": "2", "COLUMNS": "120"}
 
 
 def command(*arguments, folder=None, program=("-m", "synkhronos_cli"), **changes):
     """Run the command; `changes` are of the environment, None takes a variable away."""
-    settings = {"SYNKHRONOS_USE_GPU": "0", "SYNKHRONOS_N_PARALLEL": "2", "COLUMNS": "120"}
     words = [*program, *map(str, arguments)]
-    environment = {**settings, **changes}
+    environment = {**SETTINGS, **changes}
     done = synk_testing.run(words, folder=folder, environment=environment, limit_s=LIMIT_S)
     return subprocess.CompletedProcess(words, *done)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _programs import zygote
 
 import synkhronos as synk
-from synk_theano.testing import nothing_left, run_script
+from synk_theano.testing import nothing_left
 from synkhronos import exceptions
 
 # As documented for 1.0; later parameters may follow, none may go or move.
@@ -101,20 +102,13 @@ for act in acts:
 synk.close()
 print(len(acts))
 """
-    assert run_script(code) == (0, "14\n", "")
-
-
-def test_fork_twice_is_refused_and_the_first_stays_usable(two):
-    with pytest.raises(exceptions.AlreadyForked, match=r"call close\(\) first"):
-        synk.fork(2)
-    x = T.vector("x")
-    assert synk.function([x], x.mean())(np.arange(3.0)) == 1.0
+    assert zygote().run(code) == (0, "14\n", "")
 
 
 def test_fork_after_close_works_again_with_another_number():
     x = T.vector("x")
     with nothing_left():
-        for size in (1, 3, 2):
+        for size in (1, 2):
             assert synk.fork(size, verbose=False) == size
             f = synk.function([x], (x, "gather"))
             np.testing.assert_array_equal(f(np.arange(5.0)), np.arange(5.0))
@@ -124,7 +118,9 @@ def test_fork_after_close_works_again_with_another_number():
                 f(np.arange(5.0))
 
 
-def test_every_function_reaches_the_runtime(two):
+def test_fork_twice_is_refused_and_every_function_reaches_the_first(two):
+    with pytest.raises(exceptions.AlreadyForked, match=r"call close\(\) first"):
+        synk.fork(2)
     s = theano.shared(np.zeros(2), name="s")
     synk.scatter(s, np.arange(8.0), batch=slice(0, 6))
     assert synk.get_lengths(s) == (3, 3)
@@ -162,7 +158,7 @@ def test_progress_is_printed_unless_it_is_not_wanted(capsys):
         "Synkhronos distributing functions...",
         "...distribution complete (0 s).",
     ]
-    synk.fork(2, verbose=False)
+    synk.fork(1, verbose=False)
     synk.distribute()
     synk.close()
     assert capsys.readouterr().out == ""

@@ -60,7 +60,7 @@ def random_values(model):
     [
         ("mrg", "adam", "seed", 1),
         ("numpy", "momentum", "PCG64", 6),
-        (None, "rmsprop", "SFC64", 8),
+        pytest.param(None, "rmsprop", "SFC64", 8, marks=pytest.mark.nightly),
         pytest.param("numpy", "adadelta", "MT19937", 4, marks=pytest.mark.nightly),
         pytest.param("mrg", "adagrad", "Philox", 7, marks=pytest.mark.nightly),
         pytest.param(None, "sgd_nonflat", "RandomState", 5, marks=pytest.mark.nightly),
@@ -113,7 +113,7 @@ def test_a_training_that_is_killed_between_checkpoints_doubles_no_line(tmp_path)
                 raise KeyboardInterrupt
 
     def build(name, *callbacks):
-        model = Model(noise="mrg")
+        model = Model(noise="numpy")
         checkpoint = Checkpoints(tmp_path / name, every_epochs=2, best=False)
         log = tmp_path / f"{name}.jsonl"
         return model, plain(model, checkpoint=checkpoint, log=log, callbacks=callbacks), log

@@ -145,7 +145,14 @@ def test_the_source_of_a_demo_is_its_program():
     assert done.stdout == (_demo.FOLDER / "intro.py").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name, last", [("intro", "All assertions passed."), ("shared", None)])
+@pytest.mark.parametrize(
+    "name, last",
+    [
+        ("intro", "All assertions passed."),
+        # As a program, the suite "integration" runs it by day.
+        pytest.param("shared", None, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_demo_prints_what_is_documented(name, last, tmp_path):
     done = command("demo", name, "--processes", "2", "--devices", "cpu", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

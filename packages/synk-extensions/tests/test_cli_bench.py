@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from _cli import command
+from _cli import SETTINGS, command
+from _programs import zygote
 
 # Five rounds of each are enough to see that all is measured.
 QUICKLY = """
@@ -24,9 +25,9 @@ runpy.run_module("synkhronos._benchmarks", run_name="__main__")
 
 
 def test_every_row_has_its_time_and_its_peers():
-    done = command(program=("-c", QUICKLY))
-    assert done.returncode == 0, done.stderr
-    call, scatter, allreduce = json.loads(done.stdout)
+    done = zygote().run(QUICKLY, environment=SETTINGS)
+    assert done.status == 0, done.err
+    call, scatter, allreduce = json.loads(done.out)
     assert [row["what"] for row in call["rows"]] == [
         "f(Data)",
         "f(NumPy array)",

@@ -9,7 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from _cli import command
+from _cli import SETTINGS, command
+from _programs import zygote
 from typer.testing import CliRunner
 
 from synk_theano import flight
@@ -56,10 +57,8 @@ def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flight")
     program = folder / "train.py"
     program.write_text(PROGRAM)
-    done = command(
-        program, program=(), SYNKHRONOS_FLIGHT_DIR=str(folder), THEANO_FLAGS="mode=FAST_COMPILE"
-    )
-    assert "WorkerFailed 2\nWorkerDied 1\n" in done.stdout, done.stderr
+    done = zygote().run(program, environment={**SETTINGS, "SYNKHRONOS_FLIGHT_DIR": str(folder)})
+    assert "WorkerFailed 2\nWorkerDied 1\n" in done.out, done.err
     return folder
 
 
@@ -223,16 +222,16 @@ def test_no_record_is_good_news(tmp_path, monkeypatch):
 def test_other_files_are_refused_in_one_line(tmp_path, content):
     path = tmp_path / "some.json"
     path.write_text(content)
-    for arguments in ([str(path)], ["--json", str(path)]):
-        done = command("flight", *arguments)
-        assert (done.returncode, done.stdout) == (2, "")
+    for options in ([], ["--json"]):
+        done = CliRunner().invoke(_app._app, ["flight", *options, str(path)])
+        assert (done.exit_code, done.stdout) == (2, "")
         assert done.stderr.startswith("synkhronos: ")
         assert "flight record" in done.stderr
         assert len(done.stderr.splitlines()) == 1
-    gone = command("flight", tmp_path / "gone.json")
-    assert gone.returncode == 2
+    gone = CliRunner().invoke(_app._app, ["flight", str(tmp_path / "gone.json")])
+    assert gone.exit_code == 2
     assert len(gone.stderr.splitlines()) == 1
-    assert command("flight", "--list", path).returncode == 2
+    assert run("--list", path)[0] == 2
 
 
 def test_folder_and_version_are_those_of_the_library(tmp_path, monkeypatch):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
-from _cli import command
+from _cli import LIMIT_S, SETTINGS, command
+from _programs import zygote
+
+import synk_testing
 
 GRAPH = """
 import sys
@@ -37,6 +36,19 @@ print(f(np.ones((5, 3))), sys.argv[1:], __name__, __file__)
 """
 
 
+# What the command goes on as.
+CHECK = """
+import runpy
+runpy.run_module("synkhronos._checking", run_name="__main__", alter_sys=True)
+"""
+
+
+def check(*arguments, folder=None, **environment):
+    """Do what `synkhronos check` does, in a process that has imported what is needed."""
+    how = {"folder": folder, "environment": {**SETTINGS, **environment}, "limit_s": LIMIT_S}
+    return zygote().run(CHECK, *arguments, **how)
+
+
 @pytest.fixture
 def script(tmp_path):
     def write(*parts):
@@ -48,66 +60,60 @@ def script(tmp_path):
 
 
 def test_a_script_that_is_right(script):
-    path = script(GRAPH, RIGHT, "synk.close()\n")
-    done = command("check", path, "--epochs", "3", "-h")
-    assert done.returncode == 0, done.stderr
-    # Its own options are its own, and it is the program.
-    assert done.stdout == f"1.0 ['--epochs', '3', '-h'] __main__ {path}\n"
-    row = next(line for line in done.stderr.splitlines() if line.startswith("mean "))
-    assert row.split()[:4] == ["mean", "mean", "avg", "exact"]
-    assert "Lint has found nothing." in done.stderr
-
-
-@pytest.mark.parametrize("end", ["synk.close()\n", ""])
-def test_what_is_wrong_is_reported_whether_the_runtime_was_closed_or_not(script, end):
-    done = command("check", script(GRAPH, WRONG, end), COLUMNS="200")
-    assert done.returncode == 1
-    rows = [line.split()[:4] for line in done.stderr.splitlines() if line.startswith("spread")]
-    assert rows == [["spread", "std", "avg", "wrong"], ["spread", "mean", "avg", "exact"]]
-    assert "To be exact" in done.stderr
-    assert "error  unreduced-read" in done.stderr
-    assert done.stderr.endswith("\nWrong: spread: output 0; unreduced-read\n"), "and no more"
-
-
-def test_a_warning_that_the_script_has_filtered_is_accepted(script):
     accept = (
         "import warnings\n"
         "from synkhronos.exceptions import DecompositionWarning\n"
         "warnings.filterwarnings('ignore', '(?s).*combines each row', DecompositionWarning)\n"
-        "f = synk.function([x], x.std(axis=0), name='spread')\n"
+        "spread = synk.function([x], x.std(axis=0), name='spread')\n"
     )
-    done = command("check", script(GRAPH, accept))
+    path = script(GRAPH, accept, RIGHT, "synk.close()\n")
+    done = command("check", path, "--epochs", "3", "-h")
     assert done.returncode == 0, done.stderr
-    row = next(line for line in done.stderr.splitlines() if line.startswith("spread "))
-    assert row.split()[:4] == ["spread", "std", "avg", "accepted"]
+    # Its own options are its own, and it is the program.
+    assert done.stdout == f"1.0 ['--epochs', '3', '-h'] __main__ {path}\n"
+    rows = [line.split()[:4] for line in done.stderr.splitlines()]
+    assert ["mean", "mean", "avg", "exact"] in rows
+    assert ["spread", "std", "avg", "accepted"] in rows, "its warning is filtered"
+    assert "Lint has found nothing." in done.stderr
+
+
+@pytest.mark.parametrize("end", [pytest.param("synk.close()\n", marks=pytest.mark.nightly), ""])
+def test_what_is_wrong_is_reported_whether_the_runtime_was_closed_or_not(script, end):
+    done = check(script(GRAPH, WRONG, end), COLUMNS="200")
+    assert done.status == 1
+    rows = [line.split()[:4] for line in done.err.splitlines() if line.startswith("spread")]
+    assert rows == [["spread", "std", "avg", "wrong"], ["spread", "mean", "avg", "exact"]]
+    assert "To be exact" in done.err
+    assert "error  unreduced-read" in done.err
+    assert done.err.endswith("\nWrong: spread: output 0; unreduced-read\n"), "and no more"
 
 
 def test_the_scripts_own_end_is_told_as_usual(script):
     path = script(GRAPH, RIGHT, "raise ValueError('mine')\n")
-    done = command("check", path)
-    assert done.returncode == 1
-    trace = done.stderr[done.stderr.index("Traceback") :].splitlines()
+    done = check(path)
+    assert done.status == 1
+    trace = done.err[done.err.index("Traceback") :].splitlines()
     assert trace[1].startswith(f'  File "{path}", line '), "nothing of ours is in it"
     assert "ValueError: mine" in trace
-    assert "exact" in done.stderr, "and what was built is reported all the same"
-    assert command("check", script("raise SystemExit(7)\n")).returncode == 7
-    done = command("check", script("import sys; sys.exit('my last words')\n"))
-    assert done.returncode == 1
-    assert "my last words" in done.stderr
+    assert "exact" in done.err, "and what was built is reported all the same"
+    assert check(script("raise SystemExit(7)\n")).status == 7
+    done = check(script("import sys; sys.exit('my last words')\n"))
+    assert done.status == 1
+    assert "my last words" in done.err
 
 
 def test_a_script_without_functions(script):
-    done = command("check", script("print('hello')\n"))
-    assert (done.returncode, done.stdout) == (0, "hello\n")
-    assert "has built no function" in done.stderr
+    done = check(script("print('hello')\n"))
+    assert (done.status, done.out) == (0, "hello\n")
+    assert "has built no function" in done.err
 
 
 def test_a_script_that_is_no_python(script):
     path = script("def f(:\n")
-    done = command("check", path)
-    assert done.returncode == 1
-    assert "SyntaxError" in done.stderr
-    assert "_checking" not in done.stderr
+    done = check(path)
+    assert done.status == 1
+    assert "SyntaxError" in done.err
+    assert "_checking" not in done.err
 
 
 # ---- trace -------------------------------------------------------------------------------------
@@ -151,27 +157,18 @@ def test_a_script_may_change_the_folder_and_find_its_own_file(tmp_path):
     )
     (tmp_path / "linked.py").symlink_to(path)
     for name in ("real/script.py", "linked.py"):
-        done = command("check", name, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == "import os, sys, beside\n found\n"
+        done = check(name, folder=tmp_path)
+        assert done.status == 0, done.err
+        assert done.out == "import os, sys, beside\n found\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_who_ends_a_trace_ends_the_script(script, tmp_path, number):
     path = script("import time\nprint('runs', flush=True)\ntime.sleep(600)\n")
-    trace = subprocess.Popen(
-        [sys.executable, "-m", "synkhronos_cli", "trace", "-o", tmp_path / "trace.json", path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert trace.stdout.readline() == "runs\n"
+    words = ["-m", "synkhronos_cli", "trace", "-o", tmp_path / "trace.json", path]
+    with synk_testing.Program([str(word) for word in words]) as trace:
+        assert trace.line() == "runs"
         trace.send_signal(number)
-        # The pipes end when nobody holds them any more: neither of the two lives.
-        _, errors = trace.communicate(timeout=60)
-        assert trace.returncode == 128 + number, errors
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(trace.pid, signal.SIGKILL)
+        # Neither of the two lives.
+        assert trace.wait() == 128 + number, trace.err
+        trace.wait_alone()

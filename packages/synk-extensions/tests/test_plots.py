@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
 
 import numpy as np
 import pytest
+from _programs import zygote
 from _traces import process_name, span, trace
 
 from synkhronos.exceptions import InputTypeError, InputValueError, SynkError
@@ -214,10 +214,10 @@ def test_a_window_shows_its_part(written):
 
 
 def test_areas_are_times_also_when_spans_are_too_short_to_be_seen(written):
-    content = trace(calls=3000, ranks=3)
+    content = trace(calls=1500, ranks=3)
     figure = plot_timeline(written(content))
     spans = [event for event in content["traceEvents"] if event["ph"] == "X"]
-    assert len(spans) > 50_000
+    assert len(spans) > 25_000
     drawn_boxes = 0
     for category in {event["cat"] for event in spans}:
         found = boxes(figure, category)
@@ -226,7 +226,7 @@ def test_areas_are_times_also_when_spans_are_too_short_to_be_seen(written):
         seconds = sum(event["dur"] for event in spans if event["cat"] == category) / 1e6
         # A row of the picture is 0.92 high.
         assert area / 0.92 == pytest.approx(seconds, rel=1e-6), category
-    assert drawn_boxes < 20_000, "as many as can be seen, however many spans there are"
+    assert drawn_boxes < 10_000, "as many as can be seen, however many spans there are"
     assert "stacked by its share" in figure.axes[0].get_xlabel()
 
 
@@ -416,8 +416,8 @@ def test_figures_are_written_and_show_themselves(pictures, name, tmp_path):
     figure = pictures[name](tmp_path / "a.png")
     assert isinstance(figure, Figure)
     assert heading(figure)
-    pixels = imread(tmp_path / "a.png")
-    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 10, "not a blank sheet"
+    pixels = (imread(tmp_path / "a.png") * 255).astype("uint8")
+    assert len(np.unique(pixels.view("uint32"))) > 10, "not a blank sheet"
     assert figure._repr_png_().startswith(b"\x89PNG")
     pictures[name](tmp_path / "a.svg")
     assert ET.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
@@ -460,7 +460,8 @@ def test_plots_leave_pyplot_and_its_backend_alone():
         import matplotlib
         assert matplotlib.rcParams._get_backend_or_none() is None, "none was chosen"
     """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    done = zygote().run(program)
+    assert done.status == 0, done.err
 
 
 @pytest.mark.parametrize("name", ["scaling", "timeline", "training"])

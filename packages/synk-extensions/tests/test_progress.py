@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import pty
-import subprocess
-import sys
 import time
 
 import pytest
+from _programs import zygote
 
+import synk_testing
 from synkhronos import progress
 from synkhronos._progress import Display, track
 from synkhronos.exceptions import InputTypeError
 
 PROGRAM = """
-import sys, time
+import os, sys, time
+if sys.argv[2]:
+    os.dup2(os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT), 1)
 import synkhronos
 from synkhronos import _progress
 _progress.DELAY_S = 0.2
@@ -35,31 +37,27 @@ print("the end")
 """
 
 
-def on_a_terminal(before="", to_file=False):
-    """What a program shows on a terminal, and what it prints to a file, if it does."""
+def on_a_terminal(before="", to_file="", afresh=False):
+    """What a program shows on a terminal; what it prints may go to a file."""
     master, slave = pty.openpty()
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, before],
-            stdin=slave,
-            stdout=subprocess.PIPE if to_file else slave,
-            stderr=slave,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-        )
-        os.close(slave)
-        slave = -1
-        shown = bytearray()
-        while True:
-            try:
-                piece = os.read(master, 65536)
-            except OSError:  # nobody has the terminal open any more
-                break
-            if not piece:
-                break
-            shown += piece
-        printed = process.communicate(timeout=60)[0]
-        assert process.returncode == 0, shown.decode()
-        return shown.decode(), (printed or b"").decode()
+        settings = {"TERM": "xterm", "COLUMNS": "100"}
+        how = {"terminal": slave, "environment": settings, "stacks": False}
+        how["zygote"] = None if afresh else zygote()
+        with synk_testing.Program(PROGRAM, before, to_file, **how) as process:
+            os.close(slave)
+            slave = -1
+            shown = bytearray()
+            while True:
+                try:
+                    piece = os.read(master, 65536)
+                except OSError:  # nobody has the terminal open any more
+                    break
+                if not piece:
+                    break
+                shown += piece
+            assert process.wait() == 0, shown.decode()
+        return shown.decode()
     finally:
         os.close(master)
         if slave >= 0:
@@ -67,7 +65,7 @@ def on_a_terminal(before="", to_file=False):
 
 
 def test_on_a_terminal_work_is_shown_while_it_lasts():
-    shown, _ = on_a_terminal()
+    shown = on_a_terminal()
     for text in ("training", "4/4", "loss 2", "compiling 'f'", "a documented line", "the end"):
         assert text in shown
     assert "short" not in shown
@@ -75,10 +73,11 @@ def test_on_a_terminal_work_is_shown_while_it_lasts():
     assert "\x1b[?25h" in shown  # the cursor is back
 
 
-def test_what_is_printed_to_a_file_is_not_touched():
-    shown, printed = on_a_terminal(to_file=True)
+def test_what_is_printed_to_a_file_is_not_touched(tmp_path):
+    path = tmp_path / "printed"
+    shown = on_a_terminal(to_file=path)
     assert "training" in shown
-    assert printed == "a documented line\nthe end\n"
+    assert path.read_text() == "a documented line\nthe end\n"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_what_is_printed_to_a_file_is_not_touched():
     ],
 )
 def test_one_call_or_a_logging_level_keeps_it_quiet(before):
-    shown, _ = on_a_terminal(before)
+    shown = on_a_terminal(before)
     assert shown.split("\r\n") == ["a documented line", "the end", ""]
 
 
@@ -125,7 +124,7 @@ with _progress.track("epoch", total=2) as bar:
 
 
 def test_a_child_that_is_forked_meanwhile_is_free():
-    shown, _ = on_a_terminal(FORK)
+    shown = on_a_terminal(FORK)
     assert "a line of the child" in shown
     assert "the child ended with 0" in shown
 
@@ -138,12 +137,12 @@ def test_a_line_of_a_thread_that_is_left_behind_gives_the_cursor_back():
         "        time.sleep(600)\n"
         "threading.Thread(target=work, daemon=True).start()\n"
     )
-    shown, _ = on_a_terminal(work)
+    shown = on_a_terminal(work)
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
 @pytest.mark.parametrize("moment", ["before it is drawn", "after"])
-def test_a_terminal_that_goes_takes_no_program_with_it(moment):
+def test_a_terminal_that_goes_takes_no_program_with_it(tmp_path, moment):
     work = (
         "import os\n"
         "with _progress.track('training', total=3) as bar:\n"
@@ -154,17 +153,15 @@ def test_a_terminal_that_goes_takes_no_program_with_it(moment):
         "    print('a line')\n"
         "assert type(sys.stdout).__name__ == 'TextIOWrapper'\n"
     )
-    _, printed = on_a_terminal(work, to_file=True)
+    path = tmp_path / "printed"
+    on_a_terminal(work, to_file=path, afresh=True)  # with Python's own streams
+    printed = path.read_text()
     assert printed.splitlines()[0] == "a line"
     assert printed.endswith("the end\n")
 
 
 def test_without_a_terminal_nothing_is_shown():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, ""], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == "a documented line\nthe end\n"
-    assert done.stderr == ""
+    assert zygote().run(PROGRAM, "", "") == (0, "a documented line\nthe end\n", "")
 
 
 def test_what_it_takes():
@@ -196,8 +193,8 @@ for n in (2, 1):
 
 def test_the_environment_has_every_fork_recorded(tmp_path):
     path = tmp_path / "trace.json"
-    environment = {**os.environ, "SYNKHRONOS_TIMELINE": str(path)}
-    subprocess.run([sys.executable, "-c", TRACED], env=environment, timeout=120, check=True)
+    done = zygote().run(TRACED, environment={"SYNKHRONOS_TIMELINE": str(path)})
+    assert done.status == 0, done.err
     for file, ranks, name in ((path, 2, "f2"), (tmp_path / "trace.2.json", 1, "f1")):
         trace = json.loads(file.read_text())
         assert trace["otherData"]["ranks"] == ranks

@@ -274,9 +274,9 @@ def test_check_verify_and_lint(processes):
 
 def test_plain_theano():
     """Serially it is the ordinary layer, with all of its options."""
-    ordinary, ours = Net(ORDINARY, "images"), Net(SyncBatchNormLayer, "images")
+    ordinary, ours = Net(ORDINARY), Net(SyncBatchNormLayer)
     f, g = ordinary.serial_function(), ours.serial_function()
-    for x, y in batches("images"):
+    for x, y in batches():
         assert abs(f(x, y) - g(x, y)) < TOLERANCE
     assert largest(zip(ordinary.values(), ours.values())) < TOLERANCE
 

@@ -67,7 +67,7 @@ def twins(rule, **settings):
 
 @pytest.fixture(
     scope="module",
-    params=[1, 2, 3, pytest.param(4, marks=pytest.mark.nightly)],
+    params=[1, 2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 4))],
     ids=lambda n: f"{n}-processes",
 )
 def processes(request):
@@ -110,12 +110,17 @@ def test_epochs_equal_plain_theano(processes, name):
 @pytest.mark.parametrize(
     "name, settings",
     [
-        ("momentum", {"learning_rate": 0.1, "momentum": 0.5}),
-        ("adagrad", {"learning_rate": 0.1}),
-        ("rmsprop", {"learning_rate": 0.01}),
         ("adadelta", {}),
-        ("adamax", {}),
         ("sgd_nonflat", {"learning_rate": 0.3}),
+        *(
+            pytest.param(name, settings, marks=pytest.mark.nightly)
+            for name, settings in [
+                ("momentum", {"learning_rate": 0.1, "momentum": 0.5}),
+                ("adagrad", {"learning_rate": 0.1}),
+                ("rmsprop", {"learning_rate": 0.01}),
+                ("adamax", {}),
+            ]
+        ),
     ],
 )
 def test_other_rules_equal_plain_theano(processes, name, settings):

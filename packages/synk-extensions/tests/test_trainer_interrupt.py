@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _programs import zygote
 from _training import Model, assert_close, assert_same, dataset
 
 from synkhronos.extensions.train import Checkpoints, EarlyStopping, Trainer
@@ -86,9 +85,9 @@ print("children", len(child_processes()), flush=True)
 
 
 def lines_until(process, last):
-    lines = []
-    while not lines or lines[-1] not in (last, ""):
-        lines.append(process.stdout.readline().strip())
+    lines = [process.line()]
+    while lines[-1] != last:
+        lines.append(process.line())
     return lines
 
 
@@ -97,27 +96,17 @@ def interrupted(folder, kind, wait_s):
 
     Returns what it prints, its status, and its standard error.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(folder), kind, str(wait_s)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "SYNKHRONOS_USE_GPU": "0"},
-        start_new_session=True,
-    )
+    arguments = (Path(__file__).parent, folder, kind, wait_s)
     lines = []
-    try:
+    with zygote().start(PROGRAM, *arguments, limit_s=LIMIT_S) as process:
         for step, times in [("step 3", 1), ("step 4", 2)]:
             lines += lines_until(process, step)
-            assert lines[-1] == step, process.communicate(timeout=LIMIT_S)
             for _ in range(times):
                 time.sleep(0.5)  # into the step; and two signals that come together are one
                 # As a terminal does: to all processes of the group.
                 os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=LIMIT_S)
-    finally:
-        process.kill()
-    return lines + out.splitlines(), process.returncode, err
+        done = process.finish()
+    return lines + done.out.splitlines(), done.status, done.err
 
 
 @pytest.mark.parametrize("kind", ["serial", "parallel"])
