@@ -18,9 +18,9 @@ THEANO = (
     _fault(
         "theano-minibatch-index",
         "plans",
-        "synk_theano/_share.py",
-        "            if offset:\n                wanted = wanted - offset\n",
-        "",
+        "synk_theano/_planner.py",
+        "item.minibatch and selection is not None and selection.index is not None",
+        "False",
         "A list of indexes reads wrong rows of data that hold a minibatch only.",
         "test_function test_data test_fuzz",
     ),

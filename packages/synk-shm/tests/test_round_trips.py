@@ -55,6 +55,7 @@ def view_index(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple:
 @settings(max_examples=80, deadline=None)
 @given(arrays(), st.sampled_from(["shm", "memfd"]))
 @example(np.asfortranarray(np.arange(6.0).reshape(2, 3)), "shm")
+@example(np.zeros(2, np.dtype([("a", "i1"), ("b", "f8")], align=True)), "shm")
 def test_share_and_attach(source, backend):
     shared = shm.share(source, backend=backend)
     assert type(shared) is np.ndarray

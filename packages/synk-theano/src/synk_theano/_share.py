@@ -402,14 +402,10 @@ class PreparedCall:
         array, item = self._scattered[position]
         if item.selected:
             return array[start:stop]
-        offset = origin if item.minibatch else 0
         if self._index is not None:
-            wanted = self._index[start:stop]
-            if offset:
-                wanted = wanted - offset
             buffer = self._loaded.buffer(position, array, stop - start, self._device)
-            return self._arrays.take(array, wanted, buffer)
-        step = self._rows.step
+            return self._arrays.take(array, self._index[start:stop], buffer)
+        step, offset = self._rows.step, origin if item.minibatch else 0
         begin = self._rows.first(origin) - offset + start * step
         end = begin + (stop - start) * step
         rows = array[begin : (None if end < 0 else end) : step]
