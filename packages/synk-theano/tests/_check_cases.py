@@ -50,6 +50,7 @@ share = theano.shared(np.float64(1.0), name="row_share")
 share.tag.synk_row_share = True
 
 hidden = T.tanh(x.dot(w) + b)
+counts = T.cast(100 * v, "int32")
 probability = T.nnet.softmax(hidden.dot(u))
 crossentropy = T.nnet.categorical_crossentropy(probability, y)
 l2 = 1e-2 * ((w**2).sum() + (u**2).sum())
@@ -162,7 +163,6 @@ CASES = [
     Case("mean times the rows", x.mean() * x.shape[0], "sum", "exact"),
     Case("mean weighted by the row share", share * x.mean(), "sum", "exact"),
     Case("penalty weighted by the row share", T.sqr(x).sum() + share * l2, "sum", "exact"),
-    Case("log of a product", T.log(v.prod()), "sum", "exact"),
     Case("counts of labels", T.inc_subtensor(T.zeros((3,))[y], 1), "sum", "exact"),
     Case("sum over joined batches", T.concatenate([x, z]).sum(axis=0), "sum", "exact"),
     Case("sum of sliceable rows", T.sqr(q).sum(), "sum", "exact"),
@@ -174,6 +174,9 @@ CASES = [
     Case("any", T.any(T.gt(x, 1.5), axis=0), "max", "exact"),
     Case("clipped maximum", T.clip(x.max(axis=0), 0.2, 0.9), "max", "exact"),
     Case("maximum of maxima", T.maximum(x.max(), z.max()), "max", "exact"),
+    Case("largest count in more bits", T.cast(counts.max(), "int64"), "max", "exact"),
+    Case("largest count as a float", T.cast(counts.max(), "float32"), "max", "exact"),
+    Case("root of a minimum", T.sqrt(v.min()), "min", "exact"),
     Case("minimum", x.min(axis=0), "min", "exact"),
     Case("all", T.all(T.gt(x, -1.5), axis=0), "min", "exact"),
     Case("whether the maximum is small", T.lt(x.max(axis=0), 1.0), "min", "exact"),
@@ -265,6 +268,17 @@ CASES = [
     # Where the graph cannot tell.
     Case("absolute value of a mean", abs(x.mean(axis=0)), "avg", "unknown", "may or may not"),
     Case("clipped mean", T.clip(x.mean(axis=0), -9, 9), "avg", "unknown", "may or may not"),
+    Case("log of a product", T.log(v.prod()), "sum", "unknown", "is NaN where"),
+    Case("root of a product", T.sqrt(v.prod()), "prod", "unknown", "is NaN where"),
+    Case("log of a maximum", T.log(x.max()), "max", "unknown", "only for some values"),
+    Case("arc of a minimum", T.arcsin(x.min()), "min", "unknown", "only for some values"),
+    Case("minus a largest label", -y.max(), "min", "unknown", "its integers"),
+    Case("number of labels", y.max() + 1, "max", "unknown", "its integers"),
+    Case("largest label, doubled", 2 * y.max(), "max", "unknown", "its integers"),
+    Case("largest label in fewer bits", T.cast(y.max(), "int8"), "max", "unknown"),
+    Case("maximum cut to an integer", T.cast(x.max(), "int64"), "max", "unknown"),
+    Case("clipped between bounds that may cross", T.clip(x.max(), one, 0.9), "max", "unknown"),
+    Case("clipped between crossed bounds", T.clip(x.max(), 0.9, 0.2), "max", "unknown"),
     Case("maximum times a parameter", x.max(axis=0) * b, "max", "unknown", "unknown sign"),
     Case("running sum by scan", running[-1], "sum", "unknown", "loops over rows"),
     Case("each row by scan", each, "gather", "unknown", "loops over rows"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence
 
+import numpy as np
+
 from ._layout import merge_layouts, multiplied
 from ._walk import (
     FIXED,
@@ -23,12 +25,14 @@ from ._walk import (
 _LINEAR = frozenset(["Identity", "Cast", "Neg", "Real", "Imag", "Conj", "Deg2Rad", "Rad2Deg"])
 # fmt: off
 _INCREASING = frozenset([
-    "Identity", "Cast", "Deg2Rad", "Rad2Deg", "Exp", "Exp2", "Expm1", "Log", "Log2", "Log10",
-    "Log1p", "Sqrt", "Tanh", "Sinh", "ArcSinh", "ArcTan", "ArcTanh", "ArcSin", "ScalarSigmoid",
-    "ScalarSoftplus", "Erf", "Floor", "Ceil", "Trunc", "Sgn", "RoundHalfToEven",
+    "Identity", "Deg2Rad", "Rad2Deg", "Exp", "Exp2", "Expm1", "Tanh", "Sinh", "ArcSinh", "ArcTan",
+    "ScalarSigmoid", "ScalarSoftplus", "Erf", "Floor", "Ceil", "Trunc", "Sgn", "RoundHalfToEven",
     "RoundHalfAwayFromZero"
 ])
-_DECREASING = frozenset(["Neg", "Erfc", "ArcCos", "Invert"])
+# From some number on; below it, one rank's NaN would be the result of all. A rank's minimum is
+# below it only if that of all rows is.
+_INCREASING_FROM = frozenset(["Log", "Log2", "Log10", "Log1p", "Sqrt"])
+_DECREASING = frozenset(["Neg", "Erfc", "Invert"])
 SMOOTH = frozenset([
     "Exp", "Exp2", "Expm1", "Log", "Log2", "Log10", "Log1p", "Sqrt", "Sqr", "Inv", "Tanh", "Sinh",
     "Cosh", "ArcSinh", "ArcCosh", "ArcTan", "ArcTanh", "ArcSin", "ArcCos", "Sin", "Cos", "Tan",
@@ -36,7 +40,7 @@ SMOOTH = frozenset([
     "TrueDiv"
 ])
 # fmt: on
-_OF_PRODUCTS = frozenset(["Identity", "Sqr", "Sqrt", "Inv", "Abs", "Sgn", "Conj"])
+_OF_PRODUCTS = frozenset(["Identity", "Sqr", "Inv", "Abs", "Sgn", "Conj"])
 _COMPARISONS = frozenset(["LT", "GT", "LE", "GE", "EQ", "NEQ"])
 _POWERS = {"Sqr": 2.0, "Sqrt": 0.5, "Inv": -1.0}
 
@@ -92,7 +96,11 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
         if not values[0].steady:
             return unknown(node, "chooses by something that was reduced over rows")
         return union(node, values[1:])
-    result = _linear(node, name, values) or _extremes(node, name, values) or _products(name, values)
+    result = (
+        _linear(node, name, values)
+        or _extremes(node, name, values)
+        or _products(node, name, values)
+    )
     if result is not None:
         return result
     already = first_mixed(values)
@@ -149,7 +157,7 @@ def _added(node: Any, name: str, values: Sequence[Value]) -> Value:
         return already
     extremes = [term for term in moved if term.kind in ("max", "min")]
     if len(extremes) == 1 and all(term.steady for term in moved if term is not extremes[0]):
-        return extremes[0]
+        return extremes[0] if _keeps_order(node) else unknown(node, _WRAPS)
     if all(term.kind in ("sum", "fixed") for term in moved):
         degrees = {term.degree for term in moved}
         if len(degrees) == 1:
@@ -187,6 +195,8 @@ def _linear(node: Any, name: str, values: Sequence[Value]) -> Optional[Value]:
         if whole.kind in ("max", "min"):
             if not factor.steady or factor.literal is None:
                 return unknown(node, "scales a maximum or minimum by a number of unknown sign")
+            if not _keeps_order(node):
+                return unknown(node, _WRAPS)
             flipped = "min" if whole.kind == "max" else "max"
             return whole._replace(kind=whole.kind if factor.literal > 0 else flipped)
         return mixed(
@@ -195,6 +205,20 @@ def _linear(node: Any, name: str, values: Sequence[Value]) -> Optional[Value]:
             "multiply after the call",
         )
     return None
+
+
+_WRAPS = "may go beyond what its integers hold, and is taken of a maximum or minimum"
+
+
+def _keeps_order(node: Any) -> bool:
+    """Whether its results are floats, which do not wrap around as integers do."""
+    return str(node.outputs[0].dtype).startswith("float")
+
+
+def _keeps_order_in_cast(node: Any) -> bool:
+    """Whether a cast keeps all values of its dtype in order: no integer wraps around."""
+    source, target = str(node.inputs[0].dtype), str(node.outputs[0].dtype)
+    return _keeps_order(node) or bool(np.can_cast(source, target, "safe"))
 
 
 def _is_wide(node: Any) -> bool:
@@ -218,29 +242,34 @@ def _extremes(node: Any, name: str, values: Sequence[Value]) -> Optional[Value]:
         name = "Minimum" if name == "AND" else "Maximum"
     whole = moving[0]
     flipped = Value("min" if whole.kind == "max" else "max")
-    if name == "Cast" and str(node.outputs[0].dtype) == "bool":
-        return None
-    if name in _INCREASING:
+    if name == "Cast":
+        return whole if _keeps_order_in_cast(node) else None
+    if name in _INCREASING or (name in _INCREASING_FROM and whole.kind == "min"):
         return whole
+    if name == "Neg" and not _keeps_order(node):
+        return unknown(node, _WRAPS)
     if name in _DECREASING:
         return flipped
     if name in ("Maximum", "Minimum"):
         return whole if len(moving) == 1 or whole.kind == name[:3].lower() else None
     if name == "Clip" and len(moving) == 1 and whole is values[0]:
-        return whole
+        low, high = (value.literal for value in values[1:])
+        return whole if low is not None and high is not None and low <= high else None
     if name in ("GT", "GE", "LT", "LE") and len(moving) == 1:
         rising = (name in ("GT", "GE")) == (whole is values[0])
         return whole if rising else flipped
     return None
 
 
-def _products(name: str, values: Sequence[Value]) -> Optional[Value]:
+def _products(node: Any, name: str, values: Sequence[Value]) -> Optional[Value]:
     """Functions that go with a product over rows, and those that lead to one or away from it."""
     first = values[0]
     if name == "Exp" and first.kind == "sum" and first.degree == 1:
         return Value("prod")
-    if first.kind == "prod" and name == "Log":
-        return Value("sum", 1.0)
+    if first.kind == "prod" and name in ("Log", "Sqrt"):
+        return unknown(
+            node, "is NaN where a rank's product is negative, and that of all may not be"
+        )
     if first.kind == "prod" and name in _OF_PRODUCTS:
         return first
     if name in ("Mul", "TrueDiv") and all(value.kind == "prod" for value in values):
