@@ -82,12 +82,14 @@ def test_different_lengths_need_a_batch():
         selection_for([-1], [5, 7], [False, False], ["x", "y"])
 
 
-def test_a_minibatch_is_counted_from_the_lowest_row():
-    selection = selection_for([12, 10, 11], [20, 3], [False, True], ["x", "y"])
-    assert rows_of(selection) == [12, 10, 11]
-    assert selection.lowest == 10
+def test_a_minibatch_has_a_row_for_each_entry_or_begins_at_the_lowest():
+    selection = selection_for([12, 9, 12], [20, 3], [False, True], ["x", "y"])
+    assert rows_of(selection) == [12, 9, 12]
     with pytest.raises(BatchError, match="input y is too short"):
-        selection_for([12, 9], [20, 3], [False, True], ["x", "y"])
+        selection_for([12, 9, 12, 9], [20, 3], [False, True], ["x", "y"])
+    assert selection_for(slice(10, 13), [20, 3], [False, True], ["x", "y"]).lowest == 10
+    with pytest.raises(BatchError, match="input y is too short"):
+        selection_for(slice(9, 13), [20, 3], [False, True], ["x", "y"])
     assert selection_for(slice(100, 103), [3], [True], ["y"]).count == 3
 
 
@@ -106,4 +108,4 @@ def test_where_all_inputs_are_minibatches_nothing_counts_from_the_end():
     with pytest.raises(BatchError, match="cannot be counted from the end"):
         chosen([-1])
     with pytest.raises(BatchError, match="too short"):
-        chosen([100, 108])
+        chosen([100] * 9)

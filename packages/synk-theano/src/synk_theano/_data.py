@@ -191,7 +191,8 @@ class Data:
         used = 0 if self._data is None else self._data.size
         moved = size > self._memory.size or not synk_shm.is_shared(self._memory)
         if moved:
-            memory = synk_shm.zeros((max(int(size * oversize), 1),), self._dtype)
+            # New shared memory is zero.
+            memory = synk_shm.empty((max(int(size * oversize), 1),), self._dtype)
             if keep:
                 memory[:used] = self._memory[:used]
             self._replace(memory)
