@@ -58,6 +58,21 @@ def test_wrong_calls(pair, f, arguments, options, error, words):
     assert not pair.closed
 
 
+def test_what_is_no_name_no_flag_and_no_number_is_refused_in_few_words(pair, f):
+    x, s = T.vector("x"), theano.shared(np.zeros(3), "s")
+    before = len(pair._rank.functions)
+    with pytest.raises(SpecError, match="expected a str"):
+        pair.function([x], (x.sum(), "sum"), name=slice(None))
+    assert len(pair._rank.functions) == before
+    with pytest.raises(InputTypeError, match="True or False"):
+        f.build_inputs(X, 1, minibatch=[np.ones((2, 2), bool), False])
+    with pytest.raises(InputTypeError, match="expected numbers"):
+        pair.collectives.broadcast(s, np.zeros(3, object))
+    with pytest.raises(InputValueError) as caught:
+        pair.data(np.zeros(3), name="x" * 5000).set_shape((-1,))
+    assert len(str(caught.value)) < 400
+
+
 def test_sparse_inputs_are_refused_with_a_sentence(pair):
     x, m = T.vector("x"), sparse.csr_matrix("m")
     total = sparse.basic.sp_sum(m)

@@ -251,7 +251,7 @@ class Data:
         return np.array(array) if copy else array
 
     def __repr__(self) -> str:
-        label = f" {self._name!r}" if self._name else ""
+        label = f" {shown(self._name)}" if self._name else ""
         shape = None if self._data is None else self._data.shape
         kind = ", minibatch" if self._minibatch else ""
         return f"<Data{label} {self._dtype} shape={shape}{kind}>"

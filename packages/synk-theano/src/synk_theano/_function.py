@@ -229,7 +229,7 @@ class Function:
                 variable,
                 force_cast=force_cast,
                 oversize=oversize,
-                minibatch=bool(minibatch if flags is None else flags[i]),
+                minibatch=minibatch if flags is None else flags[i],
                 name=variable.name,
             )
             for i, (value, variable) in enumerate(zip(values, self._signature.variables))

@@ -364,6 +364,10 @@ def _matched(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[An
             array = host_type(variable).filter(on_host(value), False, downcast)
         except (TypeError, ValueError, OverflowError) as error:
             raise InputTypeError(f"value for {variable}: {clipped(error)}") from None
+        except AttributeError:  # Theano's, of arrays of objects
+            raise InputTypeError(
+                f"value for {variable}: got {shown(value)}, expected numbers"
+            ) from None
         matched.append(np.asarray(array))
     return matched
 

@@ -70,6 +70,8 @@ def make_spec(
         SpecError: wrong form, or an average of integers.
         OpError: unknown reduce operation.
     """
+    if name is not None and not isinstance(name, str):
+        raise SpecError(f"name: got {shown(name)}, expected a str or None")
     scattered = _inputs(inputs, "inputs")
     broadcast = _inputs(bcast_inputs, "bcast_inputs")
     for place, variable in enumerate(scattered):
