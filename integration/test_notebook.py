@@ -208,7 +208,7 @@ def warm(kept: Kernel) -> Iterator[Kernel]:
 # The notebook of the documentation.
 
 
-@pytest.mark.nightly  # by day, docs/tutorial.md trains the same, and cells below show what they have
+@pytest.mark.nightly  # by day, docs/tutorial.md trains the same, and cells below are shown
 def test_the_notebook_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
     notebook = nbformat.read(ROOT / "docs/notebooks/first.ipynb", as_version=4)
     NotebookClient(
