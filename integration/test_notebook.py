@@ -208,7 +208,7 @@ def warm(kept: Kernel) -> Iterator[Kernel]:
 # The notebook of the documentation.
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # by day, docs/tutorial.md trains the same, and cells below are shown
 def test_the_notebook_runs_and_shows_what_it_promises(tmp_path: Path) -> None:
     notebook = nbformat.read(ROOT / "docs/notebooks/first.ipynb", as_version=4)
     NotebookClient(
@@ -262,6 +262,9 @@ def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(warm: Kern
     assert warm.run("call(0.25, 0.5)").result == "0.75"
     pids = {int(mark.suffix[1:]) for mark in warm.folder.glob("began.*")}
     assert pids == {warm.pid, *warm.workers()}, "both computed"
+    (table,) = warm.run("synk.stats()").shown
+    for text in (table["text/plain"], table["text/html"]):
+        assert {"calls", "busy"} <= set(re.split(r"[^a-z]+", text))
     # A cell that is run once more defines its class anew; so do functions with it.
     warm.run(BUSY.replace("FOLDER", repr(str(warm.folder))))
     assert warm.run("call(0.25, 0)").result == "0.25"
@@ -341,9 +344,9 @@ def test_an_interrupt_while_the_master_waits_interrupts_the_workers_and_all_goes
     assert warm.workers() == workers
 
 
-def test_an_interrupt_ends_a_training_after_its_step(warm: Kernel) -> None:
-    warm.run(START)
-    warm.run(
+def test_an_interrupt_ends_a_training_after_its_step(kernel: Kernel) -> None:
+    kernel.run(START)
+    kernel.run(
         """
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import Trainer, make_train_function
@@ -356,14 +359,14 @@ touch = lambda *_: Path("epoch").touch()
 trainer = Trainer(train, rows, batch_size=8, callbacks=[touch], verbose=False)
 """
     )
-    cell = warm.begin("history = trainer.run(epochs=10**9); print(history)")
-    warm.wait_for("epoch")
-    warm.manager.interrupt_kernel()
-    done = warm.finish(cell)
+    cell = kernel.begin("history = trainer.run(epochs=10**9); print(history)")
+    kernel.wait_for("epoch")
+    kernel.manager.interrupt_kernel()
+    done = kernel.finish(cell)
     assert not done.error
     assert "interrupted" in done.printed
     # The step was whole on all ranks.
-    ranks = warm.run("all(np.array_equal(synk.get_value(k, w), w.get_value()) for k in (0, 1))")
+    ranks = kernel.run("all(np.array_equal(synk.get_value(k, w), w.get_value()) for k in (0, 1))")
     assert ranks.result == "True"
 
 

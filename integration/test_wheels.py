@@ -27,6 +27,7 @@ def test_a_wheel_holds_every_module_of_its_source(wheels: dict[str, Path], folde
     assert {name for name in foreign if not name.endswith(".pth")} == set()
 
 
+@pytest.mark.nightly  # by day, the same program runs as a demo, in test_new_user.py
 def test_the_first_example_runs_from_the_wheels(
     installed: Path, clean_environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -59,11 +59,11 @@ class Model:
         seen = self.x
         if noise:
             streams = STREAMS[noise](seed=11)
-            # For shapes that it does not know, MRG would seed 15360 streams, in seconds.
+            # MRG would seed 15360 streams, in seconds.
             few = {"nstreams": 60} if noise == "mrg" else {}
             seen = seen * streams.binomial(seen.shape, p=0.8, dtype="float64", **few)
             # Of normal numbers NumPy draws two at a time, and keeps one for later.
-            seen = seen + 0.01 * streams.normal((2,), dtype="float64").sum()
+            seen = seen + 0.01 * streams.normal((2,), dtype="float64", **few).sum()
         self.seen = seen
         more = []
         if running:
