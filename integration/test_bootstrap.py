@@ -325,8 +325,8 @@ esac"""
 def test_a_newer_python_gets_an_environment_for_what_does_without_theano(
     checkout: Checkout,
 ) -> None:
-    add(checkout.tools, "python3.13", NEWER)
-    said, _, calls = checkout.set_up(NEWER="python3.13")
+    newer = add(checkout.tools, "python3.13", NEWER)
+    said, _, calls = checkout.set_up(NEWER=str(newer))
     assert "Creating .venv-newer, with Python 3.13" in said
     assert "-m venv --without-pip .venv-newer" in calls
     into = [call for call in calls if call.startswith("-m pip --python .venv-newer/bin/python")]
@@ -335,7 +335,7 @@ def test_a_newer_python_gets_an_environment_for_what_does_without_theano(
     assert into[1].count("--editable") == 3
     # What cannot be had is left out, and holds up nothing.
     (checkout.root / ".venv" / ".ready").unlink()
-    said, _, _ = checkout.set_up(NEWER="python3.13", FAIL="no network", ONLY="--python")
+    said, _, _ = checkout.set_up(NEWER=str(newer), FAIL="no network", ONLY="--python")
     assert "is left out" in said
     assert said.splitlines()[-1] == "Ready: Python 3.11.9 in .venv"
     assert not (checkout.root / ".venv-newer").exists()

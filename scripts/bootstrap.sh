@@ -338,7 +338,7 @@ install() {
 install_newer() {
     rm -rf "$newer"
     for version in 3.14 3.13 3.12; do
-        for path in $(command -v "python$version" || true) \
+        for path in "$(command -v "python$version" || true)" \
             "$uv_pythons/cpython-$version"[.-]*/bin/"python$version" \
             "$pyenv/versions/$version".*/bin/python; do
             this="import sys, venv; print('%d.%d' % sys.version_info[:2])"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ._plan import Selector, selector
+from ._plan import Selection, Selector, selector
 from .exceptions import InputValueError
 
 _NONE = np.iinfo(np.int64).min
@@ -55,3 +55,16 @@ def read_selector(array: np.ndarray, is_slice: bool) -> Selector:
 def all_ranges(selectors: Sequence[Selector]) -> bool:
     """Whether each selects rows that lie together."""
     return all(isinstance(chosen, slice) and chosen.step in (None, 1) for chosen in selectors)
+
+
+def selecting(
+    select: Optional[str], selection: Optional[Selection], start: int, stop: int
+) -> List[np.ndarray]:
+    """The arguments that select rows ``start:stop`` of a selection; see `Form` for `select`."""
+    if select is None or selection is None:
+        return []
+    if select == "range":
+        return [np.asarray(selection.start + start), np.asarray(selection.start + stop)]
+    if selection.index is not None:
+        return [selection.index[start:stop]]
+    return [np.arange(start, stop) * selection.step + selection.start]

@@ -18,13 +18,13 @@ import numpy as np
 
 from ._accumulate import Accumulator
 from ._bare import trusting
-from ._collecting import collect, collect_on_device
+from ._collecting import collect, collect_on_device, require_own_result
 from ._flight import KINDS, Phase
 from ._loaded import LoadedFunction
 from ._meeting import meeting_for
 from ._messages import ROWLESS, Call, Rows
 from ._plan import Selection, select, split_rows
-from ._selectors import read_selector
+from ._selectors import read_selector, selecting
 from ._sentinels._execution import Execution
 from ._shared_vars import changed_by, store, value_of
 from ._values import is_device_type
@@ -244,7 +244,7 @@ class PreparedCall:
         selection = self._select()
         self._flight.enter(_COLLECTIVE)
         counts = self._agree_on_rows(selection)
-        self._check_own_result(counts)
+        require_own_result(self._ops, counts, self._master, self.doing)
         self._recorder.add("wait", "agree on rows", began, perf_counter())
         return selection, counts
 
@@ -256,20 +256,6 @@ class PreparedCall:
             return self._counts
         parts = self._comm.all_gather(np.asarray(selection.count, np.int64))
         return tuple(int(part) for part in parts)
-
-    def _check_own_result(self, counts: Tuple[int, ...]) -> None:
-        """
-        Raises:
-            InputValueError: on every rank, if an output with op None, which is the master's own
-                result, needs a row there.
-        """
-        total = sum(counts)
-        if None in self._ops and total and not counts[self._master]:
-            raise InputValueError(
-                f"{self.doing} has an output with op None, which is the master's own result, but "
-                f"rank {self._master}, the master, has none of {total} rows (by rank: "
-                f"{list(counts)}); use batch_s= to give it some, or another op"
-            )
 
     def _select(self) -> Selection:
         """The rows of its sliceable shared variables that this rank uses.
@@ -370,24 +356,13 @@ class PreparedCall:
         self, origin: int, first: int, start: int, stop: int, selection: Optional[Selection]
     ) -> List[Any]:
         arguments = self._inputs(origin, first + start, first + stop)
-        arguments += self._selected(selection, start, stop)
+        arguments += selecting(self._call.form.select, selection, start, stop)
         results = self._run(self._function, arguments, origin, first + start)
         if self._call.outputs is None:
             return results
         # Not every linker takes output_subset, and updates have to run whatever is wanted.
         n_outputs = len(self._loaded.recipe.output_ops)
         return [results[i] for i in self._call.outputs] + results[n_outputs:]
-
-    def _selected(self, selection: Optional[Selection], start: int, stop: int) -> List[np.ndarray]:
-        """The arguments that select rows ``start:stop`` of the sliceable selection."""
-        form = self._call.form.select
-        if form is None or selection is None:
-            return []
-        if form == "range":
-            return [np.asarray(selection.start + start), np.asarray(selection.start + stop)]
-        if selection.index is not None:
-            return [selection.index[start:stop]]
-        return [np.arange(start, stop) * selection.step + selection.start]
 
     def _inputs(self, origin: int, start: int, stop: int) -> List[np.ndarray]:
         """The arguments for rows ``start:stop`` of the selection."""

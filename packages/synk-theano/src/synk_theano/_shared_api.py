@@ -6,21 +6,26 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ._data import Data, unmasked
+from ._collective_arguments import (
+    SCATTER,
+    checked_op,
+    listed_variables,
+    matched_values,
+    require_rows,
+    selected_rows,
+    way_of,
+)
+from ._data import Data
 from ._delayed import ALONE, Delayed, Prepared, Standing
 from ._facts import Event
 from ._function import Function
 from ._launcher import Launcher
 from ._messages import ArrayRef, Collective, Step
-from ._ops import REDUCE_OPS, check_dtype, is_through_host, normalize
-from ._plan import Selection, is_int, selection_for, split_rows
+from ._plan import Selection, is_int, split_rows
 from ._planner import staged_rows
-from ._shared_vars import require_shared, value_of
-from ._shown import clipped, shown
-from ._values import host_type, is_array, on_host
+from ._shared_vars import value_of
+from ._shown import shown
 from .exceptions import InputTypeError, InputValueError
-
-SCATTER = "scatter() or batch"
 
 Arguments = Tuple[Dict[str, Any], int]
 """Of an act, and the lowest row that it takes."""
@@ -55,7 +60,7 @@ class Collectives:
 
         def arguments(standing: Standing) -> Arguments:
             if values is not None:
-                arrays = _matched(shared_vars, variables, values)
+                arrays = matched_values(shared_vars, variables, values)
                 return {"values": self._refs(arrays, standing.place), "forms": None}, 0
             forms = tuple((value_of(v).shape, str(value_of(v).dtype)) for v in variables)
             # Acts before it may change them: then only the master knows, when it comes to that.
@@ -77,12 +82,12 @@ class Collectives:
 
         def arguments(standing: Standing) -> Arguments:
             place = standing.place
-            arrays = _matched(shared_vars, variables, values)
+            arrays = matched_values(shared_vars, variables, values)
             if batch is None:
-                _require_rows(variables, SCATTER)
+                require_rows(variables, SCATTER)
                 selections = [Selection(len(array)) for array in arrays]
             else:
-                selections = [_select_rows(variables, arrays, batch)]
+                selections = [selected_rows(variables, arrays, batch)]
             rows = []
             for selection in selections:
                 bounds = split_rows(selection.count, self._launcher.size)
@@ -106,13 +111,13 @@ class Collectives:
             raise InputValueError(f"nd_up: got {shown(nd_up)}, expected 0 or 1")
         variables, single = listed_variables(shared_vars)
         if nd_up == 0:
-            _require_rows(variables, "gather(nd_up=0)")
+            require_rows(variables, "gather(nd_up=0)")
         return self._perform("gather", variables, {"nd_up": nd_up}, _unlisted(single))
 
     def all_gather(self, shared_vars: Any) -> Any:
         """Every rank's value becomes all ranks' values, concatenated along axis 0."""
         variables, _ = listed_variables(shared_vars)
-        _require_rows(variables, "all_gather()")
+        require_rows(variables, "all_gather()")
         return self._perform("all_gather", variables, {})
 
     def reduce(self, shared_vars: Any, op: str = "avg", in_place: bool = True) -> Any:
@@ -126,8 +131,8 @@ class Collectives:
             None if `in_place`; else an array, or a tuple of arrays for a list of variables.
         """
         variables, single = listed_variables(shared_vars)
-        arguments: Dict[str, Any] = {"op": _checked_op(op, variables), "in_place": bool(in_place)}
-        arguments.update(_way(op))
+        arguments: Dict[str, Any] = {"op": checked_op(op, variables), "in_place": bool(in_place)}
+        arguments.update(way_of(op))
         return self._perform("reduce", variables, arguments, _unlisted(single))
 
     def all_reduce(self, shared_vars: Any, op: str = "avg", weights: Any = None) -> Any:
@@ -141,14 +146,14 @@ class Collectives:
                 gets the result, for every op.
         """
         variables, _ = listed_variables(shared_vars)
-        name = _checked_op(op, variables)
+        name = checked_op(op, variables)
         if isinstance(weights, Function):
             self._require_own(weights)
         else:
             weights = self._checked_weights(weights)
 
         def arguments(standing: Standing) -> Arguments:
-            given: Dict[str, Any] = {"op": name, "weights": weights, **_way(op)}
+            given: Dict[str, Any] = {"op": name, "weights": weights, **way_of(op)}
             if isinstance(weights, Function):
                 if weights.number in standing.called:
                     # Its rows will be known when the step has come to it.
@@ -171,10 +176,10 @@ class Collectives:
 
         def arguments(standing: Standing) -> Arguments:
             place = standing.place
-            arrays = _matched(shared_vars, variables, values)
+            arrays = matched_values(shared_vars, variables, values)
             rows, origin = None, 0
             if batch is not None:
-                selection = _select_rows(variables, arrays, batch)
+                selection = selected_rows(variables, arrays, batch)
                 bounds = ((0, selection.count),)
                 _, rows = staged_rows(self._launcher, selection, bounds, place)
                 origin = selection.lowest
@@ -202,7 +207,7 @@ class Collectives:
     def get_lengths(self, shared_vars: Any) -> Any:
         """The lengths along axis 0 on all ranks, in rank order; a tuple of those for a list."""
         variables, single = listed_variables(shared_vars)
-        _require_rows(variables, "get_lengths()")
+        require_rows(variables, "get_lengths()")
         unlisted = _unlisted(single)
 
         def finish(shapes: Any) -> Any:
@@ -293,25 +298,6 @@ class DelayedCollectives(Collectives):
         return Delayed(self._launcher, prepare)
 
 
-def listed_variables(shared_vars: Any) -> Tuple[List[Any], bool]:
-    """The variables as a list, and whether only one was given, not a list."""
-    single = not isinstance(shared_vars, (list, tuple))
-    variables = [shared_vars] if single else list(shared_vars)
-    if not variables:
-        raise InputValueError("got an empty list, expected at least one shared variable")
-    for variable in variables:
-        require_shared(variable)
-        if not is_array(value_of(variable)):
-            raise InputTypeError(
-                f"{variable} holds a {type(value_of(variable)).__name__}, expected a shared "
-                f"variable with an array (states of random streams stay on their ranks)"
-            )
-    storages = [id(variable.container.storage) for variable in variables]
-    if len(set(storages)) != len(storages):
-        raise InputValueError(f"got the same shared variable twice: {variables}")
-    return variables, single
-
-
 def _rows_of(function: Function) -> Tuple[int, ...]:
     """The rows of its last call, by rank.
 
@@ -335,77 +321,3 @@ def _unlisted(single: bool) -> Finish:
         return results[0] if single else tuple(results)
 
     return finish
-
-
-def _matched(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[Any]:
-    """One value per variable, each a `Data` or an array of the variable's dtype and ndim."""
-    single = not isinstance(shared_vars, (list, tuple))
-    items = [values] if single else values
-    if not isinstance(items, (list, tuple)) or len(items) != len(variables):
-        raise InputTypeError(
-            f"values: got {type(values).__name__}, expected a list of {len(variables)} values, "
-            f"one for each shared variable"
-        )
-    matched: List[Any] = []
-    for variable, value in zip(variables, items):
-        if isinstance(value, Data):
-            if value.ndim != variable.ndim or str(value.dtype) != variable.dtype:
-                raise InputTypeError(
-                    f"value for {variable}: got {value!r}, expected dtype {variable.dtype} with "
-                    f"{variable.ndim} dimensions"
-                )
-            _require_broadcastable(variable, value.shape)
-            matched.append(value)
-            continue
-        try:
-            downcast = variable.container.allow_downcast
-            if isinstance(value, np.ndarray):
-                value = unmasked(value, f"value for {variable}")
-            array = host_type(variable).filter(on_host(value), False, downcast)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InputTypeError(f"value for {variable}: {clipped(error)}") from None
-        except AttributeError:  # Theano's, of arrays of objects
-            raise InputTypeError(
-                f"value for {variable}: got {shown(value)}, expected numbers"
-            ) from None
-        matched.append(np.asarray(array))
-    return matched
-
-
-def _require_broadcastable(variable: Any, shape: Tuple[int, ...]) -> None:
-    for axis, broadcastable in enumerate(variable.broadcastable):
-        if broadcastable and shape[axis] != 1:
-            raise InputValueError(
-                f"value for {variable}: got shape {shape}, expected length 1 along axis {axis}, "
-                f"which is broadcastable"
-            )
-
-
-def _select_rows(variables: Sequence[Any], arrays: Sequence[Any], batch: Any) -> Selection:
-    _require_rows(variables, SCATTER)
-    names = [str(variable) for variable in variables]
-    return selection_for(batch, [len(a) for a in arrays], [False] * len(arrays), names)
-
-
-def _require_rows(variables: Sequence[Any], what: str) -> None:
-    for variable in variables:
-        if variable.type.ndim == 0:
-            raise InputTypeError(f"{variable} is a scalar, but {what} works along axis 0")
-        if variable.broadcastable[0] and what in ("all_gather()", SCATTER):
-            raise InputTypeError(
-                f"{variable} has length 1 along axis 0 by its type (it is broadcastable there), "
-                f"but {what} changes that length"
-            )
-
-
-def _way(op: Any) -> Dict[str, bool]:
-    """The argument of a collective that has it go through host memory, if the op says so."""
-    return {"through_host": True} if is_through_host(op) else {}
-
-
-def _checked_op(op: Any, variables: Sequence[Any]) -> str:
-    name = str(normalize(op, REDUCE_OPS, "op"))
-    for variable in variables:
-        cure = "use 'sum', 'max', 'min' or 'prod', or make it a variable of floats"
-        check_dtype(name, str(variable.dtype), f"reduction of {variable}", cure)
-    return name

@@ -15,12 +15,12 @@ from typing import (
     Tuple,
 )
 
+from synk_theano._collective_arguments import listed_variables
 from synk_theano._facts import Event
 from synk_theano._history import History
 from synk_theano._lineage import is_random_state, is_row_share
 from synk_theano._messages import Act, Collective
 from synk_theano._plan import is_int
-from synk_theano._shared_api import listed_variables
 from synk_theano._shown import shown
 from synk_theano._warn import warn_user
 from synk_theano.exceptions import InputValueError, ReplicasDiffer, ReplicaWarning

@@ -119,3 +119,16 @@ def equal_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether two arrays have one dtype, shape and contents, NaNs included."""
     same: Tuple[bool, ...] = (a.dtype == b.dtype, a.shape == b.shape)
     return all(same) and a.tobytes() == b.tobytes()
+
+
+def disturbed(value: Any) -> Any:
+    """Floats with a relative change of one epsilon up or down; anything else as it is.
+
+    Whole numbers stay: they may be labels, flags or masks, which a graph compares with others.
+    """
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.size:
+        return value
+    signs = np.random.RandomState(value.size % 2**32).choice([-1, 1], size=value.shape)
+    with np.errstate(all="ignore"):
+        changed = value * (1 + signs * np.finfo(value.dtype).eps)
+        return np.where(np.trunc(value) == value, value, changed).astype(value.dtype)

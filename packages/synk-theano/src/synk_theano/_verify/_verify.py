@@ -41,7 +41,7 @@ from synk_theano._lineage import (
 
 from ._arguments import checked_limit, checked_slices
 from ._judge import Judge, combine
-from ._rank_values import RankValues, Values, equal_bits
+from ._rank_values import RankValues, Values, disturbed, equal_bits
 from ._report import Comparison, Difference, Drift, Report, measure
 from ._rows import Piece, all_rows, pieces_of, sliced_rows, whole_inputs
 
@@ -243,21 +243,21 @@ class _Verification:
         for rank, start in enumerate(self._start):
             self._values.give(rank, {i: start[i] for i in self._leaves if i not in alike})
 
-    def _serial(self, piece: Piece, share: float, disturbed: bool = False) -> Run:
+    def _serial(self, piece: Piece, share: float, is_disturbed: bool = False) -> Run:
         """Run plain Theano in the master, from the values that the piece's rank starts with.
 
         Args:
             share: the value of `row_share()`.
-            disturbed: start from parameters and inputs that differ by one rounding.
+            is_disturbed: start from parameters and inputs that differ by one rounding.
         """
         master = self._runtime.master
         variables = self._values.variables
         start = {i: self._start[piece.rank][i] for i in {*self._leaves, *self._replicated}}
         inputs, sliced = piece.inputs, piece.sliced
-        if disturbed:
-            start = {i: _disturbed(v) if i in self._replicated else v for i, v in start.items()}
-            sliced = {i: _disturbed(value) for i, value in sliced.items()}
-            inputs = [_disturbed(value) for value in inputs]
+        if is_disturbed:
+            start = {i: disturbed(v) if i in self._replicated else v for i, v in start.items()}
+            sliced = {i: disturbed(value) for i, value in sliced.items()}
+            inputs = [disturbed(value) for value in inputs]
         shares = {i: np.asarray(share, variables[i].dtype) for i in self._row_shares}
         given = {**start, **sliced, **shares}
         own = self._start[master]
@@ -271,7 +271,7 @@ class _Verification:
 
     def _disturbed(self) -> Run:
         if self._noisy is None:
-            self._noisy = self._serial(self._all_rows, 1.0, disturbed=True)
+            self._noisy = self._serial(self._all_rows, 1.0, is_disturbed=True)
         return self._noisy
 
     def _compare(
@@ -390,16 +390,3 @@ def _listed(results: Any) -> List[Any]:
         return []
     items = results if isinstance(results, (list, tuple)) else [results]
     return [np.array(item) for item in items]
-
-
-def _disturbed(value: Any) -> Any:
-    """Floats with a relative change of one epsilon up or down; anything else as it is.
-
-    Whole numbers stay: they may be labels, flags or masks, which a graph compares with others.
-    """
-    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.size:
-        return value
-    signs = np.random.RandomState(value.size % 2**32).choice([-1, 1], size=value.shape)
-    with np.errstate(all="ignore"):
-        changed = value * (1 + signs * np.finfo(value.dtype).eps)
-        return np.where(np.trunc(value) == value, value, changed).astype(value.dtype)
