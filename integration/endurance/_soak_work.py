@@ -166,7 +166,7 @@ class Life:
             if rows:
                 total += part.dot(self.s[rank]).sum()
                 self.s[rank] = 0.5 * self.s[rank] + part.mean(0)
-                self.c[rank] += 1
+            self.c[rank] += 1  # no row goes into it
         assert stop == len(x)
         return total
 
@@ -203,26 +203,35 @@ class Life:
         rng = self.rng
         if len(self.data) < MOST_DATA:
             value = self._matrix(GROWN_ROWS)
-            self.data.append((self.runtime.data(value), value))
+            memory = np.zeros((GROWN_ROWS, WIDTH))
+            memory[: len(value)] = value
+            self.data.append((self.runtime.data(value), memory))
         place = int(rng.integers(len(self.data)))
-        data, model = self.data.pop(place)
+        # The model is of all rows that there is memory for, those included that were cut off.
+        data, memory = self.data.pop(place)
+        rows, allocated = len(data), data.alloc_size
         what = rng.choice(["grow", "shrink", "set", "write", "free", "drop"])
         if what == "drop":
             return
         if what in ("grow", "shrink"):
-            lengths = (len(model), GROWN_ROWS) if what == "grow" else (1, len(model) + 1)
-            length = int(rng.integers(*lengths)) if lengths[0] < lengths[1] else len(model)
+            lengths = (rows, GROWN_ROWS) if what == "grow" else (1, rows + 1)
+            length = int(rng.integers(*lengths)) if lengths[0] < lengths[1] else rows
             data.set_length(length, oversize=float(rng.choice([1, 1.5])))
-            model = np.concatenate([model, np.zeros((GROWN_ROWS, WIDTH))])[:length]
+            if data.alloc_size != allocated:
+                memory[rows:] = 0
         elif what == "write":
-            row = int(rng.integers(len(model)))
-            data[row] = model[row] = rng.normal(size=WIDTH)
+            row = int(rng.integers(rows))
+            data[row] = memory[row] = rng.normal(size=WIDTH)
         else:
             if what == "free":
                 data.free_memory()
-            model = self._matrix(GROWN_ROWS)
-            data.set_value(model)
-        self.data.append((data, model))
+            value = self._matrix(GROWN_ROWS)
+            data.set_value(value)
+            if data.alloc_size != allocated or what == "free":
+                memory[:] = 0
+            memory[: len(value)] = value
+        self.data.append((data, memory))
+        model = memory[: len(data)]
         np.testing.assert_array_equal(data.data, model)
         self._check_plain(data, model, rng.normal(size=WIDTH))
 
