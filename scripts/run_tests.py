@@ -89,21 +89,21 @@ def tests_of(package: str, *parts: str) -> tuple[str, ...]:
 NEWEST = str(NEWER) if NEWER.exists() else sys.executable
 
 SUITES = [
-    Suite("synk-shm", tests_of("synk-shm"), about_s=215, nightly_s=200, python=NEWEST),
-    Suite("synk-comm", tests_of("synk-comm"), about_s=430, nightly_s=900, python=NEWEST),
+    Suite("synk-shm", tests_of("synk-shm"), about_s=195, nightly_s=200, python=NEWEST),
+    Suite("synk-comm", tests_of("synk-comm"), about_s=405, nightly_s=900, python=NEWEST),
     Suite(
         "synk-theano",
         tests_of("synk-theano"),
         without=tests_of("synk-theano", "faults", "compat"),
-        about_s=730,
+        about_s=550,
         nightly_s=1500,
         alone=True,
     ),
-    Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=110, nightly_s=1800),
-    Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=290, nightly_s=350),
-    Suite("synk-extensions", tests_of("synk-extensions"), about_s=570, nightly_s=600),
-    Suite("integration", ("integration",), about_s=345, nightly_s=700),
-    Suite("synk-testing", ("dev/synk-testing/tests",), about_s=15, nightly_s=15),
+    Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=95, nightly_s=1800),
+    Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=250, nightly_s=350),
+    Suite("synk-extensions", tests_of("synk-extensions"), about_s=395, nightly_s=600),
+    Suite("integration", ("integration",), about_s=250, nightly_s=700),
+    Suite("synk-testing", ("dev/synk-testing/tests",), about_s=20, nightly_s=15),
 ]
 
 
