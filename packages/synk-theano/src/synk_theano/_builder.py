@@ -10,8 +10,8 @@ import numpy as np
 import theano
 
 from ._all_reduce import reductions_of
-from ._compile import check_sliceable, compile_form, with_default_updates
-from ._lineage import replicated_updates, rowless_updates
+from ._compile import check_sliceable, compile_form, with_default_updates, without_rows
+from ._lineage import replicated_updates
 from ._loaded import LoadedFunction
 from ._messages import PLAIN, Form, Recipe
 from ._rank import Rank
@@ -65,10 +65,15 @@ class Builder:
         There is no rowless form where there is nothing for it to do.
         """
         loaded, spec = self._rank.functions[function_id], self._specs[function_id]
-        if form not in loaded.forms and (not form.rowless or rowless_updates(spec)):
-            compiled = self._compile(spec, form)
-            self._register_variables(compiled)
-            loaded.forms[form] = compiled
+        if form in loaded.forms:
+            return
+        if form.rowless:
+            spec = without_rows(spec)
+            if not spec.updates:
+                return
+        compiled = self._compile(spec, form)
+        self._register_variables(compiled)
+        loaded.forms[form] = compiled
 
     def row_share(self) -> Any:
         """A symbolic scalar; see `synkhronos.row_share`."""

@@ -30,7 +30,8 @@ _building = threading.RLock()
 
 
 def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any:
-    """Build one form, with its ends on the device if there is one.
+    """Build one form, with its ends on the device if there is one; see `without_rows` for the
+    spec of the rowless one.
 
     An atomic one computes new values of variables into new arrays: what was there stays whole.
 
@@ -40,8 +41,6 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> 
     replacements come first in the givens, so that they also reach into the values of the user's
     givens, into updates and into default updates of random states.
     """
-    if form.rowless:
-        spec = _rowless(spec)
     inputs: List[Any] = list(spec.inputs)
     givens: List[Any] = []
     if form.select == "range":
@@ -85,8 +84,9 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> 
         return on_device(compiled, spec.host_outputs) if is_gpu else compiled
 
 
-def _rowless(spec: FunctionSpec) -> FunctionSpec:
-    """The function without its scattered inputs, its outputs, and all updates that rows go into."""
+def without_rows(spec: FunctionSpec) -> FunctionSpec:
+    """What the rowless form is built of: `spec` without its scattered inputs, its outputs, and all
+    updates that rows go into."""
     updates = tuple((target, value, "last") for target, value in rowless_updates(spec))
     return replace(
         spec,

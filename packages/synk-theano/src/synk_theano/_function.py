@@ -86,11 +86,11 @@ class Function:
 
         Scattered inputs are split along axis 0 into contiguous shares in rank order whose sizes
         differ by at most one, larger shares first. Each rank runs the Theano function on its share,
-        and the outputs are collected in the master:
-        ``avg`` (weighted by rows: exact for any split), ``sum``, ``max``, ``min``, ``prod``,
-        ``gather`` (concatenated in input order) or None (the master's own result). Ranks without
-        rows only make the updates that no row goes into, such as those of a counter; without any
-        rows at all so does every rank, and the master computes the outputs.
+        and the outputs are collected in the master: ``avg`` (weighted by rows: exact for any
+        split), ``sum``, ``max``, ``min``, ``prod``, ``gather`` (concatenated in input order) or
+        None (the master's own result). Ranks without rows only make the updates that no row goes
+        into, such as those of a counter. In a call without any rows all ranks do so, and the master
+        computes the outputs.
 
         Args:
             *args: a `Data`, or anything that `numpy.asarray` takes, for each input in order; or

@@ -142,13 +142,11 @@ class PreparedCall:
         if self._selects:
             selection, counts = self._select_rows()
             begin = perf_counter()
+        if self._meeting is not None:
+            self._meeting.begin(counts, self._call.num_slices)
         if self._whole:
-            if self._meeting is not None:
-                self._meeting.begin(counts, 1)
             values = self._compute_whole(origin)
         else:
-            if self._meeting is not None:
-                self._meeting.begin(counts, self._call.num_slices)
             compute = self._compute if counts[rank] else self._compute_without_rows
             values = compute(origin, counts, selection)
         if self._meeting is not None:

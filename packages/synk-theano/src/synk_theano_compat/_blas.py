@@ -171,7 +171,7 @@ def _cache_roots() -> Iterator[Path]:
     """
     base = os.environ.get("XDG_CACHE_HOME") or ""
     cache = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.cache"))
-    # What others have put there is not used.
+    # A folder there is used only if it is this user's, and nobody else can write in it.
     temporary = (tempfile.gettempdir(), "/tmp", "/var/tmp")  # noqa: S108
     for root in (
         cache / "synk-theano",

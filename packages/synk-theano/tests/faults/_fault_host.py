@@ -28,7 +28,7 @@ from synk_theano._flight import Phase
 BOOT_FOLDER = str(Path(__file__).parent / "boot")
 
 LISTEN_S = 20.0
-"""For workers that are told to stop, where one is to strike then, on a machine that is busy."""
+"""Seconds in which workers have to listen when they are told to stop; a busy machine needs them."""
 
 SETTLE_S = 3.0
 """For what a closed runtime had to be gone."""
