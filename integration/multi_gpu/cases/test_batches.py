@@ -243,3 +243,44 @@ def test_updates_start_from_the_original_values_in_every_slice(synk, n, place):
             same(synk.get_value(rank, v), np.full(3, 2.0), "float32")
             same(synk.get_value(rank, steps), np.full(3, 2.0), "float32")
     np.testing.assert_array_equal(synk.gather(counter), np.full(n, 2))
+
+
+def test_updates_that_no_row_goes_into_happen_on_ranks_without_rows(synk, n, place):
+    x = T.matrix("x", dtype="float32")
+    mean, rate = (shared(np.ones(3, "float32"), place, name) for name in ("mean", "rate"))
+    counter = shared(np.int32(0), "host", "counter")
+    f = synk.function(
+        [x],
+        (x * rate).sum(axis=0).mean(),
+        updates=[(mean, mean + x.mean(axis=0)), (rate, rate * 0.5), (counter, counter + 1)],
+    )
+    means = [np.ones(3)] * n
+    for done, count in enumerate((0, 1, n - 1, n + 1, 0, 2 * n), 1):
+        rows = values("float32", (count, 3))
+        f(rows)
+        parts = shares(exact(rows), n)
+        means = [m + p.mean(axis=0) if len(p) else m for m, p in zip(means, parts)]
+        for rank in range(n):
+            same(synk.get_value(rank, mean), means[rank], "float32", f"{count} rows, rank {rank}")
+            same(synk.get_value(rank, rate), np.full(3, 0.5**done), "float32")
+        np.testing.assert_array_equal(synk.gather(counter), np.full(n, done))
+    still_there(rate, place)
+
+
+def test_rows_of_another_number_than_those_of_the_inputs_are_refused(synk, n, place):
+    x = T.matrix("x", dtype="float32")
+    resident, _ = spread(synk, n, values("float32", (4, 3)), place)
+    counter = shared(np.int32(0), "host", "counter")
+    f = synk.function(
+        [x], [(x.mean(), "avg"), (resident.mean(), "avg")], updates=[(counter, counter + 1)],
+        sliceable_shareds=[resident],
+    )  # fmt: skip
+    synk.set_value(n - 1, resident, values("float32", (5, 3)))
+    rows = values("float32", (4 * n, 3))
+    for how in ({}, {"num_slices": 2}, {"batch_s": slice(None)}, {"batch": slice(None)}):
+        with pytest.raises(Exception, match="rows of the scattered inputs"):
+            f(rows, **how)
+    np.testing.assert_array_equal(synk.gather(counter), np.zeros(n))
+    synk.set_value(n - 1, resident, values("float32", (4, 3)))
+    f(rows)
+    np.testing.assert_array_equal(synk.gather(counter), np.ones(n))

@@ -13,12 +13,14 @@ import math
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Tuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .exceptions import MismatchError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 HEAD_BYTES = 16384
 """Room for a head and its length (4 bytes)."""

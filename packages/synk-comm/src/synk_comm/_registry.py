@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from abc import ABC, abstractmethod
 from typing import Any, Sequence, Union
 
@@ -89,7 +88,10 @@ def _check(backend: Any) -> Backend:
 
 
 def _entry_points() -> list[Any]:
-    points: Any = importlib.metadata.entry_points()
+    # It takes longer to import than all of this package, and built-in back-ends do without.
+    from importlib.metadata import entry_points
+
+    points: Any = entry_points()
     if hasattr(points, "select"):
         return list(points.select(group=ENTRY_POINTS))
     return list(points.get(ENTRY_POINTS, ()))  # Python 3.9
@@ -105,7 +107,9 @@ def _load(point: Any) -> Backend:
 
 def _package_of(point: Any) -> str:
     """Return the name of the package that has announced a back-end."""
-    for dist in importlib.metadata.distributions():  # Python 3.9 does not keep it in the point
+    from importlib.metadata import distributions
+
+    for dist in distributions():  # Python 3.9 does not keep it in the point
         if any(one.group == ENTRY_POINTS and one == point for one in dist.entry_points):
             return str(dist.metadata["Name"])
     return str(point.value.partition(":")[0])

@@ -17,11 +17,10 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Sequence
-from typing import Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import numpy as np
 from numpy import ndarray
-from numpy.typing import ArrayLike, DTypeLike
 
 from . import _call
 from ._call import Call
@@ -37,6 +36,9 @@ from ._splitting import in_ranks_of_the_old, split
 from ._steps import Steps, check_out
 from .abc import Communicator
 from .exceptions import AbortedError, CommError, PeerLost
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
 
 T = TypeVar("T")
 

@@ -37,11 +37,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
-
-from numpy.typing import ArrayLike, DTypeLike
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._ops import Array, ReduceOp
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
 
 Self = TypeVar("Self", bound="Communicator")
 Out = Any  # an ndarray, or a list of them: as the docstring of the method says

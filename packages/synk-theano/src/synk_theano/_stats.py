@@ -7,7 +7,6 @@ waiting for a slower rank is the collecting of results, and the way of orders to
 
 from __future__ import annotations
 
-import html
 import io
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
@@ -83,6 +82,8 @@ class Stats(Dict[str, FunctionStats]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        import html
+
         return f"<pre>{html.escape(str(self))}</pre>"
 
 

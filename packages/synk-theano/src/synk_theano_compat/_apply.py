@@ -45,7 +45,9 @@ BEFORE: dict[str, tuple[Step, ...]] = {
         Step("P4", "scan's C extension on Python >= 3.11", _patches.no_scan_extension),
         Step("P10", "setuptools", _setuptools.plain_distutils),
     ),
-    "theano.scalar.basic_scipy": (Step("P13", "SciPy's statistics", _scipy.lend_stats),),
+    "theano.scalar.basic_scipy": (Step("P13", "SciPy's functions", _scipy.lend_functions),),
+    "theano.tensor.blas": (Step("P13", "SciPy's algebra", _scipy.lend_linalg),),
+    "theano.tensor.slinalg": (Step("P13", "SciPy's algebra", _scipy.lend_linalg),),
     "theano.tensor.nnet.abstract_conv": (Step("P13", "SciPy's filters", _scipy.hide_signal),),
     "theano.tensor.nnet.conv": (Step("P13", "SciPy's filters", _scipy.hide_signal),),
     "theano.gpuarray.dnn": (Step("G2", "cuDNN 8 and 9", _gpu.lead_to_cudnn),),
@@ -67,9 +69,11 @@ AFTER: dict[str, tuple[Step, ...]] = {
     "theano.tensor.blas": (
         Step("P5", "Gemm of empty matrices", _patches.empty_gemm),
         Step("P8", "BatchedDot without BLAS", _patches.batched_dot),
+        Step("P13", "SciPy's algebra", _scipy.take_back_linalg),
     ),
     "theano.tensor.blas_c": (Step("P9", "Gemv into fresh memory", _patches.fresh_gemv),),
-    "theano.scalar.basic_scipy": (Step("P13", "SciPy's statistics", _scipy.take_back_stats),),
+    "theano.scalar.basic_scipy": (Step("P13", "SciPy's functions", _scipy.take_back_functions),),
+    "theano.tensor.slinalg": (Step("P13", "SciPy's algebra", _scipy.take_back_linalg),),
     "theano.tensor.nnet.abstract_conv": (Step("P13", "SciPy's filters", _scipy.show_signal),),
     "theano.tensor.nnet.conv": (Step("P13", "SciPy's filters", _scipy.show_signal),),
     "theano.tensor.sort": (Step("P6", "top-k indexing", _patches.topk_index),),
@@ -129,7 +133,8 @@ def failed(name: str) -> None:
     lent = (
         _setuptools.usual_distutils,
         _setuptools.take_back,
-        _scipy.take_back_stats,
+        _scipy.take_back_functions,
+        _scipy.take_back_linalg,
         _scipy.show_signal,
     )
     _run(tuple(step for step in AFTER.get(name, ()) if step.run in lent))

@@ -42,6 +42,7 @@ WATCHED = frozenset(
         "theano.tensor.nnet.abstract_conv",
         "theano.tensor.nnet.conv",
         "theano.tensor.opt",
+        "theano.tensor.slinalg",
         "theano.tensor.sort",
         "theano.tensor.signal.pool",
         DOWNSAMPLE,

@@ -10,24 +10,22 @@ and in each worker.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import sys
-import types
 from typing import Any
 
 from synk_theano_compat import _lend
 
 _NAME = "pkg_resources"
+_SAME_IN_METADATA = {
+    "get_distribution": "distribution",
+    "DistributionNotFound": "PackageNotFoundError",
+}
 _finders: list[tuple[int, Any]] = []
 
 
 def lend() -> str:
     """Put a stand-in for ``pkg_resources`` in place."""
-    module: Any = types.ModuleType(_NAME, __doc__)
-    module.get_distribution = importlib.metadata.distribution
-    module.DistributionNotFound = importlib.metadata.PackageNotFoundError
-    module.__getattr__ = _true
-    return _lend.lend(_NAME, module)
+    return _lend.lend(_NAME, _lend.stand_in(_NAME, _asked_for))
 
 
 def take_back() -> str:
@@ -35,10 +33,12 @@ def take_back() -> str:
     return _lend.take_back(_NAME)
 
 
-def _true(name: str) -> Any:
+def _asked_for(name: str) -> Any:
     # An optional import in between wants more: without setuptools, the module is not there for it.
-    take_back()
-    return getattr(importlib.import_module(_NAME), name)
+    if name not in _SAME_IN_METADATA:
+        return _lend.true_one(_NAME, name)
+    # It takes a while to import, and is asked for by few.
+    return getattr(importlib.import_module("importlib.metadata"), _SAME_IN_METADATA[name])
 
 
 def plain_distutils() -> str:

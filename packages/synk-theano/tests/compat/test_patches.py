@@ -283,34 +283,70 @@ def test_what_was_imported_of_distutils_before_stays(run):
 
 # What there is of SciPy after importing Theano, and whether it is whole when it is asked for.
 SCIPY = """
-import sys, numpy as np, theano, theano.tensor as T
-print(*(name in sys.modules for name in ("scipy.stats", "scipy.signal")))
+import sys, numpy as np, theano, theano.tensor as T, theano.tensor.slinalg as slinalg
+parts = "special", "stats", "linalg", "sparse", "signal"
+print(*(part for part in parts if any(m.startswith("scipy." + part) for m in sys.modules)))
 flags = theano.tensor.nnet.conv, theano.tensor.nnet.abstract_conv
-print(*(module.imported_scipy_signal for module in flags))
-x = T.dvector()
-ours = theano.function([x], T.chi2sf(x, 3.0), mode=theano.Mode("py", None))(np.array([1.0, 2.0]))
-import scipy.signal, scipy.stats
-assert np.array_equal(ours, scipy.stats.chi2.sf([1.0, 2.0], 3.0))
+print(*(module.imported_scipy_signal for module in flags), theano.tensor.blas.have_fblas)
+x, a = T.dvector(), T.dmatrix()
+gemv = T.blas.gemv_no_inplace(x, 2.0, a, x, 1.0)
+results = [T.chi2sf(x, 3.0), T.erfinv(x / 4), slinalg.cholesky(a), gemv]
+values, matrix = np.array([1.0, 2.0]), np.array([[2.0, 1.0], [1.0, 3.0]])
+ours = theano.function([x, a], results, mode=theano.Mode("py", None))(values, matrix)
+import scipy.signal, scipy.stats, scipy.special, scipy.linalg
+np.testing.assert_array_equal(ours[0], scipy.stats.chi2.sf(values, 3.0))
+np.testing.assert_array_equal(ours[1], scipy.special.erfinv(values / 4))
+np.testing.assert_array_equal(ours[2], scipy.linalg.cholesky(matrix, lower=True))
+np.testing.assert_array_equal(ours[3], values + 2 * matrix @ values)
 assert np.array_equal(scipy.signal.convolve([1, 2], [1, 1]), [1, 3, 2])
+# Of scipy.linalg, Theano has imported the functions of BLAS by themselves.
+assert scipy.linalg.blas is sys.modules["scipy.linalg.blas"]
+np.testing.assert_array_equal(scipy.linalg.blas.dgemm(1.0, matrix, matrix), matrix @ matrix)
+assert scipy.linalg.get_blas_funcs("gemv", (matrix,)) is scipy.linalg.blas.dgemv
+import theano.sparse
 """
 
 
-def test_scipys_statistics_and_filters_are_imported_when_they_are_used(run):
+def test_parts_of_scipy_are_imported_when_they_are_used(run):
     with_it, without = run(SCIPY).stdout.splitlines(), run(SCIPY, skip="P13").stdout.splitlines()
-    assert with_it[0] == "False False"
-    assert without[0] == "True True"
+    assert with_it[0] == ""
+    assert without[0] == "special stats linalg sparse signal"
     assert with_it[1] == without[1], "Theano has what it had"
 
 
-def test_a_failing_import_leaves_no_stand_in_for_scipys_parts(run):
+def test_parts_of_scipy_that_are_there_stay(run):
+    names = "special", "stats", "linalg", "signal"
     code = (
-        "import sys, scipy.special\n"
-        "sys.modules['theano.scalar'] = None\n"  # which the module asks for after SciPy
-        "try: import theano\nexcept ImportError: pass\n"
-        "import scipy.stats, scipy.signal\n"
-        "print(scipy.stats.norm.cdf(0.0), scipy.signal.__name__)"
+        f"import sys, {', '.join(f'scipy.{name}' for name in names)}\n"
+        "before = {name: module for name, module in sys.modules.items() if 'scipy' in name}\n"
+        "import theano\n"
+        "print(all(sys.modules[name] is module for name, module in before.items()))"
     )
-    assert run(code).stdout == "0.5 scipy.signal\n"
+    assert run(code).stdout == "True\n"
+
+
+@pytest.mark.parametrize("missing", ["theano.scalar", "theano.tensor.opt", "theano.tensor.nnet.bn"])
+def test_a_failing_import_leaves_no_stand_in_for_scipys_parts(run, missing):
+    code = (
+        f"import sys\nsys.modules[{missing!r}] = None\n"
+        "try: import theano\nexcept ImportError: pass\n"
+        "import scipy.stats, scipy.signal, scipy.linalg\n"
+        "print(scipy.stats.norm.cdf(0.0), scipy.signal.__name__, scipy.linalg.blas.__name__)"
+    )
+    assert run(code).stdout == "0.5 scipy.signal scipy.linalg.blas\n"
+
+
+def test_who_imports_more_of_a_lent_part_gets_the_true_one(run):
+    """As another package would that is imported in between."""
+    code = (
+        "from synk_theano_compat import _scipy\n"
+        "_scipy.lend_linalg(), _scipy.lend_functions()\n"
+        "from scipy.linalg import inv\nfrom scipy.special import erf\n"
+        "_scipy.take_back_linalg(), _scipy.take_back_functions()\n"
+        "import scipy.linalg, scipy.special\n"
+        "print(scipy.linalg.inv is inv, scipy.special.erf is erf, scipy.linalg.blas.__name__)"
+    )
+    assert run(code).stdout == "True True scipy.linalg.blas\n"
 
 
 def test_failing_patch_is_named_and_the_others_go_on(run):

@@ -9,10 +9,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from synk_comm import _call
 from synk_comm._device import (
@@ -41,6 +40,9 @@ from synk_comm.exceptions import (
 
 from ._nccl_link import Link
 from ._nccl_terms import Said, check_agreement
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 _STOP_S = 1.0
 """How long a failed call waits for NCCL's kernels to stop."""
