@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 
 import numpy as np
 import pytest
@@ -47,6 +48,22 @@ def test_documented_functions_keep_their_parameters(name):
     documented = SIGNATURES[name].split()
     assert parameters[: len(documented)] == documented
     assert getattr(synk, name).__doc__
+
+
+def test_a_forked_child_is_told_what_it_needs_for_ranks_of_its_own(two):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            synk.close()
+            synk.fork(2, verbose=False)
+        except exceptions.AlreadyForked as error:
+            status = 0 if "fresh process, as multiprocessing's 'spawn' gives" in str(error) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    x = T.vector("x")
+    assert float(synk.function([x], x.mean())(np.arange(4.0))) == 1.5
 
 
 def test_documented_objects_have_their_attributes():

@@ -7,7 +7,9 @@ are asked for anything. They are stopped while the wrong calls are made.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -701,3 +703,43 @@ def test_only_one_thread_at_a_time_builds_a_function(pair, x, monkeypatch):
     for thread in threads:
         thread.join(timeout=60)
     assert (len(built), met) == (2, [])
+
+
+@pytest.mark.parametrize("value", ["raise", "warn"])
+def test_test_values_are_the_users_alone(runtime, value):
+    """What a call adds to the graph to select rows has none."""
+    rows = np.arange(12.0).reshape(6, 2)
+    with theano.change_flags(compute_test_value=value), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x, s = T.dmatrix("x"), theano.shared(rows, name="s")
+        x.tag.test_value = rows
+        f = runtime.function(
+            [x], [(x.sum(axis=0), "sum"), (s.sum(axis=0), "sum")], sliceable_shareds=[s], **QUICK
+        )
+        for selection in (slice(1, 3), [2, 0]):
+            for num_slices in (1, 2):
+                count = 2 * runtime.size
+                total, resident = f(rows[:count], batch_s=selection, num_slices=num_slices)
+                np.testing.assert_allclose(total, rows[:count].sum(axis=0))
+                np.testing.assert_allclose(resident, runtime.size * rows[selection].sum(axis=0))
+        with pytest.raises(ValueError, match=r"[Ss]hape"):
+            x.dot(T.constant(np.ones(3)))  # Theano tells of a wrong graph as it is written
+
+
+def test_rows_that_make_other_columns_cannot_be_gathered(runtime):
+    x = T.dmatrix("x")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        f = runtime.function([x], (x.dot(x.T), "gather"), **QUICK)
+    # Shares and slices of unequal length.
+    count = 2 * runtime.size + 1
+    for num_slices in (1, 2) if runtime.size > 1 else (2,):
+        with pytest.raises((InputValueError, WorkerFailed), match="differ in more than their leng"):
+            f(np.ones((count + runtime.size, 2)), num_slices=num_slices, batch=count)
+
+
+def test_functions_cannot_be_copied_or_pickled(runtime, x):
+    f = runtime.function([x], (x.sum(), "sum"), name="total", **QUICK)
+    for act in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"function total.*build it again with"):
+            act(f)

@@ -25,6 +25,11 @@ def open_default(**settings: Any) -> Runtime:
     global _runtime  # noqa: PLW0603 - this file is where the default lives
     with _lock:
         if _runtime is not None and not _runtime.closed:
+            if _runtime.is_foreign:
+                raise AlreadyForked(
+                    "fork() was called already, in the process that this one was forked from; "
+                    "ranks of its own need a fresh process, as multiprocessing's 'spawn' gives"
+                )
             raise AlreadyForked(
                 f"fork() was called already ({_runtime!r}); call close() first to fork again"
             )

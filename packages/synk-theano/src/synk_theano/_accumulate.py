@@ -12,6 +12,7 @@ from typing import Any, List, Optional
 import numpy as np
 
 from . import _device_sums, _host_sums
+from ._shown import shown
 from ._values import at_least_1d, concatenated, is_on_device
 from .exceptions import InputValueError, OpError
 
@@ -64,9 +65,20 @@ class Accumulator:
             self._value = self._sums.combine(self._op, held, value)
 
     def result(self) -> Any:
-        """The value for all slices taken in so far (at least one), where the slices' lie."""
+        """The value for all slices taken in so far (at least one), where the slices' lie.
+
+        Raises:
+            InputValueError: shapes of rows that are to be gathered do not fit each other.
+        """
         if self._op == "gather":
-            return concatenated(self._parts)
+            try:
+                return concatenated(self._parts)
+            except ValueError:
+                shapes = [part.shape for part in self._parts]
+                raise InputValueError(
+                    f"{self._what}: an output with op 'gather' has shapes that differ in more than "
+                    f"their length: by slice {shown(shapes)}"
+                ) from None
         if self._op == "avg":
             return self._sums.quotient(self._value, self._weight, self._dtype)
         return self._value

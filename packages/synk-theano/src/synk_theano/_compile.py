@@ -14,6 +14,7 @@ from typing import Any, Iterator, List
 
 import theano
 import theano.tensor as T
+from theano.configparser import change_flags
 
 from ._all_reduce import in_one_order
 from ._device_ends import on_device
@@ -41,6 +42,12 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> 
     replacements come first in the givens, so that they also reach into the values of the user's
     givens, into updates and into default updates of random states.
     """
+    # Inputs that are added here have no test values; the user's graph has been tested.
+    with _building, deep_recursion(), change_flags(compute_test_value="off"):
+        return _compiled(spec, form, is_gpu, atomic)
+
+
+def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any:
     inputs: List[Any] = list(spec.inputs)
     givens: List[Any] = []
     if form.select == "range":
@@ -72,8 +79,6 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> 
             kwargs["no_default_updates"] = [*(kwargs.get("no_default_updates") or ()), *targets]
     # A device's function is linked twice: with and without its ends.
     with (
-        _building,
-        deep_recursion(),
         linked_by_kind() if is_gpu else nullcontext(),
         out_of_place() if atomic else nullcontext(),
     ):

@@ -16,7 +16,7 @@ import numpy as np
 import synk_shm
 
 from ._messages import ArrayRef
-from ._plan import is_int
+from ._plan import as_int, is_int
 from ._shown import clipped, shown
 from .exceptions import InputTypeError, InputValueError
 
@@ -82,18 +82,18 @@ class Data:
 
     @property
     def shape(self) -> Tuple[int, ...]:
-        """Shape of the array."""
-        return self.data.shape
+        """Shape of the array; of a scalar (), also before it has a value."""
+        return self.data.shape if self._ndim else ()
 
     @property
     def size(self) -> int:
         """Number of items of the array."""
-        return self.data.size
+        return self.data.size if self._ndim else 1
 
     @property
     def nbytes(self) -> int:
         """Bytes of the array."""
-        return self.data.nbytes
+        return self.size * self._dtype.itemsize
 
     @property
     def alloc_size(self) -> int:
@@ -156,7 +156,7 @@ class Data:
         """Change the length along axis 0, as `set_shape` does."""
         if self._ndim == 0:
             raise InputTypeError(f"{self!r} is a scalar and has no length")
-        self.set_shape((length, *self.shape[1:]), oversize)
+        self.set_shape((as_int(length), *self.shape[1:]), oversize)
 
     def free_memory(self) -> None:
         """Give the memory back, here and (with their next command) in the workers.

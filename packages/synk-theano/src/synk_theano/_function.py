@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 
 from ._data import Data
 from ._delayed import Delayed, Prepared
@@ -66,6 +66,12 @@ class Function:
     def belongs_to(self, launcher: Launcher) -> bool:
         """Whether it was built by this runtime."""
         return self._launcher is launcher
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled: its compiled forms are in the memory of all "
+            f"ranks; build it again with function(...), from the same graph"
+        )
 
     def __repr__(self) -> str:
         return (
@@ -143,16 +149,23 @@ class Function:
             self.number,
         )
 
-    def as_theano(self, *args: Any, **kwargs: Any) -> Any:
+    def as_theano(
+        self, *args: Any, output_subset: Optional[Sequence[int]] = None, **kwargs: Any
+    ) -> Any:
         """Compute in the master only, as a plain Theano function would.
 
         Args:
-            *args, **kwargs: arrays or `Data`, as in `__call__`, without the options of it.
+            *args, **kwargs: arrays or `Data`, as in `__call__`, without the other options of it.
+            output_subset: positions of the outputs to return, as in Theano.
         """
         values = self._signature.ordered(args, kwargs)
+        wanted = self._planner.wanted(output_subset)
         self._launcher.enter_device()
-        plain = self._plain(*(v.data if isinstance(v, Data) else v for v in values))
-        return self._returned([on_host(value) for value in plain], None)
+        arrays = (v.data if isinstance(v, Data) else v for v in values)
+        plain = self._plain(*arrays)
+        if wanted is not None:  # not every linker of Theano's can leave the others out
+            plain = [plain[position] for position in wanted]
+        return self._returned([on_host(value) for value in plain], wanted)
 
     def verify(
         self,

@@ -147,6 +147,13 @@ def is_int(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
+def as_int(value: Any) -> Any:
+    """An int for a float that is one, which 1.0 took for numbers of slices and lengths; else the
+    value itself."""
+    is_float = isinstance(value, (float, np.floating))
+    return int(value) if is_float and float(value).is_integer() else value
+
+
 def _bounds(batch: slice) -> Tuple[Any, Any, Any]:
     return batch.start, batch.stop, batch.step
 

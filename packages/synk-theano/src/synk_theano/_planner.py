@@ -24,7 +24,7 @@ from ._messages import (
     StagedSelector,
     Step,
 )
-from ._plan import Bounds, Selection, Selector, is_int, selection_for, split_rows
+from ._plan import Bounds, Selection, Selector, as_int, is_int, selection_for, split_rows
 from ._selectors import all_ranges, selectors_for, written
 from ._shown import shown
 from ._spec import FunctionSpec
@@ -145,7 +145,7 @@ class Planner:
             key = (place, token)
         selection = self._selection(known, options.batch)
         selectors = self._selectors(options.batch_s)
-        wanted = self._wanted(options.output_subset)
+        wanted = self.wanted(options.output_subset)
         num_slices = self._slices(options.num_slices, wanted)
         if options is not DEFAULT:
             key = (
@@ -276,7 +276,12 @@ class Planner:
                     f"bcast_inputs, or declare it with more than one row"
                 )
 
-    def _wanted(self, output_subset: Any) -> Optional[Tuple[int, ...]]:
+    def wanted(self, output_subset: Any) -> Optional[Tuple[int, ...]]:
+        """The positions of the outputs that are asked for; None for all.
+
+        Raises:
+            InputValueError: it is no list of positions.
+        """
         if output_subset is None:
             return None
         count = len(self._spec.outputs)
@@ -296,6 +301,7 @@ class Planner:
         return tuple(int(position) for position in output_subset)
 
     def _slices(self, num_slices: Any, wanted: Optional[Tuple[int, ...]]) -> int:
+        num_slices = as_int(num_slices)
         if not is_int(num_slices) or num_slices < 1:
             raise InputValueError(
                 f"num_slices: got {shown(num_slices)}, expected an int of at least 1"

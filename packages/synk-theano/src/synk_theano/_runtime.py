@@ -179,6 +179,11 @@ class Runtime:
         return self._controller.closed
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether it is another process's: this one is a child that was forked from there."""
+        return self._controller.is_foreign
+
+    @property
     def worker_pids(self) -> Tuple[int, ...]:
         """Process ids of the workers, in rank order without the master."""
         return self._controller.worker_pids
@@ -195,7 +200,7 @@ class Runtime:
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
         atexit.unregister(self.close)
-        if self._controller.is_foreign:
+        if self.is_foreign:
             return
         try:
             if not self.closed:

@@ -71,8 +71,8 @@ class InputValueError(SynkError, ValueError):
     """An input has the right type but a shape or length that cannot be used."""
 
 
-class BatchError(SynkError, IndexError):
-    """`batch` or `batch_s` selects rows that are not there."""
+class BatchError(SynkError, IndexError, ValueError):
+    """`batch` or `batch_s` selects rows that are not there. In 1.0 it was a ValueError."""
 
 
 class NotSharedVariable(SynkError, TypeError):

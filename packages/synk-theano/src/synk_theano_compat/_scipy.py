@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import types
 from pathlib import Path
+from typing import Any, Callable
 
 from synk_theano_compat import _lend
 
 _FUNCTIONS = ("scipy.special", "scipy.stats")
 _LINALG = "scipy.linalg"
 _SIGNAL = "scipy.signal"
+_CONVOLUTIONS = ("theano.tensor.nnet.abstract_conv", "theano.tensor.nnet.conv")
 
 
 def lend_functions() -> str:
@@ -44,15 +47,42 @@ def take_back_linalg() -> str:
 
 def hide_signal() -> str:
     """Have ``scipy.signal`` not found, if it does not have what is going to be asked for."""
-    folder = Path(next(iter(_scipy().__path__)), "signal")
-    if any(folder.glob("sigtools*")):
+    if any(_signal_folder().glob("sigtools*")):
         return "not needed"
     return _lend.lend(_SIGNAL, None)
 
 
 def show_signal() -> str:
-    """Undo :func:`hide_signal`."""
-    return _lend.take_back(_SIGNAL)
+    """Undo :func:`hide_signal`, and give Theano's convolutions what SciPy has moved.
+
+    They need it where there is no compiler, and would say that SciPy has to be installed.
+    """
+    shown = _lend.take_back(_SIGNAL)
+    if not any(_signal_folder().glob("_sigtools*")):
+        return shown
+    for name in _CONVOLUTIONS:
+        module: Any = sys.modules.get(name)
+        if module is not None and not module.imported_scipy_signal:
+            module._valfrommode = _when_called("_signaltools", "_valfrommode")
+            module._bvalfromboundary = _when_called("_signaltools", "_bvalfromboundary")
+            module._convolve2d = _when_called("_sigtools", "_convolve2d")
+            module.convolve = _when_called("_signaltools", "convolve")
+            module.imported_scipy_signal = True
+    return shown
+
+
+def _signal_folder() -> Path:
+    return Path(next(iter(_scipy().__path__)), "signal")
+
+
+def _when_called(part: str, name: str) -> Callable[..., Any]:
+    """A function of ``scipy.signal`` that is imported when it is called."""
+
+    def function(*arguments: Any, **options: Any) -> Any:
+        module = importlib.import_module(f"{_SIGNAL}.{part}")
+        return getattr(module, name)(*arguments, **options)
+
+    return function
 
 
 def _lend_part(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a Trainer is given, checked and brought into one form."""
+"""What a training step and a Trainer are given, checked and brought into one form."""
 
 from __future__ import annotations
 
@@ -34,6 +34,28 @@ def names_of_outputs(known: Sequence[Any], given: Sequence[str] | None) -> list[
             "train but the loss"
         )
     return list(given)
+
+
+def call_of_1_0(
+    count: int, data: tuple[Any, ...], batch: Any, named_data: dict[str, Any]
+) -> tuple[tuple[Any, ...], Any]:
+    """Bring the call of release 1.0, ``train(x_data, y_data, batch)``, into today's form.
+
+    Args:
+        count: how many inputs the step has.
+        data: values by place.
+        batch: as given by name.
+        named_data: values by name; ``x_data`` and ``y_data`` are taken out of it.
+
+    Returns:
+        The values of inputs by place, and the batch.
+    """
+    if count != 2:  # as it was
+        return data, batch
+    if len(data) == 3 and batch is None:
+        return data[:2], data[2]
+    names = [name for name in ("x_data", "y_data")[len(data) :] if name in named_data]
+    return (*data, *(named_data.pop(name) for name in names)), batch
 
 
 def require(value: str, what: str, known: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import theano
 import theano.tensor as T
 
+from ._arguments import call_of_1_0
 from ._state import TrainingState
 
 _REDUCTIONS: dict[str, Any] = {
@@ -83,6 +84,7 @@ class SerialTrainFunction:
         rank. With ``num_slices`` loss and gradient are averaged by rows; further ``updates`` of
         the gradient function happen once per slice here.
         """
+        data, batch = call_of_1_0(len(self._names), data, batch, named_data)
         scattered, whole = self._arguments(data, named_data)
         scattered = [array[_key(batch)] for array in scattered]
         rows = self._rows(batch_s)

@@ -20,6 +20,7 @@ from theano.gof import Variable
 
 import synkhronos as synk
 
+from ._arguments import call_of_1_0
 from ._serial import SerialTrainFunction
 from ._state import TrainingState, training_state
 
@@ -86,6 +87,7 @@ class TrainFunction:
             parameter has been moved in any.
         """
         gradient = self.grad_function
+        data, batch = call_of_1_0(len(gradient.spec.inputs), data, batch, named_data)
         loss, _, _ = synk.step(
             gradient.delayed(
                 *data, batch=batch, batch_s=batch_s, num_slices=num_slices, **named_data
@@ -106,8 +108,8 @@ class TrainFunction:
 def make_train_function(
     loss: Any,
     params: Any,
-    inputs: Any,
-    update_rule: Any,
+    inputs: Any = None,
+    update_rule: Any = None,
     *args: Any,
     outputs: Sequence[Any] | None = None,
     bcast_inputs: Sequence[Any] | None = None,
@@ -143,7 +145,8 @@ def make_train_function(
         **kwargs: Further arguments of the rule, such as ``learning_rate``.
 
     The form of release 1.0, ``make_train_function(loss, params, x, y, update_rule, *args,
-    **kwargs)``, is recognised by the variable in the place of ``update_rule``.
+    **kwargs)``, is recognised by the variable in the place of ``update_rule``; ``x=`` and ``y=``
+    may be given by name. So is its call, ``train(x_data, y_data, batch)``, also by these names.
 
     Returns:
         A callable :class:`TrainFunction`.
@@ -153,7 +156,7 @@ def make_train_function(
             itself raises.
         What ``synkhronos.function`` raises.
     """
-    inputs, update_rule, args = _call_form(inputs, update_rule, args)
+    inputs, update_rule, args = _call_form(inputs, update_rule, args, kwargs)
     split = _apply(update_rule, loss, params, args, kwargs)
     grad_updates, param_updates, flat_grad = split
     pairs = _pairs(updates)
@@ -175,8 +178,8 @@ def make_train_function(
 def make_train_function_theano(
     loss: Any,
     params: Any,
-    inputs: Any,
-    update_rule: Any,
+    inputs: Any = None,
+    update_rule: Any = None,
     *args: Any,
     outputs: Sequence[Any] | None = None,
     bcast_inputs: Sequence[Any] | None = None,
@@ -196,7 +199,7 @@ def make_train_function_theano(
         A callable :class:`SerialTrainFunction`, whose ``grad_function`` and
         ``update_function`` are compiled Theano functions.
     """
-    inputs, update_rule, args = _call_form(inputs, update_rule, args)
+    inputs, update_rule, args = _call_form(inputs, update_rule, args, kwargs)
     split = _apply(update_rule, loss, params, args, kwargs)
     return SerialTrainFunction(
         split,
@@ -212,9 +215,17 @@ def make_train_function_theano(
     )
 
 
-def _call_form(inputs: Any, update_rule: Any, args: tuple[Any, ...]) -> tuple[Any, Any, Any]:
+def _call_form(
+    inputs: Any, update_rule: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any, Any]:
     """Return (list of inputs, rule, rule's arguments) from today's or 1.0's order of arguments."""
-    inputs = [inputs] if isinstance(inputs, Variable) else list(inputs)
+    named = []
+    if inputs is None or isinstance(inputs, Variable):
+        named = [kwargs.pop(name) for name in ("x", "y") if isinstance(kwargs.get(name), Variable)]
+        if inputs is None and not named:
+            raise TypeError("inputs are missing: expected the list of variables, after params")
+        inputs = named if inputs is None else [inputs, *named]
+    inputs = list(inputs)
     while isinstance(update_rule, Variable):
         inputs.append(update_rule)
         update_rule, args = (args[0], args[1:]) if args else (None, ())

@@ -78,14 +78,23 @@ from synkhronos.extensions.updates._constraints import norm_constraint, value_co
 
 # steps along the gradient
 from synkhronos.extensions.updates._first_order import (
+    apply_momentum,
+    apply_nesterov_momentum,
     momentum,
     nesterov_momentum,
     sgd,
     sgd_nonflat,
 )
 
-# what a rule returns
-from synkhronos.extensions.updates._flatten import SplitUpdates
+# what a rule returns, and what one's own is written with
+from synkhronos.extensions.updates._flatten import (
+    SplitUpdates,
+    flat_unflat_grads,
+    flatten_vars,
+    nonflat_grads,
+    unflatten_vars,
+    vars_flat_size,
+)
 
 # a pull towards zero, through the gradient or beside the rule
 from synkhronos.extensions.updates._weight_decay import decoupled_weight_decay, weight_decay
@@ -97,15 +106,22 @@ __all__ = [
     "adam",
     "adamax",
     "amsgrad",
+    "apply_momentum",
+    "apply_nesterov_momentum",
     "clip_by_global_norm",
     "clip_by_value",
     "decoupled_weight_decay",
+    "flat_unflat_grads",
+    "flatten_vars",
     "momentum",
     "nesterov_momentum",
+    "nonflat_grads",
     "norm_constraint",
     "rmsprop",
     "sgd",
     "sgd_nonflat",
+    "unflatten_vars",
     "value_constraint",
+    "vars_flat_size",
     "weight_decay",
 ]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from synkhronos.extensions.updates._arguments import (
-    accepts_lr,
-    check_params,
-    gradients,
-    label,
-    scalar,
+from synkhronos.extensions.updates._arguments import accepts_lr, check_params, label, scalar
+from synkhronos.extensions.updates._flatten import (
+    FlatGradient,
+    SplitUpdates,
+    nonflat_grads,
+    zeros_like,
 )
-from synkhronos.extensions.updates._flatten import FlatGradient, SplitUpdates, zeros_like
 
 
 @accepts_lr
@@ -59,8 +58,7 @@ def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> SplitUpd
         the shape, dtype and broadcastable pattern of its parameter. The collectives take lists.
     """
     params = check_params(params)
-    grads = gradients(loss_or_grads, params)
-    stores = [zeros_like(param, f"grad({label(param, i)})") for i, param in enumerate(params)]
+    stores, grads = nonflat_grads(loss_or_grads, params)
     steps = [
         (param, param - scalar(learning_rate, str(param.dtype), "learning_rate") * store)
         for param, store in zip(params, stores)
@@ -138,3 +136,44 @@ def nesterov_momentum(
         v = mu * velocity - step
         updates += [(velocity, v), (param, param + mu * v - step)]
     return grads.split(updates)
+
+
+def apply_momentum(param_updates: Any, momentum: Any = 0.9) -> list[tuple[Any, Any]]:
+    """Give the steps of a rule of one's own a velocity.
+
+    Args:
+        param_updates: Pairs (shared variable, expression of its next value), without momentum.
+        momentum: A number or Theano scalar.
+
+    Returns:
+        The updates of parameters and velocities; the step is what :func:`momentum` makes of
+        ``sgd``'s, to rounding.
+    """
+    updates = []
+    for param, velocity, stepped, mu in _velocities(param_updates, momentum):
+        moved = mu * velocity + stepped
+        updates += [(velocity, moved - param), (param, moved)]
+    return updates
+
+
+def apply_nesterov_momentum(param_updates: Any, momentum: Any = 0.9) -> list[tuple[Any, Any]]:
+    """Do as :func:`apply_momentum`, with Nesterov's: see :func:`nesterov_momentum`."""
+    updates = []
+    for param, velocity, stepped, mu in _velocities(param_updates, momentum):
+        v = mu * velocity + stepped - param
+        updates += [(velocity, v), (param, mu * v + stepped)]
+    return updates
+
+
+def _velocities(param_updates: Any, momentum: Any) -> list[tuple[Any, Any, Any, Any]]:
+    pairs = list(param_updates.items() if hasattr(param_updates, "items") else param_updates)
+    params = check_params([param for param, _ in pairs])
+    return [
+        (
+            param,
+            zeros_like(param, f"velocity({label(param, index)})"),
+            stepped,
+            scalar(momentum, str(param.dtype), "momentum"),
+        )
+        for index, (param, (_, stepped)) in enumerate(zip(params, pairs))
+    ]

@@ -51,16 +51,15 @@ class FlatGradient:
         self._params = check_params(params)
         self.dtype = common_dtype(self._params)
         grads = gradients(loss_or_grads, self._params)
-        size = sum(_value(param).size for param in self._params)
-        self.vector = theano.shared(np.zeros(size, self.dtype), name="flat_grad")
-        joined = T.concatenate([grad.flatten() for grad in grads])
+        zeros = np.zeros(vars_flat_size(self._params), self.dtype)
+        self.vector = theano.shared(zeros, name="flat_grad")
         # A vector that is known to have one element gets a broadcastable type of its own.
-        self.updates = [(self.vector, T.patternbroadcast(joined, (False,)))]
+        self.updates = [(self.vector, T.patternbroadcast(flatten_vars(grads), (False,)))]
 
     def __iter__(self) -> Iterator[tuple[Any, Any, State]]:
-        for index, (param, place) in enumerate(zip(self._params, places(self._params))):
-            part = self.vector[place].reshape(_value(param).shape)
-            yield param, T.patternbroadcast(part, param.broadcastable), State(param, index)
+        parts = unflatten_vars(self.vector, self._params)
+        for index, (param, part) in enumerate(zip(self._params, parts)):
+            yield param, part, State(param, index)
 
     def scalar_state(self, name: str) -> Any:
         """Return a new shared scalar 0, one for all parameters, of their dtype."""
@@ -80,6 +79,62 @@ class State:
 
     def __call__(self, kind: str) -> Any:
         return zeros_like(self._param, f"{kind}({label(self._param, self._index)})")
+
+
+def flatten_vars(variables: Sequence[Any]) -> Any:
+    """Return a vector expression: the elements of all variables, in C order, end to end."""
+    return T.concatenate([variable.flatten() for variable in variables])
+
+
+def vars_flat_size(variables: Sequence[Any]) -> int:
+    """Return how many elements these shared variables have together."""
+    return int(sum(_value(variable).size for variable in variables))
+
+
+def unflatten_vars(flat_var: Any, variables: Sequence[Any]) -> list[Any]:
+    """Undo :func:`flatten_vars`: the parts of a vector, shaped as the shared variables are now."""
+    parts = []
+    for variable, place in zip(variables, places(variables)):
+        part = flat_var[place].reshape(_value(variable).shape)
+        parts.append(T.patternbroadcast(part, variable.broadcastable))
+    return parts
+
+
+def flat_unflat_grads(loss_or_grads: Any, params: Any) -> tuple[Any, Any, list[Any]]:
+    """Return what a rule of one's own is written with; the gradients are one vector, to average.
+
+    ::
+
+        def halving(loss, params):
+            shared_grad, flat_grad, grads = flat_unflat_grads(loss, params)
+            steps = [(param, param - 0.5 * grad) for param, grad in zip(params, grads)]
+            return [(shared_grad, flat_grad)], steps, shared_grad
+
+    Args:
+        loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
+        params: Shared variables, all of one floating-point dtype.
+
+    Returns:
+        A shared vector of zeros of their dtype, the expression of the gradient that goes there,
+        and for each parameter its part of the shared vector, in its shape.
+
+    Raises:
+        As :func:`~synkhronos.extensions.updates.sgd`.
+    """
+    grads = FlatGradient(loss_or_grads, params)
+    ((vector, flat_grad),) = grads.updates
+    return vector, flat_grad, [part for _, part, _ in grads]
+
+
+def nonflat_grads(loss_or_grads: Any, params: Any) -> tuple[list[Any], list[Any]]:
+    """Return a shared variable of zeros and the gradient that goes there, for each parameter.
+
+    The variables have the shape, dtype and broadcastable pattern of the parameters. To average
+    many is slower than :func:`flat_unflat_grads`.
+    """
+    params = check_params(params)
+    grads = gradients(loss_or_grads, params)
+    return [zeros_like(param, f"grad({label(param, i)})") for i, param in enumerate(params)], grads
 
 
 def places(params: Sequence[Any]) -> list[slice]:
