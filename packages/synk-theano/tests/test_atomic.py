@@ -6,6 +6,7 @@ import dis
 import os
 import signal
 import sys
+import time
 
 import cloudpickle
 import numpy as np
@@ -16,7 +17,9 @@ from theano.compile.ops import as_op
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
-from synk_theano import Runtime, _share
+from synk_theano import Function, Runtime, _share
+from synk_theano._controller import Controller
+from synk_theano._rank import Rank
 from synk_theano.exceptions import (
     ReplicasDiffer,
     ReplicaWarning,
@@ -359,3 +362,80 @@ def test_a_worker_that_dies_is_told_also_without_atomic_calls():
         with pytest.raises(WorkerDied, match="computing"):
             f(np.array([0.0, 200.0]))
         assert runtime.closed
+
+
+# A Ctrl-C that comes with a line of a function, as one of the package's own: what handlers see.
+STRIKE = """
+import signal, sys
+
+class Strike:
+    def __init__(self, codes, place):
+        self.codes, self.left, self.struck = codes, place, None
+
+    def __call__(self, frame, event, argument):
+        if frame.f_code not in self.codes:
+            return None
+        return self.line
+
+    def line(self, frame, event, argument):
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.struck = frame.f_code.co_name, frame.f_lineno
+                signal.raise_signal(signal.SIGINT)
+        return self.line
+"""
+
+
+def strike_at(place, functions, call):
+    """Call with a Ctrl-C at the place-th line of these functions.
+
+    Returns:
+        Where it came, or None; whether the call gave its result; the KeyboardInterrupt came.
+    """
+    names = {"__name__": "synk_theano.struck"}
+    exec(STRIKE, names)
+    strike = names["Strike"]({function.__code__ for function in functions}, place)
+    given = interrupted = False
+    usual = sys.gettrace()
+    try:
+        sys.settrace(strike)
+        try:
+            call()
+            given = True
+        finally:
+            sys.settrace(usual)
+        late = time.monotonic() + 10
+        while strike.struck and time.monotonic() < late:
+            time.sleep(0.001)
+    except KeyboardInterrupt:
+        interrupted = True
+    return strike.struck, given, interrupted
+
+
+@pytest.mark.parametrize("size, atomic", [(2, True), (2, False), (1, True)])
+def test_an_interrupt_out_of_a_call_means_that_it_did_not_happen(size, atomic):
+    """Wherever Ctrl-C comes; and one that comes too late is raised when the result is there."""
+    x = T.dvector("x")
+    count = theano.shared(0, "count")
+    usual = signal.getsignal(signal.SIGINT)
+    with nothing_left(), Runtime(size, atomic=atomic) as runtime:
+        f = runtime.function([x], (x.sum(), "sum"), updates=[(count, count + 1)])
+        f(np.ones(4))
+        functions = [Function.__call__, Runtime.perform, Controller.run, Rank._finish]
+        counts, given, place, struck = 1, set(), 0, True
+        while struck:
+            place += 1
+            struck, got, interrupted = strike_at(place, functions, lambda: f(np.ones(4)))
+            assert interrupted == bool(struck), struck
+            given.add(got)
+            counts += got
+            if not atomic and not got:
+                runtime.collectives.broadcast(count)  # ranks may differ, which is told
+            values = runtime.collectives.gather(count).tolist()
+            assert values == [counts] * size, (struck, got)
+        assert place > 40
+        assert given == {False, True}
+        assert not runtime.closed
+        assert float(f(np.ones(4))) == 4
+    assert signal.getsignal(signal.SIGINT) == usual

@@ -23,8 +23,8 @@ from ._book import Book
 from ._devices import Ranks, take
 from ._failures import mismatch, worker_failed
 from ._flight import WORDS, Flight
-from ._interrupts import Interrupts
-from ._messages import Join, Order, Step, Stop
+from ._interrupts import LATER, Interrupts
+from ._messages import Call, Collective, Join, Order, Step, Stop
 from ._orders import STEPS_IN_LINE
 from ._rank import Rank
 from ._releases import Releases
@@ -39,6 +39,8 @@ from .exceptions import Closed, InputValueError, Interrupted, StartError, Worker
 TELL_TIMEOUT_S = 0.5
 """For workers that are to stop, to listen: idle ones do at once."""
 
+
+_CAN_BE_UNDONE = (Call, Collective)
 
 FAILURE_TIMEOUT_S = 0.05
 """For what workers have said already."""
@@ -236,6 +238,7 @@ class Controller:
             WorkerStalled: a worker took too long; everything is closed.
             ReplicasDiffer: nothing was done, because ranks may have different values.
             Exception: what user code raised in the master.
+            KeyboardInterrupt: nothing was done.
         """
         self.require_open()
         if not self._joined:
@@ -253,8 +256,12 @@ class Controller:
             order = Order(next(self._serials), steps, extras)
             self._interrupts.begin(order.serial)
             results = self.rank.perform(order, self.turn.began, timeout_s)
+            struck = self._interrupts.finish()
             if extras is not None:
-                self.book.sent(extras)
+                sent, extras = extras, None
+                self.book.sent(sent)
+            if struck and self.rank.journal.on and all(isinstance(a, _CAN_BE_UNDONE) for a in acts):
+                self.rank.take_back(KeyboardInterrupt())
             self.replicas.done(acts)
         except BaseException as error:
             interrupted = self._interrupts.end()
@@ -273,7 +280,7 @@ class Controller:
             self.turn.running = False
             self.book.end(steps)
         if self._interrupts.end():
-            raise KeyboardInterrupt
+            LATER.put_off()
         return results or []
 
     def _fail(self, error: BaseException, interrupted: bool) -> None:

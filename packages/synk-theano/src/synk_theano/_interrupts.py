@@ -3,10 +3,15 @@
 A rank that computes can be interrupted at once: it declines its next collective, and all stay in
 step. One that waits inside a collective cannot: the ranks would lose each other. So the master's
 Ctrl-C, when it waits, first interrupts those that compute; they decline, and the wait is over.
+
+Where all have been done when it is heard, the order is taken back (see `Rank.take_back`), and what
+cannot be taken back gives its result: a `KeyboardInterrupt` out of a call means that it did not
+happen. So none is raised between the order's end and the user's own code, but a moment later.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import signal
@@ -23,6 +28,15 @@ SIGNAL = signal.SIGRTMIN + 2 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 GRACE_S = 2.0
 """From Ctrl-C until the workers that have not listened are ended."""
 
+AGAIN_S = 0.01
+"""From a Ctrl-C that came at the wrong moment until it is tried again."""
+
+LATEST_S = 0.25
+"""Of this thread's processor time: after it, Ctrl-C is raised wherever the program is. From the
+end of an order into the user's code it takes much less."""
+
+_OURS = ("synk_theano", "synkhronos")
+
 
 def obey(rank: Any) -> None:
     """In a worker: let the master interrupt what it computes."""
@@ -32,6 +46,55 @@ def obey(rank: Any) -> None:
             raise Interrupted
 
     signal.signal(SIGNAL, interrupt)
+
+
+class Later:
+    """A Ctrl-C of the main thread that came at the wrong moment, for all runtimes."""
+
+    def __init__(self) -> None:
+        self._since: Optional[float] = None
+        self._again = False
+
+    def put_off(self) -> None:
+        """Raise it as soon as the program has left this package, or calls it again."""
+        self._since = since = time.thread_time()
+        # A plain thread: to start a `threading.Thread` takes a lock, which may be taken here.
+        _thread.start_new_thread(self._strike_again, (since,))
+
+    def _strike_again(self, since: float) -> None:
+        main = threading.main_thread().ident
+        time.sleep(AGAIN_S)
+        while self._since is since and main is not None:
+            self._again = True
+            signal.pthread_kill(main, signal.SIGINT)
+            time.sleep(AGAIN_S)
+
+    def at_the_next_chance(self) -> None:
+        """
+        Raises:
+            KeyboardInterrupt: one was put off.
+        """
+        if self._since is not None:
+            self._since = None
+            raise KeyboardInterrupt
+
+    def is_the_moment(self, frame: Any) -> bool:
+        """Whether to raise one that came at this frame; it is put off if not."""
+        again, self._again = self._again, False
+        if again and self._since is None:
+            return False  # it has been raised already
+        module = frame.f_globals.get("__name__") if frame is not None else None
+        if str(module).partition(".")[0] in _OURS:  # maybe on the way out with a result
+            if self._since is None:
+                self.put_off()
+                return False
+            if time.thread_time() - self._since < LATEST_S:
+                return False
+        self._since = None
+        return True
+
+
+LATER = Later()
 
 
 class Interrupts:
@@ -58,6 +121,7 @@ class Interrupts:
         self._under_way = False
         self._serial = 0
         self._struck = False
+        self._finished = False
         self._since: Optional[float] = None
         self._before: Optional[Interrupts] = None
         self._main = threading.main_thread().ident
@@ -99,10 +163,24 @@ class Interrupts:
         return before
 
     def begin(self, serial: int) -> None:
-        """An order begins, in this thread."""
-        self._since, self._struck, self._serial = None, False, serial
+        """An order begins, in this thread.
+
+        Raises:
+            KeyboardInterrupt: it was put off.
+        """
+        if threading.get_ident() == self._main:
+            LATER.at_the_next_chance()
+        self._since, self._struck, self._finished, self._serial = None, False, False, serial
         # Ctrl-C is the main thread's, whatever others are waiting for.
         self._under_way = threading.get_ident() == self._main
+
+    def finish(self) -> bool:
+        """All ranks have done the order; tell whether there was a Ctrl-C meanwhile.
+
+        One that comes from now on waits until the order's end.
+        """
+        self._finished = True
+        return self._since is not None
 
     def end(self) -> bool:
         """An order has ended; tell whether there was a Ctrl-C that is still to be raised."""
@@ -134,8 +212,12 @@ class Interrupts:
             before = self._living_before()
             if before is not None:
                 before._on_ctrl_c(number, frame)
-                return
-            signal.default_int_handler(number, frame)
+            elif os.getpid() != self._rank.pid or LATER.is_the_moment(frame):
+                signal.default_int_handler(number, frame)
+            return
+        if self._finished:
+            self._since = time.monotonic()
+            return
         if self._struck or self._rank.flight.phase[0] in OWN_WORK:
             self._struck = True
             signal.default_int_handler(number, frame)

@@ -343,6 +343,17 @@ class Rank:
             for number in order.extras.acts:
                 self._acts.pop(number, None)
 
+    def take_back(self, error: BaseException) -> None:
+        """On the master: undo the order that all ranks have just done, and raise `error`.
+
+        The others wait for the next order, and undo this one when they learn that there is none.
+        """
+        self.in_step = False
+        self.journal.undo()
+        self.flight.mark(self.serial, Outcome.UNDONE)
+        self._decline(error)
+        raise error
+
     def _decline(self, error: BaseException) -> None:
         self.also_declined = {}
         with contextlib.suppress(synk_comm.CommError):

@@ -53,6 +53,7 @@ from ._environ import compiler_note
 from ._facts import unequal_replicas
 from ._function import Function, as_delayed
 from ._history import History
+from ._interrupts import LATER
 from ._lint import Findings
 from ._messages import Act, ArrayRef, Form, Step
 from ._recordings import Recordings
@@ -348,7 +349,10 @@ class Runtime:
         # Last: a reminder may be an error, where the user's filters make it one.
         self._history.note(events)
         if self._sentinels.watches:
-            self._sentinels.called(events)
+            try:
+                self._sentinels.called(events)
+            except KeyboardInterrupt:  # the acts themselves are done
+                LATER.put_off()
         return finished
 
     def enter(self, act: Act, name: Optional[Hashable] = None, holder: Any = None) -> int:
