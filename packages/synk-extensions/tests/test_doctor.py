@@ -123,6 +123,7 @@ def test_a_machine_on_which_much_is_wrong_at_once(tmp_path: Path):
         "NO_COLOR": "1",
         "TMPDIR": str(tmp_path),
         "THEANO_FLAGS": "",
+        "THEANORC": "/nowhere",  # where tests have their compile directory from
         "PYTHONPATH": os.pathsep.join(["/no\u00df", os.environ.get("PYTHONPATH", "")]),
     }
     done = command("doctor", **changes)
