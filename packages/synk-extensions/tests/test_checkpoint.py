@@ -589,3 +589,34 @@ def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
         checkpoint_file.write(path, {"new": 1})
     assert list(tmp_path.iterdir()) == [path]
     assert checkpoint_file.read(path) == {"old": 1}
+
+
+def hostile_files():
+    """Nesting beyond every limit, and arrays that are named and not there."""
+    told = {"format": checkpoint_file.FORMAT, "version": checkpoint_file.VERSION}
+    deep = json.dumps({**told, "content": None})[:-5] + "[" * 100_000
+    yield {"meta": np.array(deep)}
+    yield {"meta": np.array(deep + "]" * 100_000 + "}")}
+    for content in ({"__array__": "gone"}, {"__array__": []}, {"__array__": {}}):
+        yield {"meta": np.array(json.dumps({**told, "content": {"a": content}}))}
+    yield {"meta": np.array(json.dumps(told))}
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_hostile_files_are_refused(tmp_path, number):
+    path = tmp_path / "step-000000001.npz"
+    np.savez(path, **list(hostile_files())[number])
+    with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
+        checkpoint_file.read(path)
+
+
+def test_an_array_larger_than_any_memory_is_refused(tmp_path):
+    path = tmp_path / "step-000000001.npz"
+    head = b"{'descr': '<f8', 'fortran_order': False, 'shape': (%d, 4), }"
+    for rows in (1 << 44, 1 << 62, 10**30):
+        text = head % rows
+        text += b" " * (-(len(text) + 11) % 64) + b"\n"
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("meta.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+        with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
+            checkpoint_file.read(path)

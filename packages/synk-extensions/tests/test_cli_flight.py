@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from _programs import zygote
 from typer.testing import CliRunner
 
 from synk_theano import flight
-from synkhronos_cli import _app, _flight
+from synkhronos_cli import _app, _flight_file
 
 # Three ranks; one of the workers raises, then another is killed: two records.
 PROGRAM = """
@@ -234,8 +235,88 @@ def test_other_files_are_refused_in_one_line(tmp_path, content):
     assert run("--list", path)[0] == 2
 
 
+NAME = "20200101-000000-1-{:04d}.json"
+
+
+def test_hostile_records_are_refused_and_the_others_are_listed(here, tmp_path, monkeypatch):
+    """Wrong types everywhere, nesting, pipes, links to devices, no end."""
+    path = next(iter(sorted(here.glob("*.json"))))
+    good = json.loads(path.read_text())
+    texts = [
+        '{"version": 1}',
+        "[" * 200_000,
+        '{"a":' * 100_000,
+        '{"version": 1e999}',
+        "\x00",
+        "\ud800",
+    ]
+    for key in good:
+        for value in (None, 5, "x", [], [[]], {}, {"x": None}, [{"rank": "0"}]):
+            if value != good[key] and key not in ("versions", "stacks", "program", "ranks"):
+                texts.append(json.dumps({**good, key: value}))
+    texts += [json.dumps({**good, "ranks": [{**good["ranks"][0], "records": [[]]}]})]
+    texts += [json.dumps({**good, "stacks": {"0": 5}}), json.dumps({**good, "program": [5]})]
+    texts += [json.dumps({**good, "when": when}) for when in ("9999-99-99", "0001-01-01", "")]
+    assert len(texts) > 50
+    monkeypatch.setenv("SYNKHRONOS_FLIGHT_DIR", str(tmp_path))
+    refused = 0
+    for number, text in enumerate(texts):
+        place = tmp_path / NAME.format(number)
+        place.write_bytes(text.encode("utf-8", "surrogatepass"))
+        try:
+            flight.load(place)
+        except (ValueError, OSError):
+            pass
+        done = CliRunner().invoke(_app._app, ["flight", place.name])
+        assert done.exit_code in (0, 2), text[:80]  # some of it is never printed
+        refused += done.exit_code == 2
+        assert done.exception is None or isinstance(done.exception, SystemExit), text[:80]
+        assert len(done.stderr.splitlines()) <= 1
+    assert refused > 0.9 * len(texts)
+    os.mkfifo(tmp_path / NAME.format(9001))
+    os.symlink("/dev/zero", tmp_path / NAME.format(9002))
+    os.symlink(path, tmp_path / NAME.format(9003))
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+    status, out = run("--list")
+    assert status == 0
+    assert path.name in out
+    assert "-9001.json" not in out + str(flight.files())
+    for number in (9001, 9002):
+        place = tmp_path / NAME.format(number)
+        assert run(place)[0] == 2
+        with pytest.raises(ValueError, match="no file"):
+            flight.load(place)
+    monkeypatch.setattr(_flight_file, "MOST_BYTES", 100)
+    assert run(path.name)[0] == 2
+
+
+def test_nothing_in_a_record_reaches_the_terminal_as_it_is(here, tmp_path, monkeypatch):
+    path = next(iter(sorted(here.glob("*.json"))))
+    strike = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b31m\x7f\r"
+
+    def everywhere(value):
+        if isinstance(value, str):
+            return value + strike
+        if isinstance(value, list):
+            return [everywhere(item) for item in value]
+        if isinstance(value, dict):
+            return {key: everywhere(item) for key, item in value.items()}
+        return value
+
+    record = json.loads(path.read_text())
+    struck = everywhere({key: item for key, item in record.items() if key != "when"})
+    place = tmp_path / NAME.format(1)
+    place.write_text(json.dumps({**record, **struck}))
+    monkeypatch.setenv("SYNKHRONOS_FLIGHT_DIR", str(tmp_path))
+    for options in ([], ["--list"], ["--json"], ["--list", "--json"]):
+        status, out = run(*options)
+        assert status == 0
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out), options
+        assert options or r"\x1b]52;c;" in out
+
+
 def test_folder_and_version_are_those_of_the_library(tmp_path, monkeypatch):
-    assert flight.VERSION == _flight.VERSION
+    assert flight.VERSION == _flight_file.VERSION
     for name, value in (
         ("SYNKHRONOS_FLIGHT_DIR", "records"),
         ("XDG_CACHE_HOME", str(tmp_path)),
@@ -244,7 +325,7 @@ def test_folder_and_version_are_those_of_the_library(tmp_path, monkeypatch):
         for other in ("SYNKHRONOS_FLIGHT_DIR", "XDG_CACHE_HOME"):
             monkeypatch.delenv(other, raising=False)
         monkeypatch.setenv(name, value)
-        assert _flight.folder() == flight.folder()
+        assert _flight_file.folder() == flight.folder()
 
 
 def test_it_brings_no_theano_to_life(here):

@@ -6,9 +6,6 @@ only read, without anything that could bring Theano to life.
 
 from __future__ import annotations
 
-import datetime as dt
-import json
-import os
 from pathlib import Path
 from typing import Any, Iterator, Optional
 
@@ -16,25 +13,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ._flight_file import files, folder, load, local_time, printable
 from ._machine import in_units
 from ._terminal import console, fail, print_json
-
-VERSION = 1
 
 _Key = tuple[int, int]
 """Of an act: its order, and its place in that."""
 
 _WIDTH_OF_RANK = 36
 _WIDTH_OF_ACT = 44
-
-
-def folder() -> Path:
-    """The folder of the records, as `synk_theano.flight.folder()` has it."""
-    named = os.environ.get("SYNKHRONOS_FLIGHT_DIR")
-    if named:
-        return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(cache) / "synkhronos" / "flight"
 
 
 def show_flight(file: Optional[str], last: int, *, json: bool) -> None:
@@ -58,7 +45,7 @@ def show_flight(file: Optional[str], last: int, *, json: bool) -> None:
     if json:
         print_json(record)
     else:
-        _print(path, record, last)
+        _print(path, printable(record), last)
 
 
 def list_flights(*, json: bool) -> None:
@@ -75,34 +62,10 @@ def list_flights(*, json: bool) -> None:
     for path, record in found:
         short = _in_short(path, record)
         what = f"{short['error']}{_of_rank(short['rank'])}" if short["error"] else "not readable"
-        table.add_row(path.name, short["when"], escape(short["program"]), escape(what))
+        program = escape(printable(short["program"]))
+        table.add_row(path.name, short["when"], program, escape(printable(what)))
     if found:
         out.print(table)
-
-
-def files() -> list[Path]:
-    """All records, newest first."""
-    return sorted(folder().glob("*.json"), key=lambda path: path.name, reverse=True)
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Read a record.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no flight record, or one of another version.
-    """
-    try:
-        record = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: expected a flight record, got no JSON ({error})") from error
-    version = record.get("version") if isinstance(record, dict) else None
-    if version != VERSION:
-        raise ValueError(
-            f"{path}: got version {version!r}, expected a flight record of version {VERSION}"
-        )
-    found: dict[str, Any] = record
-    return found
 
 
 def _path_of(file: Optional[str]) -> Optional[Path]:
@@ -124,7 +87,7 @@ def _in_short(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     error = record.get("error", {})
     return {
         "file": str(path),
-        "when": _local_time(record["when"]) if record else "",
+        "when": local_time(record["when"]) if record else "",
         "program": " ".join(record.get("program", [])),
         "error": error.get("type", ""),
         "rank": error.get("rank"),
@@ -140,7 +103,7 @@ def _print(path: Path, record: dict[str, Any], last: int) -> None:
     say = _plainly(out)
     say(f"[bold]{escape(str(path))}[/]")
     say(
-        f"{_local_time(record['when'])}, {escape(' '.join(record['program']))} "
+        f"{local_time(record['when'])}, {escape(' '.join(record['program']))} "
         f"(process {record['pid']}), {record['size']} ranks"
     )
     say("")
@@ -273,11 +236,6 @@ def _name(rank: int, record: dict[str, Any]) -> str:
 
 def _of_rank(rank: Optional[int]) -> str:
     return "" if rank is None else f" of rank {rank}"
-
-
-def _local_time(text: str) -> str:
-    # Before Python 3.11 only what isoformat() writes can be read, which this is.
-    return dt.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _in_seconds(seconds: float) -> str:

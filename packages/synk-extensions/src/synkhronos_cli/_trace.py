@@ -59,6 +59,6 @@ def _summary(path: Path) -> str:
         spans = [event for event in events if event.get("ph") == "X"]
         ranks = {event["pid"] for event in spans}
         seconds = max((event["ts"] + event["dur"] for event in spans), default=0) / 1e6
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"not readable ({type(error).__name__}: {error})"
     return f"{len(spans)} spans of {len(ranks)} process(es) in {seconds:.1f} s"

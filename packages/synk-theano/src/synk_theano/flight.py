@@ -38,9 +38,10 @@ def folder() -> Path:
 
 
 def files() -> List[Path]:
-    """All records, newest first; other files in their folder are none."""
-    found = (path for path in folder().glob("*.json") if _NAME.fullmatch(path.name))
-    return sorted(found, key=lambda path: path.name, reverse=True)
+    """All records, newest first; links and other files in their folder are none."""
+    found = [path for path in folder().glob("*.json") if _NAME.fullmatch(path.name)]
+    own = [path for path in found if stat.S_ISREG(path.lstat().st_mode)]
+    return sorted(own, key=lambda path: path.name, reverse=True)
 
 
 def load(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
@@ -50,7 +51,12 @@ def load(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it is no flight record, or one of another version.
     """
-    content = json.loads(Path(path).read_text("utf-8"))
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path}: expected a flight record, got no file")
+    try:
+        content = json.loads(Path(path).read_text("utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path}: expected a flight record, got no JSON ({error})") from error
     version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
         raise ValueError(

@@ -116,7 +116,7 @@ def _events(path: Union[str, "os.PathLike[str]"]) -> Sequence[Any]:
         raise InputValueError(f"{path}: got an empty file, {EXPECTED}; {CURE}")
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputValueError(f"{path}: got no whole JSON ({error}), {EXPECTED}; {CURE}") from None
     # The format allows for the list alone.
     events = content.get("traceEvents") if isinstance(content, dict) else content

@@ -69,17 +69,25 @@ def read(path: Path) -> Any:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
             arrays = {name: members[name] for name in members.files}
         told = json.loads(str(arrays[_META]))
-        kind, version = told["format"], told["version"]
+        kind, version, content = told["format"], told["version"], told["content"]
+        if kind == FORMAT and version == VERSION:
+            content = _with_arrays(content, arrays)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: there is no such file") from None
+    except KeyError as error:
+        raise CheckpointError(
+            f"{path}: cannot be read as a checkpoint: {error} is missing in the file"
+        ) from error
     except (
         OSError,
         ValueError,
-        KeyError,
         TypeError,
         AttributeError,
         EOFError,
         NotImplementedError,
+        MemoryError,
+        RecursionError,
+        OverflowError,
         zipfile.BadZipFile,
         zlib.error,
     ) as error:
@@ -92,10 +100,7 @@ def read(path: Path) -> Any:
             f"{path}: got {kind!r} version {version!r}, expected {FORMAT!r} version {VERSION}; "
             "read it with the release of synkhronos that wrote it"
         )
-    try:
-        return _with_arrays(told["content"], arrays)
-    except KeyError as error:
-        raise CheckpointError(f"{path}: {error} is missing in the file") from error
+    return content
 
 
 def _without_arrays(value: Any, place: str, arrays: dict[str, Any]) -> Any:
