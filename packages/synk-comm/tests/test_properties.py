@@ -427,7 +427,12 @@ FOREIGN = Step(
 )
 
 
+# The root has nothing to add, and says where the result is to go; more than once.
+QUIET = FOREIGN._replace(kind="reduce", dtype="<f4", root=1, quiet=(False, True), out=2)
+
+
 @settings(quick, max_examples=EXAMPLES)
+@example((2, [QUIET, QUIET._replace(op="max", out=1)]))
 @example((2, [FOREIGN, FOREIGN._replace(out=2), FOREIGN._replace(dtype=">i2", op="max")]))
 @given(programs())
 def test_programs_are_what_numpy_says(groups, other, drawn):

@@ -165,7 +165,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         else:
             key = key_of("reduce", x, out, timeout_s, op, weight, root)
         quick = self._quick.get(key)
-        if quick is not None and (out is None or is_alike(x, out)):
+        if quick is not None and (out is None or (x is not None and is_alike(x, out))):
             return quick(x, out)
         root = self._steps.check_rank(root)
         return self._reduce("reduce", x, op, root, weight, out, timeout_s, key)
