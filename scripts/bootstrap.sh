@@ -323,7 +323,7 @@ install() {
     for package in "$venv"/lib/python3*/site-packages; do
         (
             cd "$package" && "$here/$venv/bin/python" -m compileall -q -j 0 -x '/tests?/' \
-                theano numpy scipy lasagne _pytest hypothesis
+                theano numpy lasagne _pytest hypothesis
         ) >>"$here/$log" 2>&1 || true # what cannot be compiled is not imported either
     done
     # A wheel brings the import hook for Theano along; an editable install has to be told.
