@@ -7,25 +7,13 @@ the same with one default runtime.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 # Before Theano is imported: it makes Theano 1.0.5 work on today's Python and NumPy.
 from synk_theano_compat import _hook as _compat_hook
 
-_compat_hook.install()
-
-# The objects users meet.
-from ._check import Verdict, Verdicts  # noqa: E402
-from ._data import Data  # noqa: E402
-from ._delayed import Delayed  # noqa: E402
-from ._function import Function  # noqa: E402
-from ._lint import Finding, Findings  # noqa: E402
-from ._runtime import Runtime  # noqa: E402
-from ._sentinels._api import FiniteWatch  # noqa: E402
-from ._sentinels._drift import ReplicaDifference, ReplicaWatch  # noqa: E402
-from ._shared_api import Collectives, DelayedCollectives  # noqa: E402
-from ._stats import FunctionStats, Stats  # noqa: E402
-from ._timeline import Timeline  # noqa: E402
-from ._verify import Report  # noqa: E402
-from .exceptions import (  # noqa: E402
+from .exceptions import (
     AlreadyForked,
     BatchError,
     Closed,
@@ -50,7 +38,41 @@ from .exceptions import (  # noqa: E402
     WorkerStalled,
 )
 
+if TYPE_CHECKING:
+    from ._check import Verdict, Verdicts
+    from ._data import Data
+    from ._delayed import Delayed
+    from ._function import Function
+    from ._lint import Finding, Findings
+    from ._runtime import Runtime
+    from ._sentinels._api import FiniteWatch
+    from ._sentinels._drift import ReplicaDifference, ReplicaWatch
+    from ._shared_api import Collectives, DelayedCollectives
+    from ._stats import FunctionStats, Stats
+    from ._timeline import Timeline
+    from ._verify import Report
+
+_compat_hook.install()
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "._check": "Verdict Verdicts",
+    "._data": "Data",
+    "._delayed": "Delayed",
+    "._function": "Function",
+    "._lint": "Finding Findings",
+    "._runtime": "Runtime",
+    "._sentinels._api": "FiniteWatch",
+    "._sentinels._drift": "ReplicaDifference ReplicaWatch",
+    "._shared_api": "Collectives DelayedCollectives",
+    "._stats": "FunctionStats Stats",
+    "._timeline": "Timeline",
+    "._verify": "Report",
+}
+"""Where what users meet is defined. Workers, which need half of the package, import no more."""
+
+_MODULES = ("flight", "in_graph", "testing")
 
 __all__ = [
     "AlreadyForked",
@@ -93,3 +115,18 @@ __all__ = [
     "WorkerFailed",
     "WorkerStalled",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    for home, names in _HOMES.items():
+        if name in names.split():
+            value = getattr(importlib.import_module(home, __name__), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})
