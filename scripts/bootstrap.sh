@@ -267,7 +267,22 @@ pip() {
     exit 1
 }
 
+# An environment with the pip that this Python brings along, as ensurepip makes it, but without
+# compiling what is replaced at once. Systems may keep it elsewhere: then it fails.
+with_bundled_pip() {
+    wheel=$("$python" -c "import ensurepip, glob, os
+folder = os.path.dirname(ensurepip.__file__)
+print(*glob.glob(os.path.join(glob.escape(folder), '_bundled', 'pip-*.whl'))[:1])")
+    [ -n "$wheel" ] && {
+        "$python" -m venv --clear --without-pip "$venv" &&
+            PYTHONPATH=$wheel "$venv/bin/python" -m pip install --no-index --no-compile "$wheel"
+    } >/dev/null 2>&1
+}
+
 install() {
+    # Neither a question, nor an install elsewhere, whatever the user has configured.
+    PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0
+    export PIP_DISABLE_PIP_VERSION_CHECK PIP_NO_INPUT PIP_REQUIRE_VIRTUALENV PIP_USER
     # Scripts in the environment hold its path, so a checkout that was moved gets a new one; and so
     # does one whose creation was interrupted.
     fresh=
@@ -279,14 +294,11 @@ install() {
         # The interpreter itself and not a link to it: beside a link, Python 3.11 does not find its
         # own library.
         python=$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')
-        "$python" -m venv --clear "$venv"
+        with_bundled_pip || "$python" -m venv --clear "$venv"
         echo "$here" >"$place"
     fi
     rm -f "$stamp"
     : >"$log"
-    # Neither a question, nor an install elsewhere, whatever the user has configured.
-    PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_REQUIRE_VIRTUALENV=0 PIP_USER=0
-    export PIP_DISABLE_PIP_VERSION_CHECK PIP_NO_INPUT PIP_REQUIRE_VIRTUALENV PIP_USER
     # What pip builds with is installed once, and not for each package that it builds. --group needs
     # pip 25.1, and an interpreter brings whatever pip it was released with.
     # The first to need the network, so it also tells soon that there is none.
