@@ -60,8 +60,8 @@ PYTHON = """\
 echo "$*" >>"$CALLS"
 case "$1 ${2:-}" in
     "- ") cat >/dev/null; echo "ok 3.11" ;;
-    "-c "*) echo "$REAL" ;;
-    "-m venv") mkdir -p "$4/bin" && cp "$REAL" "$4/bin/python" ;;
+    "-c "*) case "$2" in *ensurepip*) echo "${WHEEL:-}" ;; *) echo "$REAL" ;; esac ;;
+    "-m venv") for new; do :; done; mkdir -p "$new/bin" && cp "$REAL" "$new/bin/python" ;;
     "-m pip") case "${FAIL:+$*}" in *"${ONLY:-}"?*) echo "$FAIL"; exit 3 ;; esac ;;
     --version*) echo "Python 3.11.9" ;;
 esac"""
@@ -359,6 +359,20 @@ def test_another_dependency_refreshes_the_same_environment(checkout: Checkout) -
     _, _, calls = checkout.set_up()
     assert [call.split()[1] for call in calls] == ["pip", "pip", "synk_theano_compat"]
     assert checkout.set_up() == ("", "", [])
+
+
+def test_pip_comes_from_the_wheel_that_python_has(checkout: Checkout, tmp_path: Path) -> None:
+    wheel = tmp_path / "pip-23.2.1-py3-none-any.whl"
+    _, _, calls = checkout.set_up(WHEEL=str(wheel))
+    assert calls[:2] == [
+        "-m venv --clear --without-pip .venv",
+        f"-m pip install --no-index --no-compile {wheel}",
+    ]
+    assert "pip>=25.1" in calls[2]
+    (checkout.root / ".venv/.place").write_text("elsewhere")
+    (checkout.root / ".venv/.ready").unlink()
+    _, _, calls = checkout.set_up(WHEEL=str(wheel), FAIL="no", ONLY="--no-index")
+    assert "-m venv --clear .venv" in calls, "where that fails, Python's own way"
 
 
 def test_a_checkout_that_was_moved_gets_a_new_environment(
