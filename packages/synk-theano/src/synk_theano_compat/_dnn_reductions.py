@@ -67,7 +67,7 @@ def sound_reductions() -> str:
         variables = (*node.inputs, *node.outputs)
         if any(getattr(variable, "dtype", "") == "float16" for variable in variables):
             return False
-        # The product of nothing is 1.
+        # The product of nothing is 1, not 0; Theano's kernel refuses it.
         return not isinstance(getattr(node.op, "scalar_op", None), Mul)
 
     lowered = [dnn.local_dnn_reduction, dnn.local_cudnn_maxandargmax]
