@@ -6,7 +6,7 @@
     python scripts/run_tests.py --nightly                    whole matrices, and endurance
     python scripts/run_tests.py --table FILE                 what took how long, as Markdown
 
-One suite more than there are cores runs at a time, those that take longest first. Tests that
+Two suites more than there are cores run at a time, those that take longest first. Tests that
 are marked "alone", because they have hard limits of time, and programs that measure follow one by
 one. Every suite runs even when another failed. What each printed is kept in build/tests. The exit
 status is 0 only when all passed. A suite that takes longer than its limit is ended together with
@@ -82,6 +82,13 @@ class Suite:
 def tests_of(package: str, *parts: str) -> tuple[str, ...]:
     """Paths of a package's tests."""
     return tuple(f"packages/{package}/tests/{part}".rstrip("/") for part in parts or ("",))
+
+
+def alone_in(paths: Sequence[str]) -> list[str]:
+    """Files in which tests are marked "alone": to collect the others would take seconds."""
+    files = [file for path in paths for file in sorted((ROOT / path).rglob("test_*.py"))]
+    marked = [file for file in files if "mark.alone" in file.read_text(encoding="utf-8")]
+    return list(map(str, marked)) or list(paths)
 
 
 # Where there is a newer Python than Theano's, packages that do without Theano are tested on that;
@@ -166,7 +173,8 @@ class Run:
                 place = arguments.index("-m")
                 given = arguments[place + 1]
                 del arguments[place : place + 2]
-            command += ["-m", "pytest", *suite.paths, "-q", "-rfEs", "--color=no"]
+            paths = alone_in(suite.paths) if alone else suite.paths
+            command += ["-m", "pytest", *paths, "-q", "-rfEs", "--color=no"]
             command += ["-m", f"({given}) and {mark}" if given else mark]
             command += [f"--ignore={path}" for path in suite.without] + arguments
         self.seconds = 0.0
@@ -433,10 +441,10 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     # Tests wait for a fifth of their time, and there is always something that waits.
-    jobs = len(os.sched_getaffinity(0)) + 1
+    jobs = len(os.sched_getaffinity(0)) + 2
     parser.add_argument("suites", nargs="*", help="default: all")
     parser.add_argument(
-        "--jobs", type=int, default=jobs, help="suites at a time; default: cores + 1"
+        "--jobs", type=int, default=jobs, help="suites at a time; default: cores + 2"
     )
     parser.add_argument("--nightly", action="store_true", help="all there is, and endurance")
     parser.add_argument("--soak-s", type=int, default=3600, help="seconds of random work (3600)")

@@ -5,7 +5,6 @@ Each docstring names the peer and the fault that was reproduced; each test fails
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
@@ -242,7 +241,7 @@ def test_nothing_stays_of_a_killed_group(script, given, left, method):
     assert len(families) == 1
     family = families.pop()
     leader.kill_group()
-    assert [name for name in os.listdir("/dev/shm") if family in name]
+    # Any process that begins to share memory removes it, also one of another test.
     assert script.run("import synk_shm; synk_shm.ones(1)") == ""
     assert not left(family)
 

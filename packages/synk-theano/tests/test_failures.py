@@ -455,14 +455,13 @@ f(np.zeros(2))
     wait_gone([pid])
 
 
-def test_a_worker_that_cannot_start_is_named_with_the_cause(monkeypatch, capfd):
+def test_a_worker_that_cannot_start_is_named_with_the_cause(monkeypatch):
     monkeypatch.setenv("THEANO_FLAGS", "floatX=nonsense")
     with nothing_left():
         runtime = Runtime(2)
-        with pytest.raises(StartError, match="rank 1"):
+        with pytest.raises(StartError, match=r"(?s)rank 1.*nonsense"):
             runtime.distribute()
         assert runtime.closed
-    assert "nonsense" in capfd.readouterr().err
 
 
 def test_opening_and_closing_leaks_no_descriptors():

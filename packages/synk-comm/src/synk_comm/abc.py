@@ -6,14 +6,13 @@ A group has ``size`` members, numbered by ``rank`` from 0. Each member holds one
 What holds for every collective:
 
 * It synchronises: no rank returns before all ranks have entered.
-* The calls of all ranks (which collective, op, root, dtypes, shapes) are
-  compared before any output is written. If they differ, ``MismatchError`` is raised on *every*
-  rank, listing each rank's call, and the communicator stays usable.
+* The calls of all ranks (which collective, op, root, dtypes, shapes) are compared before any output
+  is written. If they differ, ``MismatchError`` is raised on *every* rank, with all calls, and the
+  communicator stays usable.
 * Arguments that are wrong by themselves (an unknown op, an ``out`` of the wrong shape) raise
   TypeError or ValueError at once, on this rank alone, before peers hear anything.
-* The wait is bounded: ``timeout_s`` seconds for the whole call; None takes the communicator's
-  own, given when it was made. ``CommTimeout`` names the ranks that are missing, in which call, and
-  what they last did.
+* The wait is bounded: ``timeout_s`` seconds for the whole call; None takes the communicator's own,
+  from when it was made. ``CommTimeout`` names who is missing, in which call, and what it last did.
 * A dead peer raises ``PeerLost``; a peer that gave up raises ``AbortedError``.
 * An exception that leaves a collective half-way (a timeout, KeyboardInterrupt, whatever
   ``watch`` raises) ends the group: peers raise ``AbortedError`` at once, and so does every

@@ -13,6 +13,7 @@ from synk_theano import AlreadyForked, InputValueError, NotForked, Runtime
 
 _lock = threading.Lock()
 _runtime: Optional[Runtime] = None
+_owner = 0
 _recorded = 0
 
 
@@ -22,10 +23,10 @@ def open_default(**settings: Any) -> Runtime:
     Raises:
         AlreadyForked: it is open.
     """
-    global _runtime  # noqa: PLW0603 - this file is where the default lives
+    global _runtime, _owner
     with _lock:
         if _runtime is not None and not _runtime.closed:
-            if _runtime.is_foreign:
+            if os.getpid() != _owner:
                 raise AlreadyForked(
                     "fork() was called already, in the process that this one was forked from; "
                     "ranks of its own need a fresh process, as multiprocessing's 'spawn' gives"
@@ -33,7 +34,7 @@ def open_default(**settings: Any) -> Runtime:
             raise AlreadyForked(
                 f"fork() was called already ({_runtime!r}); call close() first to fork again"
             )
-        _runtime = Runtime(**settings)
+        _runtime, _owner = Runtime(**settings), os.getpid()
         return _runtime
 
 

@@ -201,6 +201,7 @@ class Controller:
         """
         if self._joined:
             return
+        LATER.at_the_next_chance()
         self._stalls.begin()
         try:
             self._pool.wait_ready(tick=lambda _late: self._stalls.check())
@@ -241,6 +242,7 @@ class Controller:
             KeyboardInterrupt: nothing was done.
         """
         self.require_open()
+        LATER.at_the_next_chance()
         if not self._joined:
             self.await_workers()
         acts = [self.book.get(step.number) for step in steps]

@@ -49,14 +49,20 @@ def obey(rank: Any) -> None:
 
 
 class Later:
-    """A Ctrl-C of the main thread that came at the wrong moment, for all runtimes."""
+    """A Ctrl-C of the main thread that came at the wrong moment, for all runtimes.
+
+    Attributes:
+        leaving: the main thread may be on its way out of this package with the result of an order.
+    """
 
     def __init__(self) -> None:
+        self.leaving = False
         self._since: Optional[float] = None
         self._again = False
 
     def put_off(self) -> None:
         """Raise it as soon as the program has left this package, or calls it again."""
+        self.leaving = True
         self._since = since = time.thread_time()
         # A plain thread: to start a `threading.Thread` takes a lock, which may be taken here.
         _thread.start_new_thread(self._strike_again, (since,))
@@ -70,13 +76,16 @@ class Later:
             time.sleep(AGAIN_S)
 
     def at_the_next_chance(self) -> None:
-        """
+        """This thread has come with something new to do.
+
         Raises:
-            KeyboardInterrupt: one was put off.
+            KeyboardInterrupt: one was put off, and this is the main thread.
         """
-        if self._since is not None:
-            self._since = None
-            raise KeyboardInterrupt
+        if threading.current_thread() is threading.main_thread():
+            self.leaving = False
+            if self._since is not None:
+                self._since = None
+                raise KeyboardInterrupt
 
     def is_the_moment(self, frame: Any) -> bool:
         """Whether to raise one that came at this frame; it is put off if not."""
@@ -84,13 +93,13 @@ class Later:
         if again and self._since is None:
             return False  # it has been raised already
         module = frame.f_globals.get("__name__") if frame is not None else None
-        if str(module).partition(".")[0] in _OURS:  # maybe on the way out with a result
+        if self.leaving and str(module).partition(".")[0] in _OURS:
             if self._since is None:
                 self.put_off()
                 return False
             if time.thread_time() - self._since < LATEST_S:
                 return False
-        self._since = None
+        self._since, self.leaving = None, False
         return True
 
 
@@ -163,13 +172,7 @@ class Interrupts:
         return before
 
     def begin(self, serial: int) -> None:
-        """An order begins, in this thread.
-
-        Raises:
-            KeyboardInterrupt: it was put off.
-        """
-        if threading.get_ident() == self._main:
-            LATER.at_the_next_chance()
+        """An order begins, in this thread."""
         self._since, self._struck, self._finished, self._serial = None, False, False, serial
         # Ctrl-C is the main thread's, whatever others are waiting for.
         self._under_way = threading.get_ident() == self._main
@@ -180,6 +183,8 @@ class Interrupts:
         One that comes from now on waits until the order's end.
         """
         self._finished = True
+        if self._under_way:
+            LATER.leaving = True
         return self._since is not None
 
     def end(self) -> bool:

@@ -53,7 +53,6 @@ from ._environ import compiler_note
 from ._facts import unequal_replicas
 from ._function import Function, as_delayed
 from ._history import History
-from ._interrupts import LATER
 from ._lint import Findings
 from ._messages import Act, ArrayRef, Form, Step
 from ._recordings import Recordings
@@ -180,11 +179,6 @@ class Runtime:
         return self._controller.closed
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether it is another process's: this one is a child that was forked from there."""
-        return self._controller.is_foreign
-
-    @property
     def worker_pids(self) -> Tuple[int, ...]:
         """Process ids of the workers, in rank order without the master."""
         return self._controller.worker_pids
@@ -201,7 +195,7 @@ class Runtime:
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
         atexit.unregister(self.close)
-        if self.is_foreign:
+        if self._controller.is_foreign:
             return
         try:
             if not self.closed:
@@ -349,10 +343,7 @@ class Runtime:
         # Last: a reminder may be an error, where the user's filters make it one.
         self._history.note(events)
         if self._sentinels.watches:
-            try:
-                self._sentinels.called(events)
-            except KeyboardInterrupt:  # the acts themselves are done
-                LATER.put_off()
+            self._sentinels.called(events)
         return finished
 
     def enter(self, act: Act, name: Optional[Hashable] = None, holder: Any = None) -> int:

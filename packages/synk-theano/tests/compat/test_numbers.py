@@ -52,8 +52,10 @@ def test_product_along_axes_has_the_scalar_as_often_as_there_are_items(run, dtyp
     code = IMPORT + f"MODE = theano.Mode('py', 'fast_run')\nDTYPES = [{dtype!r}]\n" + PRODUCTS
     done = run(code)
     assert "ERROR" not in done.stderr  # an optimisation that fails is only logged
-    failed = run(code, skip="P11", fails=True)
-    assert "AssertionError" in failed.stderr
+    # The power is a float64, which in the place of a float32 is only an error message.
+    is_refused = dtype == "float32"
+    failed = run(code, skip="P11", fails=not is_refused)
+    assert ("ERROR (theano.gof.opt)" if is_refused else "AssertionError") in failed.stderr
 
 
 def test_product_in_c(run):

@@ -7,6 +7,7 @@ from typing import Any, Iterator, List, Sequence
 
 from synk_theano._facts import Event
 from synk_theano._history import History
+from synk_theano._interrupts import LATER
 from synk_theano._messages import WatchFinite
 from synk_theano._rank import Rank
 from synk_theano._sentinels._drift import ReplicaWatch, Runner, Writers
@@ -79,8 +80,11 @@ class Sentinels:
             return
         self.watches = [watch for watch in self.watches if watch.watching]
         if any(event.kind == "call" for event in events):
-            for watch in self.watches:
-                watch.called()
+            try:
+                for watch in self.watches:
+                    watch.called()
+            except KeyboardInterrupt:  # the order itself is done
+                LATER.put_off()
 
     def watch_finite(self, on: Any) -> FiniteWatch:
         """Have all ranks look from now on, or not any more."""
