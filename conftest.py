@@ -34,7 +34,9 @@ os.environ.setdefault("SYNKHRONOS_USE_GPU", "0")
 # that it writes is its own affair, and compiling takes longer than the tests. What is ours around
 # that code has tests that are marked "c_code"; all others run so too, if all is asked for.
 ALL = os.environ.get("SYNK_TESTS") == "all"
-FLAGS = [*([] if ALL else ["linker=py", "DebugMode.check_c=False"]), "optimizer_excluding=fusion"]
+# Nor does each variable know the lines that made it, which takes an eighth of the time of a build.
+QUICK = ["linker=py", "DebugMode.check_c=False", "traceback.limit=0"]
+FLAGS = [*([] if ALL else QUICK), "optimizer_excluding=fusion"]
 os.environ.setdefault("THEANO_FLAGS", ",".join(FLAGS))
 # What is compiled goes into a cache of this checkout's own; the user's home is left alone. Suites
 # that run at the same time each have one, because Theano says on stderr when it waits for another's
@@ -53,14 +55,21 @@ os.environ.setdefault("XDG_CACHE_HOME", str(ROOT / "build" / "cache"))
 
 @pytest.fixture(autouse=True)
 def linker(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have functions made of C code where a test is marked "c_code"."""
-    if request.node.get_closest_marker("c_code") is None:
+    """Have functions made of C code where a test is marked "c_code", and of graphs that are hardly
+    optimised where it is marked "fast_compile"."""
+    changes = {}
+    if request.node.get_closest_marker("c_code") is not None:
+        changes["linker"] = "cvm"
+    if request.node.get_closest_marker("fast_compile") is not None and not ALL:
+        changes["optimizer"] = "fast_compile"
+    if not changes:
         yield
         return
     import theano
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(theano.config, "linker", "cvm")
+        for name, value in changes.items():
+            patch.setattr(theano.config, name, value)
         # Theano keeps the mode that it has made of the settings.
         patch.setattr(theano.compile.mode, "instantiated_default_mode", None)
         yield

@@ -27,13 +27,15 @@ pygments_style = "default"
 pygments_dark_style = "native"
 
 # What does not exist is an error, but for other projects' names, which are looked up nowhere, for
-# types of our own that are private, and for prose where napoleon expects a type.
+# types of our own that are private or stand in annotations alone, and for prose where napoleon
+# expects a type.
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(numpy|collections|os|pathlib|abc|enum|_pytest|theano|lasagne|matplotlib)\..*"),
     (r"py:.*", r"(.*\.)?_.*"),
     (r"py:.*", r".*[ \[].*"),
     (r"py:.*", r"PathLike|Figure|flat_grad|rank|Unusable|MissingLibrary|CudaError"),
+    (r"py:.*", r"Array|ArrayLike|DTypeLike|Out"),
 ]
 
 # In docstrings a name between single backquotes is code.

@@ -101,7 +101,9 @@ SHELL = [
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
     """A process that has imported what pages import, to fork the readers of pages from."""
-    with Zygote("import lasagne, synkhronos.extensions.train, theano.tensor") as made:
+    modules = "import lasagne, synkhronos.extensions.train, theano.tensor"
+    lines = "theano.config.traceback.limit = 8"  # reports name them, as they do for readers
+    with Zygote(f"{modules}\n{lines}") as made:
         yield made
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HELPERS = {"display"}  # imported by the programs
+HELPERS = {"display", "plain_theano"}  # imported by the programs
 TRAINED_ELSEWHERE = "train_digits.py"  # takes minutes: the tests of synk-extensions run it shorter
 EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem not in HELPERS)
 DOCUMENTED = {"intro", "shared_variables"}  # with what they print

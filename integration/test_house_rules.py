@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -47,8 +48,23 @@ DISTRIBUTIONS = {"sklearn": "scikit_learn", "zmq": "pyzmq"}
 ON_NO_INDEX = {"pygpu"}
 # What a package has through a sibling that alone decides on the versions.
 THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano"}}
-MAY_PRINT = re.compile(r"(^|/)(cli/.*|_?cli|_?console|_?main|__main__)(\.py)?$")
+MAY_PRINT = re.compile(r"/__main__\.py$")
 LONGEST = 400
+LARGEST_ROOM = 15
+# A file's folder says where and when its code runs. Each imports only what stands before it.
+ROOMS = {
+    "synk_comm": (
+        *("exceptions", "cuda", "_system", "_core", "abc", "_collectives", "_meeting"),
+        *("_backends", "_join", "_processes", "run", "testing"),
+    ),
+    "synk_theano": (
+        *("exceptions", "flight", "_cores", "_text", "_tracebacks", "_warn", "_weakqueue"),
+        *("_plan", "_wire", "_graph", "_watch", "_rank", "_workers", "_master", "_api"),
+    ),
+}
+# The wall behind which another engine would stand. in_graph offers what stands in a user's graph.
+ENGINE = {"theano", "pygpu"}
+KNOW_THE_ENGINE = ("synk_theano/_graph/", "synk_theano/in_graph.py")
 
 
 def files() -> list[tuple[str, Path]]:
@@ -59,9 +75,25 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
-def imports(module: ast.Module) -> Iterator[tuple[int, str]]:
+@functools.cache
+def statements(path: Path, for_types: bool = True) -> list[ast.AST]:
+    """What a file imports, calls and declares global; also what only type checkers read of it?"""
+    found = []
+    below: list[ast.AST] = [tree(path)]
+    while below:
+        node = below.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.Call, ast.Global)):
+            found.append(node)
+        if isinstance(node, ast.If) and not for_types and "TYPE_CHECKING" in ast.dump(node.test):
+            below.extend(node.orelse)
+        else:
+            below.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def imports(path: Path, for_types: bool = True) -> Iterator[tuple[int, str]]:
     """Each imported top-level name with its line; relative imports stay inside the package."""
-    for node in ast.walk(module):
+    for node in statements(path, for_types):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name.split(".")[0]
@@ -80,24 +112,10 @@ def imports(module: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, first.value.split(".")[0]
 
 
-def without_type_checking(module: ast.Module) -> ast.Module:
-    """The module without what only type checkers read."""
-
-    class Cut(ast.NodeTransformer):
-        def visit_If(self, node: ast.If) -> ast.AST:
-            if "TYPE_CHECKING" in ast.dump(node.test):
-                node.body = [ast.Pass()]
-            return self.generic_visit(node)
-
-    cut = Cut().visit(module)
-    assert isinstance(cut, ast.Module)
-    return cut
-
-
-def calls_to(module: ast.Module, name: str) -> list[int]:
+def calls_to(path: Path, name: str) -> list[int]:
     return [
         node.lineno
-        for node in ast.walk(module)
+        for node in statements(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
     ]
 
@@ -115,9 +133,9 @@ def tracked() -> list[Path]:
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names is new in 3.10")
 def test_the_helper_of_the_tests_needs_nothing_and_is_needed_by_nothing_released() -> None:
     top = ROOT / "dev/synk-testing/src/synk_testing"
-    found = {name for path in top.glob("*.py") for _, name in imports(tree(path))}
+    found = {name for path in top.glob("*.py") for _, name in imports(path)}
     assert found - {"pytest"} <= {*sys.stdlib_module_names, "__future__"}
-    released = {name for _, path in files() for _, name in imports(tree(path))}
+    released = {name for _, path in files() for _, name in imports(path)}
     assert "synk_testing" not in released
 
 
@@ -136,7 +154,7 @@ def test_imports_point_down_only() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {imported}"
         for name, path in files()
-        for line, imported in imports(tree(path))
+        for line, imported in imports(path)
         if imported in FORBIDDEN[name]
     ]
     assert wrong == []
@@ -145,7 +163,7 @@ def test_imports_point_down_only() -> None:
 def test_packages_use_only_the_public_names_of_the_others() -> None:
     wrong = []
     for name, path in files():
-        for node in ast.walk(tree(path)):
+        for node in statements(path):
             if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
                 continue
             first, *rest = node.module.split(".")
@@ -159,6 +177,82 @@ def test_packages_use_only_the_public_names_of_the_others() -> None:
     assert wrong == []
 
 
+def within(package: str, path: Path) -> Iterator[tuple[int, str]]:
+    """The rooms of its own package from which a file imports, also for types alone."""
+    folder = path.relative_to(MODULES[package].parent).parent.parts
+    for node in statements(path):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        base = folder[: len(folder) - node.level + 1] if node.level else ()
+        parts = [*base, *(node.module.split(".") if node.module else [])]
+        if parts[:1] == [package]:
+            for alias in node.names:
+                yield node.lineno, [*parts, alias.name][1]
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_only_those_below(package: str) -> None:
+    order = {room: place for place, room in enumerate(ROOMS[package])}
+    wrong = []
+    for path in MODULES[package].rglob("*.py"):
+        here = order.get(path.relative_to(MODULES[package]).with_suffix("").parts[0])
+        if here is not None:
+            wrong += [
+                f"{path.relative_to(ROOT)}:{line} imports {room}"
+                for line, room in within(package, path)
+                if order.get(room, here) > here
+            ]
+    rooms = {path.name for path in MODULES[package].iterdir() if (path / "__init__.py").is_file()}
+    assert rooms <= set(order)
+    assert wrong == []
+
+
+def test_only_one_room_knows_the_engine() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for name, path in files()
+        if name == "synk_theano"
+        and not path.relative_to(MODULES[name].parent).as_posix().startswith(KNOW_THE_ENGINE)
+        for line, imported in imports(path)
+        if imported in ENGINE
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_no_room_is_a_corridor(package: str) -> None:
+    folders = {path.parent for name, path in files() if name == package}
+    sizes = {str(f.relative_to(ROOT)): len(list(f.glob("*.py"))) for f in folders}
+    assert {folder: n for folder, n in sizes.items() if n > LARGEST_ROOM} == {}
+
+
+# In texts that are maps: `_rank/call.py`, `_rank.call`, `synk_shm/_handle.py`, `abc.py`.
+POINTER = re.compile(r"`((?:synk\w+/)?[\w/]+\.py|_[a-z]\w*(?:\.[a-z]\w*)+)[`.(]")
+
+
+def maps() -> list[Path]:
+    found = [path for top in MODULES.values() for path in sorted(top.rglob("README.md"))]
+    return [ROOT / "ARCHITECTURE.md", *found]
+
+
+@pytest.mark.parametrize("text", maps(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_pointers_in_maps_lead_to_files(text: Path) -> None:
+    tops = [ROOT, *MODULES.values(), *(top.parent for top in MODULES.values())]
+    every = {path.name for _, path in files()}
+
+    def leads(pointer: str) -> bool:
+        if pointer.endswith(".py"):
+            return pointer in every or any((top / pointer).is_file() for top in tops)
+        first, second, *_ = pointer.split(".")  # what follows may be a name in the file
+        return any(
+            (top / first / f"{second}.py").is_file() or (top / first / second).is_dir()
+            for top in tops
+        )
+
+    lost = [p for p in POINTER.findall(text.read_text(encoding="utf-8")) if not leads(p)]
+    assert lost == []
+
+
 def test_source_files_stay_short() -> None:
     lengths = {path: path.read_text(encoding="utf-8").count("\n") for _, path in files()}
     assert {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n > LONGEST} == {}
@@ -170,7 +264,7 @@ def test_libraries_do_not_print() -> None:
         for _, path in files()
         if not MAY_PRINT.search(path.relative_to(ROOT).as_posix())
         and path != ROOT / DEFAULT  # fork() reports to the terminal, as in 1.0
-        for line in calls_to(tree(path), "print")
+        for line in calls_to(path, "print")
     ]
     assert wrong == []
 
@@ -178,7 +272,7 @@ def test_libraries_do_not_print() -> None:
 def test_no_global_statement_and_no_star_import() -> None:
     wrong = []
     for _, path in files():
-        for node in ast.walk(tree(path)):
+        for node in statements(path):
             star = isinstance(node, ast.ImportFrom) and any(a.name == "*" for a in node.names)
             kept = isinstance(node, ast.Global) and path != ROOT / DEFAULT
             if star or kept:
@@ -240,7 +334,7 @@ def test_each_package_declares_what_it_imports(package: Path) -> None:
     missing = {
         f"{path.relative_to(package)}:{line} imports {imported}"
         for path in (package / "src").rglob("*.py")
-        for line, imported in imports(without_type_checking(tree(path)))
+        for line, imported in imports(path, for_types=False)
         if imported not in sys.stdlib_module_names
         and imported not in own
         and DISTRIBUTIONS.get(imported, imported).lower() not in declared

@@ -90,7 +90,7 @@ class Kernel:
 
     def workers(self) -> list[int]:
         found = psutil.Process(self.pid).children(recursive=True)
-        return [p.pid for p in found if "synk_theano._worker" in p.cmdline()]
+        return [p.pid for p in found if "synk_theano._workers.worker" in p.cmdline()]
 
     def segments(self) -> set[str]:
         """Those that its processes have mapped."""

@@ -12,19 +12,20 @@ from typing import Iterator
 ROOT = Path(__file__).resolve().parent.parent
 
 INHERITED = "a pipe, a socket pair or memory that only the processes of one run have inherited"
+PAYLOAD = "the master's payload, in shared memory of mode 0600"
 GROUP = "members of a group: shared memory, or messages marked with the group's token"
 
 KNOWN = {
-    "synk_comm/_rank.py": INHERITED,
-    "synk_comm/_process.py": INHERITED,
-    "synk_comm/_loading.py": INHERITED,
-    "synk_comm/_steps.py": GROUP,
-    "synk_theano/_controller.py": INHERITED,
-    "synk_theano/_failures.py": INHERITED,
-    "synk_theano/_pool.py": INHERITED,
-    "synk_theano/_worker.py": INHERITED,
-    "synk_theano/_orders.py": GROUP,
-    "synk_theano/_pickling.py": "the master's payload, in shared memory of mode 0600",
+    "synk_comm/_processes/rank.py": INHERITED,
+    "synk_comm/_processes/process.py": INHERITED,
+    "synk_comm/_processes/loading.py": INHERITED,
+    "synk_comm/_core/steps.py": GROUP,
+    "synk_theano/_master/controller.py": INHERITED,
+    "synk_theano/_master/failures.py": INHERITED,
+    "synk_theano/_workers/pool.py": INHERITED,
+    "synk_theano/_workers/worker.py": INHERITED,
+    "synk_theano/_wire/orders.py": GROUP,
+    "synk_theano/_graph/transfer/pickling.py": PAYLOAD,
 }
 
 LOADERS = {"load", "loads", "Unpickler"}

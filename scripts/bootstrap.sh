@@ -267,15 +267,16 @@ pip() {
     exit 1
 }
 
-# An environment with the pip that this Python brings along, as ensurepip makes it, but without
-# compiling what is replaced at once. Systems may keep it elsewhere: then it fails.
-with_bundled_pip() {
-    wheel=$("$python" -c "import ensurepip, glob, os
+# Sets `bundled` to the pip that this Python brings along, from where it runs as it is: to install
+# it, as ensurepip does, only to replace it at once takes longer than the rest. Systems may keep it
+# elsewhere: then it fails.
+find_bundled_pip() {
+    bundled=$("$python" -c "import ensurepip, glob, os
 folder = os.path.dirname(ensurepip.__file__)
 print(*glob.glob(os.path.join(glob.escape(folder), '_bundled', 'pip-*.whl'))[:1])")
-    [ -n "$wheel" ] && {
+    [ -n "$bundled" ] && {
         "$python" -m venv --clear --without-pip "$venv" &&
-            PYTHONPATH=$wheel "$venv/bin/python" -m pip install --no-index --no-compile "$wheel"
+            PYTHONPATH=$bundled "$venv/bin/python" -m pip --version
     } >/dev/null 2>&1
 }
 
@@ -286,6 +287,7 @@ install() {
     # Scripts in the environment hold its path, so a checkout that was moved gets a new one; and so
     # does one whose creation was interrupted.
     fresh=
+    bundled=
     case $(probe "$venv/bin/python" </dev/null) in
         "ok "*) if [ "$here" = "$(cat "$place" 2>/dev/null)" ]; then fresh=no; fi ;;
     esac
@@ -294,8 +296,10 @@ install() {
         # The interpreter itself and not a link to it: beside a link, Python 3.11 does not find its
         # own library.
         python=$("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))')
-        with_bundled_pip || "$python" -m venv --clear "$venv"
-        echo "$here" >"$place"
+        find_bundled_pip || {
+            bundled=
+            "$python" -m venv --clear "$venv"
+        }
     fi
     rm -f "$stamp"
     : >"$log"
@@ -303,7 +307,12 @@ install() {
     # pip 25.1, and an interpreter brings whatever pip it was released with.
     # The first to need the network, so it also tells soon that there is none.
     echo "Getting pip and what it builds packages with ..."
-    pip install --retries 1 --timeout 15 "pip>=25.1" "poetry-core>=2.0" setuptools wheel
+    (
+        if [ -n "$bundled" ]; then export PYTHONPATH="$bundled"; fi
+        pip install --no-compile --retries 1 --timeout 15 \
+            "pip>=25.1" "poetry-core>=2.0" setuptools wheel
+    )
+    echo "$here" >"$place"
     editable=
     for package in $packages; do
         case $package in
@@ -358,9 +367,9 @@ install_newer() {
             echo "Creating $newer, with Python $version, to test synk-shm and synk-comm on ..."
             path=$("$path" -c 'import os, sys; print(os.path.realpath(sys.executable))')
             if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
-                try_pip --python "$newer/bin/python" install poetry-core numpy posix_ipc pyzmq \
-                    pytest hypothesis psutil &&
-                try_pip --python "$newer/bin/python" install --no-deps --no-build-isolation \
+                try_pip --python "$newer/bin/python" install --no-compile poetry-core \
+                    numpy posix_ipc pyzmq pytest hypothesis psutil &&
+                try_pip --python "$newer/bin/python" install --no-compile --no-deps --no-build-isolation \
                     --editable packages/synk-shm --editable packages/synk-comm \
                     --editable dev/synk-testing; then
                 return

@@ -6,7 +6,7 @@
     python scripts/run_tests.py --nightly                    whole matrices, and endurance
     python scripts/run_tests.py --table FILE                 what took how long, as Markdown
 
-Two suites more than there are cores run at a time, those that take longest first. Tests that
+Three suites more than there are cores run at a time, those that take longest first. Tests that
 are marked "alone", because they have hard limits of time, and programs that measure follow one by
 one. Every suite runs even when another failed. What each printed is kept in build/tests. The exit
 status is 0 only when all passed. A suite that takes longer than its limit is ended together with
@@ -86,7 +86,9 @@ def tests_of(package: str, *parts: str) -> tuple[str, ...]:
 
 def alone_in(paths: Sequence[str]) -> list[str]:
     """Files in which tests are marked "alone": to collect the others would take seconds."""
-    files = [file for path in paths for file in sorted((ROOT / path).rglob("test_*.py"))]
+    places = [ROOT / path for path in paths]
+    files = [file for place in places for file in sorted(place.rglob("test_*.py"))]
+    files += [place for place in places if place.is_file()]
     marked = [file for file in files if "mark.alone" in file.read_text(encoding="utf-8")]
     return list(map(str, marked)) or list(paths)
 
@@ -95,21 +97,28 @@ def alone_in(paths: Sequence[str]) -> list[str]:
 # a nightly run tests them on both.
 NEWEST = str(NEWER) if NEWER.exists() else sys.executable
 
+# In a suite of their own, so that none takes much longer than the others.
+PROCESSES = tests_of(
+    "synk-theano",
+    *("test_failures.py", "test_flight.py", "test_keeper.py", "test_pool.py", "test_releases.py"),
+    *("test_runtime.py", "test_security.py", "test_stacks.py"),
+)
+
 SUITES = [
-    Suite("synk-shm", tests_of("synk-shm"), about_s=195, nightly_s=200, python=NEWEST),
-    Suite("synk-comm", tests_of("synk-comm"), about_s=405, nightly_s=900, python=NEWEST),
+    Suite("synk-shm", tests_of("synk-shm"), about_s=300, nightly_s=300, python=NEWEST),
+    Suite("synk-comm", tests_of("synk-comm"), about_s=510, nightly_s=900, python=NEWEST),
     Suite(
         "synk-theano",
         tests_of("synk-theano"),
-        without=tests_of("synk-theano", "faults", "compat"),
-        about_s=550,
-        nightly_s=1500,
-        alone=True,
+        without=(*tests_of("synk-theano", "faults", "compat"), *PROCESSES),
+        about_s=535,
+        nightly_s=1100,
     ),
-    Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=95, nightly_s=1800),
-    Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=250, nightly_s=350),
-    Suite("synk-extensions", tests_of("synk-extensions"), about_s=395, nightly_s=600),
-    Suite("integration", ("integration",), about_s=250, nightly_s=700),
+    Suite("synk-theano/processes", PROCESSES, about_s=280, nightly_s=400, alone=True),
+    Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=135, nightly_s=1800),
+    Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=365, nightly_s=350),
+    Suite("synk-extensions", tests_of("synk-extensions"), about_s=630, nightly_s=600),
+    Suite("integration", ("integration",), about_s=370, nightly_s=700),
     Suite("synk-testing", ("dev/synk-testing/tests",), about_s=20, nightly_s=15),
 ]
 
@@ -117,7 +126,11 @@ SUITES = [
 def programs(soak_s: int, trials: int) -> list[Suite]:
     """What a nightly run does besides the tests."""
     soak = ("integration/endurance/soak.py", "--seconds", str(soak_s))
-    kills = ("integration/endurance/kill_trials.py", "--trials", str(trials))
+    interrupts = trials // 3
+    kills = (
+        *("integration/endurance/kill_trials.py", "--trials", str(trials)),
+        *("--interrupts", str(interrupts)),
+    )
     older = (
         []
         if sys.executable == NEWEST
@@ -140,7 +153,7 @@ def programs(soak_s: int, trials: int) -> list[Suite]:
         ),
         Suite(
             "endurance/kill_trials",
-            nightly_s=int(1.6 * trials),
+            nightly_s=int(1.6 * (trials + interrupts)),
             alone=True,
             program=(*kills, "--json", str(ENDURANCE / "kill_trials.json")),
         ),
@@ -441,10 +454,10 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     # Tests wait for a fifth of their time, and there is always something that waits.
-    jobs = len(os.sched_getaffinity(0)) + 2
+    jobs = len(os.sched_getaffinity(0)) + 3
     parser.add_argument("suites", nargs="*", help="default: all")
     parser.add_argument(
-        "--jobs", type=int, default=jobs, help="suites at a time; default: cores + 2"
+        "--jobs", type=int, default=jobs, help="suites at a time; default: cores + 3"
     )
     parser.add_argument("--nightly", action="store_true", help="all there is, and endurance")
     parser.add_argument("--soak-s", type=int, default=3600, help="seconds of random work (3600)")

@@ -1,4 +1,4 @@
-"""The program of the kill trials: it works, until it or one of its workers is killed.
+"""The program of the kill trials: it works until it or a worker is killed, or Ctrl-C comes.
 
 Told on standard input what to do, one JSON object a line; tells on standard output what happens,
 likewise. Times are those of `time.monotonic`, which all processes share.
@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 import psutil
@@ -28,6 +28,13 @@ from synk_theano import Runtime
 from synk_theano.testing import child_processes, open_descriptors
 
 GRACE_S = 5.0
+PATIENCE_S = 60.0
+"""For the interrupt, when nothing is left to do."""
+
+Change = Callable[[np.ndarray, np.ndarray], Any]
+"""From the values of `s` and `count` before a call to those after it; for those of `s` it may say
+None (anything), or give a function that says whether they are right. One axis is that of the ranks.
+"""
 
 _SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
 
@@ -63,12 +70,16 @@ class Work:
         self.called = 0.0
         self.x = T.dvector("x")
         self.s = theano.shared(np.zeros(rng.randint(1, 60_000)), name="s")
+        self.count = theano.shared(0, name="count")
         self.kept: dict[str, Any] = {}
 
     def call(self, do: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Every call of the runtime goes through here: it is noted when it began."""
         self.called = time.monotonic()
         return do(*args, **kwargs)
+
+    def expect(self, change: Optional[Change]) -> None:
+        """What the next call does to `s` and `count` on all ranks; None: nothing."""
 
     def starting(self) -> None:
         self.call(self.runtime.distribute)
@@ -87,25 +98,43 @@ class Work:
 
     def updating(self) -> None:
         if "u" not in self.kept:
-            updates = [(self.s, self.s + self.x.sum())]
+            updates = [(self.s, self.s + self.x.sum()), (self.count, self.count + 1)]
             self.kept["u"] = self.runtime.function([self.x], (self.x.sum(), "sum"), updates=updates)
         x = np.ones(self.rng.randint(1, 200_000))
-        self.call(self.kept["u"], x, num_slices=self.rng.choice([1, 1, 1, 4]))
+        slices = self.rng.choice([1, 1, 1, 4])
+        self.expect(lambda s, count: (added(s, len(x)) if slices == 1 else None, count + 1))
+        self.call(self.kept["u"], x, num_slices=slices)
 
     def collective(self) -> None:
-        collectives = self.runtime.collectives
+        collectives, master = self.runtime.collectives, self.runtime.master
         name = self.rng.choice(["broadcast", "all_reduce", "reduce", "gather", "get_digests"])
+
+        def change(s: np.ndarray, count: np.ndarray) -> Any:
+            result = s.copy()
+            if name == "broadcast":
+                result[:] = s[master]
+            elif name == "all_reduce":
+                result[:] = s.mean(axis=0)
+            elif name == "reduce":
+                result[master] = s.mean(axis=0)
+            return result, count
+
+        self.expect(change)
         self.call(getattr(collectives, name), self.s)
 
     def stepping(self) -> None:
         if "u" not in self.kept:
             self.updating()
         delayed = self.runtime.delayed
-        acts = [
-            self.kept["u"].delayed(np.ones(self.rng.randint(1, 50_000))),
-            delayed.all_reduce(self.s),
-        ]
-        self.call(self.runtime.step, *acts * self.rng.randint(1, 3))
+        x, times = np.ones(self.rng.randint(1, 50_000)), self.rng.randint(1, 3)
+        acts = [self.kept["u"].delayed(x), delayed.all_reduce(self.s)]
+
+        def change(s: np.ndarray, count: np.ndarray) -> Any:
+            mean = s.mean(axis=0) + times * len(x) / self.runtime.size
+            return np.broadcast_to(mean, s.shape), count + times
+
+        self.expect(change)
+        self.call(self.runtime.step, *acts * times)
 
     def distributing(self) -> None:
         variable = theano.shared(np.ones(self.rng.randint(1, 300_000)), name="fresh")
@@ -132,12 +161,90 @@ class Work:
         self.call(self.runtime.collectives.get_shapes, self.s)
         tell("at work")
         time.sleep(self.rng.uniform(0.0, 0.6))
-        self.call(self.runtime.close)
+        self.close()
         raise Finished
+
+    def close(self) -> None:
+        self.call(self.runtime.close)
 
     def mixed(self) -> None:
         names = [name for name in STATES if name not in ("closing", "mixed")]
         getattr(self, self.rng.choice(names))()
+
+
+class Watched(Work):
+    """The same for who is interrupted: it knows what all ranks have, or may have.
+
+    Attributes:
+        before: the values of `s` and `count` on all ranks before the call that was begun last.
+        after: what they are after it: any of these.
+    """
+
+    def __init__(self, runtime: Runtime, rng: random.Random) -> None:
+        super().__init__(runtime, rng)
+        self._change: Optional[Change] = None
+        size, length = runtime.size, self.s.get_value(borrow=True).size
+        self.before = np.zeros((size, length)), np.zeros(size, int)
+        self.after = [self.before]
+
+    def expect(self, change: Optional[Change]) -> None:
+        self._change = change
+
+    def call(self, do: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        change, self._change = self._change, None
+        if do != self.runtime.close:
+            # Reading changes nothing: whatever is interrupted here leaves what is expected.
+            self.before = self.values()
+            self.after = [self.before]
+        done = self.before if change is None else change(*self.before)
+        try:
+            self.after = [self.before, done]
+            result = super().call(do, *args, **kwargs)
+            self.after = [done]
+            return result
+        except KeyboardInterrupt as error:
+            # Out of the call itself, not between it and us: then it has not happened.
+            within = error.__traceback__ and error.__traceback__.tb_next
+            if within and within.tb_next:
+                self.after = [self.before]
+            raise
+
+    def close(self) -> None:
+        super().close()
+        time.sleep(PATIENCE_S)
+
+    def values(self) -> Any:
+        """What all ranks have: `s` and `count`, with an axis for the rank in front."""
+        gather = self.runtime.collectives.gather
+        s, count = gather(self.s), gather(self.count)
+        return s.reshape(self.runtime.size, -1), count.ravel()
+
+    def wrong(self) -> str:
+        """Say what some rank has that it should not; nothing if all is right."""
+        s, count = self.values()
+        for expected_s, expected_count in self.after:
+            if np.array_equal(count, expected_count) and agrees(s, expected_s):
+                return ""
+        counts = [one.tolist() for _, one in self.after]
+        return f"calls that have happened, by rank: {count.tolist()}, expected {counts}; s: {s!r}"
+
+
+def added(s: np.ndarray, total: int) -> Callable[[np.ndarray], bool]:
+    """Whether each rank has added one number to all of its values, and these are `total` in all."""
+
+    def is_right(now: np.ndarray) -> bool:
+        each = (now - s).T
+        right = np.isclose(each[0].sum(), total, rtol=1e-12, atol=0)
+        return bool(right) and np.allclose(each, each[0], rtol=1e-9)
+
+    return is_right
+
+
+def agrees(now: np.ndarray, expected: Any) -> bool:
+    """Whether it is what was expected: an array, what a function says of it, or anything."""
+    if callable(expected):
+        return bool(expected(now))
+    return expected is None or np.allclose(now, expected, rtol=1e-12, atol=0)
 
 
 class Finished(Exception):
@@ -151,16 +258,15 @@ def tell(event: str, **values: Any) -> None:
 def work(job: dict[str, Any]) -> dict[str, Any]:
     """Start a runtime and work until something is raised; tell what it was."""
     rng = random.Random(job["seed"])
-    tell("starting")
-    runtime = Runtime(job["size"], False, job["master"], backend=job["backend"])
-    doing = Work(runtime, rng)
-    ranks = [rank for rank in range(job["size"]) if rank != job["master"]]
-    tell(
-        "started",
-        workers={str(rank): pid for rank, pid in zip(ranks, runtime.worker_pids)},
-    )
+    runtime: Optional[Runtime] = None
     error: BaseException
+    tell("starting")
     try:
+        runtime = Runtime(job["size"], False, job["master"], backend=job["backend"])
+        doing = (Watched if job["killed"] == "interrupted" else Work)(runtime, rng)
+        ranks = [rank for rank in range(job["size"]) if rank != job["master"]]
+        pids = dict(zip(map(str, ranks), runtime.worker_pids))
+        tell("started", workers=pids)
         if job["state"] == "starting":
             doing.starting()
         getattr(doing, job["state"])()
@@ -169,16 +275,31 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
             getattr(doing, job["state"])()
     except BaseException as raised:
         at, error = time.monotonic(), raised
-    return {
+    told = {
         "caught_at": at,
-        "called_at": doing.called,
         "type": type(error).__name__,
         "rank": getattr(error, "rank", None),
         "signal": getattr(error, "signal", None),
         "doing": getattr(error, "doing", None),
         "message": str(error)[:2000],
-        "closed": runtime.closed,
+        "closed": runtime is None or runtime.closed,
     }
+    if runtime is not None:
+        told["called_at"] = doing.called
+        if isinstance(doing, Watched) and isinstance(error, KeyboardInterrupt):
+            told.update(went_on(doing))
+    return told
+
+
+def went_on(doing: Watched) -> dict[str, Any]:
+    """Work on after an interrupt, and close: what was wrong, and whether the runtime was open."""
+    told = {"undone": len(doing.after) == 1, "went_on": not doing.runtime.closed, "wrong": ""}
+    if not doing.runtime.closed:
+        told["wrong"] = doing.wrong()
+        doing.updating()
+        told["wrong"] += doing.wrong()
+    doing.runtime.close()
+    return {**told, "closed": doing.runtime.closed}
 
 
 def main() -> None:

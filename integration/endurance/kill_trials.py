@@ -1,6 +1,6 @@
-"""Kill -9, at random moments, a worker or the master of a runtime at work; time what follows.
+"""Kill -9, or Ctrl-C, at random moments of a runtime at work; time what follows.
 
-    python integration/endurance/kill_trials.py --trials 1000 --json results.json
+    python integration/endurance/kill_trials.py --trials 1000 --interrupts 300 --json results.json
 
 One trial: a program (`_victim.py`) has a runtime of 2 or 3 ranks do random work of one kind. After
 a random time one of its processes gets SIGKILL. If it was a worker, the program has to get
@@ -8,8 +8,15 @@ a random time one of its processes gets SIGKILL. If it was a worker, the program
 kill, or from the next call if the master was in none, to the exception in the program, when all
 other workers are gone and the memory is given back; or to the return of `close()`, if that was
 what the program was about to do. If it was the master, they are those from the
-kill until every process that it had started is gone. After each trial all that is left is counted:
-processes, shared memory, descriptors, temporary files.
+kill until every process that it had started is gone.
+
+Or the master gets SIGINT, in half of the trials with all its workers. Then the program has to get
+`KeyboardInterrupt`. If that came out of a call, all ranks have to have the values from before it;
+otherwise those after it, as NumPy has them. It works on, if the runtime is still open, and closes;
+the seconds are those to the exception.
+
+After each trial all that is left is counted: processes, shared memory, descriptors, temporary
+files.
 
 Exits with status 1 if a trial went otherwise, or if anything was left.
 """
@@ -38,6 +45,7 @@ from rich.table import Table
 from synk_testing import children, descendants
 from synk_testing.processes import described
 
+KILLED = ("worker", "master", "interrupted")
 LEAKS = ("processes", "segments", "descriptors", "files")
 START_LIMIT_S = 120.0
 HANG_S = 30.0
@@ -60,7 +68,7 @@ class Trials:
         self._start_s = 5.0
         self.printed = ""
 
-    def run(self, number: int) -> dict[str, Any]:
+    def run(self, number: int, killed: str) -> dict[str, Any]:
         """One trial: what was killed and when, how long it took, and what was left."""
         rng = self._rng
         size = rng.choice([2, 2, 3])
@@ -70,17 +78,20 @@ class Trials:
             "master": rng.randrange(size),
             "backend": rng.choice(["shm", "shm", "shm", "zmq"]),
             "seed": rng.randrange(2**31),
+            "killed": killed,
         }
-        killed = rng.choice(["worker", "worker", "master"])
         victim = rng.choice([rank for rank in range(size) if rank != job["master"]])
         moment = rng.random()
-        trial = {"trial": number, **job, "killed": killed, "victim": victim}
+        trial = {"trial": number, **job, "victim": victim}
         if self._program is None:
             self._program = Victim(self._folder)
         program = self._program
         try:
             if killed == "worker":
                 self._kill_worker(program, job, victim, moment, trial)
+            elif killed == "interrupted":
+                trial["victim"] = rng.choice(["master", "all"])
+                self._interrupt(program, job, moment, trial)
             else:
                 trial["victim"] = job["master"]
                 self._program = None
@@ -120,14 +131,30 @@ class Trials:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
         os.close(fd)
-        while (event := program.event(killed_at + HANG_S)) and event["event"] != "caught":
-            pass
-        if event is None:
-            raise Trouble(f"nothing was raised in {HANG_S:g} s")
+        event = self._caught(program, killed_at, family, trial)
         trial["since_kill_s"] = event["caught_at"] - killed_at
         if event["caught_at"] > killed_at:
             trial["seconds"] = event["caught_at"] - max(killed_at, event["called_at"])
         trial["doing"] = event["doing"]
+        if job["state"] == "closing" and event["type"] == "Finished":
+            return
+        if (event["type"], event["rank"], event["signal"]) != ("WorkerDied", victim, "SIGKILL"):
+            raise Trouble(
+                f"got {event['type']} of rank {event['rank']} ({event['signal']}), expected "
+                f"WorkerDied of rank {victim}: {event['message']}"
+            )
+        record = program.record()
+        if record is None or record["error"]["rank"] != victim:
+            raise Trouble(f"no flight record of it: {record and record['error']}")
+
+    def _caught(
+        self, program: Victim, struck_at: float, family: Optional[str], trial: dict
+    ) -> dict[str, Any]:
+        """What the program has caught; the trial gets what was left when it was."""
+        while (event := program.event(struck_at + HANG_S)) and event["event"] != "caught":
+            pass
+        if event is None:
+            raise Trouble(f"nothing was raised in {HANG_S:g} s")
         first = program.descriptors is None
         program.descriptors = event["descriptors"] if first else program.descriptors
         trial["left"] = {
@@ -140,16 +167,24 @@ class Trials:
         trial["alone_s"] = event["alone_s"]
         if not event["closed"]:
             raise Trouble("the runtime is still open")
-        if job["state"] == "closing" and event["type"] == "Finished":
-            return
-        if (event["type"], event["rank"], event["signal"]) != ("WorkerDied", victim, "SIGKILL"):
-            raise Trouble(
-                f"got {event['type']} of rank {event['rank']} ({event['signal']}), expected "
-                f"WorkerDied of rank {victim}: {event['message']}"
-            )
-        record = program.record()
-        if record is None or record["error"]["rank"] != victim:
-            raise Trouble(f"no flight record of it: {record and record['error']}")
+        return event
+
+    def _interrupt(self, program: Victim, job: dict[str, Any], moment: float, trial: dict) -> None:
+        self._begin(program, job, "starting" if job["state"] == "starting" else "at work")
+        self._nap(job, moment)
+        family = program.family()
+        struck = [program.pid] if trial["victim"] == "master" else [*descendants(program.pid)]
+        struck_at = time.monotonic()
+        for pid in {program.pid, *struck}:
+            with contextlib.suppress(ProcessLookupError):  # some helper's, and gone
+                os.kill(pid, signal.SIGINT)
+        event = self._caught(program, struck_at, family, trial)
+        trial["seconds"] = event["caught_at"] - struck_at
+        if event["type"] != "KeyboardInterrupt":
+            raise Trouble(f"got {event['type']}: {event['message']}")
+        trial.update({name: event[name] for name in ("undone", "went_on") if name in event})
+        if event.get("wrong"):
+            raise Trouble(event["wrong"])
 
     def _kill_master(
         self, program: Victim, job: dict[str, Any], moment: float, trial: dict
@@ -194,7 +229,7 @@ def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
     for trial in trials:
         for what, left in trial.get("left", {}).items():
             told["leaks"][what] += left if isinstance(left, int) else len(left)
-    for killed in ("worker", "master"):
+    for killed in KILLED:
         of = [t for t in trials if t["killed"] == killed and "seconds" in t]
         told[killed] = {"all": figures([t["seconds"] for t in of])}
         for state in STATES:
@@ -214,26 +249,27 @@ def figures(seconds: list[float]) -> dict[str, Any]:
 def show(told: dict[str, Any]) -> None:
     """Print the figures as a table."""
     console = Console()
-    table = Table(title=f"{told['trials']} times kill -9")
+    table = Table(title=f"{told['trials']} times kill -9 or Ctrl-C")
     for column in ("killed", "while it was", "trials", "median", "99 %", "worst"):
         table.add_column(
             column, justify="left" if column in ("killed", "while it was") else "right"
         )
-    for killed in ("worker", "master"):
+    for killed in KILLED:
         for state, row in told[killed].items():
             if row["trials"]:
                 cells = [f"{1000 * row[n]:.0f} ms" for n in ("median_s", "p99_s", "worst_s")]
                 table.add_row(killed, state, str(row["trials"]), *cells)
     console.print(table)
     leaks = ", ".join(f"{count} {what}" for what, count in told["leaks"].items())
-    worst = max(told[k]["all"].get("worst_s", 0.0) for k in ("worker", "master"))
+    worst = max(told[k]["all"].get("worst_s", 0.0) for k in KILLED)
     console.print(f"Worst: {worst:.3f} s. Left behind: {leaks}. Otherwise: {told['wrong']}.")
 
 
 def main() -> int:
     """Run the trials; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--trials", type=int, default=100, help="how often to kill (100)")
+    parser.add_argument("--interrupts", type=int, default=0, help="how often Ctrl-C comes (0)")
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
     parser.add_argument("--json", type=Path, default=None, help="write the results there")
     arguments = parser.parse_args()
@@ -245,9 +281,13 @@ def main() -> int:
     done: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="kill-trials-") as folder:
         trials = Trials(Path(folder), seed)
+        rng = random.Random(seed)
+        todo = rng.choices(["worker", "worker", "master"], k=arguments.trials)
+        todo += ["interrupted"] * arguments.interrupts
+        rng.shuffle(todo)
         try:
-            for number in range(arguments.trials):
-                trial = trials.run(number)
+            for number, killed in enumerate(todo):
+                trial = trials.run(number, killed)
                 done.append(
                     {k: round(v, 4) if isinstance(v, float) else v for k, v in trial.items()}
                 )
@@ -267,7 +307,7 @@ def main() -> int:
                 _results.write(arguments.json, content)
     print(f"seed {seed}")
     show(told)
-    return 1 if told["wrong"] or any(told["leaks"].values()) or len(done) < arguments.trials else 0
+    return 1 if told["wrong"] or any(told["leaks"].values()) or len(done) < len(todo) else 0
 
 
 if __name__ == "__main__":

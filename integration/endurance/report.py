@@ -94,21 +94,23 @@ def faults(result: dict[str, Any]) -> Iterator[str]:
 def kill_trials(result: dict[str, Any]) -> Iterator[str]:
     """A table of how long it took to tell of a death, and what was left."""
     told = result["summary"]
-    yield f"### {told['trials']:,} times `kill -9`"
+    interrupts = told["interrupted"]["all"]["trials"]
+    yield f"### {told['trials'] - interrupts:,} times `kill -9`, {interrupts:,} times Ctrl-C"
     yield ""
     left = ", ".join(f"{count} {what}" for what, count in told["leaks"].items())
     yield (
-        f"At a random moment a random worker was killed, or the master. {told['wrong']} trials "
-        f"went otherwise than promised. Left behind, in all: {left}."
+        f"At a random moment a random worker was killed, or the master, or Ctrl-C came. "
+        f"{told['wrong']} trials went otherwise than promised. Left behind, in all: {left}."
     )
     yield ""
-    yield from _row("killed", "while the ranks were", "trials", "median", "99 %", "worst")
+    what = "killed or interrupted"
+    yield from _row(what, "while the ranks were", "trials", "median", "99 %", "worst")
     yield from _row("---", "---", "--:", "--:", "--:", "--:")
-    for killed in ("worker", "master"):
+    for killed, name in {"worker": "worker", "master": "master", "interrupted": "Ctrl-C"}.items():
         for state, row in told[killed].items():
             if row["trials"]:
-                times = [_time(row[name]) for name in ("median_s", "p99_s", "worst_s")]
-                yield from _row(killed, _WORKED[state], str(row["trials"]), *times)
+                times = [_time(row[time]) for time in ("median_s", "p99_s", "worst_s")]
+                yield from _row(name, _WORKED[state], str(row["trials"]), *times)
 
 
 def soak(result: dict[str, Any]) -> Iterator[str]:

@@ -1,9 +1,10 @@
-"""Some random kill -9: a death is told at once, by its rank, and nothing is left."""
+"""Some random kill -9 and Ctrl-C: it is told at once, nothing is left, and no call is half done."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from synk_theano import Runtime
+
 sys.path.insert(0, str(Path(__file__).parent))
 
+import _victim
 import _victims
 import kill_trials
 
@@ -24,7 +28,10 @@ LIMIT_S = 280
 def test_some_random_kills(tmp_path: Path) -> None:
     path = tmp_path / "trials.json"
     done = subprocess.run(
-        [sys.executable, kill_trials.__file__, "--trials", str(TRIALS), "--json", str(path)],
+        [
+            *(sys.executable, kill_trials.__file__, "--trials", str(TRIALS)),
+            *("--interrupts", str(TRIALS), "--json", str(path)),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -33,7 +40,8 @@ def test_some_random_kills(tmp_path: Path) -> None:
     print(done.stdout)
     assert done.returncode == 0, done.stdout
     told = json.loads(path.read_text(encoding="utf-8"))["summary"]
-    assert told["trials"] == TRIALS
+    assert told["trials"] == 2 * TRIALS
+    assert told["interrupted"]["all"]["trials"] == TRIALS
     assert told["wrong"] == 0
     assert told["leaks"] == dict.fromkeys(kill_trials.LEAKS, 0)
 
@@ -61,6 +69,27 @@ def test_leaks_and_times_are_counted() -> None:
     assert worker["p99_s"] == pytest.approx(0.9901)
     assert told["master"]["idle"]["worst_s"] == 1.5
     assert told["master"]["growing"] == {"trials": 0}
+
+
+@pytest.mark.parametrize("name", ["updating", "collective", "stepping"])
+def test_a_call_that_happened_on_some_ranks_only_is_noticed(name: str) -> None:
+    with Runtime(2) as runtime:
+        doing = _victim.Watched(runtime, random.Random(5))
+        for _ in range(6):
+            getattr(doing, name)()
+            assert doing.wrong() == ""
+        doing.updating()
+        doing.after = [doing.before]
+        assert "calls that have happened, by rank:" in doing.wrong(), "it has, on all ranks"
+        doing.updating()
+        doing.count.set_value(doing.count.get_value() - 1)
+        assert "calls that have happened, by rank:" in doing.wrong(), "but not on the master"
+        doing.count.set_value(doing.count.get_value() + 1)
+        assert doing.wrong() == ""
+        while doing.after[0][0] is None:  # of slices nothing is said about s
+            doing.updating()
+        doing.s.set_value(doing.s.get_value() + 1)
+        assert doing.wrong(), "the master has another value"
 
 
 def test_what_is_left_is_named_and_taken_away(tmp_path: Path) -> None:

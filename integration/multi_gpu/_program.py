@@ -30,7 +30,8 @@ def workers():
     for task in os.listdir("/proc/self/task"):
         with open(f"/proc/self/task/{task}/children") as children:
             pids += [int(pid) for pid in children.read().split()]
-    return sorted(pid for pid in pids if b"worker" in open(f"/proc/{pid}/cmdline", "rb").read())
+    run = {pid: open(f"/proc/{pid}/cmdline", "rb").read() for pid in pids}
+    return sorted(pid for pid in pids if b"_workers.worker" in run[pid])
 
 def tell(**facts):
     print("@" + json.dumps(facts), flush=True)

@@ -18,7 +18,7 @@ COMM = (
     _fault(
         "comm-average-by-count",
         "reductions",
-        "_ops.py",
+        "_core/ops.py",
         "calm(np.divide, total, math.fsum(weights), out=total)",
         "calm(np.divide, total, float(len(weights)), out=total)",
         "A weighted average is divided by the number of ranks, not by the sum of the weights.",
@@ -27,7 +27,7 @@ COMM = (
     _fault(
         "comm-in-place-third",
         "reductions",
-        "_reductions.py",
+        "_core/reductions.py",
         "fabric.rank in plan.ranks[:2])",
         "fabric.rank in plan.ranks[:3])",
         "The third rank, whose out is x itself, adds what it has already overwritten.",
@@ -36,7 +36,7 @@ COMM = (
     _fault(
         "comm-symmetric-tail",
         "plans",
-        "_reductions.py",
+        "_core/reductions.py",
         "part = -(-nbytes // fabric.size // 64) * 64\n    start, end",
         "part = nbytes // fabric.size // 64 * 64\n    start, end",
         "The last bytes of a large symmetric array belong to no rank's part where it is uneven.",
@@ -45,7 +45,7 @@ COMM = (
     _fault(
         "comm-bundle-byte-order",
         "plans",
-        "_lists.py",
+        "_core/lists.py",
         "    np.concatenate([arrays[which].reshape(-1) for which in bundle.members], out=packed)",
         "    packed = np.concatenate([arrays[which].reshape(-1) for which in bundle.members])",
         "Small arrays of a list that are not of native byte order arrive with their bytes swapped.",
@@ -54,7 +54,7 @@ COMM = (
     _fault(
         "comm-negative-weight",
         "refusals",
-        "_ops.py",
+        "_core/ops.py",
         "if not (math.isfinite(value) and value >= 0.0):",
         "if not math.isfinite(value):",
         "A negative weight is taken.",
@@ -72,7 +72,7 @@ COMM = (
     _fault(
         "comm-split-blames",
         "error paths",
-        "_splitting.py",
+        "_collectives/splitting.py",
         "return lost(members[exc.rank], exc.reason)",
         "return lost(exc.rank, exc.reason)",
         "A rank that is lost while a group is split is called by its number in the new group.",
@@ -81,7 +81,7 @@ COMM = (
     _fault(
         "comm-dead-before-watched",
         "life cycles",
-        "_liveness.py",
+        "_system/liveness.py",
         "except ProcessLookupError:\n            self._gone.append(rank)\n            return\n",
         "except ProcessLookupError:\n            return\n",
         "A rank that died before the others began to watch it is never missed.",
@@ -90,7 +90,7 @@ COMM = (
     _fault(
         "comm-zmq-abort-passed-on",
         "error paths",
-        "_backends/zmq.py",
+        "_backends/zmq/fabric.py",
         "who = number - 1 if number else peer.rank",
         "who = peer.rank",
         "Over ZeroMQ, who passes on that a group was given up is taken for who gave it up.",
@@ -99,7 +99,7 @@ COMM = (
     _fault(
         "comm-half-a-letter",
         "atomicity",
-        "_letters.py",
+        "_collectives/point_to_point.py",
         "steps.guard.leave(exc, in_step=not began and isinstance(exc, CommTimeout))",
         "steps.guard.leave(exc, in_step=isinstance(exc, CommTimeout))",
         "A group goes on after a long message that was sent by half.",

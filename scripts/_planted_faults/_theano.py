@@ -18,7 +18,7 @@ THEANO = (
     _fault(
         "theano-minibatch-index",
         "plans",
-        "synk_theano/_planner.py",
+        "synk_theano/_api/planner.py",
         "item.minibatch and selection is not None and selection.index is not None",
         "False",
         "A list of indexes reads wrong rows of data that hold a minibatch only.",
@@ -27,7 +27,7 @@ THEANO = (
     _fault(
         "theano-output-from-the-end",
         "refusals",
-        "synk_theano/_planner.py",
+        "synk_theano/_api/planner.py",
         "if not is_int(position) or not 0 <= position < count:",
         "if not is_int(position) or position >= count:",
         "output_subset takes negative positions, which are other outputs in a sliced call.",
@@ -36,7 +36,7 @@ THEANO = (
     _fault(
         "theano-linking-constants",
         "linking",
-        "synk_theano/_linking.py",
+        "synk_theano/_graph/transfer/linking.py",
         "inputs.append((variable.type, variable.signature()))",
         "inputs.append(variable.type)",
         "Nodes that differ by a constant alone share C code, which has the first one's constant.",
@@ -45,7 +45,7 @@ THEANO = (
     _fault(
         "theano-equal-ops",
         "linking",
-        "synk_theano/_flat.py",
+        "synk_theano/_graph/transfer/flat.py",
         "self._by_value.setdefault((item, _state(item)), place)",
         "self._by_value.setdefault(item, place)",
         "Ops that Theano calls equal travel as one, though they compute different things.",
@@ -54,7 +54,7 @@ THEANO = (
     _fault(
         "theano-bare-unaligned",
         "linking",
-        "synk_theano/_bare.py",
+        "synk_theano/_graph/fast_call.py",
         ' == getattr(spec.variable.type, "dtype", None) and array.flags.aligned',
         ' == getattr(spec.variable.type, "dtype", None)',
         "Arrays whose memory is not aligned go to the compiled code without Theano's look at them.",
@@ -63,7 +63,7 @@ THEANO = (
     _fault(
         "theano-in-place",
         "atomicity",
-        "synk_theano/_compile.py",
+        "synk_theano/_graph/compile.py",
         "            if item.shared:\n                item.mutable = False",
         "            if item.shared and item.update is None:\n                item.mutable = False",
         "Functions overwrite the very arrays that are to be put back when a rank fails.",
@@ -72,7 +72,7 @@ THEANO = (
     _fault(
         "theano-done-but-not-undone",
         "atomicity",
-        "synk_theano/_rank.py",
+        "synk_theano/_rank/rank.py",
         "            self.flight.mark(self.serial, Outcome.UNDONE)\n"
         "            self.journal.undo()\n            raise",
         "            self.flight.mark(self.serial, Outcome.UNDONE)\n            raise",
@@ -82,7 +82,7 @@ THEANO = (
     _fault(
         "theano-first-gone",
         "error paths",
-        "synk_theano/_pool.py",
+        "synk_theano/_workers/pool.py",
         "return min(gone, key=_guilt)",
         "return gone[0]",
         "Of several workers that are gone the first is named, not the one that was killed.",
@@ -91,7 +91,7 @@ THEANO = (
     _fault(
         "theano-keeper-forked",
         "life cycles",
-        "synk_theano/_keeper.py",
+        "synk_theano/_workers/watchdog.py",
         "        waiting.register(master.fd, select.POLLIN)\n",
         "        pass\n",
         "The keeper takes a child that the master forked for the master, and waits for ever.",

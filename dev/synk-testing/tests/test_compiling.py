@@ -14,6 +14,7 @@ theano.function([], theano.shared(1.0) + 1)()
 """
 
 
+@pytest.mark.nightly
 def test_headers_are_compiled_once(tmp_path, monkeypatch):
     monkeypatch.delenv("CPATH", raising=False)
     flags = quick_flags(tmp_path)

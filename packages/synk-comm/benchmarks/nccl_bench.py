@@ -25,9 +25,9 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synk_comm._backends._nccl_start import load_binding
-from synk_comm._backends.nccl import nccl
-from synk_comm._device import resolve
+from synk_comm._backends.nccl.arrays import resolve
+from synk_comm._backends.nccl.communicator import nccl
+from synk_comm._backends.nccl.start import load_binding
 from synk_comm.abc import Communicator
 from synk_comm.cuda import Driver
 from synk_comm.testing import run_ranks

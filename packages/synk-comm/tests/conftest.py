@@ -13,6 +13,11 @@ import pytest
 from synk_testing import nothing_left
 
 
+def pytest_configure(config):
+    """Every warning is an error, on the oldest NumPy and Python as on the newest."""
+    config.addinivalue_line("filterwarnings", "error")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_folder():
     """Keep apart from other programs that make groups on this machine right now.

@@ -90,7 +90,7 @@ def test_auto_takes_zmq_if_the_memory_cannot_be_made(scheme, address_of, monkeyp
     def no_memory(*args):
         raise MemoryError("no room at all")
 
-    monkeypatch.setattr("synk_comm._backends._block.create", no_memory)
+    monkeypatch.setattr("synk_comm._backends.shm.block.create", no_memory)
     address = address_of(scheme)
 
     def run(rank):
@@ -109,7 +109,8 @@ def test_auto_takes_zmq_if_the_memory_cannot_be_made(scheme, address_of, monkeyp
 def test_auto_takes_zmq_if_a_rank_cannot_get_at_the_memory(address_of, monkeypatch):
     # As in containers: one rank sees other processes than rank 0.
     monkeypatch.setattr(
-        "synk_comm._meeting.os.readlink", lambda path: "/dev/null" if "/fd/" in path else path
+        "synk_comm._meeting.meeting.os.readlink",
+        lambda path: "/dev/null" if "/fd/" in path else path,
     )
     address = address_of("tcp")
 
@@ -183,7 +184,7 @@ def test_two_ranks_0(scheme, address_of):
 
     def run(seat):
         time.sleep(0.3 * seat)
-        return connect(0, 2, address, token=TOKEN, timeout_s=1.0)
+        return connect(0, 2, address, token=TOKEN, timeout_s=1.5)
 
     first, second = outcomes(2, run)
     assert isinstance(first, CommTimeout)
@@ -216,7 +217,7 @@ def test_different_backends_are_told_to_all(address_of):
 @pytest.mark.parametrize("scheme", ["ipc", "tcp"])
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_failing_rank_is_told_to_all(scheme, who, address_of, monkeypatch):
-    from synk_comm._backends._signals import Signals
+    from synk_comm._backends.shm.signals import Signals
 
     def enter(self):
         if self._rank == who:
@@ -303,6 +304,27 @@ def test_nobody_listens(address_of):
         connect(1, 2, address_of("tcp"), token=TOKEN, timeout_s=0.3)
 
 
+def test_a_port_that_is_taken_for_a_moment_is_no_failure(address_of):
+    address = address_of("tcp")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+        with pytest.raises(JoinError, match="is there another rank 0, or another program"):
+            connect(0, 2, address, token=TOKEN, timeout_s=30)
+        looks = []
+
+        def watch():
+            looks.append(other.close())
+
+        def meet(rank):
+            with connect(
+                rank, 2, address, token=TOKEN, timeout_s=30, watch=None if rank else watch
+            ) as comm:
+                return comm.size
+
+        assert outcomes(2, meet) == [2, 2]
+        assert looks
+
+
 RANK = """
 import os, sys, synk_comm
 rank, address = int(sys.argv[1]), sys.argv[2]
@@ -346,7 +368,7 @@ def test_a_rank_that_dies_while_others_are_joining(scheme, victim, address_of, t
 
 
 def test_a_rank_that_dies_in_the_wiring_ends_the_wait_of_all(address_of, monkeypatch):
-    from synk_comm._backends.zmq import ZmqFabric
+    from synk_comm._backends.zmq.fabric import ZmqFabric
 
     original = ZmqFabric.meet
     leaving = threading.Event()

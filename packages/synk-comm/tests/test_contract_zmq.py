@@ -36,6 +36,7 @@ def join_in_threads(tickets):
     return in_threads(seats, lambda seat: join(tickets[seat.rank], timeout_s=20))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", [3 if os.environ.get("SYNK_TESTS") == "all" else 2])
 def test_all_of_it_in_processes(size):
     run_ranks(size, check_all, backend="zmq", timeout_s=50)

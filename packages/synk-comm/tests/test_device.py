@@ -9,8 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from synk_comm._backends._nccl_terms import check_apart
-from synk_comm._device import (
+from synk_comm._backends.nccl.arrays import (
     BFLOAT16,
     check_usable,
     current_stream,
@@ -18,6 +17,7 @@ from synk_comm._device import (
     maker,
     resolve,
 )
+from synk_comm._backends.nccl.terms import check_apart
 
 HERE = 3
 

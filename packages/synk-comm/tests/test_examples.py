@@ -50,8 +50,13 @@ def test_example(name, size):
     "name, right, wrong",
     [
         ("average_gradients.py", "weight=float(len(mine))", "weight=float(len(mine) > 0)"),
-        ("pi.py", "comm.size) + 0.5", "comm.size) + 0.6"),
-        ("halo.py", "tag=LEFTWARDS, out=rod[-1:]", "tag=LEFTWARDS"),
+        *(
+            pytest.param(*example, marks=pytest.mark.nightly)
+            for example in (
+                ("pi.py", "comm.size) + 0.5", "comm.size) + 0.6"),
+                ("halo.py", "tag=LEFTWARDS, out=rod[-1:]", "tag=LEFTWARDS"),
+            )
+        ),
     ],
 )
 def test_examples_would_notice(tmp_path, name, right, wrong):

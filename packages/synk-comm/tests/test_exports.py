@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import synk_comm
-from synk_comm import _call, exceptions
+from synk_comm import exceptions
+from synk_comm._core import calls
 
 
 def test_all_lists_what_is_there():
@@ -18,6 +19,10 @@ def test_all_lists_what_is_there():
     for name in synk_comm.__all__:
         assert getattr(synk_comm, name) is not None
     assert set(exceptions.__all__) < set(synk_comm.__all__)
+
+
+def test_completion_shows_what_is_public():
+    assert {*dir(synk_comm)} == {*synk_comm.__all__, "abc", "cuda", "exceptions"}
 
 
 def test_importing_needs_neither_zmq_nor_pytest():
@@ -66,17 +71,17 @@ def test_errors_travel_with_all_they_know(error, kind):
 )
 def test_dtypes_survive_description(dtype):
     dtype = np.dtype(dtype)
-    assert _call.text_dtype(_call.dtype_text(dtype)) == dtype
+    assert calls.text_dtype(calls.dtype_text(dtype)) == dtype
 
 
 def test_heads_survive_encoding():
     arrays = (("<f4", (3, 0)), ("|b1", ()))
     outs = (("<f4", (3, 0)), None)
-    call = _call.Call("gather", "", 1, arrays, outs, 0.1, True, "2+64", "text \N{SNOWMAN} \"'|")
-    assert _call.decode(_call.encode(call)) == call
-    long = _call.Call("scatter", arrays=(("<f4", (1,) * 9),) * 2000)
-    assert len(_call.encode(long)) < 4096
-    assert _call.decode(_call.encode(long)) == long
+    call = calls.Call("gather", "", 1, arrays, outs, 0.1, True, "2+64", "text \N{SNOWMAN} \"'|")
+    assert calls.decode(calls.encode(call)) == call
+    long = calls.Call("scatter", arrays=(("<f4", (1,) * 9),) * 2000)
+    assert len(calls.encode(long)) < 4096
+    assert calls.decode(calls.encode(long)) == long
     with pytest.raises(ValueError, match="can be sent"):
-        _call.encode(_call.Call("scatter", arrays=tuple(("<f4", (n**5,)) for n in range(5000))))
-    assert len(_call.encode_decline("\N{SNOWMAN}" * 10**6)) <= _call.HEAD_BYTES
+        calls.encode(calls.Call("scatter", arrays=tuple(("<f4", (n**5,)) for n in range(5000))))
+    assert len(calls.encode_decline("\N{SNOWMAN}" * 10**6)) <= calls.HEAD_BYTES

@@ -272,10 +272,9 @@ def suffer(comm, call, victim, fault, moment, log):
     comm.barrier()
     if comm.backend == "zmq" and comm.rank == victim:
         time.sleep(0.1)  # who ends without closing, or is stopped, keeps what is not sent yet
-    if moment == "again":
-        for _ in range(3):
-            CALLS[call](comm, x)
     if comm.rank == victim:
+        for _ in range(3 if moment == "again" else 0):
+            CALLS[call](comm, x)
         if moment == "before" or fault in ("sys.exit", "raise"):
             strike(comm, fault, log)
         else:
@@ -390,12 +389,17 @@ def test_whatever_happens(backend, call, victim, fault, moment, tmp_path):
             assert blamed != rank, text
         else:
             assert blamed == victim, text
-        if fault in ("kill", "exit", "sys.exit", "raise"):
+        if fault in ("kill", "exit"):
             assert kind == "PeerLost", text
+        elif fault in ("sys.exit", "raise") and (kind, call) != ("PeerLost", "send and recv"):
+            assert kind == "AbortedError", text
+            said = "SystemExit: 3" if fault == "sys.exit" else "RuntimeError: user code failed"
+            assert said in text
         elif fault == "abort":
             assert kind == "AbortedError", text
             assert "given up" in text
-        else:  # interrupted, or closed, between two calls or inside one
+        elif fault not in ("sys.exit", "raise"):
+            # Interrupted, or closed, between two calls or inside one.
             assert kind in ("AbortedError", "PeerLost"), text
         took = moment_of_error - struck
         worst[backend, fault] = max(took, worst.get((backend, fault), 0.0))

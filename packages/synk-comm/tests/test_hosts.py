@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from synk_comm import CommError, connect, local_group
-from synk_comm._host import Host, apart, this_host
+from synk_comm._meeting.host import Host, apart, this_host
 from synk_comm.testing import check_all, in_threads
 from synk_comm.testing._checks import THEMES
 
@@ -64,7 +64,7 @@ import synk_comm
 from synk_comm.testing import check_all
 from synk_comm.testing._checks import THEMES
 
-faulthandler.dump_traceback_later(50, exit=True)
+faulthandler.dump_traceback_later(170, exit=True)
 rank, size, backend, what = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 ears = None
 if what == "spy" and rank == 0:
@@ -130,7 +130,7 @@ def start(space, *args):
     )
 
 
-def ends(children, timeout_s=60):
+def ends(children, timeout_s=180):
     try:
         said = []
         for child in children:
@@ -198,7 +198,7 @@ def test_encrypted_checks_over_loopback(far_apart, free_port):
             ):
                 check(comm)
 
-    in_threads(local_group(2), run, 60)
+    in_threads(local_group(2), run, 180)
 
 
 def test_a_zmq_that_cannot_encrypt_is_not_used_between_hosts(far_apart, free_port, monkeypatch):
@@ -228,7 +228,7 @@ def test_between_hosts_auto_takes_zmq_and_names_who_is_elsewhere(free_port, monk
     def fake(address=""):
         return this_host(address)._replace(machine=f"machine {min(lock.rank, 1)}")
 
-    monkeypatch.setattr("synk_comm._rendezvous.this_host", fake)
+    monkeypatch.setattr("synk_comm._join.rendezvous.this_host", fake)
 
     def run(seat):
         lock.rank = seat.rank

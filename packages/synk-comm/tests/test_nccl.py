@@ -20,10 +20,10 @@ from synk_comm import (
     PeerLost,
     local_group,
 )
-from synk_comm._backends._nccl_link import Link
-from synk_comm._backends._nccl_start import load_binding
-from synk_comm._backends.nccl import MissingLibrary, NcclError, nccl
-from synk_comm._liveness import Identity, identity
+from synk_comm._backends.nccl.communicator import MissingLibrary, NcclError, nccl
+from synk_comm._backends.nccl.link import Link
+from synk_comm._backends.nccl.start import load_binding
+from synk_comm._system.liveness import Identity, identity
 from synk_comm.cuda import CudaError, Driver
 from synk_comm.testing import CommunicatorContract, in_threads
 from synk_comm.testing._fake_gpu import CudaArray

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from synk_comm import CommError, JoinError, connect, create_group, join, local_group
-from synk_comm._carriers import REGISTRY, ZmqBackend, register_backend
-from synk_comm._meeting import Unusable
-from synk_comm._registry import Backend, Registry
+from synk_comm._join.choice import REGISTRY, ZmqBackend, register_backend
+from synk_comm._join.registry import Backend, Registry
+from synk_comm._meeting.meeting import Unusable
 from synk_comm.testing import in_threads
 
 TOKEN = "a token that nobody can guess"
@@ -110,11 +110,11 @@ def test_an_unknown_name_lists_the_known_ones():
 
 
 PLUGIN = """
-from synk_comm._registry import Backend
+from synk_comm._join.registry import Backend
 class Doves(Backend):
     name = "doves"
     def open(self, meeting):
-        from synk_comm._carriers import choose
+        from synk_comm._join.choice import choose
         comm = choose(meeting, "auto")
         comm.why = "doves: from another package"
         return comm
@@ -128,7 +128,7 @@ broken = broken_cote:Doves [birds]
 """
 USER = """
 import synk_comm
-from synk_comm._carriers import REGISTRY
+from synk_comm._join.choice import REGISTRY
 assert {"doves", "broken"} <= set(REGISTRY.names()), REGISTRY.names()
 with synk_comm.connect(backend="doves") as comm:
     print(comm.why)
@@ -169,9 +169,9 @@ def test_nccl_is_put_around_what_suits_the_hosts(address, monkeypatch):
 
     import types
 
-    module = types.ModuleType("synk_comm._backends.nccl")
+    module = types.ModuleType("synk_comm._backends.nccl.communicator")
     module.nccl = Wrapped
-    monkeypatch.setitem(sys.modules, "synk_comm._backends.nccl", module)
+    monkeypatch.setitem(sys.modules, "synk_comm._backends.nccl.communicator", module)
 
     def run(seat):
         comm = connect(seat.rank, 2, address, token=TOKEN, backend="nccl", timeout_s=20)
@@ -188,7 +188,7 @@ def test_nccl_is_put_around_what_suits_the_hosts(address, monkeypatch):
 
 
 def test_without_nccl_the_cure_is_told_on_all_ranks(address, monkeypatch):
-    monkeypatch.setitem(sys.modules, "synk_comm._backends.nccl", None)
+    monkeypatch.setitem(sys.modules, "synk_comm._backends.nccl.communicator", None)
     for told in meet(address, "nccl"):
         assert "pip install 'synk-comm[nccl]'" in told
 
@@ -201,9 +201,9 @@ def test_a_wrapper_that_fails_gives_the_group_up(address, monkeypatch):
             raise JoinError("no GPU here")
         comm.barrier()
 
-    module = types.ModuleType("synk_comm._backends.nccl")
+    module = types.ModuleType("synk_comm._backends.nccl.communicator")
     module.nccl = nccl
-    monkeypatch.setitem(sys.modules, "synk_comm._backends.nccl", module)
+    monkeypatch.setitem(sys.modules, "synk_comm._backends.nccl.communicator", module)
 
     def run(seat):
         # Rank 0 may see that rank 1 has left before it sees that it has given up.

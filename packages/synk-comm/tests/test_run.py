@@ -230,6 +230,15 @@ def test_help_has_examples():
 # -- failures -----------------------------------------------------------------------------
 
 
+def test_a_failure_is_one_where_ended_children_are_ignored(script):
+    """As by whoever started this: then the kernel keeps no exit code, and subprocess says 0."""
+    path = script("os.kill(os.getpid(), 9)", prelude="import os\n")
+    ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    again = [sys.executable, "-c", ignore + "os.execv(sys.argv[1], sys.argv[1:])"]
+    done = subprocess.run([*again, *command("-n", 2, path)], env=environment(), timeout=LIMIT_S)
+    assert done.returncode == 137
+
+
 @pytest.mark.parametrize(
     "how, code, said",
     [
@@ -263,6 +272,49 @@ def test_exit_code_is_that_of_the_first_cause(script, tmp_path, how, code, said)
     assert "\n  rank 2: was ended while it was still running" in error
     assert "runpy" not in error
     wait_gone(pids_written(pids, 2))
+
+
+def test_innocent_ranks_say_one_line_each(script):
+    path = script("""
+        with comm:
+            if rank == 1:
+                {}["weights"]
+            comm.barrier()
+    """)
+    done = run("-n", 3, path)
+    error = done.stderr.decode()
+    assert error.count("Traceback") == 1
+    assert "[1] KeyError: 'weights'\n" in error
+    cause = "AbortedError: the group was aborted by rank 1: KeyError: 'weights'"
+    for rank in (0, 2):
+        lines = [line for line in error.splitlines() if line.startswith(f"[{rank}] ")]
+        assert lines == [f"[{rank}] synk_comm: rank {rank} ended at {path}, line 10: {cause}"]
+
+
+def test_what_all_ranks_raise_shows_lines_of_the_script_only(script):
+    path = script("""
+        def add():
+            return comm.all_reduce([0.0] * (1 + rank))
+        add()
+    """)
+    error = run("-n", 2, "--no-tag-output", path).stderr.decode()
+    assert error.count("MismatchError: the ranks brought different shapes") == 4
+    assert error.count("return comm.all_reduce([0.0] * (1 + rank))") == 2
+    assert "_collectives/rounds.py" not in error
+
+
+def test_an_error_in_the_handling_of_another_is_shown_whole(script):
+    path = script("""
+        if rank == 1:
+            sys.exit(3)
+        try:
+            comm.barrier()
+        except synk_comm.PeerLost:
+            misspelt
+    """)
+    error = run("-n", 2, path).stderr.decode()
+    assert "[0] NameError: name 'misspelt' is not defined" in error
+    assert "[0]     misspelt" in error
 
 
 def test_late_ranks_are_ended(script):

@@ -20,7 +20,7 @@ from synk_comm import (
     MismatchError,
     PeerLost,
 )
-from synk_comm._splitting import _look_at, in_ranks_of_the_old
+from synk_comm._collectives.splitting import _look_at, in_ranks_of_the_old
 from synk_comm.testing import run_ranks
 
 BACKENDS = ["shm", "zmq"]

@@ -16,9 +16,9 @@ import time
 import pytest
 
 from synk_comm import CommTimeout, JoinError, PeerLost, connect, local_group
-from synk_comm import _desk as desk
-from synk_comm import _line as lines
-from synk_comm._secret import Handshake, Seal, derived, token_key
+from synk_comm._meeting import link as lines
+from synk_comm._meeting import server as desk
+from synk_comm._system.auth import Handshake, Seal, derived, token_key
 from synk_comm.testing import in_threads
 
 TOKEN = "a token that nobody can guess"

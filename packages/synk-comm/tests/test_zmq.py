@@ -15,10 +15,10 @@ import pytest
 import zmq
 
 from synk_comm import CommTimeout, JoinError, PeerLost, local_group
-from synk_comm._backends import _lent, _wires
-from synk_comm._backends.zmq import ZmqFabric
-from synk_comm._folder import SocketFolder
-from synk_comm._host import this_host
+from synk_comm._backends.zmq import frames, sockets
+from synk_comm._backends.zmq.fabric import ZmqFabric
+from synk_comm._meeting.host import this_host
+from synk_comm._system.folder import SocketFolder
 from synk_comm.testing import in_threads, run_ranks
 
 KEY = b"k" * 32
@@ -33,7 +33,7 @@ def wired(size, *, address="", watch=None):
     folder = None if address else SocketFolder.create()
     hosts = [this_host(address)] * size
     fabrics = [
-        ZmqFabric(rank, size, watch, key=KEY, wires=_wires.Wires(rank, hosts, KEY, folder))
+        ZmqFabric(rank, size, watch, key=KEY, wires=sockets.Wires(rank, hosts, KEY, folder))
         for rank in range(size)
     ]
     cards = [fabric._listen() for fabric in fabrics]
@@ -139,7 +139,7 @@ def test_what_was_read_stays_until_the_next_round_although_the_sender_goes_on(pa
 
 
 def test_without_the_library_frames_are_copied(monkeypatch):
-    monkeypatch.setattr(_lent, "_library", lambda: None)
+    monkeypatch.setattr(frames, "_library", lambda: None)
     fabrics = wired(2)
 
     def run(fabric):
@@ -153,7 +153,7 @@ def test_without_the_library_frames_are_copied(monkeypatch):
 
 
 def test_lent_memory_outlives_a_fabric_that_is_forgotten():
-    lender = _lent.Lender()
+    lender = frames.Lender()
     if lender._library is None:
         pytest.skip("libzmq cannot be reached by ctypes here: frames are copied")
     array = lender.make(100_000)
@@ -284,14 +284,14 @@ def test_split_without_a_group_and_again(trio):
 
 
 def test_a_split_that_fails_on_one_rank_fails_on_all_of_its_group(trio, monkeypatch):
-    original = _wires.Wires.part
+    original = sockets.Wires.part
 
     def part(self, rank, ranks, key):
         if self.rank == 1:
             raise OSError("no folder for you")
         return original(self, rank, ranks, key)
 
-    monkeypatch.setattr(_wires.Wires, "part", part)
+    monkeypatch.setattr(sockets.Wires, "part", part)
 
     def run(fabric):
         try:
@@ -318,12 +318,12 @@ def stop_for_a_while(comm):
         time.sleep(0.5)  # what ZeroMQ has not sent yet would be stopped too
         os.kill(os.getpid(), signal.SIGSTOP)
         return float(comm.all_reduce(1.0))
-    waker = threading.Timer(2 * _wires._SILENCE_MS / 1000, os.kill, [pids[1], signal.SIGCONT])
+    waker = threading.Timer(2 * sockets._SILENCE_MS / 1000, os.kill, [pids[1], signal.SIGCONT])
     waker.start()
     began = time.monotonic()
     total = float(comm.all_reduce(1.0))
     waker.join()
-    return time.monotonic() - began > 1.5 * _wires._SILENCE_MS / 1000, total
+    return time.monotonic() - began > 1.5 * sockets._SILENCE_MS / 1000, total
 
 
 def test_a_dead_peer_is_noticed_at_once():

@@ -50,6 +50,17 @@ def test_documented_functions_keep_their_parameters(name):
     assert getattr(synk, name).__doc__
 
 
+def test_a_wrong_keyword_is_answered_with_the_right_one():
+    with pytest.raises(TypeError, match="'n_processes'; did you mean n_parallel="):
+        synk.fork(n_processes=2)
+    with pytest.raises(TypeError, match=r"'xyz', expected one of \['n_parallel', "):
+        synk.fork(xyz=2)
+
+
+def test_completion_shows_what_is_public():
+    assert {*dir(synk)} == {*synk.__all__, "exceptions", "extensions", "in_graph"}
+
+
 def test_a_forked_child_is_told_what_it_needs_for_ranks_of_its_own(two):
     child = os.fork()
     if child == 0:
@@ -198,6 +209,7 @@ def test_errors_are_of_one_family_and_of_the_usual_kinds():
         "NotForked": RuntimeError,
         "NotSharedVariable": TypeError,
         "OpError": ValueError,
+        "SharedMemoryFull": MemoryError,
         "SpecError": TypeError,
         "StartError": RuntimeError,
         "WorkerDied": RuntimeError,
@@ -220,3 +232,33 @@ def test_the_classes_are_where_release_one_had_them():
     from synkhronos.function_module import Function
 
     assert (Data, Function) == (synk.Data, synk.Function)
+
+
+OWN_FRAMES = """
+import traceback
+import numpy as np, theano, theano.tensor as T
+import synkhronos as synk
+from theano.compile.ops import as_op
+
+@as_op([T.dvector], [T.dvector])
+def act(values):
+    if values.max() > 0:
+        raise ValueError("cannot stand it")
+    return values
+
+synk.fork(2, use_gpu=False, verbose=False)
+x = T.dvector("x")
+f = synk.function([x], (act(x), "gather"), name="touchy", mode="FAST_COMPILE")
+calls = [lambda: f([1.0, 0.0]), lambda: f([0.0, 1.0]), lambda: f(), lambda: synk.function([x], 3)]
+calls += [lambda: synk.all_reduce(x), lambda: synk.data(force_cast=True)]
+for call in calls:
+    try:
+        call()
+    except Exception as error:
+        print(traceback.format_exc().count("synk_theano/"), end=" ")
+"""
+
+
+def test_tracebacks_show_users_their_own_lines():
+    done = zygote().run(OWN_FRAMES, environment={"PYTHONWARNINGS": "ignore"}, limit_s=60)
+    assert done.out.split() == ["1"] * 6, "one where the user has called, and nothing else"

@@ -59,7 +59,7 @@ def random_values(model):
     "noise, rule, generator, stop",
     [
         ("mrg", "adam", "seed", 1),
-        ("numpy", "momentum", "PCG64", 6),
+        pytest.param("numpy", "momentum", "PCG64", 6, marks=pytest.mark.nightly),
         pytest.param(None, "rmsprop", "SFC64", 8, marks=pytest.mark.nightly),
         pytest.param("numpy", "adadelta", "MT19937", 4, marks=pytest.mark.nightly),
         pytest.param("mrg", "adagrad", "Philox", 7, marks=pytest.mark.nightly),

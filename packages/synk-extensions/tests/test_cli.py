@@ -10,7 +10,7 @@ import pytest
 from _cli import command
 from typer.testing import CliRunner
 
-from synkhronos_cli import _app, _bench, _demo, _launch, _plot
+from synkhronos_cli import _app, _bench, _demo, _launch, _plot, _terminal
 from synkhronos_cli._probe import Answer
 
 COMMANDS = ("doctor", "demo", "bench", "check", "trace", "clean")
@@ -29,6 +29,15 @@ def test_help_names_every_command():
     for name in COMMANDS:
         assert f"\n  {name} " in done.stdout
     assert "synkhronos doctor  " in done.stdout, "an example"
+
+
+def test_in_a_pipe_no_path_is_broken_into_lines(monkeypatch, capsys):
+    path = "/folder/" + "cpython-311/" * 30
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _terminal.console().print(path)
+    assert capsys.readouterr().out == f"{path}\n"
+    monkeypatch.setenv("COLUMNS", "90")
+    assert _terminal.console().width == 90
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -167,6 +176,16 @@ def test_the_status_of_a_demo_is_its_own():
     done = command("demo", "data", "--no-such-option")
     assert done.returncode == 2
     assert "demo_2.py: error: unrecognized arguments: --no-such-option" in done.stderr
+
+
+def test_the_status_is_there_where_ended_children_are_ignored(tmp_path):
+    """As by whoever started this: then the kernel keeps no status, and subprocess says 0."""
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit(7)\n")
+    ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    again = ("-c", ignore + "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])")
+    words = ("-m", "synkhronos_cli", "trace", script)
+    assert command(*words, program=again, folder=tmp_path).returncode == 7
 
 
 # ---- bench -------------------------------------------------------------------------------------

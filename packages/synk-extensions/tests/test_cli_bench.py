@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from _cli import SETTINGS, command
@@ -54,8 +55,13 @@ def test_scaling_is_measured_and_drawn(tmp_path):
     done = command(*options, program=("-c", SCALING))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert [entry["n"] for entry in result["results"]] == [1, 2]
-    assert [row["what"] for row in result["rows"]] == ["1 process", "2 processes"]
+    assert [entry["n"] for entry in result["results"]] == [1, 2, 1, 2]
+    whats = ["entry by entry", "a matrix product"]
+    expected = [f"{what}, {n}" for what in whats for n in ("1 process", "2 processes")]
+    assert [row["what"] for row in result["rows"]] == expected
+    for row in result["rows"]:
+        assert all(re.fullmatch(r"plain Theano, \d+ threads?", peer) for peer in row["peers"])
+        assert "plain Theano, 1 thread" in row["peers"]
     assert all(entry["seconds"] > 0 and entry["rows"] == 500 for entry in result["results"])
     assert picture.read_bytes().startswith(b"\x89PNG")
 

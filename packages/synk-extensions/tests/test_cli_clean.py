@@ -323,7 +323,7 @@ def test_compiled_modules_of_a_living_process_stay(theano_folder, tmp_path):
         (found,) = _leftovers.find_compiled_modules()
         assert (found.removable, found.why) == (False, f"process {user.pid} uses it")
         # One that comes between finding and removing is seen, too.
-        assert _leftovers.remove(found) == f"process {user.pid} uses it now"
+        assert _leftovers.remove(found) == f"process {user.pid} uses it"
         done = command("clean", "--theano-cache", TMPDIR=str(tmp_path))
         assert "kept compiled modules" in done.stdout
         assert done.returncode == 0
@@ -356,3 +356,21 @@ def test_a_socket_that_is_about_to_listen_stays(temporary, monkeypatch):
         assert _leftovers.find_socket_folders() == []
         assert _leftovers.remove(found) == "somebody listens at its sockets now"
         assert group.is_dir()
+
+
+def test_a_folder_that_somebody_uses_for_more_is_no_cache(tmp_path, monkeypatch):
+    folder = tmp_path / "mine"
+    for module in ("tmp12345678", "cutils_ext", "lazylinker_ext", "scan_perform"):
+        (folder / module).mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    monkeypatch.setenv("THEANO_FLAGS", f"compiledir={folder}")
+    (found,) = _leftovers.find_compiled_modules()
+    assert found.removable
+    (folder / "thesis.tex").write_text("work")
+    assert _leftovers.remove(found) == "thesis.tex in it is not Theano's"
+    done = command("clean", "--theano-cache")
+    assert "kept compiled modules" in done.stdout
+    assert (folder / "thesis.tex").read_text() == "work"
+    (folder / "thesis.tex").unlink()
+    assert _leftovers.remove(found) == ""
+    assert not folder.exists()

@@ -88,6 +88,29 @@ def test_what_is_wrong_is_reported_whether_the_runtime_was_closed_or_not(script,
     assert done.err.endswith("\nWrong: spread: output 0; unreduced-read\n"), "and no more"
 
 
+DRIFTING = """\
+w = theano.shared(np.ones(3), name="w")
+cost = T.sqr(x.dot(w)).mean()
+train = synk.function([x], cost, updates=[(w, w - 0.01 * T.grad(cost, w))], name="train")
+for _ in range(2):
+    train(np.ones((4, 3), x.dtype))
+"""
+
+
+def test_a_training_whose_ranks_part_is_wrong_unless_it_is_said_to_be_meant(script):
+    done = check(script(GRAPH, DRIFTING), COLUMNS="200")
+    assert done.status == 1
+    rows = [line for line in done.err.splitlines() if line.startswith("train")]
+    assert [" exact " in row for row in rows] == [True, False]
+    assert rows[1].split()[:5] == ["train", "update", "w", "avg", "differs"]
+    assert "make_train_function" in done.err
+    assert done.err.endswith("\nWrong: replicas-drift\n")
+    meant = "import warnings\nwarnings.simplefilter('ignore', synk.exceptions.LintWarning)\n"
+    done = check(script(GRAPH, meant, DRIFTING), COLUMNS="200")
+    assert done.status == 0, done.err
+    assert "replicas-drift" in done.err
+
+
 def test_the_scripts_own_end_is_told_as_usual(script):
     path = script(GRAPH, RIGHT, "raise ValueError('mine')\n")
     done = check(path)

@@ -136,7 +136,8 @@ def test_a_machine_on_which_much_is_wrong_at_once(tmp_path: Path):
     assert report["ok"] is False
     found = {item["name"]: item for item in report["sections"]["Software"]}
     assert found["C++ compiler"]["cure"].startswith("apt install g++")
-    assert "base_compiledir=" in found["Theano"]["cure"]
+    # Without a home it compiles in the temporary folder.
+    assert f"{tmp_path}{os.sep}theano-" in found["Theano"]["found"]
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -520,6 +521,16 @@ def test_a_hook_that_is_not_active_by_itself_is_told(monkeypatch):
         assert states(items)["BLAS"] == GOOD
     (theano,) = (item for item in items if item.name == "Theano")
     assert theano.cure == "python -m synk_theano_compat --install"
+
+
+def test_a_python_that_cannot_be_executed_is_told_once(monkeypatch, tmp_path):
+    file = tmp_path / "python"
+    file.touch(0o600)
+    monkeypatch.setattr(_software.sys, "executable", str(file))
+    (item,) = _software.look_at_software(Answer(problem="Permission denied"))
+    assert (item.name, item.broken) == ("Python", True)
+    assert f"{file}: cannot be executed" in item.found
+    assert "pip install" not in item.cure
 
 
 def test_a_slow_blas_is_told(monkeypatch):

@@ -31,8 +31,35 @@ def test_training_arrives_where_plain_theano_does(model):
     assert "2 processes, epoch 2 of 2: loss" in out
     (row,) = re.findall(rf"^\s*{model.upper()} .*%.* x .*$", out, re.MULTILINE)
     assert difference in row
+    *plain, ours, speed_up = map(float, re.findall(r"(?<= )([\d.]+)(?= )", row.partition("%")[2]))
+    assert len(plain) in (1, 2)
+    assert speed_up == pytest.approx(ours / max(plain), rel=0.01, abs=0.005)
     (accuracy,) = re.findall(r"accuracy ([\d.]+)%", out)
     assert float(accuracy) > 50
+
+
+PEERS = """
+import os
+import plain_theano
+others = plain_theano.peers("mlp", 50)
+print([other.name for other in others])
+print(len({os.getpid(), *(other._process.pid for other in others)}))
+print(all(other.step() > 0 for other in others))
+for other in others:
+    other.close()
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("threads", [1, 3])
+def test_plain_theano_has_processes_of_its_own_and_their_threads(threads):
+    """They say themselves how many they have, whatever the process has that starts them."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    environment = dict.fromkeys(names, str(threads))
+    done = zygote().run(PEERS, folder=EXAMPLES, environment=environment)
+    assert done.status == 0, done.err
+    expected = {1: ["1 thread"], 3: ["3 threads", "1 thread"]}[threads]
+    assert done.out.splitlines() == [str(expected), str(1 + len(expected)), "True"]
 
 
 def test_training_fails_if_the_parameters_differ():

@@ -32,6 +32,9 @@ from synkhronos.extensions.train import make_train_function
 # Workers cannot import test modules by the names that pytest gives them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+# What is tested here are sums over ranks, in the largest graphs of all tests.
+pytestmark = pytest.mark.fast_compile
+
 TOLERANCE = 1e-10
 BATCHES = (7, 8, 2, 1, 12, 7, 3, 8, 5, 9)  # of 3 ranks: also such that one or two have no rows
 CLASSES = 3
@@ -160,7 +163,10 @@ with_three = pytest.mark.parametrize("processes", [3], indirect=True, ids=["3-pr
 CONVOLUTIONS = pytest.param("convolutions", marks=[pytest.mark.c_code, pytest.mark.nightly])
 
 
-@pytest.mark.parametrize("kind", ["dense", "images", CONVOLUTIONS])
+IMAGES = pytest.param("images", marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("kind", ["dense", IMAGES, CONVOLUTIONS])
 def test_ten_steps_equal_the_serial_ones(processes, kind):
     serial, parallel = Net(ORDINARY, kind), Net(SyncBatchNormLayer, kind)
     assert largest(zip(serial.values(), parallel.values())) == 0
@@ -183,6 +189,7 @@ def test_ten_steps_equal_the_serial_ones(processes, kind):
     assert largest(zip(serial.values(), parallel.values())) < TOLERANCE
 
 
+@pytest.mark.nightly
 @with_three
 def test_ordinary_batch_normalisation_is_another_network(processes):
     serial, parallel = Net(ORDINARY), Net(ORDINARY)

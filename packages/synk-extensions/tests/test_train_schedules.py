@@ -140,6 +140,27 @@ def test_schedules_refuse_what_makes_no_sense(make):
 
 
 @pytest.mark.parametrize(
+    "make",
+    [
+        lambda: step_decay(0.01, 0.5, 5),  # its last two exchanged
+        lambda: step_decay(0.01, "5"),
+        lambda: step_decay(0.01, None),
+        lambda: cosine(0.1, [5]),
+        lambda: warm_up(0.1, None),
+        lambda: ReduceOnPlateau(0.1, patience="2"),
+    ],
+)
+def test_schedules_say_what_they_count(make):
+    with pytest.raises(TypeError, match="; expected a number of epochs"):
+        make()
+
+
+def test_numbers_of_epochs_may_be_numpys():
+    assert rates(step_decay(0.8, np.int64(2), 0.5), 4) == [0.8, 0.8, 0.4, 0.4]
+    assert rates(step_decay(1.0, np.array([1, 3]), 0.5), 4) == [1.0, 0.5, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
     "name, schedule",
     {
         "step": step_decay(0.3, 4, 0.2),

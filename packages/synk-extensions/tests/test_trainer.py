@@ -14,6 +14,7 @@ import shutil
 import signal
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -367,7 +368,7 @@ def test_log_of_json_lines_is_json_also_without_validation_and_with_nan(tmp_path
     path = tmp_path / "log.jsonl"
     x, y = dataset()
     y[3] = math.nan
-    Trainer(Model().train, (x, y), 50, log=path).run(2)
+    Trainer(Model().train, (x, y), 50, log=path, terminate_on_nan=False).run(2)
 
     def refuse(name):
         raise AssertionError(f"{name} is not JSON")
@@ -438,6 +439,57 @@ def test_wrong_arguments_are_refused_in_words(change, error, message):
     arguments = {"train": one_model().train, "data": dataset(), "batch_size": 16}
     with pytest.raises(error, match=message):
         Trainer(**{**arguments, **change})
+
+
+def test_resuming_without_a_folder_names_what_was_called():
+    with pytest.raises(ValueError, match=r"run\(resume=True\) .*Trainer\(checkpoint=\.\.\.\)"):
+        Trainer(one_model().train, dataset(), 16).run(1, resume=True)
+
+
+def test_early_stopping_tells_where_its_loss_is_chosen():
+    with pytest.raises(TypeError, match=r"got monitor; .*Trainer\(monitor="):
+        EarlyStopping(monitor="valid_accuracy")
+    with pytest.raises(TypeError, match="restore_best="):
+        EarlyStopping(3, restore_best_weights=True)
+    with pytest.raises(TypeError, match="no patience"):
+        EarlyStopping()
+
+
+def test_a_batch_that_is_larger_than_the_data_is_told():
+    with pytest.warns(UserWarning, match=f"batch_size is {ROWS + 1}, .* only {ROWS} rows") as told:
+        trainer = Trainer(one_model().train, dataset(), ROWS + 1)
+    assert told[0].filename == __file__
+    assert trainer.run(1)["step"] == [1]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_told_once(bad):
+    x, y = dataset()
+    y[3] = bad
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        Trainer(Model().train, (x, y), 16, terminate_on_nan=False).run(2)
+    words = [one for one in told if "training loss is" in str(one.message)]
+    assert words[0].filename == __file__
+    assert "synkhronos.watch_finite()" in str(words[0].message)
+    assert len(words) == len({str(one.message) for one in words}) <= 2  # inf first, then nan
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_ends_the_run(bad, tmp_path):
+    """The first such step is the last one, and no checkpoint has what it left."""
+    x, y = dataset()
+    data = (x, y.copy())
+    trainer = Trainer(Model().train, data, 16, shuffle=False, checkpoint=tmp_path, seed=0)
+    trainer.run(1)
+    kept = sorted(tmp_path.iterdir())
+    data = trainer._data
+    with pytest.raises(FloatingPointError, match=r"loss is (nan|inf).*watch_finite\(\)"):
+        data[1][-1] = bad
+        trainer.run(3)
+    assert trainer.epoch == 1
+    assert trainer.step == 2 * (len(x) // 16 + bool(len(x) % 16))
+    assert sorted(tmp_path.iterdir()) == kept
 
 
 def test_further_outputs_do_not_take_the_place_of_the_loss(monkeypatch):

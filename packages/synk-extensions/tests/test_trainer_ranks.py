@@ -74,7 +74,7 @@ def test_training_on_two_ranks_is_the_serial_one(two_ranks):
     assert [finding for finding in synk.lint() if "error" in repr(finding).lower()] == []
 
 
-@pytest.mark.parametrize("noise", ["mrg", "numpy"])
+@pytest.mark.parametrize("noise", ["numpy", pytest.param("mrg", marks=pytest.mark.nightly)])
 def test_resuming_on_two_ranks_equals_an_uninterrupted_run_bit_for_bit(two_ranks, tmp_path, noise):
     kind = {"noise": noise, "running": True}
 

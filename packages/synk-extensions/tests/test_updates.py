@@ -12,6 +12,7 @@ from _update_graphs import MODE, TOLERANCE, largest_difference, loss_of, make_pa
 from _update_problem import CASES, FORMULAS, STEPS, data, numpy_gradients, start_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from theano.gradient import disconnected_grad
 
 from synkhronos.extensions import updates
 
@@ -165,7 +166,13 @@ def test_one_step_counter_updated_once(name):
     assert counter.get_value() == STEPS
 
 
-@pytest.mark.parametrize("name", CASES)
+SOME = ("sgd", "adam")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in SOME else pytest.mark.nightly) for name in CASES],
+)
 def test_lr_is_learning_rate_and_may_be_a_shared_variable(name):
     x = T.dmatrix("x")
     rest = {key: value for key, value in CASES[name].items() if key != "learning_rate"}
@@ -265,6 +272,17 @@ def test_mixed_dtypes_work_unflattened():
     np.testing.assert_array_equal(narrow.get_value(), [-0.5, -0.5])
     np.testing.assert_array_equal(wide.get_value(), [2.5, 2.5])
     assert narrow.dtype == "float32"
+
+
+@pytest.mark.parametrize("rule", [updates.sgd, updates.sgd_nonflat, updates.adam])
+def test_parameters_that_the_loss_does_not_use_are_named(rule):
+    used, unused = theano.shared(np.ones(3), name="w"), theano.shared(np.ones(2), name="unused")
+    cut = theano.shared(np.ones(3), name="cut")
+    loss = T.sum(used * disconnected_grad(cut))
+    with pytest.raises(
+        ValueError, match=r"does not use params\[1\] \(unused\), params\[2\] \(cut\)"
+    ):
+        rule(loss, [used, unused, cut], 0.1)
 
 
 @pytest.mark.parametrize(

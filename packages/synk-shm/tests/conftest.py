@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from synk_testing import Program, Zygote, hard_limit
+from synk_testing import Program, Zygote, hard_limit, shared_memory
 
 pytest_plugins = ["synk_shm.testing"]
 
@@ -42,6 +42,11 @@ if __name__ == "__main__":
 
 
 _limit = hard_limit(LIMIT_S, SLOW_LIMIT_S)
+
+
+def pytest_configure(config):
+    """Every warning is an error, on the oldest NumPy and Python as on the newest."""
+    config.addinivalue_line("filterwarnings", "error")
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +76,7 @@ def left():
     def look(*parts: str) -> list[str]:
         deadline = time.monotonic() + 2
         while True:
-            names = os.listdir("/dev/shm")
-            found = [name for name in names if any(part in name for part in parts)]
+            found = [name for part in parts for name in shared_memory(part)]
             if not found or time.monotonic() > deadline:
                 return found
             time.sleep(0.01)

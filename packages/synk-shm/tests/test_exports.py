@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def test_public_names():
             "full_like",
             "handle",
             "is_shared",
+            "leave",
             "list",
             "lock",
             "ones",
@@ -56,6 +58,7 @@ def test_public_names():
     )
     for name in synk_shm.__all__:
         assert getattr(synk_shm, name).__doc__, name
+    assert {*dir(synk_shm)} == {*synk_shm.__all__, "exceptions"}
 
 
 def test_imports_only_numpy_and_posix_ipc():
@@ -91,6 +94,18 @@ def test_readme_example_runs(tmp_path):
         assert (done.returncode, done.stderr) == (0, "")
         expected = re.findall(r"print\(.*#-> (.*)", block)
         assert done.stdout.split("\n")[:-1] == expected
+
+
+def test_leak_check_waits_for_others_to_remove_what_their_dead_have_left(given):
+    """Other programs' tests kill, too, and tidy up."""
+    name = given("dead")
+    die = f"import os, synk_shm\na = synk_shm.ones(3, name={name!r})\nos.kill(os.getpid(), 9)"
+    with testing.no_segments_left(timeout_s=0.05):
+        subprocess.run([sys.executable, "-c", die], check=False, timeout=60)
+        remover = threading.Timer(0.5, synk_shm.unlink, [name], {"missing_ok": True})
+        remover.start()
+    remover.join()
+    assert name not in str(synk_shm.list())
 
 
 def test_leak_check_tells_what_is_left():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 
 import pytest
 
 import synk_shm as shm
+from synk_shm._process import process
+from synk_testing import shared_memory
 
 MAKE = """
     import sys, pickle, numpy as np, synk_shm as shm
@@ -218,12 +219,39 @@ def test_killed_parent_with_a_living_fork(script, given):
     assert gone(name)
 
 
+def test_a_fork_that_leaves_does_not_keep_what_a_killed_parent_had(script, given):
+    name = given("left")
+    process = script.start(
+        """
+        import os, sys, time, synk_shm as shm
+        a = shm.ones(3, name=sys.argv[1])
+        parent = os.getpid()
+        if os.fork() == 0:
+            shm.leave()
+            while os.getppid() == parent:
+                time.sleep(0.01)
+            print('/synk.u.' + sys.argv[1] in shm.cleanup(), a.sum(), flush=True)
+            own = shm.ones(2)
+            print(len([i for i in shm.list() if i.mine]), flush=True)
+            sys.stdin.readline()
+            sys.exit()
+        os.kill(parent, 9)
+        """,
+        name,
+    )
+    assert process.line() == "True 3.0"
+    assert process.line() == "1"
+    assert name not in names()
+    process.send()
+    process.wait_alone()
+
+
 def test_memfd_leaves_nothing_in_any_case(script):
     owner = script.start(MAKE.replace("reshape(2, 3)", "reshape(2, 3), backend='memfd'"))
     address = pickle.loads(bytes.fromhex(owner.line()))
     seen = address.attach()
     family = shm.segment(seen).family
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"synk.{family}")]
+    assert not shared_memory(f"synk.{family}")
     owner.kill()
     assert seen.sum() == 15
     shm.close(seen)
@@ -261,6 +289,20 @@ def test_threads_make_and_drop_at_once():
     with ThreadPoolExecutor(8) as pool:
         totals = list(pool.map(work, range(8)))
     assert totals == [sum(5.0 * (seed + i) for i in range(60)) for seed in range(8)]
+
+
+def test_two_threads_that_let_go_of_one_segment_do_not_disturb_each_other(monkeypatch):
+    """Between the look at what is mapped and its removal another thread may have removed it."""
+
+    class Raced(dict):
+        def get(self, key, default=None):
+            return self.pop(key, default)
+
+    a = shm.ones(3)
+    monkeypatch.setattr(process, "mapped", Raced(process.mapped))
+    del a  # an error in there would be no exception of the test's, but a warning, and so one
+    monkeypatch.undo()
+    assert shm.ones(3).sum() == 3
 
 
 def test_interrupts_do_no_lasting_harm(script, left):

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 
 import cloudpickle
 import numpy as np
@@ -17,9 +18,17 @@ from theano.compile.ops import as_op
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
-from synk_theano import Function, Runtime, _share
-from synk_theano._controller import Controller
-from synk_theano._rank import Rank
+import synk_shm
+from synk_shm import _segment
+from synk_theano import Function, Runtime
+from synk_theano._master.controller import Controller
+from synk_theano._rank.call import PreparedCall
+from synk_theano._rank.rank import Rank
+from synk_theano._workers import processes
+from synk_theano._workers.interrupts import AGAIN_S, LATER
+from synk_theano._workers.pool import WorkerPool
+from synk_theano._workers.processes import Keeper, Worker
+from synk_theano._workers.starting import start_workers
 from synk_theano.exceptions import (
     ReplicasDiffer,
     ReplicaWarning,
@@ -188,7 +197,7 @@ def test_rows_that_were_read_for_a_call_that_was_interrupted_are_no_others(trio)
     data = trio.data(np.arange(6.0))
     first, second = slice(0, 3), slice(3, 6)
     assert f(data, batch=first).tolist() == [0.0, 1.0, 2.0]
-    code = _share.PreparedCall._compute_whole.__code__
+    code = PreparedCall._compute_whole.__code__
     for line in sorted({line for _, line in dis.findlinestarts(code) if line}):
 
         def strike(frame, event, _argument, line=line):
@@ -439,3 +448,125 @@ def test_an_interrupt_out_of_a_call_means_that_it_did_not_happen(size, atomic):
         assert not runtime.closed
         assert float(f(np.ones(4))) == 4
     assert signal.getsignal(signal.SIGINT) == usual
+
+
+def strike(*_args):
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(10 * AGAIN_S)  # one that is put off comes again meanwhile
+
+
+class Gone:
+    def __del__(self):
+        strike()
+
+
+class Members(set):
+    """A set as weak ones have it."""
+
+    discard = strike
+
+
+@pytest.mark.parametrize("kind", ["__del__", "finalize", "set", "array"])
+def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
+    """What is raised there Python only prints."""
+    assert pair.size == 2
+    several = weakref.WeakSet()
+    if kind == "__del__":
+        kept = Gone()
+    elif kind == "finalize":
+        kept = theano.shared(0)
+        weakref.finalize(kept, strike)
+    elif kind == "set":
+        kept = theano.shared(0)
+        several.add(kept)
+        several.data = Members(several.data)
+    else:
+        kept = synk_shm.ones(3)
+        remove = _segment._posix.remove
+
+        def struck(*args):
+            monkeypatch.undo()
+            strike()
+            return remove(*args)
+
+        monkeypatch.setattr(_segment._posix, "remove", struck)
+    with pytest.raises(KeyboardInterrupt):
+        del kept
+        late = time.monotonic() + 30
+        while time.monotonic() < late:
+            time.sleep(0.01)
+    time.sleep(10 * AGAIN_S)  # not twice
+    assert float(pair.function([], theano.shared(2.0), mode="FAST_COMPILE")()) == 2
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.03])
+def test_ctrl_c_that_is_put_off_comes_once_however_late_a_thread_is(pair, late_s, monkeypatch):
+    """Two signals of the thread that strikes again, the second after the first was raised."""
+    assert pair.size == 2
+    kill = signal.pthread_kill
+
+    def twice(thread, number):
+        kill(thread, number)
+        time.sleep(late_s)
+        kill(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", twice)
+    kept = Gone()
+    with pytest.raises(KeyboardInterrupt):
+        del kept
+        late = time.monotonic() + 30
+        while time.monotonic() < late:
+            time.sleep(0.001)
+    late = time.monotonic() + 10 * AGAIN_S
+    while time.monotonic() < late:  # not twice
+        time.sleep(0.001)
+    assert not LATER.is_pending()
+
+
+def test_ctrl_c_in_a_finalizer_comes_once_also_if_the_runtime_ends_meanwhile(monkeypatch):
+    usual = signal.getsignal(signal.SIGINT)
+    runtime = Runtime(2)
+    runtime.distribute()
+    stop = WorkerPool.stop
+
+    class Struck:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def struck(pool):
+        monkeypatch.undo()  # once, also if that comes before the runtime is closed
+        stop(pool)
+        Struck()
+
+    monkeypatch.setattr(WorkerPool, "stop", struck)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.close()
+        late = time.monotonic() + 30
+        while time.monotonic() < late:
+            time.sleep(0.01)
+    assert signal.getsignal(signal.SIGINT) == usual
+    time.sleep(10 * AGAIN_S)  # not twice
+    runtime.close()
+    assert runtime.closed
+
+
+STARTS = [Runtime.__init__, Controller.__init__, WorkerPool.__init__, Worker.__init__]
+STARTS += [Keeper.__init__, processes._start, start_workers]
+
+
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.nightly)])
+def test_an_interrupt_of_the_start_leaves_nothing_behind(step):
+    """At lines of what starts a runtime: there is one, or there is nothing of one."""
+    usual = signal.getsignal(signal.SIGINT)
+    place, struck, started = 0, True, []
+    while struck:
+        place += step
+        with nothing_left():
+            struck, _, interrupted = strike_at(place, STARTS, lambda: started.append(Runtime(2)))
+            assert interrupted == bool(struck)
+            assert not (interrupted and started), struck
+            for runtime in started:
+                runtime.close()
+            assert signal.getsignal(signal.SIGINT) == usual
+    assert place > 100
+    assert len(started) == 1

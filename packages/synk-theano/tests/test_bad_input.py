@@ -38,6 +38,7 @@ X = np.ones((4, 3), "float32")
         ((X, 1), {"x": X}, InputTypeError, "by position and by keyword"),
         ((X.astype(float), 1), {}, InputTypeError, "got dtype float64, expected float32"),
         ((X[0], 1), {}, InputTypeError, r"got 1 dimensions \(shape \(3,\)\), expected 2"),
+        ((np.eye(4)[0], 1), {}, InputTypeError, r"got 1 dimensions \(shape \(4,\)\), expected 2"),
         ((X, X), {}, InputTypeError, "input y"),
         (("abc", 1), {}, InputTypeError, "input x"),
         ((X, 1), {"batch": 5}, BatchError, "only 4 rows"),
@@ -94,6 +95,19 @@ def test_wrong_data(pair, f):
     g = pair.function([T.fmatrix("m")], row.sum(), bcast_inputs=[row], on_unused_input="ignore")
     with pytest.raises(InputValueError, match="broadcastable"):
         g(X, X)
+
+
+def test_variables_that_are_no_inputs_are_named(pair):
+    x, y, z, v = T.vectors("x", "y", "z", "v")
+    w = theano.shared(np.zeros(3), "w")
+    before = len(pair._rank.functions)
+    with pytest.raises(SpecError, match=r"function 'f' needs values of y, .*bcast_inputs="):
+        pair.function([x], (x * y).sum(), name="f")
+    with pytest.raises(SpecError, match=r"needs values of (y, z|z, y), expected"):
+        pair.function([x], (v * w).sum(), updates=[(w, w + y)], givens=[(v, x * z)])
+    assert len(pair._rank.functions) == before
+    given = pair.function([x], (x + y).sum(), givens=[(y, x * 2)])
+    assert given(np.ones(4)) == 6.0
 
 
 def test_inputs_of_different_lengths(pair):

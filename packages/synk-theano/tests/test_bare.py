@@ -8,7 +8,7 @@ import theano
 import theano.tensor as T
 from theano.tensor.shared_randomstreams import RandomStreams
 
-from synk_theano._bare import trusting
+from synk_theano._graph.fast_call import trusting
 
 MODES = pytest.mark.parametrize(
     "linker",

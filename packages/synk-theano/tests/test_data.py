@@ -105,7 +105,7 @@ def test_freed_memory_is_unmapped_with_the_next_command(pair):
     f = pair.function([x], x.sum())
     data = pair.data(np.ones(1000))
     f(data)
-    key = data.ref().key
+    key = data._ref().key
     assert key in pair._rank.arrays._held
     data.free_memory()
     pair.collectives.get_shapes(theano.shared(1.0))

@@ -11,83 +11,84 @@ import numpy as np
 import pytest
 
 from synk_comm import cuda
-from synk_theano import InputTypeError, InputValueError, Runtime, StartError, _devices, _host_memory
-from synk_theano._arrays import PIECE, ArrayCache
+from synk_theano import InputTypeError, InputValueError, Runtime, StartError
+from synk_theano._graph.devices import assignment, host_memory
+from synk_theano._wire.arrays import PIECE, ArrayCache
 
 
 @pytest.fixture
 def gpus(monkeypatch):
     """Say how many GPUs there are, why none can be used, and which one this process holds."""
 
-    monkeypatch.delenv(_devices.USE_GPU, raising=False)
+    monkeypatch.delenv(assignment.USE_GPU, raising=False)
 
     def tell(count, problem="", held=None):
-        monkeypatch.setattr(_devices, "usable_gpus", lambda: (count, problem))
-        monkeypatch.setattr(_devices, "device_in_use", lambda: held)
+        monkeypatch.setattr(assignment, "usable_gpus", lambda: (count, problem))
+        monkeypatch.setattr(assignment, "device_in_use", lambda: held)
 
     tell(2)
     return tell
 
 
 def test_all_gpus_are_taken_if_there_are_any(gpus):
-    ranks = _devices.choose(None, None, 0, None)
+    ranks = assignment.choose(None, None, 0, None)
     assert ranks.devices == ("cuda0", "cuda1")
     assert ranks.lines == ("Synkhronos attempting to use 2 of 2 detected GPUs...",)
     assert ranks.noun == "2 GPUs"
     assert ranks.distinct_gpus
     gpus(4)
-    ranks = _devices.choose(1, True, 0, None)
+    ranks = assignment.choose(1, True, 0, None)
     assert (ranks.devices, ranks.noun) == (("cuda0",), "1 GPU")
     assert "1 of 4 detected GPUs" in ranks.lines[0]
 
 
 def test_cpu_processes_if_there_are_none_or_they_are_asked_for(gpus):
     cores = len(os.sched_getaffinity(0))
-    assert _devices.choose(None, False, 0, None).size == cores
+    assert assignment.choose(None, False, 0, None).size == cores
     gpus(0, "no GPU is visible")
-    ranks = _devices.choose(3, None, 2, None)
+    ranks = assignment.choose(3, None, 2, None)
     assert (ranks.devices, ranks.noun) == ((), "3 CPU processes")
     assert len(ranks.lines) == 1
 
 
 def test_the_environment_says_what_is_meant_if_the_program_does_not(gpus, monkeypatch):
-    monkeypatch.setenv(_devices.USE_GPU, "0")
-    assert _devices.choose(2, None, 0, None).devices == ()
-    assert _devices.choose(2, True, 0, None).devices == ("cuda0", "cuda1")
-    assert _devices.choose(None, None, 0, ["cuda1"]).devices == ("cuda1",)
-    monkeypatch.setenv(_devices.USE_GPU, "1")
+    monkeypatch.setenv(assignment.USE_GPU, "0")
+    assert assignment.choose(2, None, 0, None).devices == ()
+    assert assignment.choose(2, True, 0, None).devices == ("cuda0", "cuda1")
+    assert assignment.choose(None, None, 0, ["cuda1"]).devices == ("cuda1",)
+    monkeypatch.setenv(assignment.USE_GPU, "1")
     gpus(0, "no GPU is visible")
     with pytest.raises(StartError, match="no GPU is visible"):
-        _devices.choose(2, None, 0, None)
-    monkeypatch.setenv(_devices.USE_GPU, "maybe")
+        assignment.choose(2, None, 0, None)
+    monkeypatch.setenv(assignment.USE_GPU, "maybe")
     with pytest.raises(InputValueError, match="got 'maybe', expected 0 or 1"):
-        _devices.choose(2, None, 0, None)
+        assignment.choose(2, None, 0, None)
 
 
 def test_gpus_that_cannot_be_used_are_mentioned_or_refused(gpus):
     gpus(2, "Theano's GPU back end needs pygpu, which cannot be imported (gone)")
-    ranks = _devices.choose(2, None, 0, None)
+    ranks = assignment.choose(2, None, 0, None)
     assert ranks.devices == ()
     assert "pygpu" in ranks.lines[0]
     assert "doctor" in ranks.lines[0]
     with pytest.raises(StartError, match=r"use_gpu=True: .*pygpu.*synkhronos doctor"):
-        _devices.choose(2, True, 0, None)
+        assignment.choose(2, True, 0, None)
 
 
 def test_the_device_in_use_stays_the_masters(gpus):
     gpus(4, held="cuda2")
-    ranks = _devices.choose(3, None, 1, None)
+    ranks = assignment.choose(3, None, 1, None)
     assert ranks.devices == ("cuda0", "cuda2", "cuda1")
     assert "uses cuda2 already" in ranks.lines[1]
-    assert _devices.choose(2, None, 0, None).devices == ("cuda2", "cuda1")
+    assert assignment.choose(2, None, 0, None).devices == ("cuda2", "cuda1")
     gpus(4, held="cuda1")
-    assert _devices.choose(2, None, 1, None).lines[1:] == ()
+    assert assignment.choose(2, None, 1, None).lines[1:] == ()
 
 
 def test_cpu_processes_are_refused_where_variables_lie_on_a_device(gpus):
     gpus(2, held="cuda0")
     with pytest.raises(StartError, match=r"uses cuda0 already.*devices=\['cuda0'"):
-        _devices.choose(2, False, 0, None)
+        assignment.choose(2, False, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,7 @@ def test_cpu_processes_are_refused_where_variables_lie_on_a_device(gpus):
     [
         ((3, None, 0, None), InputValueError, "n_parallel: got 3, expected an int from 1 to 2"),
         ((0, None, 0, None), InputValueError, "n_parallel"),
+        ((10**30, False, 0, None), InputValueError, "n_parallel: .* from 1 to 1024"),
         ((2, None, 2, None), InputValueError, "master_rank: got 2"),
         ((None, None, 0, "cuda0"), InputTypeError, "expected a list of names"),
         ((None, None, 0, []), InputTypeError, "expected a list of names"),
@@ -110,41 +112,41 @@ def test_cpu_processes_are_refused_where_variables_lie_on_a_device(gpus):
 )
 def test_bad_arguments(gpus, arguments, error, text):
     with pytest.raises(error, match=text):
-        _devices.choose(*arguments)
+        assignment.choose(*arguments)
 
 
 def test_named_devices(gpus):
-    ranks = _devices.choose(None, None, 1, ["cuda1", "cuda0"])
+    ranks = assignment.choose(None, None, 1, ["cuda1", "cuda0"])
     assert ranks.devices == ("cuda1", "cuda0")
     assert ranks.distinct_gpus
-    assert not _devices.choose(None, None, 0, ["cuda0", "cuda0"]).distinct_gpus
-    other = _devices.choose(None, None, 0, ["opencl0:0"] * 2)
+    assert not assignment.choose(None, None, 0, ["cuda0", "cuda0"]).distinct_gpus
+    other = assignment.choose(None, None, 0, ["opencl0:0"] * 2)
     assert other.noun == "2 devices"
     assert not other.distinct_gpus
 
 
 def test_nccl_is_taken_where_it_can_be(gpus, monkeypatch):
-    pair = _devices.choose(None, None, 0, None)
-    shared = _devices.choose(None, None, 0, ["cuda0", "cuda0"])
-    alone = _devices.choose(1, None, 0, None)
+    pair = assignment.choose(None, None, 0, None)
+    shared = assignment.choose(None, None, 0, ["cuda0", "cuda0"])
+    alone = assignment.choose(1, None, 0, None)
     monkeypatch.setattr("synk_comm.why_no_nccl", lambda: "", raising=False)
-    assert _devices.choose_nccl(pair, None) == (True, ())
-    assert _devices.choose_nccl(pair, False) == (False, ())
-    assert _devices.choose_nccl(alone, None) == (False, ())
-    assert _devices.choose_nccl(alone, True) == (False, ())
-    taken, (line,) = _devices.choose_nccl(shared, None)
+    assert assignment.choose_nccl(pair, None) == (True, ())
+    assert assignment.choose_nccl(pair, False) == (False, ())
+    assert assignment.choose_nccl(alone, None) == (False, ())
+    assert assignment.choose_nccl(alone, True) == (False, ())
+    taken, (line,) = assignment.choose_nccl(shared, None)
     assert not taken
     assert "NCCL needs a GPU for each rank" in line
     with pytest.raises(StartError, match="nccl=True: NCCL needs a GPU for each rank"):
-        _devices.choose_nccl(shared, True)
+        assignment.choose_nccl(shared, True)
     monkeypatch.setattr("synk_comm.why_no_nccl", lambda: "nccl4py is missing", raising=False)
-    assert "nccl4py is missing" in _devices.choose_nccl(pair, None)[1][0]
+    assert "nccl4py is missing" in assignment.choose_nccl(pair, None)[1][0]
     with pytest.raises(StartError, match="no GPUs"):
-        _devices.choose_nccl(_devices.choose(2, False, 0, None), True)
+        assignment.choose_nccl(assignment.choose(2, False, 0, None), True)
 
 
 def test_without_gpus_they_cannot_be_demanded():
-    if not _devices.usable_gpus()[1]:
+    if not assignment.usable_gpus()[1]:
         pytest.skip("there are GPUs that can be used")
     with pytest.raises(StartError, match="use_gpu=True"):
         Runtime(2, use_gpu=True)
@@ -190,7 +192,7 @@ class FakeDriver:
 
 def test_pages_are_locked_once_and_for_as_long_as_the_array_lives():
     driver = FakeDriver()
-    pages = _host_memory.LockedPages(driver, 3)
+    pages = host_memory.LockedPages(driver, 3)
     whole = np.zeros(100_000)
     address = whole.__array_interface__["data"][0]
     pages.lock(whole[10:20])
@@ -210,7 +212,7 @@ def test_pages_are_locked_once_and_for_as_long_as_the_array_lives():
 def test_what_cannot_be_locked_is_copied_the_other_way():
     driver = FakeDriver()
     driver.refuse = True
-    pages = _host_memory.LockedPages(driver, 3)
+    pages = host_memory.LockedPages(driver, 3)
     array = np.zeros(100_000)
     pages.lock(array)
     assert not pages.copy(array, 1)
@@ -219,8 +221,8 @@ def test_what_cannot_be_locked_is_copied_the_other_way():
 
 def test_arrays_in_too_large_a_memory_are_not_locked_and_a_refusal_is_not_for_ever(monkeypatch):
     driver = FakeDriver()
-    pages = _host_memory.LockedPages(driver, 3)
-    monkeypatch.setattr(_host_memory, "LARGEST_LOCK", 100_000)
+    pages = host_memory.LockedPages(driver, 3)
+    monkeypatch.setattr(host_memory, "LARGEST_LOCK", 100_000)
     large = np.zeros(100_000)
     pages.lock(large[:100])
     assert driver.locked == {}
@@ -238,7 +240,7 @@ def test_arrays_in_too_large_a_memory_are_not_locked_and_a_refusal_is_not_for_ev
 
 
 def test_outputs_that_are_no_arrays_are_the_masters_own():
-    from synk_theano._collecting import collect_on_device
+    from synk_theano._rank.collect import collect_on_device
 
     assert collect_on_device(None, 0, [None], [[1, 2]], 1.0) == [[1, 2]]
 
@@ -257,7 +259,7 @@ def test_rows_are_taken_by_several_threads(threads, rows):
 
 
 def test_workers_take_no_device_that_the_users_flags_name(monkeypatch):
-    from synk_theano._environ import worker_environment
+    from synk_theano._graph.environment import worker_environment
 
     monkeypatch.setenv("THEANO_FLAGS", "device=cuda0,floatX=float32")
     monkeypatch.setenv("THEANO_GPU_IS_ALREADY_ACTIVE", "Yes")
@@ -268,6 +270,25 @@ def test_workers_take_no_device_that_the_users_flags_name(monkeypatch):
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["cpu", "float32", "''"]
+
+
+def test_workers_do_not_tell_once_more_of_a_gpu_that_is_not_there():
+    code = (
+        "import sys; sys.modules['pygpu'] = None\n"
+        "from synk_theano._graph.environment import worker_environment\n"
+        "print(worker_environment(2)['THEANO_FLAGS'])"
+    )
+    for device, told in (("cuda", True), ("cpu", False)):
+        environment = {**os.environ, "THEANO_FLAGS": f"device={device},floatX=float32"}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ("device=cpu,force_device=True" in done.stdout) == told
+        assert done.stdout.startswith(f"device={device},floatX=float32")
 
 
 class Stand:
@@ -287,8 +308,8 @@ def test_small_results_are_sent_home_at_once_and_large_ones_fetched(monkeypatch)
     driver = FakeDriver()
     ordered = []
     driver.download_on = lambda *order: ordered.append(order)
-    monkeypatch.setattr(_host_memory, "is_on_device", lambda value: isinstance(value, Stand))
-    letters = _host_memory.Letters(driver, 3, np.zeros(64, np.uint8))
+    monkeypatch.setattr(host_memory, "is_on_device", lambda value: isinstance(value, Stand))
+    letters = host_memory.Letters(driver, 3, np.zeros(64, np.uint8))
     small = [Stand(np.float32(1.5)), Stand(np.arange(3.0)), Stand(np.zeros((0, 2)))]
     host, large = np.arange(4), Stand(np.arange(100))
     posted = letters.post([small[0], host, large, small[1], small[2]])

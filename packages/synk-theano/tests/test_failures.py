@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
+from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -16,7 +19,8 @@ import theano
 import theano.tensor as T
 from theano.compile.ops import as_op
 
-from synk_theano import Runtime
+import synk_comm
+from synk_theano import Runtime, flight
 from synk_theano.exceptions import (
     Closed,
     InputValueError,
@@ -77,6 +81,95 @@ def test_a_worker_that_has_no_memory_says_so_and_goes_on(pair):
         f(np.array([0.0, 1.0]))
     assert isinstance(caught.value.__cause__, MemoryError)
     assert f(np.zeros(2)).tolist() == [0, 0]
+
+
+class Final(type):
+    """A class of it cannot be derived from."""
+
+    def __new__(cls, name, bases, names):
+        assert name == "Lonely"
+        return super().__new__(cls, name, bases, names)
+
+
+class Lonely(Exception, metaclass=Final):
+    pass
+
+
+def lonely():
+    return Lonely("no child of mine")
+
+
+@pytest.mark.parametrize(
+    ("make", "caught_as"),
+    [
+        (lambda: KeyError("weights"), KeyError),
+        (lambda: FileNotFoundError(2, "gone", "a.npy"), OSError),
+        (lambda: UnicodeDecodeError("ascii", b"x", 0, 1, "bad"), ValueError),
+        (lonely, WorkerFailed),
+    ],
+)
+def test_who_expects_an_error_of_a_class_catches_that_of_any_rank(pair, make, caught_as):
+    def fail_as_told(values):
+        raise make()
+
+    x, y = misbehaving(fail_as_told)
+    f = pair.function([x], (y, "gather"), name="touchy")
+    with pytest.raises(Lonely if make is lonely else caught_as):
+        f(np.array([1.0, 0.0]))
+    with pytest.raises(caught_as) as caught:
+        f(np.array([0.0, 1.0]))
+    error = caught.value
+    assert isinstance(error, WorkerFailed)
+    assert (error.rank, type(error).__name__) == (1, "WorkerFailed")
+    assert str(error).startswith("rank 1 failed in function 'touchy', rows 1 to 1 of the call's 2:")
+
+
+def test_it_has_the_attributes_of_its_cause_and_travels():
+    cause = FileNotFoundError(2, "gone", "a.npy")
+    cause.code, cause.rank = 7, "the user's own"
+    error = WorkerFailed.of(cause, 1, "function 'f'", "FileNotFoundError: gone", "File x, line 1")
+    error.__cause__ = cause
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert isinstance(one, FileNotFoundError)
+        assert (one.errno, one.filename, one.code, one.rank) == (2, "a.npy", 7, 1)
+        assert (str(one), one.traceback) == (str(error), "File x, line 1")
+        assert type(one.__cause__) is FileNotFoundError
+
+
+def test_an_error_on_any_rank_says_function_rank_and_rows(pair):
+    x, y = misbehaving(fail)
+    f = pair.function([x], (y, "gather"), name="touchy")
+    for row, said in ((1, "rows 0 to 1"), (5, "rows 4 to 5")):
+        values = np.zeros(8)
+        values[row] = 1
+        with pytest.raises(ValueError, match="cannot stand") as caught:
+            f(values, num_slices=2)
+        printed = "".join(traceback.format_exception(type(caught.value), caught.value, None))
+        if sys.version_info >= (3, 11) or row == 5:
+            assert f"in function 'touchy', {said} of the call's 8" in printed
+            assert f"rank {row // 4}" in printed
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_traceback_shows_the_users_frames_only_unless_python_is_told_to_show_more(
+    pair, monkeypatch, whole
+):
+    monkeypatch.setattr(
+        "synk_theano._tracebacks.sys", SimpleNamespace(flags=SimpleNamespace(dev_mode=whole))
+    )
+    x, y = misbehaving(fail)
+    f = pair.function([x], (y, "gather"), name="touchy")
+    for values in ([1.0, 0.0], [0.0, 1.0]):
+        with pytest.raises(ValueError, match="cannot stand") as caught:
+            f(np.array(values))
+        files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert files[0] == __file__
+        own = [file for file in files if f"{os.sep}synk_theano{os.sep}" in file]
+        assert (len(own) > 1) is whole
+    error = caught.value
+    assert "_rank/call.py" not in str(error)
+    assert "in fail" in str(error)
+    assert "_rank/call.py" in error.traceback
 
 
 class Mute(BaseException):
@@ -231,6 +324,63 @@ def test_a_worker_that_exits_is_no_success():
         f(np.array([0.0, 1.0]))
 
 
+@pytest.mark.parametrize("how", ["ignores SIGCHLD", "waits for any child"])
+def test_an_exit_status_that_the_program_has_taken_is_not_made_up(how):
+    """For subprocess it would be 0."""
+    before = signal.getsignal(signal.SIGCHLD)
+    with nothing_left():
+        runtime = Runtime(2)
+        runtime.distribute()
+        (pid,) = runtime.worker_pids
+        try:
+            if how == "ignores SIGCHLD":
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            os.kill(pid, signal.SIGKILL)
+            if how == "waits for any child":
+                os.waitpid(pid, 0)
+            with pytest.raises(WorkerDied, match="rank 1 ended, or closed its connect") as caught:
+                runtime.collectives.get_shapes(theano.shared(1.0))
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+        assert (caught.value.exitcode, caught.value.signal) == (None, None)
+        assert runtime.closed
+    with Runtime(2) as again:
+        again.distribute()
+
+
+def test_an_exception_out_of_a_signal_handler_in_a_worker_names_it():
+    """It may come amid the protocol, where nothing can be put right."""
+
+    def handle(_values):
+        def fail(*_):
+            raise ValueError("from a handler")
+
+        signal.signal(signal.SIGUSR2, fail)
+
+    x, y = misbehaving(handle)
+    with nothing_left():
+        runtime = Runtime(2)
+        f = runtime.function([x], (y, "gather"))
+        f(np.array([0.0, 1.0]))
+        os.kill(runtime.worker_pids[0], signal.SIGUSR2)
+        with pytest.raises(WorkerDied, match="gave up with ValueError: from a handler") as caught:
+            f(np.zeros(2))
+        assert (caught.value.rank, caught.value.exitcode) == (1, None)
+        assert runtime.closed
+
+
+def test_a_program_in_a_folder_that_was_removed_is_told_so(zygote, tmp_path):
+    done = zygote.run(
+        "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir(os.getcwd())\n"
+        "from synk_theano import Runtime\nfrom synk_theano.exceptions import StartError\n"
+        "for sys.path[0] in ('', sys.path[0]):\n"
+        "    try:\n        Runtime(2)\n    except StartError as error:\n        print(error)\n",
+        folder=tmp_path,
+    )
+    assert (done.status, done.err) == (0, "")
+    assert done.out.count("the current folder, in which workers start too, has been removed") == 2
+
+
 def test_a_worker_that_is_too_late_is_named():
     x, y = misbehaving(lambda values: time.sleep(60))
     with nothing_left():
@@ -272,7 +422,8 @@ def test_a_stall_is_told_while_it_lasts():
 EARLY = """
 import os, signal, time, warnings
 import numpy as np, theano.tensor as T
-from synk_theano import Runtime
+import synk_comm
+from synk_theano import Runtime, flight
 assert os.getpgrp() == os.getpid()
 warnings.simplefilter("ignore")
 x = T.dvector("x")
@@ -302,7 +453,8 @@ def test_ctrl_c_interrupts_the_workers_and_all_goes_on(run_script):
 import os, signal, threading, time
 import numpy as np, theano, theano.tensor as T
 from theano.compile.ops import as_op
-from synk_theano import Runtime
+import synk_comm
+from synk_theano import Runtime, flight
 from synk_theano.testing import nothing_left
 
 @as_op([T.dvector], [T.dvector])
@@ -338,7 +490,8 @@ def test_ctrl_c_finds_the_runtime_that_waits(run_script):
 import os, signal, threading, time
 import numpy as np, theano.tensor as T
 from theano.compile.ops import as_op
-from synk_theano import Runtime
+import synk_comm
+from synk_theano import Runtime, flight
 from synk_theano.testing import nothing_left
 
 @as_op([T.dvector], [T.dvector])
@@ -378,7 +531,8 @@ def test_ctrl_c_ends_what_does_not_listen(run_script, strikes):
 import os, signal, threading, time
 import numpy as np, theano.tensor as T
 from theano.compile.ops import as_op
-from synk_theano import Runtime
+import synk_comm
+from synk_theano import Runtime, flight
 from synk_theano.testing import nothing_left
 
 @as_op([T.dvector], [T.dvector])
@@ -414,7 +568,8 @@ def test_whatever_ends_the_master_ends_the_workers(run_script, end):
     code = f"""
 import os, sys
 import numpy as np, theano.tensor as T
-from synk_theano import Runtime
+import synk_comm
+from synk_theano import Runtime, flight
 runtime = Runtime(2)
 x = T.vector("x")
 f = runtime.function([x], x.mean(), mode="FAST_COMPILE")
@@ -435,7 +590,8 @@ def test_a_master_that_dies_while_workers_compute_takes_them_along(run_script):
 import os, signal, threading, time
 import numpy as np, theano.tensor as T
 from theano.compile.ops import as_op
-from synk_theano import Runtime
+import synk_comm
+from synk_theano import Runtime, flight
 
 @as_op([T.dvector], [T.dvector])
 def slow(values):
@@ -475,6 +631,32 @@ def test_opening_and_closing_leaks_no_descriptors():
     before = open_descriptors()
     once()
     assert open_descriptors() <= before
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (synk_comm.PeerLost("rank 1 is lost: it was cut off", rank=1), WorkerDied),
+        (synk_comm.CommTimeout("rank 1 has not come"), WorkerStalled),
+    ],
+)
+def test_who_is_lost_while_ranks_join_is_named_as_ever(monkeypatch, error, expected):
+    """Also where its connection ended before anybody had looked at its process."""
+    with nothing_left(), Runtime(2) as runtime:
+
+        def join(*_args, **_kwargs):
+            if expected is WorkerDied:
+                os.kill(runtime.worker_pids[0], signal.SIGKILL)
+            raise error
+
+        monkeypatch.setattr(runtime._rank, "join", join)
+        with pytest.raises(expected) as caught:
+            runtime.distribute()
+        assert caught.value.rank == 1
+        if expected is WorkerDied:
+            assert caught.value.signal == "SIGKILL"
+        assert runtime.closed
+    assert flight.load(flight.files()[0])["error"]["type"] == expected.__name__
 
 
 def test_closing_right_after_the_start_is_quick():
@@ -578,7 +760,8 @@ def test_a_forked_child_cannot_use_its_parents_runtime_and_does_it_no_harm(pair)
 def test_workers_end_with_the_master_although_a_forked_child_of_it_lives(zygote):
     code = """
 import os, signal, time
-from synk_theano import Runtime
+import synk_comm
+from synk_theano import Runtime, flight
 runtime = Runtime(2)
 runtime.distribute()
 child = os.fork()
@@ -614,7 +797,7 @@ def test_a_sum_that_numpy_is_told_to_refuse_lets_the_workers_go_on(runtime):
 
 
 def test_a_frame_that_is_interrupted_is_read_on():
-    from synk_theano._channel import Channel
+    from synk_theano._wire.channel import Channel
 
     ours, theirs = Channel.pair()
     frame = (5).to_bytes(8, "little") + b"hello"

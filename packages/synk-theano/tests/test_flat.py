@@ -13,8 +13,8 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 from theano.tensor.signal.pool import pool_2d
 
-from synk_theano._pickling import RECURSION_LIMIT, deep_recursion, dumps, loads
-from synk_theano._shared_vars import VariableRegistry, value_of
+from synk_theano._graph.shared import VariableRegistry, value_of
+from synk_theano._graph.transfer.pickling import RECURSION_LIMIT, deep_recursion, dumps, loads
 
 
 class Replica:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from theano.compile.ops import as_op
 
 from synk_theano import Runtime, flight
-from synk_theano._flight import KINDS, RECORDS, WORDS, Flight, Outcome, Phase
+from synk_theano._watch.flight import KINDS, RECORDS, WORDS, Flight, Outcome, Phase
 from synk_theano.exceptions import WorkerDied, WorkerFailed
 from synk_theano.testing import nothing_left
 
@@ -108,7 +108,12 @@ def test_a_failure_writes_what_every_rank_did(records):
     assert stat.S_IMODE(records.stat().st_mode) == 0o700
     record = flight.load(path)
     assert record["error"]["type"] == "WorkerFailed"
-    assert (record["error"]["rank"], record["error"]["doing"]) == (2, "function 'touchy'")
+    assert (record["error"]["rank"], record["error"]["doing"]) == (
+        2,
+        "function 'touchy', rows 5 to 6 of the call's 7",
+    )
+    whole = record["error"]["traceback"]
+    assert "_rank/call.py" in whole, "what the message leaves out"
     assert (record["size"], record["master"], record["pid"]) == (3, 0, os.getpid())
     assert [rank["rank"] for rank in record["ranks"]] == [0, 1, 2]
     assert len({rank["pid"] for rank in record["ranks"]}) == 3

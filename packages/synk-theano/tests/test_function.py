@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 from synk_theano import DecompositionWarning, Runtime
-from synk_theano._plan import split_rows
+from synk_theano._plan.rows import split_rows
 from synk_theano.exceptions import BatchError, InputValueError, WorkerFailed
 
 FAST = {"mode": "FAST_COMPILE"}

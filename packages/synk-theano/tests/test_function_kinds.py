@@ -283,6 +283,7 @@ def test_a_chain_of_operations_deeper_than_the_recursion_limit(pair, x):
     assert sys.getrecursionlimit() == limit
 
 
+@pytest.mark.nightly
 def test_a_network_of_forty_layers_with_its_gradient(pair):
     """Under the default recursion limit, from the build to the workers."""
     import lasagne
@@ -389,10 +390,10 @@ def test_only_what_is_new_travels(monkeypatch):
 @pytest.mark.parametrize(
     "linker",
     [
-        *("cvm_nogc", "py"),
+        "py",
         *(
             pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("vm", "vm_nogc", "c|py", "c|py_nogc")
+            for name in ("cvm_nogc", "vm", "vm_nogc", "c|py", "c|py_nogc")
         ),
     ],
 )

@@ -15,10 +15,10 @@ from theano.compile.ops import as_op
 from theano.ifelse import ifelse
 
 from synk_theano import Runtime, in_graph
-from synk_theano._all_reduce import AllReduce, in_one_order, reductions_of
-from synk_theano._flat import flatten, rebuild
-from synk_theano._meeting import rounds_of
-from synk_theano._plan import split_rows
+from synk_theano._graph.reduce_op import AllReduce, in_one_order, reductions_of
+from synk_theano._graph.transfer.flat import flatten, rebuild
+from synk_theano._plan.rows import split_rows
+from synk_theano._rank.in_graph import rounds_of
 from synk_theano.exceptions import InputValueError, OpError, SpecError, WorkerDied, WorkerFailed
 
 # Workers cannot import test modules by the names that pytest gives them.

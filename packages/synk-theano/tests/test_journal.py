@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from synk_theano._journal import Journal
+from synk_theano._rank.undo import Journal
 
 
 @pytest.fixture

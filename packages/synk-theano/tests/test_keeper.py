@@ -8,11 +8,16 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+import theano.tensor as T
 from _busy import computing, hold_the_lock
+from theano.compile.ops import as_op
 
-from synk_testing import Program, is_there
-from synk_theano import Runtime, _keeper
+import synk_shm
+from synk_testing import Program, is_there, shared_memory
+from synk_theano import Runtime, WorkerDied
+from synk_theano._workers import watchdog
 from synk_theano.testing import child_processes, nothing_left, wait_gone
 
 GONE_S = 2.0
@@ -71,7 +76,7 @@ class Victim(Program):
         self.workers = [int(pid) for pid in workers]
 
     def shared_memory(self):
-        return [name for name in os.listdir("/dev/shm") if f".{self.family}." in name]
+        return shared_memory(f".{self.family}.")
 
     def left(self):
         pids = [pid for pid in (*self.workers, self.keeper) if is_there(pid)]
@@ -105,9 +110,19 @@ def program(zygote):
         one.await_nothing(30.0)
 
 
+NIGHTLY = pytest.mark.nightly
+
+
 @pytest.mark.alone
-@pytest.mark.parametrize("code", [IDLE, COMPUTING], ids=["idle", "computing"])
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize(
+    ("stopped", "code"),
+    [
+        pytest.param(False, IDLE, id="idle"),
+        pytest.param(True, COMPUTING, id="computing-stopped"),
+        pytest.param(True, IDLE, id="idle-stopped", marks=NIGHTLY),
+        pytest.param(False, COMPUTING, id="computing", marks=NIGHTLY),
+    ],
+)
 def test_nothing_is_left_of_a_killed_master(program, code, stopped, request, record_property):
     killed = program(code, 3)
     assert killed.line() == ("ready" if code is IDLE else "computing")
@@ -123,7 +138,9 @@ def test_nothing_is_left_of_a_killed_master(program, code, stopped, request, rec
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3, 0.6, 1.0, 1.5])
+@pytest.mark.parametrize(
+    "after_s", [0.3, *(pytest.param(s, marks=NIGHTLY) for s in (0.0, 0.1, 0.6, 1.0, 1.5))]
+)
 def test_nor_of_one_whose_workers_still_start(program, after_s, record_property):
     killed = program("time.sleep(60)", 3)
     time.sleep(after_s)
@@ -186,12 +203,61 @@ def test_a_child_of_the_master_does_not_stand_in_for_it(program, zygote, code):
         if code is FORKED:
             assert killed.line() == "computing"
         killed.kill()
-        # Shared memory is the child's, too: that stays as long as it does.
         wait_gone([*killed.workers, killed.keeper], GONE_S + BUSY_S)
+        # Python's own fork() lets go of the family's lock, too; in C nobody does.
+        if code is FORKED:
+            assert not [name for name in killed.shared_memory() if not name.endswith(".lock")]
         assert is_there(child), "it was to be there all the time"
     finally:
         os.kill(child, signal.SIGKILL)
         assert zygote.run("import synk_shm; synk_shm.empty(1)").status == 0
+
+
+def names():
+    return [name for info in synk_shm.list() if info.mine for name in info.names]
+
+
+def family_of_each_rank(runtime):
+    @as_op([T.dvector], [T.dvector])
+    def family(rows):
+        from synk_shm._process import process
+
+        return np.full(len(rows), float(int(process.home, 16)))
+
+    x = T.dvector("x")
+    f = runtime.function([x], (family(x), "gather"), mode="FAST_COMPILE")
+    return set(f(np.zeros(runtime.size)))
+
+
+def kill_a_worker(runtime, f, data):
+    os.kill(runtime.worker_pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        f(data)
+
+
+@pytest.mark.parametrize(
+    ("size", "end"),
+    [(2, lambda runtime, *_: runtime.close()), (2, kill_a_worker), (1, lambda *_: None)],
+    ids=["closed", "a-worker-died", "one-rank"],
+)
+def test_without_workers_memory_has_no_names_and_goes_with_the_master(size, end):
+    """However it is killed: there is no keeper then."""
+    before = names()
+    with nothing_left(), Runtime(size) as runtime:
+        x = T.dvector("x")
+        f = runtime.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+        data = runtime.data(np.ones(100_000))
+        assert f(data) == 100_000
+        if size > 1:
+            assert len(family_of_each_rank(runtime)) == 1, "no lock file of a worker's own is left"
+        end(runtime, f, data)
+        assert names() == before
+        assert data.data.sum() == 100_000
+        with Runtime(2) as other:
+            data[0] = 3
+            assert other.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")(data) == 100_002
+        del data, f
+        runtime.close()
 
 
 def test_a_program_that_becomes_another_one_leaves_nothing_either(program):
@@ -286,11 +352,11 @@ def test_another_process_with_the_same_pid_is_left_alone(monkeypatch, pidfd):
         monkeypatch.delattr(signal, "pidfd_send_signal")
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        start = _keeper.start_of(child.pid)
-        mistaken = _keeper.Process(child.pid, start - 1)
+        start = watchdog.start_of(child.pid)
+        mistaken = watchdog.Process(child.pid, start - 1)
         assert mistaken.is_gone()
         mistaken.kill()
-        meant = _keeper.Process(child.pid, start)
+        meant = watchdog.Process(child.pid, start)
         assert (meant.fd >= 0) == (pidfd and hasattr(os, "pidfd_open"))
         assert not meant.is_gone()
         assert child.poll() is None
@@ -311,19 +377,19 @@ def test_a_system_without_descriptors_of_processes_is_looked_after_too(monkeypat
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     reading, writing = os.pipe()
     try:
-        me = _keeper.Process(os.getpid(), _keeper.start_of(os.getpid()))
+        me = watchdog.Process(os.getpid(), watchdog.start_of(os.getpid()))
         # In pieces, as it may come.
-        line = b"%d %d\n" % (child.pid, _keeper.start_of(child.pid))
+        line = b"%d %d\n" % (child.pid, watchdog.start_of(child.pid))
         os.write(writing, line[:3])
         os.write(writing, line[3:])
         os.close(writing)
-        (ward,) = _keeper.watch(reading, me, [])
+        (ward,) = watchdog.watch(reading, me, [])
         assert ward.pid == child.pid
-        gone = _keeper.Process(os.getpid(), 1)
+        gone = watchdog.Process(os.getpid(), 1)
         reading_on, still_open = os.pipe()
-        assert _keeper.watch(reading_on, gone, []) == []
-        os.write(still_open, _keeper.GOODBYE + b"\n")
-        assert _keeper.watch(reading_on, me, []) is None
+        assert watchdog.watch(reading_on, gone, []) == []
+        os.write(still_open, watchdog.GOODBYE + b"\n")
+        assert watchdog.watch(reading_on, me, []) is None
         os.close(reading_on)
         os.close(still_open)
     finally:

@@ -13,9 +13,9 @@ from theano.gof import cmodule
 from theano.gof.op import Op
 
 from synk_theano import testing
-from synk_theano._flat import flatten
-from synk_theano._pickling import dumps, loads
-from synk_theano._shared_vars import VariableRegistry
+from synk_theano._graph.shared import VariableRegistry
+from synk_theano._graph.transfer.flat import flatten
+from synk_theano._graph.transfer.pickling import dumps, loads
 
 pytestmark = pytest.mark.c_code
 
@@ -250,8 +250,8 @@ def refuse(*args, **kwargs):
 compilelock.lock = refuse
 cmodule.subprocess_Popen = cmodule.call_subprocess_Popen = refuse
 
-from synk_theano._pickling import loads
-from synk_theano._shared_vars import VariableRegistry
+from synk_theano._graph.transfer.pickling import loads
+from synk_theano._graph.shared import VariableRegistry
 
 with open(sys.argv[1], "rb") as file:
     data, buffers, records, record_buffers, x = pickle.load(file)
@@ -268,8 +268,8 @@ import pickle, sys
 import numpy as np
 import theano
 import theano.tensor as T
-from synk_theano._pickling import dumps
-from synk_theano._shared_vars import VariableRegistry
+from synk_theano._graph.transfer.pickling import dumps
+from synk_theano._graph.shared import VariableRegistry
 
 x, w = T.tensor4("x"), theano.shared(np.random.RandomState(0).standard_normal((2, 1, 3, 3)))
 rows = T.nnet.softmax(T.nnet.conv2d(x, w).flatten(2))

@@ -12,10 +12,11 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.nnet import bn
 from theano.tensor.shared_randomstreams import RandomStreams
 
-from synk_theano._facts import Event, FunctionFacts, facts_of
-from synk_theano._lineage import draws, lineage_of
-from synk_theano._lint import Finding, lint
-from synk_theano._spec import make_spec
+from synk_theano._graph.facts import Event, FunctionFacts, facts_of
+from synk_theano._graph.leaves import draws, lineage_of
+from synk_theano._graph.spec import make_spec
+from synk_theano._watch.findings import Finding
+from synk_theano._watch.lint import lint
 
 NAMES = {0: "w", 1: "grad", 2: "data", 3: "velocity", 4: "total", 5: "features", 6: "v"}
 NUMBERS = {name: number for number, name in NAMES.items()}
@@ -513,5 +514,5 @@ def test_running_averages_of_theanos_batch_normalization_are_the_ranks_own():
     assert 1 not in made.sources[2]
     assert not made.sources[0] & {1, 2}
     found = lint([made], 3 * [Event("call", function_id=0)], {0: "w", 1: "mean", 2: "var"}, 2)
-    rules = {finding.variables[0]: finding.rule for finding in found}
+    rules = {variable: finding.rule for finding in found for variable in finding.variables}
     assert rules == {0: "replicas-drift", 1: "own-averages", 2: "own-averages"}

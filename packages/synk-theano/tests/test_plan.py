@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synk_theano._plan import select, selection_for, split_rows
+from synk_theano._plan.rows import select, selection_for, split_rows
 from synk_theano.exceptions import BatchError, InputValueError
 
 

@@ -16,10 +16,11 @@ from _busy import await_stacks, computing, hold_the_lock, sleep_in_python
 
 import synk_comm
 from synk_testing.processes import stat
-from synk_theano import Runtime, _worker
-from synk_theano._channel import Channel
-from synk_theano._messages import Ready
-from synk_theano._pool import KILL_TIMEOUT_S, STOP_TIMEOUT_S
+from synk_theano import Runtime
+from synk_theano._wire.channel import Channel
+from synk_theano._wire.messages import Ready
+from synk_theano._workers import worker as _worker
+from synk_theano._workers.pool import KILL_TIMEOUT_S, STOP_TIMEOUT_S
 from synk_theano.exceptions import StartError, WorkerDied
 from synk_theano.testing import nothing_left, open_descriptors, run_script, wait_gone
 
@@ -48,8 +49,10 @@ def test_the_limits_add_up():
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("act", [sleep_in_python, hold_the_lock])
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize(
+    "act", [pytest.param(sleep_in_python, marks=pytest.mark.nightly), hold_the_lock]
+)
+@pytest.mark.parametrize("stopped", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_stop_is_quick_whatever_the_workers_do(act, stopped, record_property):
     with computing(act, size=3) as pool:
         pids = [*pool.pids, pool.keeper_pid]

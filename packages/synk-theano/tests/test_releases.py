@@ -15,7 +15,7 @@ from theano.compile import SharedVariable
 from theano.compile.ops import as_op
 
 from synk_theano import Runtime
-from synk_theano._shared_vars import VariableRegistry
+from synk_theano._graph.shared import VariableRegistry
 from synk_theano.exceptions import ReplicaWarning, WorkerFailed
 
 ALL = os.environ.get("SYNK_TESTS") == "all"
@@ -323,7 +323,7 @@ def test_one_rank_has_no_replicas_that_could_differ():
 STRUCK = """
 import gc, signal, time
 from collections import deque
-from synk_theano._farewell import Farewell
+from synk_theano._weakqueue import Farewell
 
 class Thing:
     pass

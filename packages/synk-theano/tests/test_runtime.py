@@ -16,7 +16,7 @@ from theano.compile.ops import as_op
 
 import synk_shm
 from synk_theano import Runtime
-from synk_theano._store import DataStore
+from synk_theano._master.store import DataStore
 from synk_theano.testing import nothing_left, run_script
 
 # Workers cannot import test modules by the names that pytest gives them.

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from synk_theano._sentinels._digest import NARROW, WIDE, digest
-from synk_theano._sentinels._drift import grouped
+from synk_theano._api.replica_watch import grouped
+from synk_theano._rank.digest import NARROW, WIDE, digest
 
 EXAMPLES = 2000 if os.environ.get("SYNK_TESTS") == "all" else 300
 DTYPES = (

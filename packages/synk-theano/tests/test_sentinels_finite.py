@@ -28,8 +28,8 @@ from synk_theano import (
     WorkerFailed,
     in_graph,
 )
-from synk_theano._plan import split_rows
-from synk_theano._sentinels._execution import is_finite
+from synk_theano._plan.rows import split_rows
+from synk_theano._rank.finite.execution import is_finite
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synk_theano._sentinels import _search
-from synk_theano._sentinels._search import Found, search
+from synk_theano._rank.finite import search as search_module
+from synk_theano._rank.finite.search import Found, search
 
 
 def test_the_example():
-    assert doctest.testmod(_search).failed == 0
+    assert doctest.testmod(search_module).failed == 0
 
 
 @given(

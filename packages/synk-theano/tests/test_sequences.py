@@ -18,7 +18,8 @@ import theano.tensor as T
 from theano.compile.ops import as_op
 
 import synk_shm
-from synk_theano import DecompositionWarning, Runtime, _book
+from synk_theano import DecompositionWarning, Runtime
+from synk_theano._master import acts
 from synk_theano.exceptions import (
     BatchError,
     Closed,
@@ -105,7 +106,7 @@ def test_a_call_while_another_is_prepared_is_refused(pair):
 
 
 def test_more_calls_than_the_book_holds(pair, monkeypatch):
-    monkeypatch.setattr(_book, "LIMIT", 8)
+    monkeypatch.setattr(acts, "LIMIT", 8)
     x, y = T.dvector("x"), T.dvector("y")
     f = pair.function([x], (x.sum(), "sum"), **FAST)
     g = pair.function([y], (y.sum(), "sum"), **FAST)
@@ -158,7 +159,7 @@ def interrupted_at(function, line, call):
 
 
 def test_an_interrupt_at_any_line_leaves_the_runtime_usable_or_closed():
-    from synk_theano._controller import Controller
+    from synk_theano._master.controller import Controller
 
     lines = sorted({line for _, _, line in Controller.run.__code__.co_lines() if line})
     x = T.dvector("x")

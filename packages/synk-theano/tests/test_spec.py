@@ -9,7 +9,7 @@ import pytest
 import theano
 import theano.tensor as T
 
-from synk_theano._spec import make_spec
+from synk_theano._graph.spec import make_spec
 from synk_theano.exceptions import OpError, SpecError
 
 
@@ -76,6 +76,12 @@ def test_wrong_forms_are_refused(x, weight):
         make_spec([T.scalar("a")], mean)
     with pytest.raises(SpecError, match="expected a Theano variable"):
         make_spec([x], [3])
+    with pytest.raises(SpecError, match=r"of type dict, .* give list\(d.values\(\)\)"):
+        make_spec([x], {"mean": mean})
+    with pytest.raises(SpecError, match=r"keyword argument 'update'; did you mean updates="):
+        make_spec([x], mean, update=[])
+    with pytest.raises(SpecError, match=r"argument 'bogus', expected one of .*'sliceable_shareds'"):
+        make_spec([x], mean, bogus=1)
     with pytest.raises(SpecError, match="expected a Theano shared variable"):
         make_spec([x], updates=[(x, x)])
     with pytest.raises(SpecError, match="shared variable, new value"):

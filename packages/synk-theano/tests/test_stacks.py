@@ -20,7 +20,8 @@ from _busy import (
     sleep_in_python,
 )
 
-from synk_theano import Runtime, _stacks
+from synk_theano import Runtime
+from synk_theano._workers import stacks as _stacks
 from synk_theano.testing import nothing_left, open_descriptors
 
 BEGINNING = "in <module>\n"

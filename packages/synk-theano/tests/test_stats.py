@@ -12,8 +12,8 @@ import theano.tensor as T
 from theano.compile.ops import as_op
 
 from synk_theano import Runtime
-from synk_theano._book import LIMIT, Book
-from synk_theano._messages import ArrayRef, Call, Collective, Form, Step, Stop
+from synk_theano._master.acts import LIMIT, Book
+from synk_theano._wire.messages import ArrayRef, Call, Collective, Form, Step, Stop
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

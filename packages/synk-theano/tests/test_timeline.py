@@ -16,8 +16,8 @@ import theano.tensor as T
 from theano.compile.ops import as_op
 
 from synk_theano import Closed, InputTypeError, InputValueError, Runtime, WorkerDied
-from synk_theano._recorder import Recorder
-from synk_theano._timeline import trace_of
+from synk_theano._watch.spans import Recorder
+from synk_theano._watch.timeline import trace_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -238,7 +238,7 @@ def test_a_runtime_that_a_failure_has_closed_leaves_what_the_master_knows(tmp_pa
     "what", [pytest.param(signal.SIGKILL, marks=pytest.mark.nightly), signal.SIGSTOP]
 )
 def test_closing_leaves_a_file_whatever_has_become_of_a_worker(tmp_path, monkeypatch, what):
-    monkeypatch.setattr("synk_theano._recordings.CLOSE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("synk_theano._api.recordings.CLOSE_TIMEOUT_S", 0.3)
     path = tmp_path / "trace.json"
     with Runtime(2, timeline=str(path), timeout_s=60.0) as runtime:
         mean, *_ = mean_and_rows(runtime)
@@ -274,7 +274,7 @@ def test_a_file_that_cannot_be_written_at_the_end_is_a_warning(tmp_path):
 
 def test_a_bad_path_starts_no_workers(tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr("synk_theano._runtime.Controller", lambda *_, **__: started.append(1))
+    monkeypatch.setattr("synk_theano._api.runtime.Controller", lambda *_, **__: started.append(1))
     with pytest.raises(InputValueError, match="make it first"):
         Runtime(2, timeline=str(tmp_path / "no" / "trace.json"))
     assert not started
@@ -301,7 +301,7 @@ def test_the_end_of_the_program_ends_a_recording(run_script, tmp_path):
 
 
 def test_spans_beyond_what_there_is_room_for_are_counted(monkeypatch):
-    monkeypatch.setattr("synk_theano._recorder.MOST_SPANS", 3)
+    monkeypatch.setattr("synk_theano._watch.spans.MOST_SPANS", 3)
     recorder = Recorder()
     recorder.start()
     for number in range(5):

@@ -15,9 +15,9 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_theano import Runtime, SynkError, VerifyError, WorkerDied, WorkerFailed
-from synk_theano._verify import verify
-from synk_theano._verify._judge import combine
-from synk_theano._verify._report import measure
+from synk_theano._watch.verify import verify
+from synk_theano._watch.verify.judge import combine
+from synk_theano._watch.verify.report import measure
 from synk_theano.exceptions import InputTypeError, InputValueError
 
 FAST = {"mode": "FAST_COMPILE"}

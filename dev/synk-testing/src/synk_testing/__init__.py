@@ -1,7 +1,7 @@
 """Programs under test: started, forked from a warm one, watched, killed, and nothing left."""
 
 from .compiling import quick_flags
-from .leaks import Leftovers, nothing_left
+from .leaks import Leftovers, nothing_left, shared_memory
 from .limits import hard_limit
 from .marks import Mark
 from .processes import children, descendants, descriptors, is_there, members, wait_gone
@@ -24,6 +24,7 @@ __all__ = [
     "nothing_left",
     "quick_flags",
     "run",
+    "shared_memory",
     "usual_signals",
     "wait_gone",
 ]

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# Ways into a group, and what carries it.
-from ._carriers import register_backend
-from ._groups import Group, create_group, join, local_group
-from ._launch import launch
-from ._meeting import Meeting
-
 # How values become one.
-from ._ops import ReduceOp
-from ._registry import Backend
-from ._rendezvous import connect
+from ._core.ops import ReduceOp
+
+# Ways into a group, and what carries it.
+from ._join.choice import register_backend
+from ._join.groups import Group, create_group, join, local_group
+from ._join.registry import Backend
+from ._join.rendezvous import connect
+from ._meeting.meeting import Meeting
+from ._processes.launch import launch
 
 # The noun, and what can go wrong.
 from .abc import Communicator
@@ -43,7 +43,7 @@ from .exceptions import (
 )
 
 if TYPE_CHECKING:
-    from ._backends.nccl import nccl, why_no_nccl
+    from ._backends.nccl.communicator import nccl, why_no_nccl
 
 __version__ = "0.1.0"
 
@@ -78,7 +78,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # What nobody asks for costs no time at import.
     if name in ("nccl", "why_no_nccl"):
-        from ._backends import nccl as backend
+        from ._backends.nccl import communicator as backend
 
         return getattr(backend, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "abc", "cuda", "exceptions"])

@@ -13,7 +13,8 @@ What holds for every collective:
   TypeError or ValueError at once, on this rank alone, before peers hear anything.
 * The wait is bounded: ``timeout_s`` seconds for the whole call; None takes the communicator's own,
   from when it was made. ``CommTimeout`` names who is missing, in which call, and what it last did.
-* A dead peer raises ``PeerLost``; a peer that gave up raises ``AbortedError``.
+* A dead peer raises ``PeerLost``; one that gave up, by ``abort()`` or by an exception out of its
+  ``with`` block, raises ``AbortedError``.
 * An exception that leaves a collective half-way (a timeout, KeyboardInterrupt, whatever
   ``watch`` raises) ends the group: peers raise ``AbortedError`` at once, and so does every
   later call. Outputs may then be partly written.
@@ -38,7 +39,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._ops import Array, ReduceOp
+from ._core.calls import word_to_peers
+from ._core.ops import Array, ReduceOp
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
@@ -381,20 +383,17 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self, reason: str) -> None:
-        """Give the group up: every rank that waits, or calls later, raises AbortedError.
-
-        Never blocks. May be called from any thread.
-        """
+        """Give the group up, without blocking; who waits or calls later raises AbortedError."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the group and free what it took. Idempotent; never waits for peers.
-
-        Peers that still wait for this rank raise ``PeerLost``.
-        """
+        """Leave at once, free what it took; who waits for this rank raises PeerLost. Idempotent."""
 
     def __enter__(self: Self) -> Self:  # noqa: PYI019 - typing.Self is newer than 3.9
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        word = word_to_peers(exc_info[1])
+        if word:
+            self.abort(word)
         self.close()

@@ -16,11 +16,11 @@ import time
 from types import FrameType
 from typing import Callable, NoReturn, Sequence
 
-from ._crew import Crew
-from ._groups import Group, create_group
-from ._loading import Source
-from ._process import Failure, RankProcess, rank_environment
-from ._rank import Script
+from ._join.groups import Group, create_group
+from ._processes.crew import Crew
+from ._processes.loading import Source
+from ._processes.process import Failure, RankProcess, rank_environment
+from ._processes.rank import Script
 
 _DESCRIPTION = """\
 Start a Python program on several ranks of one machine, and wait for them.
@@ -274,6 +274,8 @@ class _Signals:
         for signum in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup, or a shell's background
                 self._before[signum] = signal.signal(signum, self._pass_on)
+        # Whoever ignores it learns no child's exit code, and may have been started so.
+        self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -19,7 +19,6 @@ from ._api import (
     check,
     close,
     data,
-    delayed,
     distribute,
     fork,
     function,
@@ -37,6 +36,7 @@ from ._collective_api import (
     all_gather,
     all_reduce,
     broadcast,
+    delayed,
     gather,
     get_lengths,
     get_shapes,
@@ -86,3 +86,7 @@ __all__ = [
     "watch_finite",
     "watch_replicas",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "exceptions", "extensions", "in_graph"])

@@ -10,7 +10,6 @@ from typing import Any, List, Optional, Sequence, Union
 
 from synk_theano import (
     Data,
-    DelayedCollectives,
     Findings,
     FiniteWatch,
     Function,
@@ -18,12 +17,15 @@ from synk_theano import (
     Stats,
     Timeline,
     Verdicts,
+    brief_traceback,
 )
 
 from . import _default
 from ._progress import track
 
 
+@brief_traceback
+@_default.refuses_other_names
 def fork(
     n_parallel: Optional[int] = None,
     use_gpu: Optional[bool] = None,
@@ -104,6 +106,7 @@ def fork(
     return runtime.size
 
 
+@brief_traceback
 def close() -> None:
     """Stop the workers and free what they hold. Called at exit; harmless if nothing is open.
 
@@ -112,6 +115,7 @@ def close() -> None:
     _default.close_default()
 
 
+@brief_traceback
 def function(
     inputs: Any,
     outputs: Any = None,
@@ -156,6 +160,7 @@ def function(
     )
 
 
+@brief_traceback
 def distribute() -> None:
     """Replicate functions and their shared variables in the workers; blocks until they have them.
 
@@ -165,6 +170,7 @@ def distribute() -> None:
     _default.default().distribute()
 
 
+@brief_traceback
 def data(
     value: Any = None,
     var: Any = None,
@@ -206,6 +212,7 @@ def data(
     )
 
 
+@brief_traceback
 def step(*acts: Any) -> List[Any]:
     """Perform several calls and collectives as one: one order to the ranks and one barrier.
 
@@ -230,22 +237,7 @@ def step(*acts: Any) -> List[Any]:
     return _default.default().step(*acts)
 
 
-class _Delayed:
-    """The collectives for `step()`: ``delayed.all_reduce(...)`` and all others, with the arguments
-    of the functions of those names. What they return is performed by the step."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(_default.default().delayed, name)
-
-    def __dir__(self) -> List[str]:
-        return [name for name in dir(DelayedCollectives) if not name.startswith("_")]
-
-
-delayed = _Delayed()
-
-
+@brief_traceback
 def check(function: Function) -> Verdicts:
     """Is each output of a function really what its ranks' shares of the rows give together?
 
@@ -255,11 +247,13 @@ def check(function: Function) -> Verdicts:
 
     Returns:
         A list with a verdict for each output: "exact", "wrong" or "unknown" (cannot tell), the
-        reason, and a cure. Print it.
+        reason, and a cure; its attribute `updates` has one for each update: "exact" if all ranks
+        have the same value after a call, or "differs". Print it.
     """
     return _default.default().check(function)
 
 
+@brief_traceback
 def lint() -> Findings:
     """Look for mistakes over all functions, and the calls and collectives since `fork()`.
 
@@ -272,6 +266,7 @@ def lint() -> Findings:
     return _default.default().lint()
 
 
+@brief_traceback
 def stats(reset: bool = False) -> Stats:
     """Where the time went, by function and collective; always on.
 
@@ -285,6 +280,7 @@ def stats(reset: bool = False) -> Stats:
     return _default.default().stats(reset)
 
 
+@brief_traceback
 def timeline(path: Union[str, os.PathLike[str]]) -> Timeline:
     """Record what every rank does and when, from now on; `stop()` or `close()` writes the file.
 
@@ -319,6 +315,7 @@ def timeline(path: Union[str, os.PathLike[str]]) -> Timeline:
     return _default.default().timeline(path)
 
 
+@brief_traceback
 def watch_replicas(shared_vars: Any, every: int = 100, action: str = "warn") -> ReplicaWatch:
     """Compare the ranks' values of shared variables, bit by bit, every so many calls.
 
@@ -353,6 +350,7 @@ def watch_replicas(shared_vars: Any, every: int = 100, action: str = "warn") -> 
     return _default.default().watch_replicas(shared_vars, every, action)
 
 
+@brief_traceback
 def watch_finite(on: bool = True) -> FiniteWatch:
     """Find the first NaN or infinity from now on: on which rank, in which slice, owed to which row.
 
@@ -385,6 +383,7 @@ def watch_finite(on: bool = True) -> FiniteWatch:
     return _default.default().watch_finite(on)
 
 
+@brief_traceback
 def row_share() -> Any:
     """A symbolic scalar: the fraction of the call's rows that an execution computes.
 

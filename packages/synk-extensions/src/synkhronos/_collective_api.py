@@ -7,11 +7,14 @@ memory.
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, List, Tuple
+
+from synk_theano import DelayedCollectives, brief_traceback
 
 from . import _default
 
 
+@brief_traceback
 def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
     """Give every rank the master's values of shared variables, or `values`.
 
@@ -23,6 +26,7 @@ def broadcast(shared_vars: Any, values: Any = None, nccl: bool = True) -> None:
     _default.default().collectives.broadcast(shared_vars, values)
 
 
+@brief_traceback
 def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
     """Split values along axis 0 over the ranks' shared variables.
 
@@ -34,6 +38,7 @@ def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
     _default.default().collectives.scatter(shared_vars, values, batch)
 
 
+@brief_traceback
 def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
     """All ranks' values of shared variables, in the master.
 
@@ -49,11 +54,13 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
     return _default.default().collectives.gather(shared_vars, nd_up)
 
 
+@brief_traceback
 def all_gather(shared_vars: Any, nccl: bool = True) -> None:
     """Every rank's value becomes all ranks' values, concatenated along axis 0."""
     _default.default().collectives.all_gather(shared_vars)
 
 
+@brief_traceback
 def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
     """Reduce all ranks' values of shared variables into the master; workers' values stay.
 
@@ -69,6 +76,7 @@ def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool 
     return _default.default().collectives.reduce(shared_vars, op, in_place)
 
 
+@brief_traceback
 def all_reduce(
     shared_vars: Any,
     op: str = "avg",
@@ -87,6 +95,7 @@ def all_reduce(
     _default.default().collectives.all_reduce(shared_vars, op, weights)
 
 
+@brief_traceback
 def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> None:
     """Set the values of shared variables on one rank.
 
@@ -99,11 +108,13 @@ def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> No
     _default.default().collectives.set_value(rank, shared_vars, values, batch)
 
 
+@brief_traceback
 def get_value(rank: int, shared_vars: Any) -> Any:
     """The values of shared variables on one rank: an array, or a tuple of arrays for a list."""
     return _default.default().collectives.get_value(rank, shared_vars)
 
 
+@brief_traceback
 def get_lengths(shared_vars: Any) -> Tuple[Any, ...]:
     """The lengths of shared variables along axis 0 on all ranks, in rank order.
 
@@ -114,6 +125,7 @@ def get_lengths(shared_vars: Any) -> Tuple[Any, ...]:
     return lengths
 
 
+@brief_traceback
 def get_shapes(shared_vars: Any) -> Tuple[Any, ...]:
     """The shapes of shared variables on all ranks, in rank order.
 
@@ -122,3 +134,19 @@ def get_shapes(shared_vars: Any) -> Tuple[Any, ...]:
     """
     shapes: Tuple[Any, ...] = _default.default().collectives.get_shapes(shared_vars)
     return shapes
+
+
+class _Delayed:
+    """The collectives for `step()`: ``delayed.all_reduce(...)`` and all others, with the arguments
+    of the functions of those names. What they return is performed by the step."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(_default.default().delayed, name)
+
+    def __dir__(self) -> List[str]:
+        return [name for name in dir(DelayedCollectives) if not name.startswith("_")]
+
+
+delayed = _Delayed()

@@ -5,16 +5,39 @@ Nothing else in the package remembers anything.
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import os
 import threading
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar, cast
 
 from synk_theano import AlreadyForked, InputValueError, NotForked, Runtime
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 _lock = threading.Lock()
 _runtime: Optional[Runtime] = None
 _owner = 0
 _recorded = 0
+
+
+def refuses_other_names(function: Call) -> Call:
+    """Have a keyword that `function` does not take answered with the one that may be meant."""
+    known = [*inspect.signature(function).parameters]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1, 0.4)
+                raise TypeError(
+                    f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                    + (f"; did you mean {near[0]}=?" if near else f", expected one of {known}")
+                )
+        return function(*args, **kwargs)
+
+    return cast(Call, checked)
 
 
 def open_default(**settings: Any) -> Runtime:

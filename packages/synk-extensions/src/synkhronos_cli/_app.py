@@ -5,6 +5,7 @@ A further command is one more function with ``@_app.command()``.
 
 from __future__ import annotations
 
+import signal
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, List, Optional
 
@@ -39,6 +40,8 @@ _app = typer.Typer(
 def main() -> None:
     """Run the command line and exit with its status."""
     prepare_streams()
+    # Whoever ignores it learns no child's exit status, and may have been started so.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _app(prog_name="synkhronos")
 
 

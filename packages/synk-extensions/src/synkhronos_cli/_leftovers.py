@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import shutil
 import socket
 import stat
@@ -22,8 +23,12 @@ SEGMENT, SOCKETS, LOCK, CACHE = "segment", "socket folder", "compile lock", "com
 PROBE_TIMEOUT_S = 60.0
 # So long a folder or lock without contents may be one that is just being made.
 _GRACE_S = 3600.0
-_LONG = 67  # bytes; as synk_comm._folder has it
+_LONG = 67  # bytes; as synk_comm._system.folder has it
 _SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - only what is 0700 is looked at
+
+_OF_THEANO = re.compile(
+    r"tmp.{8}|cutils_ext|lazylinker_ext|scan_perform|lock_dir|__init__\.py|__pycache__"
+)
 
 _LIST_SEGMENTS = """
 import synk_shm
@@ -191,12 +196,22 @@ def find_compiled_modules() -> list[Leftover]:
         lock = _judge_lock(folder / "lock_dir")
         if not (folder / "lock_dir").exists() or (lock is not None and lock.removable):
             size = sum(_size(path) for path in folder.rglob("*"))
-            user = _user_of(folder)
-            why = (
-                "Theano compiles anew what it needs" if user is None else f"process {user} uses it"
-            )
-            found.append(Leftover(CACHE, str(folder), why, size, removable=user is None))
+            why = _why_it_stays(folder)
+            good = why or "Theano compiles anew what it needs"
+            found.append(Leftover(CACHE, str(folder), good, size, removable=not why))
     return found
+
+
+def _why_it_stays(folder: Path) -> str:
+    """Why a folder of compiled modules cannot be removed; nothing if it can."""
+    user = _user_of(folder)
+    if user is not None:
+        return f"process {user} uses it"
+    if not folder.name.startswith("compiledir_"):  # a user has named it, and may have it for more
+        others = [path.name for path in _entries(folder) if not _OF_THEANO.fullmatch(path.name)]
+        if others:
+            return f"{others[0]} in it is not Theano's"
+    return ""
 
 
 def _user_of(folder: Path) -> int | None:
@@ -219,8 +234,8 @@ def remove(one: Leftover) -> str:
         return "it has a new owner"
     if one.kind == SOCKETS and _judge_sockets(path) is None:
         return "somebody listens at its sockets now"
-    if one.kind == CACHE and (user := _user_of(path)) is not None:
-        return f"process {user} uses it now"
+    if one.kind == CACHE and (why := _why_it_stays(path)):
+        return why
     try:
         if one.kind == SOCKETS:
             for entry in filter(_is_refused, _entries(path)):

@@ -43,7 +43,7 @@ def _shared_memory() -> Item:
         cure = f"chmod 1777 {_SHARED_MEMORY} (as root)"
         return Item(name, MISSING, f"{found}, and not writable", cure, needed=True)
     if free < _LEAST_SHARED:
-        found += ", which is little room for data"
+        found += ", which is little for NCCL; data that do not fit lie beside it"
         if _in_container():
             cure = "docker run --shm-size=8g (a container has 64 MB unless told otherwise)"
         else:

@@ -68,6 +68,8 @@ def look_at_software(compat: Answer) -> list[Item]:
     Args:
         compat: What ``python -m synk_theano_compat --json --activate`` says.
     """
+    if not _is_executable():
+        return [_python()]  # all else is asked of it
     theano, compiler = _theano(compat), _compiler(compat)
     numpy = _numpy(ask(_NUMPY, IMPORT_TIMEOUT_S))
     items = [_python(), _packages(), numpy, theano, compiler, _headers()]
@@ -129,8 +131,15 @@ def _other_folder() -> str:
     return f"export THEANO_FLAGS={others}base_compiledir={folder}"
 
 
+def _is_executable() -> bool:
+    return os.access(sys.executable or "", os.X_OK)
+
+
 def _python() -> Item:
     found = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
+    if not _is_executable():
+        cure = "let this user execute it, or make an environment of your own"
+        return Item("Python", MISSING, f"{found}: cannot be executed", cure, needed=True)
     if (3, 9) <= sys.version_info[:2] <= (3, 11):
         return Item("Python", GOOD, found)
     cure = "an environment of Python 3.9, 3.10 or 3.11"

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 USAGE = 2
 """The exit status of a mistake on the command line."""
 
+_IN_A_FILE = 1000
+"""Columns of what is no terminal, and says nothing: paths stay in one piece there."""
+
 
 def prepare_streams() -> None:
     """Let nothing that is printed raise: not a closed stream, nor a letter it cannot encode."""
@@ -29,7 +32,8 @@ def console(*, stderr: bool = False) -> Console:
     """Return a console of rich on standard output, or on standard error."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    on_screen = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
+    return Console(stderr=stderr, highlight=False, width=None if on_screen else _IN_A_FILE)
 
 
 def print_json(value: Any) -> None:

@@ -16,9 +16,14 @@ from rich.table import Table
 class Result(NamedTuple):
     model: str
     accuracy: float  # on the validation rows
-    serial_speed: float  # examples per second, plain Theano in one process
+    plain_speeds: dict[str, float]  # examples per second, of plain Theano by number of threads
     parallel_speed: float  # examples per second, all processes
     difference: float  # largest, over all parameters, after the first epoch
+
+    @property
+    def speed_up(self) -> float:
+        """Over plain Theano, whatever number of threads it is fastest with."""
+        return self.parallel_speed / max(self.plain_speeds.values())
 
 
 class Training:
@@ -87,8 +92,8 @@ class Display:
         for title in (
             "model",
             "accuracy",
-            "examples/s\nplain Theano",
-            f"examples/s\n{processes} process{'es' if processes > 1 else ''}",
+            *(f"plain Theano\n{threads}" for threads in results[0].plain_speeds),
+            f"Synkhronos\n{processes} process{'es' if processes > 1 else ''}",
             "speed-up",
             "largest\ndifference",
         ):
@@ -97,9 +102,20 @@ class Display:
             table.add_row(
                 result.model,
                 f"{result.accuracy:.1%}",
-                f"{result.serial_speed:.0f}",
+                *(f"{speed:.0f}" for speed in result.plain_speeds.values()),
                 f"{result.parallel_speed:.0f}",
-                f"{result.parallel_speed / result.serial_speed:.2f} x",
+                f"{result.speed_up:.2f} x",
                 f"{result.difference:.1e}",
             )
         self._console.print(table)
+        self.say(
+            "In examples per second, measured in turns. The speed-up is that over plain Theano "
+            "in a process of its own, with whatever number of threads is faster."
+        )
+        for result in results:
+            if result.speed_up < 1:
+                self.say(
+                    f"{result.model}: plain Theano is faster here. A step has too little to "
+                    "compute for so many processes; larger batches (--batch-size) or networks "
+                    "have more."
+                )

@@ -30,7 +30,7 @@ from synk_shm._array import (
 )
 from synk_shm._growth import resize
 from synk_shm._handle import Handle, attach, handle
-from synk_shm._listing import SegmentInfo, cleanup, free_space
+from synk_shm._listing import SegmentInfo, cleanup, free_space, leave
 from synk_shm._listing import list_segments as list  # noqa: A004
 from synk_shm._lock import lock
 from synk_shm._process import process as _process
@@ -80,6 +80,7 @@ __all__ = [  # noqa: RUF022 (grouped by what you do with them)
     "close",
     "unlink",
     # look around
+    "leave",
     "list",
     "SegmentInfo",
     "cleanup",
@@ -93,3 +94,8 @@ __all__ = [  # noqa: RUF022 (grouped by what you do with them)
     "ShmPermissionError",
     "ShmTimeoutError",
 ]
+
+
+# `list` is something else here.
+def __dir__() -> tuple[str, ...]:
+    return (*__all__, "exceptions")

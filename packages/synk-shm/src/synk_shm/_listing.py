@@ -61,6 +61,16 @@ def cleanup() -> list[str]:
     return _family.sweep_all()
 
 
+def leave() -> None:
+    """Let the arrays of other processes end with these, although this one has them mapped.
+
+    For a forked child that lives on: it holds the locks of its parent's families, so that the
+    memory would outlive a parent that is killed. What is mapped here can be used as before; what
+    this process makes or attaches from now on keeps a family alive again.
+    """
+    process.leave_families()
+
+
 def free_space() -> int:
     """Bytes that new segments can still take in the system's shared memory.
 

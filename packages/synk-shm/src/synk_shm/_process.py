@@ -167,7 +167,7 @@ class Process:
         """A segment is no longer mapped here."""
         self.owners.discard(segment)
         if self.mapped.get(key) is segment:
-            del self.mapped[key]
+            self.mapped.pop(key, None)  # another thread may have mapped it anew, and let go, too
         if self._ended and not self.mapped:
             self._leave_all()  # it was made or used by somebody's handler of atexit, after ours
 
@@ -219,7 +219,10 @@ class Process:
         its lock, which is therefore its own, too.
         """
         parent = None if self._inherits else self._find_parent()
-        return parent is not None and parent.is_alive()
+        if parent is None or not parent.is_alive():
+            return False
+        # Children that it forked later hold open what would tell of its end.
+        return os.getppid() == parent.pid or _is_there(parent.pid)
 
     def _finalize_at_exit(self) -> None:
         """Run `_at_exit` after multiprocessing has joined its children and queues.
@@ -237,6 +240,15 @@ class Process:
                 owner.remove_owned_names()
         self.owners.clear()
         self._leave_all()
+
+    def leave_families(self) -> None:
+        """Let go of all locks, and of nothing else: see `synk_shm.leave`."""
+        with self._locked():
+            memberships, self._memberships = self._memberships, {}
+            self._inherits, self._check_at = False, -math.inf
+            for member in memberships.values():
+                if member.fd is not None:
+                    os.close(member.fd)
 
     def _leave_all(self) -> None:
         self._check_at = -math.inf
@@ -256,6 +268,16 @@ class Process:
         for fd in held:
             os.close(fd)  # a lock belongs to its file, which parent and child share
         self._finalize_at_exit()
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 process = Process()

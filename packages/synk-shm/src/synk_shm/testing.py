@@ -22,6 +22,9 @@ from synk_shm._listing import list_segments
 
 __all__ = ["no_segments_left"]
 
+DEAD_S = 30.0
+"""For what processes made that are gone: those of the block, or another program's."""
+
 
 @contextlib.contextmanager
 def no_segments_left(timeout_s: float = 5.0) -> Iterator[None]:
@@ -29,7 +32,9 @@ def no_segments_left(timeout_s: float = 5.0) -> Iterator[None]:
 
     What counts is what this process and its multiprocessing children made, and what
     processes made of which none is left. Segments of other living programs do not count.
-    Children of the block may still be on their way out: it waits for them up to `timeout_s`.
+    Children of the block may still be on their way out: it waits for them up to `timeout_s`
+    seconds; and up to 30 for what dead processes made, which another program may be about to
+    remove.
 
     Raises:
         AssertionError: with the names that are left.
@@ -37,16 +42,14 @@ def no_segments_left(timeout_s: float = 5.0) -> Iterator[None]:
     before = {name for name, _ in _family.names_of_user()}
     yield
     gc.collect()
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
     while True:
-        left = [
-            info.name
-            for info in list_segments()
-            if (info.mine or not info.alive) and before.isdisjoint(info.names)
-        ]
+        found = [info for info in list_segments() if before.isdisjoint(info.names)]
+        left = [info.name for info in found if info.mine or not info.alive]
         if not left:
             return
-        if time.monotonic() > deadline:
+        limit_s = timeout_s if any(info.mine for info in found) else max(timeout_s, DEAD_S)
+        if time.monotonic() > began + limit_s:
             raise AssertionError(f"{len(left)} shared memory segments are left: {left}")
         time.sleep(0.01)
 

@@ -164,6 +164,14 @@ def number_of_a_closed_file() -> list[Step]:
     return [*first, *memory, *closed, attach_name("p1", "v3"), attach]
 
 
+@kept
+def parent_that_a_later_child_hides() -> list[Step]:
+    """A killed parent, whose end multiprocessing does not see while a child lives that it forked
+    after the one that asks."""
+    first = [root("p1"), child("p1", "p2"), create("p2", "v1")]
+    return [*first, child("p1", "p3"), create("p1", "v2"), Step("kill", "p1"), leave("p2")]
+
+
 def moments(step: Callable[[str, str], Step], last: int) -> list[Step]:
     """A child is killed at every fourth function call of its command, one after the other."""
     steps = [root("p0"), create("p0", "v0")]

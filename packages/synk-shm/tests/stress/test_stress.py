@@ -48,7 +48,7 @@ def finish(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> tupl
 
 def test_programs() -> None:
     """Programs that are always the same, and some that nobody has run before."""
-    same, other = (50, 20) if ALL else (10, 5)
+    same, other = (50, 20) if ALL else (6, 3)
     fresh = secrets.randbelow(1 << 31)
     more = ("--seconds", SECONDS) if SECONDS else ("--count", other)
     running = [
@@ -107,6 +107,7 @@ def test_what_is_wrong_is_noticed(kind: str, said: str) -> None:
     assert "1 failed" in text
 
 
+@pytest.mark.nightly
 def test_a_failing_program_is_made_shorter() -> None:
     _, text = finish(start("--seed", 3, "--limit", 5, "--sabotage", "noise", "--shrink"))
     longer, shorter = (int(n) for n in re.findall(r"^seed 3, (\d+) steps", text, re.M))

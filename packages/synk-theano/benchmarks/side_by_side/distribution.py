@@ -18,9 +18,11 @@ from synk_benchmarks.process import READY, Process
 from synk_benchmarks.results import BYTES, Row, beside
 from theano.gof import compilelock
 
-from synk_theano import Runtime, _builder, _pickling
-from synk_theano._builder import compile_form
-from synk_theano._shared_vars import VariableRegistry
+from synk_theano import Runtime
+from synk_theano._graph.shared import VariableRegistry
+from synk_theano._graph.transfer import pickling
+from synk_theano._master import builder
+from synk_theano._master.builder import compile_form
 
 from . import networks
 from .plan import Plan
@@ -42,7 +44,7 @@ def distribution(plan: Plan) -> list[Row]:
     """Each network's training function to one worker and to four, which have started already."""
     rows = []
     for name, network in (QUICK_NETWORKS if plan.quick else NETWORKS).items():
-        with _pickling.deep_recursion():
+        with pickling.deep_recursion():
             begin = time.monotonic()
             training = _Training(name, network)
             plan.report(f"{name}: built in {time.monotonic() - begin:.0f} s")
@@ -116,7 +118,7 @@ class _Training:
                 kept[form] = compile_form(spec, form, *more)
             return kept[form]
 
-        with mock.patch.object(_builder, "compile_form", once):
+        with mock.patch.object(builder, "compile_form", once):
             yield kept
 
     def _plain(self, workers: int) -> tuple[float, int]:
@@ -144,5 +146,5 @@ class _Training:
 
 
 def _length(content: Any, registry: VariableRegistry) -> int:
-    data, buffers = _pickling.dumps(content, registry)
+    data, buffers = pickling.dumps(content, registry)
     return len(data) + sum(map(len, buffers))

@@ -1,15 +1,26 @@
-"""The usual way to use more processes: each has its part, and barriers keep them together."""
+"""The usual ways to use more cores: a process for each, with barriers that keep them together, or
+one process of plain Theano whose BLAS has as many threads.
+
+``python -m side_by_side.partner PROBLEM ROWS`` is the latter.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Callable
 
+from synk_benchmarks.process import READY, Process
+
 LIMIT_S = 120
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 NOTHING = ""
 
 
@@ -68,3 +79,49 @@ def _work(problem: str, rows: int) -> Callable[[], object]:
     chosen = PROBLEMS[problem]()
     compute, values = chosen.compiled(), chosen.rows(rows)
     return lambda: compute(values)
+
+
+@contextmanager
+def threaded(threads: int, problem: str, rows: int) -> Iterator[Callable[[], object]]:
+    """Have a process of plain Theano whose BLAS has so many threads.
+
+    Yields:
+        A function that has it compute the problem, and waits until it has.
+    """
+    with tempfile.TemporaryDirectory(prefix="synk-bench-") as folder:
+        process = Process(
+            [sys.executable, "-m", "side_by_side.partner", problem, str(rows)],
+            LIMIT_S,
+            Path(folder) / "log",
+            {**os.environ, **dict.fromkeys(THREADS, str(threads))},
+            Path(__file__).parent.parent,
+        )
+
+        def compute() -> None:
+            process.tell("compute")
+            process.hear("done")
+
+        try:
+            process.hear(READY)
+            yield compute
+        finally:
+            process.end()
+
+
+def _say(word: str) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+def main(problem: str, rows: int) -> None:
+    """Compute once for each line that is read."""
+    work = _work(problem, rows)
+    work()
+    _say(READY)
+    for _ in sys.stdin:
+        work()
+        _say("done")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

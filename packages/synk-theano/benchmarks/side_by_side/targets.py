@@ -8,6 +8,7 @@ from synk_benchmarks.targets import Target, Verdict, summary
 from synk_benchmarks.text import amount, number
 
 PLAIN, BARRIERS, ONE, PICKLE = "plain Theano", "two Barrier waits", "one process", "plain pickle"
+THREADED = "one process, BLAS with a thread for each rank"
 """What ours is beside."""
 CALLS = ("Data", "ndarray", "Data, batch=slice", "Data, batch=index", "ndarray, batch=index")
 PROBLEMS = ("six matrix products", "a step of two convolutions")

@@ -28,6 +28,7 @@ from .exceptions import (
     OpError,
     ReplicasDiffer,
     ReplicaWarning,
+    SharedMemoryFull,
     SpecError,
     StallWarning,
     StartError,
@@ -39,36 +40,38 @@ from .exceptions import (
 )
 
 if TYPE_CHECKING:
-    from ._check import Verdict, Verdicts
-    from ._data import Data
-    from ._delayed import Delayed
-    from ._function import Function
-    from ._lint import Finding, Findings
-    from ._runtime import Runtime
-    from ._sentinels._api import FiniteWatch
-    from ._sentinels._drift import ReplicaDifference, ReplicaWatch
-    from ._shared_api import Collectives, DelayedCollectives
-    from ._stats import FunctionStats, Stats
-    from ._timeline import Timeline
-    from ._verify import Report
+    from ._api.collectives import Collectives, DelayedCollectives
+    from ._api.finite_watch import FiniteWatch
+    from ._api.function import Function
+    from ._api.replica_watch import ReplicaDifference, ReplicaWatch
+    from ._api.runtime import Runtime
+    from ._api.step import Delayed
+    from ._graph.rowwise.check import Verdict, Verdicts
+    from ._tracebacks import brief_traceback
+    from ._watch.findings import Finding, Findings
+    from ._watch.stats import FunctionStats, Stats
+    from ._watch.timeline import Timeline
+    from ._watch.verify import Report
+    from ._wire.data import Data
 
 _compat_hook.install()
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "._check": "Verdict Verdicts",
-    "._data": "Data",
-    "._delayed": "Delayed",
-    "._function": "Function",
-    "._lint": "Finding Findings",
-    "._runtime": "Runtime",
-    "._sentinels._api": "FiniteWatch",
-    "._sentinels._drift": "ReplicaDifference ReplicaWatch",
-    "._shared_api": "Collectives DelayedCollectives",
-    "._stats": "FunctionStats Stats",
-    "._timeline": "Timeline",
-    "._verify": "Report",
+    "._graph.rowwise.check": "Verdict Verdicts",
+    "._wire.data": "Data",
+    "._api.step": "Delayed",
+    "._api.function": "Function",
+    "._watch.findings": "Finding Findings",
+    "._api.runtime": "Runtime",
+    "._api.finite_watch": "FiniteWatch",
+    "._api.replica_watch": "ReplicaDifference ReplicaWatch",
+    "._api.collectives": "Collectives DelayedCollectives",
+    "._watch.stats": "FunctionStats Stats",
+    "._watch.timeline": "Timeline",
+    "._tracebacks": "brief_traceback",
+    "._watch.verify": "Report",
 }
 """Where what users meet is defined. Workers, which need half of the package, import no more."""
 
@@ -102,6 +105,7 @@ __all__ = [
     "ReplicasDiffer",
     "Report",
     "Runtime",
+    "SharedMemoryFull",
     "SpecError",
     "StallWarning",
     "StartError",
@@ -114,6 +118,7 @@ __all__ = [
     "WorkerDied",
     "WorkerFailed",
     "WorkerStalled",
+    "brief_traceback",
 ]
 
 
@@ -129,4 +134,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({*__all__, "exceptions", *_MODULES})

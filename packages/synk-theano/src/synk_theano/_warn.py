@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any, Type
+from typing import Any, Optional, Tuple, Type
+
+Place = Tuple[str, int]
+"""A file and a line in it."""
 
 
-def warn_user(text: str, category: Type[Warning]) -> None:
-    """Warn at the innermost line outside of this library; of the program as a whole if there is
-    none, as at its end."""
-    frame, level = sys._getframe(1), 2
-    while _is_ours(frame):
-        if frame.f_back is None:
-            warnings.warn_explicit(text, category, sys.argv[0] or "<program>", 0)
-            return
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, category, stacklevel=level)
+def warn_user(text: str, category: Type[Warning], place: Optional[Place] = None) -> None:
+    """Warn at the innermost line outside of this library; where there is none, as at the program's
+    end, at `place`, or of the program as a whole."""
+    frame = _users_frame()
+    if frame is None:
+        file, line = place or (sys.argv[0] or "<program>", 0)
+        warnings.warn_explicit(text, category, file, line)
+        return
+    module = str(frame.f_globals.get("__name__", "<string>"))
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    warnings.warn_explicit(text, category, file, line, module, registry)
 
 
-def _is_ours(frame: Any) -> bool:
+def user_place() -> Optional[Place]:
+    """The innermost line outside of this library, if there is one."""
+    frame = _users_frame()
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _users_frame() -> Any:
+    frame: Any = sys._getframe(1)
+    while frame is not None and is_ours(frame):
+        frame = frame.f_back
+    return frame
+
+
+def is_ours(frame: Any) -> bool:
+    """Whether a frame is of this library."""
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     return package in ("synk_theano", "synkhronos")

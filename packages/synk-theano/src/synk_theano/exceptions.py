@@ -6,8 +6,11 @@ Messages say what was got, what was expected, and the cure.
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple, Type
+
+import synk_shm
 
 __all__ = [
     "AlreadyForked",
@@ -24,6 +27,7 @@ __all__ = [
     "OpError",
     "ReplicaWarning",
     "ReplicasDiffer",
+    "SharedMemoryFull",
     "SpecError",
     "StallWarning",
     "StartError",
@@ -73,6 +77,14 @@ class InputValueError(SynkError, ValueError):
 
 class BatchError(SynkError, IndexError, ValueError):
     """`batch` or `batch_s` selects rows that are not there. In 1.0 it was a ValueError."""
+
+
+class SharedMemoryFull(SynkError, synk_shm.ShmFullError):
+    """There is no room for an array that all ranks are to see; nothing was sent.
+
+    Neither in /dev/shm nor, on Linux, in memory beside it: the machine's or the container's own.
+    An ``OSError`` with `errno`, too.
+    """
 
 
 class NotSharedVariable(SynkError, TypeError):
@@ -168,10 +180,14 @@ class NotFinite(SynkError, FloatingPointError):
 class WorkerFailed(SynkError, RuntimeError):
     """User code raised in a worker; the runtime stays usable.
 
+    It is also of the class of what was raised, so that ``except ValueError`` catches one of any
+    rank, and has its attributes.
+
     Attributes:
         rank: where it happened first.
+        doing: what the rank was doing, with the rows of the call.
         others: the ranks that failed after it, with their reasons.
-        traceback: the worker's formatted traceback. The exception itself, when it could be
+        traceback: the worker's formatted traceback, whole. The exception itself, when it could be
             pickled, is this error's ``__cause__``.
     """
 
@@ -183,18 +199,58 @@ class WorkerFailed(SynkError, RuntimeError):
         traceback: str,
         others: Optional[Mapping[int, str]] = None,
         note: str = "",
+        frames: Optional[str] = None,
     ) -> None:
         also = "".join(
             f"\nThen rank {r} failed: {_first_line(t)}" for r, t in (others or {}).items()
         )
-        super().__init__(
-            f"rank {rank} failed in {doing}: {_first_line(reason)}{also}\n{note}"
-            f"Traceback of rank {rank}:\n{traceback.rstrip() or reason}"
-        )
+        text = f"rank {rank} failed in {doing}: {_first_line(reason)}{also}\n{note}".rstrip()
+        if frames is None:
+            frames = traceback or reason
+        if frames:
+            text += f"\nTraceback of rank {rank}:\n{frames.rstrip()}"
+        # Not through the other class that it may have, which could want other arguments.
+        Exception.__init__(self, text)
         self.rank = rank
         self.others = dict(others or {})
         self.doing = doing
         self.traceback = traceback
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.args, vars(self), self.__cause__)
+
+    @classmethod
+    def of(cls, cause: Optional[BaseException], *told: Any) -> WorkerFailed:
+        """Make one that is also of the class of its cause, with its attributes, if that can be:
+        users' classes may not be derived from, or not together with others."""
+        if isinstance(cause, Exception):
+            with contextlib.suppress(Exception):
+                return cls._and(type(cause), cause, told)
+        return cls(*told)
+
+    @classmethod
+    def _and(cls, other: Type[Exception], cause: Exception, told: Tuple[Any, ...]) -> WorkerFailed:
+        names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+        both: Type[WorkerFailed] = type(cls.__name__, (cls, other), names)
+        error = both(*told)
+        for name, value in vars(cause).items():
+            vars(error).setdefault(name, value)
+        if isinstance(cause, OSError) and isinstance(error, OSError):
+            for name in ("errno", "strerror", "filename", "filename2"):
+                setattr(error, name, getattr(cause, name))
+        return error
+
+
+def _restored(
+    args: Tuple[Any, ...], attributes: Mapping[str, Any], cause: Optional[BaseException]
+) -> WorkerFailed:
+    error = WorkerFailed.of(cause, 0, "", "", "")
+    error.args, error.__cause__ = args, cause
+    vars(error).update(attributes)
+    return error
 
 
 class WorkerStalled(SynkError, TimeoutError):
@@ -237,18 +293,22 @@ class WorkerDied(SynkError, RuntimeError):
 
     Attributes:
         rank: which worker.
-        exitcode: its exit status as in `subprocess`: negative for a signal, None if not known.
+        exitcode: its exit status as in `subprocess`: negative for a signal; None if it is not
+            known, because the process lives, or because a program that ignores SIGCHLD or waits for
+            any child has taken it.
         doing: what it was doing, in words.
         signal: the signal's name (``"SIGKILL"``), or None.
     """
 
-    def __init__(self, rank: int, exitcode: Optional[int], doing: str) -> None:
+    def __init__(self, rank: int, exitcode: Optional[int], doing: str, reason: str = "") -> None:
         self.rank = rank
         self.exitcode = exitcode
         self.doing = doing
         self.signal: Optional[str] = None
-        if exitcode is None:
-            how = "closed its connection"
+        if reason:
+            how = f"gave up with {reason}"
+        elif exitcode is None:
+            how = "ended, or closed its connection,"
         elif exitcode < 0:
             try:
                 self.signal = signal.Signals(-exitcode).name

@@ -14,8 +14,8 @@ from typing import Any
 
 import theano.tensor as T
 
-from ._all_reduce import AllReduce
-from ._ops import normalize
+from ._graph.reduce_op import AllReduce
+from ._plan.ops import normalize
 from .exceptions import OpError, SpecError
 
 __all__ = ["all_reduce"]

@@ -50,6 +50,7 @@ BEFORE: dict[str, tuple[Step, ...]] = {
     "theano.tensor.slinalg": (Step("P13", "SciPy's algebra", _scipy.lend_linalg),),
     "theano.tensor.nnet.abstract_conv": (Step("P13", "SciPy's filters", _scipy.hide_signal),),
     "theano.tensor.nnet.conv": (Step("P13", "SciPy's filters", _scipy.hide_signal),),
+    "theano.gpuarray": (Step("G7", "a GPU that is not there", _gpu.told_in_one_line),),
     "theano.gpuarray.dnn": (Step("G2", "cuDNN 8 and 9", _gpu.lead_to_cudnn),),
     "theano.gpuarray.linalg": (Step("P10", "setuptools", _setuptools.lend),),
     "lasagne": (Step("P10", "setuptools", _setuptools.lend),),
@@ -64,6 +65,7 @@ AFTER: dict[str, tuple[Step, ...]] = {
     "theano.gof.cmodule": (Step("P14", "programs that try the compiler", _probes.private),),
     "theano.gof.cc": (Step("P2", "disk cache for ops without props", _patches.cache_no_props),),
     "theano.gof.op": (Step("P3", "same C code version everywhere", _patches.stable_version),),
+    "theano.scalar.basic": (Step("P15", "np.product", _patches.numpy_product),),
     "theano.tensor.basic": (Step("P12", "reshape of no rows", _reshape.empty_reshape),),
     "theano.tensor.opt": (Step("P11", "products with a scalar", _patches.prod_by_scalar),),
     "theano.tensor.blas": (

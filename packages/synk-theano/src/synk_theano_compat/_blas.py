@@ -139,7 +139,7 @@ def _prepare(candidate: _Candidate, compiler: str) -> Choice | None:
     digest = hashlib.sha256(repr((FORMAT, _signature(library), _signature(compiler))).encode())
     for root in _cache_roots():
         folder = root / f"blas-{digest.hexdigest()[:16]}"
-        if not _is_private(root, create=True):
+        if not is_private(root, create=True):
             continue
         for _attempt in range(3):
             if _is_valid(folder, link, library):
@@ -171,17 +171,18 @@ def _cache_roots() -> Iterator[Path]:
     """
     base = os.environ.get("XDG_CACHE_HOME") or ""
     cache = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~/.cache"))
-    # A folder there is used only if it is this user's, and nobody else can write in it.
-    temporary = (tempfile.gettempdir(), "/tmp", "/var/tmp")  # noqa: S108
-    for root in (
-        cache / "synk-theano",
-        *(Path(folder) / f"synk-theano-{os.getuid()}" for folder in temporary),
-    ):
+    for root in (cache / "synk-theano", *temporary_roots("synk-theano")):
         if root.is_absolute() and _PLAIN_PATH.fullmatch(str(root)):
             yield root
 
 
-def _is_private(folder: Path, *, create: bool = False) -> bool:
+def temporary_roots(name: str) -> Iterator[Path]:
+    """Folders of this user's below those for temporary files: to be used if they are private."""
+    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):  # noqa: S108
+        yield Path(folder) / f"{name}-{os.getuid()}"
+
+
+def is_private(folder: Path, *, create: bool = False) -> bool:
     """Tell whether this is a real folder of this user in which nobody else can write."""
     try:
         if create:
@@ -195,7 +196,7 @@ def _is_private(folder: Path, *, create: bool = False) -> bool:
 
 def _is_valid(folder: Path, link: str, library: Path) -> bool:
     try:
-        return _is_private(folder) and os.readlink(folder / link) == str(library)
+        return is_private(folder) and os.readlink(folder / link) == str(library)
     except OSError:
         return False
 

@@ -76,11 +76,11 @@ def _built(name: str, library: str, compiler: str | None) -> str:
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     problem = "there is no folder of this user's own to keep it in"
     for root in _blas._cache_roots():
-        if not _blas._is_private(root, create=True):
+        if not _blas.is_private(root, create=True):
             continue
         folder = root / f"lib-{digest}"
         for _attempt in range(3):
-            if _blas._is_private(folder) and (folder / name).is_file():
+            if _blas.is_private(folder) and (folder / name).is_file():
                 return str(folder / name)
             if compiler is None:
                 problem = "there is no C++ compiler (g++)"

@@ -212,11 +212,11 @@ def _folder_of_links(kind: str, links: dict[str, str], depends_on: Iterable[str]
     key = repr((FORMAT, signatures, sorted(links.items())))
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     for root in _blas._cache_roots():
-        if not _blas._is_private(root, create=True):
+        if not _blas.is_private(root, create=True):
             continue
         folder = root / f"{kind}-{digest}"
         for _attempt in range(3):
-            if _blas._is_private(folder):
+            if _blas.is_private(folder):
                 return str(folder)
             if folder.exists() or folder.is_symlink():
                 _blas._discard(folder, root)

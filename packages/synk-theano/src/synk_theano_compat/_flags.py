@@ -9,8 +9,10 @@ child processes see what the user has set, nothing else.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
 from synk_theano_compat import _blas
@@ -39,6 +41,7 @@ def set_defaults() -> str:
     """Add the flags the user has not set, and say which.
 
     ``blas.ldflags``: Theano asks NumPy for its BLAS in a way that fails, at import, since 1.22.
+    ``base_compiledir``: where the home cannot be written, a private folder in the temporary one.
     ``device`` with ``force_device``: the processor, with no look at GPUs.
     ``dnn.conv.algo_*``: on a GPU, cuDNN's fastest algorithms, measured at the first call of each
     shape, where Theano takes ones that need little memory. Other devices do not look at them.
@@ -57,6 +60,9 @@ def set_defaults() -> str:
         if compiler is None:
             _hide_blas_warning()
         defaults["blas.ldflags"] = choice.ldflags
+    if all(_user_value(configparser, name) is None for name in ("base_compiledir", "compiledir")):
+        if (folder := _instead_of_home()) is not None:
+            defaults["base_compiledir"] = folder
     for name, value in FOR_CUDNN.items():
         if _user_value(configparser, name) is None:
             defaults[name] = value
@@ -106,6 +112,27 @@ def find_compiler(flag: str | None) -> str | None:
         return shutil.which(flag.strip('"')) if flag else None
     names = ("clang++",) if sys.platform == "darwin" else ("g++",)
     return next((path for path in map(shutil.which, names) if path), None)
+
+
+def _instead_of_home() -> str | None:
+    """A folder to compile in, where Theano's own cannot be made or written; None if it can be."""
+    usual = Path(os.path.expanduser("~/.theano"))
+    nearest = next(place for place in (usual, *usual.parents) if place.exists())
+    if os.access(nearest, os.W_OK | os.X_OK):
+        return None
+    for folder in _blas.temporary_roots("theano"):
+        known = folder.exists()  # so that it is said once, and by none of many workers
+        if not _blas.is_private(folder, create=True):
+            continue
+        if not known:
+            logging.getLogger("theano").warning(
+                "%s cannot be written; Theano compiles in %s, unless base_compiledir= of "
+                "THEANO_FLAGS names another folder",
+                nearest,
+                folder,
+            )
+        return str(folder)
+    return None
 
 
 def _hide_blas_warning() -> None:

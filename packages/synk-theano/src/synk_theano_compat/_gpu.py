@@ -5,6 +5,8 @@ Nearly every process that imports Theano has no GPU: it does not load what they 
 
 from __future__ import annotations
 
+import logging
+
 
 def watch_pygpu() -> str:
     """G1: have CUDA's libraries found when pygpu first needs them."""
@@ -46,3 +48,20 @@ def sound_reductions() -> str:
     from synk_theano_compat import _dnn_reductions
 
     return _dnn_reductions.sound_reductions()
+
+
+def told_in_one_line() -> str:
+    """G7: say plainly that a flag names a GPU where pygpu is not, without "NoneType: None"."""
+    logging.getLogger("theano.gpuarray").addFilter(_in_one_line)
+    return "theano.gpuarray"
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    if str(record.msg).startswith("pygpu was configured but could not be imported"):
+        record.msg = (
+            "Theano's flags name a GPU, but pygpu cannot be imported (or is older than 0.7): "
+            "computing on the CPU; `synkhronos doctor` says what is missing"
+        )
+        if record.exc_info and record.exc_info[0] is None:
+            record.exc_info = None
+    return True

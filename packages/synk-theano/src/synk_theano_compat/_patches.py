@@ -212,6 +212,21 @@ def fresh_gemv() -> str:
     return "check_force_gemv_init"
 
 
+def numpy_product() -> str:
+    """P15: multiply scalars by ``np.prod``: NumPy 1.25 warns of each call of ``np.product``.
+
+    Without a compiler that is each item of each product.
+    """
+    import numpy as np
+    from theano.scalar.basic import Mul
+
+    def impl(self: Any, *inputs: Any) -> Any:  # noqa: ARG001 - a method
+        return np.prod(inputs)
+
+    Mul.impl = impl
+    return "Mul.impl"
+
+
 def prod_by_scalar() -> str:
     """P11: take a scalar out of a product only where Theano does it right.
 

@@ -89,19 +89,25 @@ def answer(tmp_path: Path):
     return compiled
 
 
-FAMILIES = pytest.mark.parametrize("name", list(TENSORS))
+FIRST, *OTHERS = TENSORS
+# Each is a program to compile, and they are of one pattern.
+FAMILIES = pytest.mark.parametrize(
+    "name", [FIRST, *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)]
+)
 
 
 def all_of_one(argument: str, values: list):
-    """Each family with the first value, the first family with all; the rest is for the night."""
-    first = next(iter(TENSORS))
-    more = [
-        pytest.param(name, value, marks=[] if name == first else pytest.mark.nightly)
-        for name in TENSORS
-        for value in values[1:]
-    ]
+    """The first family with all values; the rest is for the night."""
     return pytest.mark.parametrize(
-        ("name", argument), [*((name, values[0]) for name in TENSORS), *more]
+        ("name", argument),
+        [
+            *((FIRST, value) for value in values),
+            *(
+                pytest.param(name, value, marks=pytest.mark.nightly)
+                for name in OTHERS
+                for value in values
+            ),
+        ],
     )
 
 

@@ -18,7 +18,7 @@ import theano, theano.tensor as T, numpy as np
 assert theano.function([], T.dot(np.eye(2), np.eye(2)))().tolist() == [[1, 0], [0, 1]]
 from synk_theano_compat import _apply
 assert [r for _, _, r in _apply.applied if r.startswith("failed")] == []
-assert {"P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P11", "P12", "lock"} <= {
+assert {"P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P11", "P12", "P15", "lock"} <= {
     name for name, _, _ in _apply.applied
 } | {"P6"}
 """

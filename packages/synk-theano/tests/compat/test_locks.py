@@ -10,14 +10,13 @@ BUILD = """
 import sys, pickle
 sys.setrecursionlimit(20000)
 import theano, theano.tensor as T, numpy as np
-x, y = T.matrix("x"), T.ivector("y")
+x = T.matrix("x")
 rng = np.random.RandomState(0)
 params = [theano.shared(rng.randn(*s).astype(x.dtype) / 10, n)
           for n, s in (("W", (6, 3)), ("b", (3,)))]
 W, b = params
-p = T.nnet.softmax(T.dot(x, W) + b)
-loss = T.nnet.categorical_crossentropy(p, y).mean()
-f = theano.function([x, y], [loss, p.max(axis=1), x[:, ::-1].sum(axis=0)],
+loss = T.sqr(T.dot(x, W) + b).mean()
+f = theano.function([x], [loss, x[:, ::-1].sum(axis=0)],
                     updates=[(q, q - T.grad(loss, q) * 0.1) for q in params])
 """
 
@@ -44,12 +43,13 @@ print("ready", flush=True)
 sys.stdin.readline()
 refresh_cache()
 f = pickle.load(open({path!r}, "rb"))
-out = f(np.ones((2, 6)), np.zeros(2, "int32"))
-assert np.isfinite(out[0]) and np.array_equal(out[2], np.full(6, 2.0))
+out = f(np.ones((2, 6)))
+assert np.isfinite(out[0]) and np.array_equal(out[1], np.full(6, 2.0))
 print(len(compiled), len(locked), float(out[0]).hex())
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_workers_compile_nothing_and_take_no_lock(spawn, cold: str, tmp_path: Path):
     path = str(tmp_path / "function.pkl")

@@ -46,7 +46,8 @@ for dtype, shape in itertools.product(
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float64", "int32", pytest.param("float32", marks=pytest.mark.nightly)]
+    "dtype",
+    ["float64", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("int32", "float32"))],
 )
 def test_product_along_axes_has_the_scalar_as_often_as_there_are_items(run, dtype: str):
     code = IMPORT + f"MODE = theano.Mode('py', 'fast_run')\nDTYPES = [{dtype!r}]\n" + PRODUCTS

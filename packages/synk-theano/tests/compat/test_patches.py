@@ -99,11 +99,12 @@ for dtype in ("float32", "float64"):
 """
 
 
-@pytest.mark.parametrize("flags", ["", "blas.ldflags="])
+@pytest.mark.parametrize("flags", ["", pytest.param("blas.ldflags=", marks=pytest.mark.nightly)])
 def test_gemm_takes_empty_matrices(run, flags: str):
     run(IMPORT + EMPTY, flags=flags)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(NUMPY < (1, 23), reason="strides of empty arrays are not yet 0")
 def test_gemm_of_empty_matrices_fails_unpatched(run):
     assert "no unit stride" in run(IMPORT + EMPTY, skip="P5", fails=True).stderr
@@ -355,7 +356,14 @@ def test_parts_of_scipy_that_are_there_stay(run):
     assert run(code).stdout == "True\n"
 
 
-@pytest.mark.parametrize("missing", ["theano.scalar", "theano.tensor.opt", "theano.tensor.nnet.bn"])
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "theano.scalar",
+        pytest.param("theano.tensor.opt", marks=pytest.mark.nightly),
+        pytest.param("theano.tensor.nnet.bn", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_failing_import_leaves_no_stand_in_for_scipys_parts(run, missing):
     code = (
         f"import sys\nsys.modules[{missing!r}] = None\n"
@@ -401,3 +409,33 @@ def test_source_of_another_theano_is_not_rewritten(run):
         "except LookupError as error: print(error)"
     )
     assert "this is not Theano 1.0.5" in run(code).stdout
+
+
+PRODUCT = """
+import numpy as np
+def product(*args, **kwargs):
+    raise DeprecationWarning("as NumPy 1.25 would say")
+np.product = product
+import theano, theano.tensor as T
+x, y, z = T.dvectors("x", "y", "z")
+f = theano.function([x, y, z], x * y * z, mode=theano.Mode("py", "fast_run"))
+values = np.arange(12.0).reshape(3, 4)
+np.testing.assert_array_equal(f(*values), values[0] * values[1] * values[2])
+"""
+
+
+def test_products_in_python_do_not_use_what_numpy_gives_up(run):
+    run(PRODUCT)
+    assert "as NumPy 1.25 would say" in run(PRODUCT, skip="P15", fails=True).stderr
+
+
+NO_PYGPU = "import sys; sys.modules['pygpu'] = None\n" + IMPORT
+
+
+def test_a_gpu_that_is_not_there_is_told_in_one_line(run):
+    told = run(NO_PYGPU, flags="device=cuda").stderr.splitlines()
+    assert len(told) == 1
+    assert "flags name a GPU, but pygpu cannot be imported" in told[0]
+    assert "synkhronos doctor" in told[0]
+    assert run(NO_PYGPU, flags="device=cpu").stderr == ""
+    assert "NoneType: None" in run(NO_PYGPU, flags="device=cuda", skip="G7").stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sysconfig
 from pathlib import Path
 
@@ -94,3 +95,25 @@ def test_actions_exclude_each_other(capsys):
     with pytest.raises(SystemExit):
         _status.main(["--install", "--uninstall"])
     assert "not allowed" in capsys.readouterr().err
+
+
+COMPILES_IN = """
+import theano
+print(theano.config.base_compiledir)
+"""
+
+
+def test_a_home_that_cannot_be_written_is_no_obstacle(run, tmp_path):
+    """Said once, and not to who names a folder."""
+    file = tmp_path / "file"
+    file.touch()
+    env = {"HOME": str(file / "home"), "TMPDIR": str(tmp_path), "THEANORC": str(tmp_path / "none")}
+    folder = tmp_path / f"theano-{os.getuid()}"
+    first = run(COMPILES_IN, env=env, flags="cxx=")
+    assert first.stdout == f"{folder}\n"
+    assert f"{file} cannot be written; Theano compiles in {folder}" in first.stderr
+    assert folder.stat().st_mode & 0o777 == 0o700
+    second = run(COMPILES_IN, env=env, flags="cxx=")
+    assert (second.stdout, "cannot be written" in second.stderr) == (first.stdout, False)
+    chosen = run(COMPILES_IN, env=env, flags=f"cxx=,base_compiledir={tmp_path / 'mine'}")
+    assert chosen.stdout == f"{tmp_path / 'mine'}\n"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from pathlib import Path
 from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
-from synk_testing import Mark, Program, Zygote
+from synk_testing import Mark, Program, Zygote, shared_memory
 
 LIMIT_S = 60.0
 """For a case, however it hangs."""
@@ -70,11 +69,7 @@ class Host:
 
     def family_left(self, family: str) -> List[str]:
         """What is in shared memory of it; but for a lock file, which the next to start removes."""
-        return [
-            name
-            for name in os.listdir("/dev/shm")
-            if family in name.split(".") and not name.endswith(".lock")
-        ]
+        return [name for name in shared_memory(f".{family}.") if not name.endswith(".lock")]
 
     def kill(self) -> None:
         """End it and all that it has started."""

@@ -22,8 +22,10 @@ from _fault_bench import Bench, verdict
 
 import synk_shm
 from synk_testing import Leftovers
-from synk_theano import Runtime, _controller
-from synk_theano._flight import Phase
+from synk_theano import Runtime
+from synk_theano._master import controller
+from synk_theano._watch.flight import Phase
+from synk_theano._workers.interrupts import LATER
 
 BOOT_FOLDER = str(Path(__file__).parent / "boot")
 
@@ -101,7 +103,7 @@ class Host:
         place, deed = case.get("place"), case["deed"]
         worker = (case["who"] == "worker") and deed is not None
         if case["act"] == "close":
-            setattr(_controller, "TELL_TIMEOUT_S", LISTEN_S)  # noqa: B010 - for mypy it is constant
+            setattr(controller, "TELL_TIMEOUT_S", LISTEN_S)  # noqa: B010 - for mypy it is constant
         if worker:
             bench.arm(case["rank"], inflict.Place(*place), deed, case["argument"])
             inflict.tell_laid()
@@ -143,9 +145,15 @@ class Host:
         return answer
 
     def start_full(self, options: Dict[str, Any]) -> Dict[str, Any]:
-        """Open a runtime while not a page is left in /dev/shm."""
+        """Open a runtime while not a page is left in /dev/shm, call a function, and close it."""
         full = fill_shared_memory()
-        answer = self._observe(lambda: bool(Runtime(use_gpu=False, **options)), [])
+
+        def act() -> bool:
+            with Runtime(use_gpu=False, **options) as runtime:
+                runtime.distribute()
+                return Bench(runtime).call()
+
+        answer = self._observe(act, [])
         full.clear()
         answer["left"] = self._end()
         return answer
@@ -228,6 +236,8 @@ class Host:
                 finally:
                     for thread in threads:
                         thread.join()
+                # Ctrl-C in what cannot be undone any more comes with whatever is called next.
+                LATER.at_the_next_chance()
             except BaseException as error:
                 answer["error"] = described(error)
         inflicted = inflict.read_mark()

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import pytest
 
-from synk_theano._flight import Phase
+from synk_theano._watch.flight import Phase
 
 
 class State(NamedTuple):

@@ -1,4 +1,4 @@
-"""/dev/shm is full, in every state that might want of it: an error that says so, or none needed."""
+"""/dev/shm is full, in every state that might want of it: memory beside it serves, and no error."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from _fault_private import private_prefix
 
 OPTIONS = {"n_parallel": 2, "stall_s": STALL_S, "timeout_s": PATIENT_S, "atomic": True}
 
-ACTS = {
+ACTS = [
     # Known data, and buffers that are there.
-    "compute": None,
-    "step": None,
-    "all_reduce": None,
-    "broadcast": None,
-    "gather": None,
-    "end": None,
+    "compute",
+    "step",
+    "all_reduce",
+    "broadcast",
+    "gather",
+    "end",
     # Room for what the workers do not have yet: a function, one of its forms, rows, indexes.
-    "distribute": "ShmFullError",
-    "slice": "ShmFullError",
-    "grow": "ShmFullError",
-    "copy": "ShmFullError",
-}
-"""By act the error, or None for those that need no room."""
+    "distribute",
+    "slice",
+    "grow",
+    "copy",
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +42,7 @@ def crowded(hosts):
 
 def test_booting(crowded, figures):
     _, answer = crowded
-    assert answer["error"]["type"] == "ShmFullError", answer["error"]
-    assert "MemoryError" in answer["error"]["family"]
+    assert answer["error"] is None, answer["error"]["where"]
     assert not any(answer["left"].values()), answer["left"]
     note(figures, "booting", answer)
 
@@ -54,26 +52,13 @@ def test_in_an_act(crowded, figures, act):
     host, _ = crowded
     host.tell("fill", act=act)
     answer = host.answer()
-    error = answer["error"]
-    if ACTS[act] is None:
-        assert error is None, error["where"]
-        assert answer["right"]
-    else:
-        assert error["type"] == ACTS[act], error
-        assert "MemoryError" in error["family"]
-    expected = "after" if error is None else "before"
-    assert set(answer["ranks"].values()) <= {"same", expected}, answer["ranks"]
+    assert answer["error"] is None, answer["error"]["where"]
+    assert answer["right"]
+    assert set(answer["ranks"].values()) <= {"same", "after"}, answer["ranks"]
     assert answer["again"]
     note(figures, act, answer)
 
 
 def note(figures, state, answer) -> None:
-    error = answer["error"]
-    figures.append(
-        {
-            "state": state,
-            "fault": "shm-full",
-            "exception": error and error["type"],
-            "seconds": round(answer["call_s"], 4),
-        }
-    )
+    seconds = round(answer["call_s"], 4)
+    figures.append({"state": state, "fault": "shm-full", "exception": None, "seconds": seconds})

@@ -10,8 +10,8 @@ from typing import Callable
 
 import numpy as np
 
-from synk_comm._fabric import SLICE_S, Fabric, Share, Watch, aborted, describe, lost, said
-from synk_comm._ops import Array
+from synk_comm._core.fabric import SLICE_S, Fabric, Share, Watch, aborted, describe, lost, said
+from synk_comm._core.ops import Array
 from synk_comm.exceptions import CommError
 
 _PLACES = 2

@@ -203,6 +203,7 @@ def check_bad_arguments(comm: Communicator) -> None:
     short = x.astype("f4")
     mixed = [x] * (size - 1) + [np.ones(3, "i4")]
     nothing: Any = None
+    record: Any = {"loss": 1.0}
     bad: list[tuple[type[BaseException], str, Callable[[], Any]]] = [
         (ValueError, "unknown reduce op", lambda: comm.all_reduce(x, "mean")),
         (ValueError, "unknown reduce op", lambda: comm.reduce(x, nothing)),
@@ -220,6 +221,11 @@ def check_bad_arguments(comm: Communicator) -> None:
         (TypeError, "numeric", lambda: comm.all_reduce(np.array(["a"]))),
         (TypeError, "numeric", lambda: comm.all_reduce(np.zeros(2, "M8[s]"))),
         (TypeError, "numeric", lambda: comm.reduce(np.zeros(2, "i4,f4"))),
+        (TypeError, "of a dict give list(d.values())", lambda: comm.all_reduce(record)),
+        (TypeError, "got a dict, expected an array", lambda: comm.reduce_scatter(record)),
+        (TypeError, "got a dict, expected an array", lambda: comm.gather(record)),
+        (TypeError, "got a dict, expected an array", lambda: comm.send(record, rank)),
+        (TypeError, "got a dict, expected an array", lambda: comm.all_to_all([record] * size)),
         (TypeError, "objects", lambda: comm.all_gather(np.array([None]))),
         (TypeError, "objects", lambda: comm.broadcast(np.zeros(2, [("a", "O")]))),
         (TypeError, "objects", lambda: comm.send(np.array([None]), rank)),
@@ -292,6 +298,8 @@ def check_bad_arguments(comm: Communicator) -> None:
     if rank != size - 1:
         raises(ValueError, "writeable", lambda: comm.broadcast(fixed, size - 1))
         raises(ValueError, "writeable", lambda: comm.broadcast([x, fixed], size - 1))
+        where = f"on rank {rank}, it is where the array of rank {size - 1} goes, got NoneType"
+        raises(TypeError, where, lambda: comm.broadcast(nothing, size - 1))
         raises(ValueError, "only the root", lambda: comm.scatter([x] * size, size - 1))
         raises(ValueError, "only the root", lambda: comm.scatter_object([1] * size, size - 1))
     comm.barrier()

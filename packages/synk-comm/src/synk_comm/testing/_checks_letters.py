@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from synk_comm._fabric import piece_bytes
+from synk_comm._core.fabric import piece_bytes
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import CommTimeout, MismatchError
 

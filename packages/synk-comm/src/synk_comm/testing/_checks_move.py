@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from synk_comm._ops import Array
+from synk_comm._core.ops import Array
 from synk_comm.abc import Communicator
 
 from ._checks_tools import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from synk_comm._ops import Array, ReduceOp
+from synk_comm._core.ops import Array, ReduceOp
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import MismatchError
 

@@ -9,8 +9,8 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synk_comm._fabric import slot_bytes
-from synk_comm._ops import Array
+from synk_comm._core.fabric import slot_bytes
+from synk_comm._core.ops import Array
 from synk_comm.abc import Communicator
 
 Check = Callable[[Communicator], None]

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
+import sys
 import threading
 import time
 import traceback
@@ -15,7 +17,14 @@ import numpy as np
 import pytest
 
 from synk_comm.abc import Communicator
-from synk_comm.exceptions import AbortedError, ClosedError, CommError, CommTimeout, PeerLost
+from synk_comm.exceptions import (
+    AbortedError,
+    ClosedError,
+    CommError,
+    CommTimeout,
+    MismatchError,
+    PeerLost,
+)
 
 from ._checks import THEMES
 from ._checks_tools import raises
@@ -39,6 +48,14 @@ def _in_all(comms: Sequence[Communicator], check: Callable[[Communicator], None]
     in_threads(comms, run)
     if errors:
         raise errors[0]
+
+
+def _raised(act: Callable[[], Any]) -> BaseException | None:
+    try:
+        act()
+    except BaseException as exc:  # noqa: BLE001 - whatever it is, it is looked at
+        return exc
+    return None
 
 
 class CommunicatorContract:
@@ -108,6 +125,33 @@ class CommunicatorContract:
             assert "aborted" in repr(comm)
 
         in_threads(pair, run)
+
+    def test_an_exception_out_of_the_with_block_tells_the_peers(self, pair: Pair) -> None:
+        """Peers that wait learn what it was; not of an orderly end, or what all ranks raised."""
+        with contextlib.suppress(KeyError), pair[1]:
+            raise KeyError("weights")
+        caught = raises(AbortedError, "rank 1: KeyError: 'weights'", pair[0].barrier)
+        assert (caught.rank, caught.reason) == (1, "KeyError: 'weights'")
+        raises(ClosedError, "", pair[1].barrier)
+
+    @pytest.mark.parametrize("how", ["exit", "mismatch", "lost"])
+    def test_an_exception_that_is_no_news_is_not_told(self, pair: Pair, how: str) -> None:
+        """Who just ends has closed its communicator; what peers know is not told as its fault."""
+
+        def run(comm: Communicator) -> None:
+            with comm:
+                if how == "exit" and comm.rank:
+                    sys.exit(0)
+                if how == "lost" and comm.rank:
+                    return
+                if how == "mismatch":
+                    comm.all_reduce(np.ones(3 + comm.rank))
+                comm.barrier()
+
+        kinds = {"exit": PeerLost, "lost": PeerLost, "mismatch": MismatchError}
+        found = in_threads(pair, lambda comm: _raised(lambda: run(comm)))
+        assert isinstance(found[0], kinds[how])
+        assert isinstance(found[1], kinds[how] if how == "mismatch" else (SystemExit, type(None)))
 
     def test_abort_from_another_thread(self, pair: Pair) -> None:
         """The own wait, too, ends by abort from another thread."""

@@ -16,9 +16,9 @@ from typing import Any, Callable, Iterator
 
 import numpy as np
 
-from synk_comm._call import dtype_text, text_dtype
-from synk_comm._device import BFLOAT16
-from synk_comm._ops import Array
+from synk_comm._backends.nccl.arrays import BFLOAT16
+from synk_comm._core.calls import dtype_text, text_dtype
+from synk_comm._core.ops import Array
 from synk_comm.cuda import CudaError, Driver
 
 # NumPy 1 does not annotate it.

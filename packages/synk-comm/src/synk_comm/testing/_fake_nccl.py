@@ -20,7 +20,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from synk_comm._ops import Array
+from synk_comm._core.ops import Array
 from synk_comm.cuda import CudaError
 
 from ._fake_gpu import FakeGpus

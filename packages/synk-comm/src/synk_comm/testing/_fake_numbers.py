@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from synk_comm._ops import Array
+from synk_comm._core.ops import Array
 
 DTYPES = ["i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "bfloat16"]
 _UFUNCS: list[Callable[..., Any]] = [np.add, np.multiply, np.maximum, np.minimum, np.add]

@@ -8,12 +8,12 @@ import threading
 import time
 from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 
-from synk_comm._crew import Crew
-from synk_comm._groups import create_group, local_group
-from synk_comm._launch import packed
-from synk_comm._loading import unpickled
-from synk_comm._process import RankProcess, rank_environment
-from synk_comm._rank import Call
+from synk_comm._join.groups import create_group, local_group
+from synk_comm._processes.crew import Crew
+from synk_comm._processes.launch import packed
+from synk_comm._processes.loading import unpickled
+from synk_comm._processes.process import RankProcess, rank_environment
+from synk_comm._processes.rank import Call
 from synk_comm.abc import Communicator
 
 T = TypeVar("T")

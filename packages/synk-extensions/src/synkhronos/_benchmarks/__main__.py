@@ -30,7 +30,9 @@ def _main() -> None:
     if options.plot:
         from synkhronos.extensions.plots import plot_scaling
 
-        plot_scaling(result["results"], options.plot, title=result["title"])
+        what = result["results"][0]["what"]
+        drawn = [one for one in result["results"] if one["what"] == what]
+        plot_scaling(drawn, options.plot, title=f"{result['title']}, {what}")
     sys.stdout.write(json.dumps(result) + "\n")
 
 

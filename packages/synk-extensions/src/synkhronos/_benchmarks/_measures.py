@@ -6,6 +6,7 @@ seconds of the plain ways of doing as much.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, Dict, List
 
 import numpy as np
@@ -15,6 +16,7 @@ import theano.tensor as T
 import synkhronos as synk
 
 from ._peers import Peers
+from ._plain import FUNCTIONS, PlainTheano, values
 from ._turns import medians, timed
 
 Measurement = Dict[str, Any]
@@ -107,29 +109,35 @@ def measure_allreduce(fork: ForkArguments, size: int) -> Measurement:
 
 
 def measure_scaling(fork: ForkArguments, size: int) -> Measurement:
-    """How the time of one call shrinks with more ranks, beside plain Theano.
+    """How the time of one call shrinks with more ranks, beside plain Theano in its own processes.
 
-    The function computes each entry by itself, so that no threads of BLAS play a part.
+    Where this process has taken a GPU into use, plain Theano has it in this process.
     """
-    x = T.fmatrix("x")
-    y = T.tanh(x) * T.exp(-T.sqr(x)) + T.log1p(T.sqr(x))
-    array = np.random.RandomState(0).standard_normal((_ROWS, 256)).astype("float32")
-    plain = theano.function([x], y.mean())
-    before = medians({"plain": timed(plain, array)}, BUDGET_S)["plain"]
-    expected, rows, results = float(plain(array)), [], []
-    for n in _counts(size):
-        synk.fork(**_first(fork, n), verbose=False)
-        f = synk.function([x], y.mean(), name="bench scaling")
-        synk.distribute()
-        data = f.build_inputs(array)
-        if not np.isclose(f(data), expected, rtol=1e-4):
-            raise ArithmeticError(f"{n} processes: got {f(data)}, expected {expected}")
-        seconds = medians({"here": timed(f, data)}, BUDGET_S)["here"]
-        synk.close()
-        results.append({"n": n, "seconds": seconds, "rows": _ROWS})
-        rows.append(_row(f"{n} process{'es' if n > 1 else ''}", seconds, {"plain Theano": before}))
-    title = f"One call on {_ROWS} rows x 256, entry by entry"
-    return {**_result("scaling", title, size, rows), "results": results}
+    array, matrix = values(_ROWS)
+    rows, results = [], []
+    for what, function in FUNCTIONS.items():
+        expected = function(np, array, matrix).mean(dtype=float)
+        x, w = T.fmatrix("x"), theano.shared(matrix)
+        y = function(T, x, w).mean()
+        with contextlib.ExitStack() as stack:
+            if isinstance(w.type, T.TensorType):
+                peers = stack.enter_context(PlainTheano(what, _ROWS)).measures
+            else:
+                peers = {"plain Theano": timed(theano.function([x], y), array)}
+            for n in _counts(size):
+                synk.fork(**_first(fork, n), verbose=False)
+                f = synk.function([x], y, name="bench scaling")
+                synk.distribute()
+                data = f.build_inputs(array)
+                if not np.isclose(f(data), expected, rtol=1e-4, atol=1e-5):
+                    raise ArithmeticError(f"{n} processes: got {f(data)}, expected {expected}")
+                seconds = medians({"here": timed(f, data), **peers}, BUDGET_S)
+                synk.close()
+                here = seconds.pop("here")
+                rows.append(_row(f"{what}, {n} process{'es' if n > 1 else ''}", here, seconds))
+                results.append({"what": what, "n": n, "seconds": here, "rows": _ROWS})
+    table = _result("scaling", f"One call on {_ROWS} rows x {array.shape[1]}", size, rows)
+    return {**table, "results": results}
 
 
 MEASURES: Dict[str, Callable[[ForkArguments, int], Measurement]] = {

@@ -12,7 +12,13 @@ from synk_theano import Verdict
 
 from ._watch import Checked, Watch
 
-_COLOURS = {"exact": "green", "unknown": "yellow", "wrong": "red", "accepted": "yellow"}
+_COLOURS = {
+    "exact": "green",
+    "unknown": "yellow",
+    "differs": "yellow",
+    "wrong": "red",
+    "accepted": "yellow",
+}
 
 
 def problems(watch: Watch) -> List[str]:
@@ -22,7 +28,7 @@ def problems(watch: Watch) -> List[str]:
         for function, verdict, word in _verdicts(watch)
         if word == "wrong"
     ]
-    errors = [f.rule for f in watch.findings.values() if f.severity == "error"]
+    errors = [f.rule for f in watch.findings.values() if watch.counts(f)]
     return [*wrong, *errors]
 
 
@@ -31,7 +37,7 @@ def print_report(watch: Watch) -> None:
     out = Console(stderr=True, highlight=False)
     out.print()
     if watch.functions:
-        table = Table(title="Outputs", title_justify="left", box=None, pad_edge=False)
+        table = Table(title="Outputs, updates", title_justify="left", box=None, pad_edge=False)
         for column in ("function", "output", "op", "verdict", "why, and the cure"):
             table.add_column(column, overflow="fold")
         for function, verdict, word in _verdicts(watch):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Tuple, Type
 
 from synk_theano import Finding, Runtime, Verdict
 from synk_theano.exceptions import DecompositionWarning, LintWarning, SynkError
@@ -18,7 +18,7 @@ class Checked:
 
     Args:
         name: The function's, or its number in the order of building.
-        verdicts: One for each output.
+        verdicts: One for each output, and one for each update.
         accepted: Whether the script has filtered out the warning of what is wrong.
     """
 
@@ -35,10 +35,12 @@ class Watch:
         functions: In the order of building.
         findings: What lint found, in the order of looking, each once.
         notes: Why something could not be looked at.
+        accepts_lint: Whether the script has filtered out the warnings of lint.
     """
 
     functions: List[Checked] = field(default_factory=list)
     findings: Dict[Tuple[str, str], Finding] = field(default_factory=dict)
+    accepts_lint: bool = False
     notes: List[str] = field(default_factory=list)
     _open: "weakref.WeakSet[Runtime]" = field(default_factory=weakref.WeakSet)
 
@@ -68,14 +70,21 @@ class Watch:
         for runtime in list(self._open):
             self._lint(runtime)
 
+    def counts(self, finding: Finding) -> bool:
+        """Whether a finding makes the program a wrong one: the ranks' models part."""
+        drift = finding.rule == "replicas-drift" and not self.accepts_lint
+        return drift or finding.severity == "error"
+
     def _check(self, runtime: Any, made: Any) -> None:
         name = made.name or f"function {len(self.functions)}"
         try:
-            verdicts = list(runtime.check(made))
+            checked = runtime.check(made)
+            updates = (replace(v, output=f"update {v.output}") for v in checked.updates)
         except Exception as error:  # noqa: BLE001 - the script goes on, whatever a check stumbles on
             self.notes.append(f"{name} could not be checked: {type(error).__name__}: {error}")
             return
-        self.functions.append(Checked(name, verdicts, accepted=_is_filtered(name, verdicts)))
+        accepted = _is_filtered(name, checked)
+        self.functions.append(Checked(name, [*checked, *updates], accepted))
 
     def _lint(self, runtime: Any) -> None:
         if runtime not in self._open:
@@ -86,6 +95,8 @@ class Watch:
         except (SynkError, OSError) as error:
             self.notes.append(f"lint could not look: {type(error).__name__}: {error}")
             return
+        if found:
+            self.accepts_lint = _is_hidden(str(found[0]), LintWarning)
         for finding in found:
             self.findings[finding.rule, finding.message] = finding
 
@@ -96,10 +107,15 @@ def _is_filtered(name: str, verdicts: List[Verdict]) -> bool:
     if not wrong:
         return False
     reasons = "\n".join(verdict.reason for verdict in wrong)
+    text = f"function {name!r} cannot be split over rows as it is:\n{reasons}"
+    return _is_hidden(text, DecompositionWarning)
+
+
+def _is_hidden(text: str, category: Type[Warning]) -> bool:
+    """Whether the script's own filters would hide a warning."""
     with warnings.catch_warnings(record=True) as shown:
         try:
-            text = f"function {name!r} cannot be split over rows as it is:\n{reasons}"
-            warnings.warn(text, DecompositionWarning, stacklevel=4)
-        except DecompositionWarning:
+            warnings.warn(text, category, stacklevel=5)
+        except category:
             return False
     return not shown

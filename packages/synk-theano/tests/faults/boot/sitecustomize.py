@@ -7,8 +7,8 @@ import os
 import sys
 
 POINTS = {
-    "prepare": ("synk_theano._interrupts", lambda module: (module, "obey")),
-    "join": ("synk_theano._rank", lambda module: (module.Rank, "join")),
+    "prepare": ("synk_theano._workers.interrupts", lambda module: (module, "obey")),
+    "join": ("synk_theano._rank.rank", lambda module: (module.Rank, "join")),
 }
 """By point the module, and in it what is changed: the last step before READY, the first after."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,6 +106,24 @@ def require_rate(rate: Any, state: TrainingState) -> None:
             f"learning_rate is {rate!r}, which the training step does not read; expected the "
             "variable that make_train_function was given for learning_rate"
         )
+
+
+def require_number(loss: float, step: int, terminate: bool) -> None:
+    """End a training whose loss is no finite number, or warn once, at the line that called `run()`.
+
+    Raises:
+        FloatingPointError: It is not, and the run is to be ended by that.
+    """
+    if math.isfinite(loss):
+        return
+    told = f"the training loss is {loss}; after that parameters mostly are no numbers either"
+    cure = "synkhronos.watch_finite() before the run stops at the first, and names its row"
+    if terminate:
+        raise FloatingPointError(
+            f"{told}: ended after step {step}, without a checkpoint of it. {cure}; "
+            "Trainer(terminate_on_nan=False) goes on"
+        )
+    warnings.warn(f"{told}. {cure}", stacklevel=5)  # without the step: always the same text
 
 
 def finite(value: Any, what: str) -> float:

@@ -57,9 +57,25 @@ class EarlyStopping(Callback):
 
     Raises:
         ValueError: ``patience`` is less than 1.
+        TypeError: ``patience`` is missing, or there is something else, such as ``monitor=``, which
+            is the Trainer's.
     """
 
-    def __init__(self, patience: int, min_delta: float = 0.0, restore_best: bool = False) -> None:
+    def __init__(
+        self,
+        patience: int | None = None,
+        min_delta: float = 0.0,
+        restore_best: bool = False,
+        **others: Any,
+    ) -> None:
+        if others:
+            raise TypeError(
+                f"EarlyStopping() got {', '.join(others)}; expected patience=, min_delta= and "
+                "restore_best= (Keras: restore_best_weights=). What is watched is the Trainer's: "
+                "Trainer(monitor='valid_accuracy', mode='max')"
+            )
+        if patience is None:
+            raise TypeError("EarlyStopping() got no patience; expected a number of epochs")
         if patience < 1:
             raise ValueError(f"patience is {patience}; expected at least 1")
         self._patience = patience

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import numbers
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,12 @@ class Order:
             raise ValueError(
                 f"{rows} rows make no batch of batch_size {batch_size}; expected rows, and a "
                 "batch_size of at least 1"
+            )
+        if batch_size > rows:
+            warnings.warn(
+                f"batch_size is {batch_size}, but there are only {rows} rows: each epoch is one "
+                "step with all of them",
+                stacklevel=3,
             )
         self.told = {
             "rows": rows,

@@ -7,7 +7,8 @@ schedule; these are the usual ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 Schedule = Callable[[int], float]
@@ -23,11 +24,17 @@ def step_decay(rate: float, every: int | Sequence[int], factor: float = 0.1) -> 
         factor: What the rate is multiplied by.
 
     Raises:
+        TypeError: ``every`` is neither a number of epochs nor a list of epochs.
         ValueError: ``every`` is less than 1.
     """
-    if isinstance(every, int):
-        length = _at_least_one("every", every)
+    if isinstance(every, numbers.Integral):
+        length = _at_least_one("every", int(every))
         return lambda t: rate * factor ** (t // length)
+    if isinstance(every, (str, numbers.Number)) or not isinstance(every, Iterable):
+        raise TypeError(
+            f"every is {every!r}; expected a number of epochs or a list of them, as in "
+            "step_decay(rate, every, factor)"
+        )
     changes = sorted(every)
     return lambda t: rate * factor ** sum(change <= t for change in changes)
 
@@ -174,7 +181,9 @@ class ReduceOnPlateau:
         self._waited, self._resting = state["waited"], state["resting"]
 
 
-def _at_least_one(name: str, number: int) -> int:
+def _at_least_one(name: str, number: Any) -> Any:
+    if not isinstance(number, numbers.Real):
+        raise TypeError(f"{name} is {number!r}; expected a number of epochs (or steps)")
     if number < 1:
         raise ValueError(f"{name} is {number}; expected at least 1")
     return number

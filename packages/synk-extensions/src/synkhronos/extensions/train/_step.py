@@ -19,6 +19,7 @@ from typing import Any
 from theano.gof import Variable
 
 import synkhronos as synk
+from synk_theano import brief_traceback
 
 from ._arguments import call_of_1_0
 from ._serial import SerialTrainFunction
@@ -57,6 +58,7 @@ class TrainFunction:
         """The number of inputs whose rows are scattered; they come first."""
         return int(self.grad_function.spec.n_scattered)
 
+    @brief_traceback
     def __call__(
         self,
         *data: Any,

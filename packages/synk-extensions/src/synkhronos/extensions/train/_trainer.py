@@ -17,7 +17,7 @@ from typing import Any
 from synkhronos._default import reporter
 from synkhronos._progress import track
 
-from ._arguments import names_of_outputs, require
+from ._arguments import names_of_outputs, require, require_number
 from ._callbacks import as_callback
 from ._checkpoints import Checkpoints
 from ._data import Validation, as_list, placed, scalar
@@ -77,6 +77,7 @@ class Trainer:
         average_local: After each epoch, before validation, average over the ranks what each keeps
             for itself (``train.state.local``), if it is of floats: the running averages of batch
             normalisation. They differ between ranks, which saw different rows.
+        terminate_on_nan: End by FloatingPointError at a loss that is no finite number; else warn.
         callbacks: :class:`Callback` objects, or functions ``f(trainer, record)`` for after an
             epoch; called in this order.
         checkpoint: A folder, or :class:`Checkpoints`.
@@ -112,6 +113,7 @@ class Trainer:
         monitor: str | None = None,
         mode: str = "min",
         average_local: bool = True,
+        terminate_on_nan: bool = True,
         callbacks: Sequence[Any] = (),
         checkpoint: str | os.PathLike[str] | Checkpoints | None = None,
         log: str | os.PathLike[str] | None = None,
@@ -139,7 +141,7 @@ class Trainer:
         require(self.monitor, "monitor", [*self._train_columns, *valid_columns])
         columns = ["train_loss", "valid_loss", *self._train_columns[1:], *valid_columns[1:]]
         self._mode = mode
-        self._average_local = average_local
+        self._average_local, self._terminate_on_nan = average_local, terminate_on_nan
         self._callbacks = [as_callback(callback) for callback in callbacks]
         if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
             checkpoint = Checkpoints(checkpoint)
@@ -159,8 +161,7 @@ class Trainer:
         )
         self._memory = Memory([0.0] * len(self._train_columns), self._order.get_state())
         self._since: float | None = None  # when time was counted last; None between runs
-        self._begun = False  # whether this object has trained or loaded anything
-        self._log_begun = False
+        self._begun = self._log_begun = False  # whether this object has trained or loaded anything
         self._saved: tuple[int, int] | None = None
         self._stop_reason: str | None = None
 
@@ -197,10 +198,13 @@ class Trainer:
             CheckpointError: With ``resume``, the newest checkpoint cannot be loaded; without, a new
                 training would mix its checkpoints with those of an earlier one.
             OSError: The folder for checkpoints or the log cannot be written. No step was taken.
+            FloatingPointError: The loss was no finite number (``terminate_on_nan``).
             RuntimeError: A callback calls it.
             What the training step and callbacks raise. The next run goes on where this one was.
         """
         self._require_idle("run()")
+        if resume and not self._checkpoints:
+            raise ValueError("run(resume=True) needs a folder to look in: Trainer(checkpoint=...)")
         if resume:
             self.resume()
         elif not self._begun and self._checkpoints:
@@ -254,8 +258,7 @@ class Trainer:
         self._memory = self._keeper.load(Path(path))
         if self._checkpoints:
             self._checkpoints.take()
-        self._begun = True
-        self._log_begun = False
+        self._begun, self._log_begun = True, False
         self._saved = (self.epoch, self.step)
         return True
 
@@ -314,6 +317,7 @@ class Trainer:
         outputs = as_list(self.train(*self._data, batch=indexes, num_slices=self._num_slices))
         values = [scalar(name, value) for name, value in zip(self._train_columns, outputs)]
         self._memory.add(values, len(indexes))
+        require_number(values[0], self.step, self._terminate_on_nan)
         for callback in self._callbacks:
             callback.on_step_end(self, values[0])
         checkpoints = self._checkpoints

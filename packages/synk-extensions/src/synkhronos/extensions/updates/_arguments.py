@@ -11,6 +11,7 @@ import numpy as np
 import theano.tensor as T
 from theano.compile import SharedVariable
 from theano.gof import Variable
+from theano.gradient import DisconnectedInputError
 from theano.tensor.opt import Assert
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
@@ -88,7 +89,8 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
 
     Raises:
         TypeError: The loss is not a scalar expression.
-        ValueError: The number of gradients, or the ndim of one, does not fit the parameters.
+        ValueError: The number of gradients, or the ndim of one, does not fit the parameters; or
+            the loss does not use one of them (Theano's ``DisconnectedInputError``).
     """
     given = isinstance(loss_or_grads, (list, tuple))
     if given:
@@ -98,7 +100,7 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
                 f"got {len(grads)} gradients for {len(params)} parameters; expected one each"
             )
     elif isinstance(loss_or_grads, Variable) and loss_or_grads.ndim == 0:
-        grads = T.grad(loss_or_grads, list(params))
+        grads = _gradients_of(loss_or_grads, list(params))
     else:
         ndim = getattr(loss_or_grads, "ndim", None)
         got = f"{loss_or_grads!r}" + (f" with {ndim} dimensions" if ndim else "")
@@ -118,6 +120,19 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
         grad if grad.dtype == param.dtype else T.cast(grad, param.dtype)
         for grad, param in zip(grads, params)
     ]
+
+
+def _gradients_of(loss: Any, params: list[Any]) -> list[Any]:
+    try:
+        return list(T.grad(loss, params))
+    except DisconnectedInputError:
+        found = T.grad(loss, params, disconnected_inputs="ignore", return_disconnected="None")
+        unused = [i for i, grad in enumerate(found) if grad is None]
+        names = ", ".join(f"params[{i}] ({params[i].name or params[i].type})" for i in unused)
+        raise DisconnectedInputError(
+            f"the loss does not use {names}; expected params that it depends on (what comes "
+            "through disconnected_grad() or a comparison does not count): leave the others out"
+        ) from None
 
 
 def _of_shape(grad: Any, param: Any, index: int) -> Any:

@@ -1,0 +1,382 @@
+"""Any device array, whoever made it, as (pointer, shape, dtype, device, stream).
+
+The only file that reads device pointers. It takes
+
+* PyTorch tensors and CuPy arrays, if the program has imported these libraries: none is imported
+  here;
+* libgpuarray's (``pygpu.gpuarray.GpuArray``), as Theano's GPU variables hold them;
+* every object with ``__cuda_array_interface__`` (Numba, RMM, ...);
+* every object with ``__dlpack__`` and ``__dlpack_device__`` that lies on a CUDA device.
+
+NCCL takes a pointer and a count, and would send the wrong elements of an array that is not in C
+order, so that is checked here and never silently mended: a copy would receive nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from functools import lru_cache
+from typing import Any, Callable, NamedTuple, Tuple
+
+import numpy as np
+
+from synk_comm._core.calls import dtype_text, text_dtype
+
+# NumPy 1 does not annotate it.
+_FORMAT: Any = np.lib.format
+BFLOAT16 = "bfloat16"
+_DLPACK_CUDA, _DLPACK_MANAGED = 2, 13
+_LEGACY_STREAM = 1  # what DLPack and the CUDA array interface call the default stream
+
+DeviceOf = Callable[[int], int]
+Shape = Tuple[int, ...]
+
+
+class DeviceArray(NamedTuple):
+    """Where a device array lies.
+
+    Attributes:
+        pointer: of its first element; anything if it is empty.
+        shape: as everywhere.
+        dtype: as ``_core.calls.dtype_text`` gives it, or ``"bfloat16"``.
+        itemsize: bytes of an element.
+        device: ordinal of the device, -1 if an empty array does not tell.
+        stream: CUDA stream on which its contents come about; None if the source does not say.
+        contiguous: whether it is in C order without gaps.
+        writeable: False if the source says that it must not be written.
+        owner: the array itself; keeps the memory alive.
+        keep: what else must live as long.
+    """
+
+    pointer: int
+    shape: Shape
+    dtype: str
+    itemsize: int
+    device: int
+    stream: int | None
+    contiguous: bool
+    writeable: bool
+    owner: Any
+    keep: Any = None
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+        return self.elements * self.itemsize
+
+    @property
+    def kind(self) -> tuple[str, Shape]:
+        """What peers are told of it: dtype and shape."""
+        return self.dtype, self.shape
+
+    def rows(self) -> list[DeviceArray]:
+        """Return what lies along the first axis, one array each."""
+        shape = self.shape[1:]
+        step = math.prod(shape) * self.itemsize
+        return [
+            self._replace(pointer=self.pointer + step * row, shape=shape)
+            for row in range(self.shape[0])
+        ]
+
+
+def is_device_array(x: Any) -> bool:
+    """Tell whether ``x`` lies on a CUDA device."""
+    if isinstance(x, (np.ndarray, np.generic, int, float, complex)):
+        return False
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return bool(x.is_cuda)
+    if _is_pygpu(x) or hasattr(x, "__cuda_array_interface__"):
+        return True
+    device = getattr(x, "__dlpack_device__", None)
+    return device is not None and int(device()[0]) in (_DLPACK_CUDA, _DLPACK_MANAGED)
+
+
+def resolve(x: Any, device_of: DeviceOf, stream: int | None = None) -> DeviceArray:
+    """Return where a device array lies.
+
+    Args:
+        x: the array.
+        device_of: tells the device of a pointer, for sources that do not say.
+        stream: where the array is going to be used; DLPack's sources make it wait for theirs.
+
+    Raises:
+        TypeError: this is no device array, or not one that can travel.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _from_torch(x, torch)
+    if _is_pygpu(x):
+        return _from_pygpu(x, device_of)
+    interface = getattr(x, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _from_interface(x, interface, device_of)
+    if hasattr(x, "__dlpack__") and is_device_array(x):
+        return _from_dlpack(x, stream or _LEGACY_STREAM)
+    raise TypeError(
+        f"expected a device array, got {type(x).__name__}; it must have __cuda_array_interface__ "
+        "or __dlpack__, or be a pygpu array, and lie on a CUDA device. Arrays of one call are "
+        "all on devices, or all in host memory"
+    )
+
+
+def check_usable(array: DeviceArray, name: str, device: int, *, written: bool) -> DeviceArray:
+    """Raise ValueError, with the cure, unless the array can be given to NCCL; else return it."""
+    if not array.contiguous:
+        raise ValueError(
+            f"{name} is not contiguous in C order; give NCCL a copy, as by ascontiguousarray(x) "
+            "(x.contiguous() of PyTorch)"
+        )
+    if array.device not in (device, -1):
+        raise ValueError(
+            f"{name} is on device {array.device}, but this communicator works on device {device}; "
+            "make the array there, or the communicator with device="
+        )
+    if written and not array.writeable:
+        raise ValueError(f"{name} must be writeable")
+    return array
+
+
+# -- the sources --------------------------------------------------------------------------
+
+
+def _in_c_order(shape: Shape, strides: Any, itemsize: int) -> bool:
+    """Tell whether strides, in bytes, are those of C order; None says so by itself."""
+    if strides is None or 0 in shape:
+        return True
+    expected = itemsize
+    for length, stride in zip(reversed(shape), reversed(tuple(strides))):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def _from_torch(x: Any, torch: Any) -> DeviceArray:
+    if not x.is_cuda:
+        raise TypeError(
+            f"expected a device array, got a PyTorch tensor on {x.device}; "
+            "arrays of one call are all on devices, or all in host memory"
+        )
+    if x.layout is not torch.strided or x.is_conj() or x.is_neg():
+        raise TypeError("expected a plain dense tensor; use x.to_dense(), resolve_conj() or _neg()")
+    device = x.device.index
+    return DeviceArray(
+        x.data_ptr(),
+        tuple(x.shape),
+        _torch_dtype(x.dtype),
+        x.element_size(),
+        device,
+        _torch_stream(torch, device),
+        x.is_contiguous(),
+        True,
+        x,
+    )
+
+
+def _torch_stream(torch: Any, device: int) -> int:
+    # The public way makes an object of it, which takes longer than all the rest here.
+    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if quick is not None:
+        return int(quick(device))
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+@lru_cache(maxsize=64)
+def _torch_dtype(dtype: Any) -> str:
+    name = str(dtype).rpartition(".")[2]
+    if name == BFLOAT16:
+        return name
+    try:
+        return dtype_text(np.dtype(name))
+    except TypeError:
+        raise TypeError(
+            f"elements of type {name} have no NumPy dtype and cannot travel; send a view of them "
+            "as uint8"
+        ) from None
+
+
+def _is_pygpu(x: Any) -> bool:
+    return hasattr(x, "gpudata") and hasattr(x, "context") and hasattr(x, "offset")
+
+
+def _from_pygpu(x: Any, device_of: DeviceOf) -> DeviceArray:
+    # libgpuarray's own streams wait for the default stream, and the default stream for them, so
+    # that work there is in order by itself.
+    pointer = int(x.gpudata) + int(x.offset)
+    shape = tuple(x.shape)
+    return DeviceArray(
+        pointer,
+        shape,
+        dtype_text(np.dtype(x.dtype)),
+        int(x.itemsize),
+        device_of(pointer) if 0 not in shape else -1,
+        0,
+        _in_c_order(shape, x.strides, int(x.itemsize)),
+        bool(x.flags["WRITEABLE"]),
+        x,
+    )
+
+
+def _from_interface(x: Any, interface: dict[str, Any], device_of: DeviceOf) -> DeviceArray:
+    if interface.get("mask") is not None:
+        raise TypeError("masked device arrays cannot travel; send values and mask apart")
+    shape = tuple(interface["shape"])
+    text, itemsize = _plain_dtype(interface["typestr"])
+    if text[1] == "V" or itemsize == 2:
+        text = _special_dtype(x, interface, text)
+    pointer, readonly = interface["data"]
+    library = type(x).__module__.partition(".")[0]
+    if 0 in shape:
+        device, pointer = -1, 0
+    elif library == "cupy":
+        device = int(x.device.id)
+    else:
+        device = device_of(pointer)
+    strides = interface.get("strides")
+    return DeviceArray(
+        pointer,
+        shape,
+        text,
+        itemsize,
+        device,
+        _stream_of(library, interface.get("stream")),
+        strides is None or _in_c_order(shape, strides, itemsize),
+        not readonly,
+        x,
+    )
+
+
+@lru_cache(maxsize=64)
+def _plain_dtype(typestr: str) -> tuple[str, int]:
+    dtype = np.dtype(typestr)
+    return dtype_text(dtype), dtype.itemsize
+
+
+def _special_dtype(x: Any, interface: dict[str, Any], text: str) -> str:
+    """Return the dtype that the type's text alone does not tell: bfloat16, or a structured one."""
+    named = getattr(x, "dtype", None)
+    if getattr(named, "name", named) == BFLOAT16:
+        return BFLOAT16
+    described = interface.get("descr")
+    if text[1] == "V" and described and len(described[0]) > 1 and described[0][0]:
+        return dtype_text(_FORMAT.descr_to_dtype(described))
+    return text
+
+
+def _stream_of(library: str, said: int | None) -> int | None:
+    """Return the stream on which work on a library's array is in order."""
+    if said is not None:
+        return int(said)
+    cupy = sys.modules.get("cupy")
+    if library == "cupy" and cupy is not None:
+        return int(cupy.cuda.get_current_stream().ptr)
+    return None
+
+
+def current_stream(device: int) -> int:
+    """Return the current stream of a library that has been imported, else the default one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return _torch_stream(torch, device)
+    cupy = sys.modules.get("cupy")
+    if cupy is not None:
+        return int(cupy.cuda.get_current_stream().ptr)
+    return 0
+
+
+class _Tensor(ctypes.Structure):
+    """DLPack's DLTensor, with which a DLManagedTensor begins."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_DLPACK_BFLOAT = 4
+
+
+def _from_dlpack(x: Any, stream: int) -> DeviceArray:
+    capsule = x.__dlpack__(stream=stream)
+    read = ctypes.pythonapi.PyCapsule_GetPointer
+    read.restype, read.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    tensor = _Tensor.from_address(read(capsule, b"dltensor"))
+    itemsize = tensor.bits // 8
+    if tensor.lanes != 1 or tensor.bits % 8:
+        raise TypeError(f"DLPack elements of {tensor.lanes} x {tensor.bits} bits cannot travel")
+    if tensor.code == _DLPACK_BFLOAT:
+        dtype = BFLOAT16
+    elif tensor.code in _DLPACK_KINDS:
+        dtype = dtype_text(np.dtype(f"{_DLPACK_KINDS[tensor.code]}{itemsize}"))
+    else:
+        raise TypeError(
+            f"elements of DLPack's type {tensor.code} cannot travel; send them as uint8"
+        )
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    strides = None
+    if tensor.strides:
+        strides = tuple(tensor.strides[axis] * itemsize for axis in range(tensor.ndim))
+    # The capsule is not consumed: it keeps the tensor, and frees it when it is dropped.
+    return DeviceArray(
+        (tensor.data or 0) + tensor.byte_offset,
+        shape,
+        dtype,
+        itemsize,
+        int(tensor.device),
+        stream,  # the producer has made it wait for its own
+        _in_c_order(shape, strides, itemsize),
+        True,
+        x,
+        capsule,
+    )
+
+
+# -- new arrays ---------------------------------------------------------------------------
+
+
+def maker(like: Any) -> Callable[[Shape, str], Any]:
+    """Return what makes arrays of the library that ``like`` is of, on the same device.
+
+    It takes a shape and a dtype as text, which is that of ``like``. Other libraries take part by
+    a method ``new_empty(shape, dtype)``, as PyTorch's tensors have one.
+
+    Raises:
+        TypeError: it is not known how.
+    """
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and isinstance(like, torch.Tensor):
+        return lambda shape, _: torch.empty(shape, dtype=like.dtype, device=like.device)
+    if _is_pygpu(like):
+        empty = sys.modules["pygpu"].empty
+        return lambda shape, dtype: empty(shape, dtype=text_dtype(dtype), context=like.context)
+    if cupy is not None and isinstance(like, cupy.ndarray):
+
+        def make(shape: Shape, _: str) -> Any:
+            with like.device:
+                return cupy.empty(shape, like.dtype)
+
+        return make
+    if hasattr(like, "new_empty"):
+        made: Callable[[Shape, str], Any] = like.new_empty
+        return made
+    raise TypeError(
+        f"a result like {type(like).__name__} cannot be made here; "
+        "give out=, a device array that receives it"
+    )

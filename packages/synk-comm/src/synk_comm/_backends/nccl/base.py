@@ -1,0 +1,347 @@
+"""What all calls on device arrays have in common, and what the host communicator does alone."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+
+import numpy as np
+
+from synk_comm._backends.nccl.arrays import (
+    DeviceArray,
+    check_usable,
+    current_stream,
+    is_device_array,
+    maker,
+    resolve,
+)
+from synk_comm._collectives.rounds import RoundCommunicator
+from synk_comm._core.calls import Call
+from synk_comm._core.fabric import aborted, again, is_of_watch
+from synk_comm._core.guard import deadline_after
+from synk_comm._core.ops import Array
+from synk_comm.abc import Communicator
+from synk_comm.cuda import Driver
+from synk_comm.exceptions import (
+    AbortedError,
+    ClosedError,
+    CommError,
+    MismatchError,
+    MisuseError,
+    PeerDeclined,
+    PeerLost,
+)
+
+from .link import Link
+from .terms import Said, check_agreement
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+_STOP_S = 1.0
+"""How long a failed call waits for NCCL's kernels to stop."""
+
+
+class Settings(NamedTuple):
+    """What a communicator was made with, and what its splits are made with."""
+
+    stream: int | None
+    device: int | None
+    load: Callable[[], tuple[Any, Driver]]
+    why: str
+
+
+@lru_cache(maxsize=1024)
+def _call_of(said: Said) -> Call:
+    kind = f"{said.kind} of device arrays"
+    return Call(kind, said.op, said.root, weight=said.weight, text=said.to_text())
+
+
+def agree(host: RoundCommunicator, said: Said, deadline: float) -> list[Said]:
+    """Tell all ranks, and return what each has said; MismatchError on all if that differs."""
+    call = _call_of(said)
+    calls = host.agree(call, deadline)
+    all_said = [
+        said if theirs == call else said._replace(weight=theirs.weight).with_text(theirs.text)
+        for theirs in calls
+    ]
+    check_agreement(all_said)
+    return all_said
+
+
+class _Turn:
+    """The only door into a call on device arrays: one thread, this process, a living group."""
+
+    def __init__(self, comm: NcclBase) -> None:
+        self._comm = comm
+        self._lock = threading.Lock()
+        self.pid = os.getpid()
+
+    def __enter__(self) -> None:
+        if os.getpid() != self.pid:
+            raise MisuseError(
+                "this communicator belongs to the parent process; a child made by os.fork() "
+                "must join a group of its own, and cannot use CUDA"
+            )
+        if not self._lock.acquire(False):
+            raise MisuseError(
+                "another thread is inside a collective of this communicator; "
+                "use one thread at a time, or one group per thread"
+            )
+        if self._comm.over:
+            self._lock.release()
+            ended = self._comm.ended()
+            assert ended is not None  # noqa: S101 - that is what over says
+            raise ended
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if exc is not None and not isinstance(exc, (MismatchError, PeerDeclined)):
+                self._comm.end(exc)
+        finally:
+            self._lock.release()
+
+
+class NcclBase(Communicator):
+    """One rank's host communicator and NCCL link, without the collectives on device arrays."""
+
+    def __init__(self, host: RoundCommunicator, link: Link, settings: Settings) -> None:
+        self.rank = host.rank
+        self.size = host.size
+        self.backend = "nccl"
+        self.why = settings.why
+        self.device = link.device
+        self._host = host
+        self._link = link
+        self._settings = settings
+        self._turn = _Turn(self)
+        self._ended: CommError | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "open"
+        ended = self.ended()
+        if self._closed:
+            state = "closed"
+        elif isinstance(ended, PeerLost):
+            state = f"lost rank {ended.rank}"
+        elif ended is not None:
+            state = "aborted"
+        return (
+            f"<Communicator rank {self.rank} of {self.size}, nccl on device {self.device} "
+            f"beside {self._host.backend}, {state}>"
+        )
+
+    # -- the end --------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether this rank knows, without looking at the others, that all is over."""
+        return self._closed or self._ended is not None
+
+    def ended(self) -> CommError | None:
+        """Return a fresh error if the communicator cannot be used any more."""
+        if self._closed:
+            return ClosedError("this communicator is closed")
+        return self._host.ended() if self._ended is None else again(self._ended)
+
+    def end(self, exc: BaseException) -> None:
+        """End the group because of an exception that left a call half-way."""
+        if self._ended is None:
+            reason = f"{type(exc).__name__}: {exc}"
+            if isinstance(exc, (AbortedError, PeerLost)) and not is_of_watch(exc):
+                self._ended = again(exc)
+            else:
+                self._ended = aborted(self.rank, reason)
+            self._host.abort(reason)
+        self._link.abort(_STOP_S)
+
+    def abort(self, reason: str) -> None:
+        self._host.abort(reason)
+        if os.getpid() == self._turn.pid:
+            self._link.abort()
+
+    def close(self) -> None:
+        """Leave the group; NCCL gets two seconds at most to end in order.
+
+        What is still enqueued on a stream then may be stopped: ``synchronize()`` first.
+        """
+        if self._closed:
+            return
+        failed = self.ended() is not None or not self._link.is_idle_within(_STOP_S)
+        self._closed = True
+        self._host.close()
+        if os.getpid() != self._turn.pid:
+            return
+        if failed:
+            self._link.abort(_STOP_S)
+        else:
+            self._link.close()
+
+    def synchronize(self, timeout_s: float | None = None, *, event: int | None = None) -> None:
+        """Wait until the GPU has done all that this communicator's calls have enqueued.
+
+        Args:
+            event: a CUDA event of this device (``synk_comm.cuda.Driver.event``): wait for that
+                instead.
+
+        Unlike a plain wait for the stream this ends if a peer dies or gives up, or when the time
+        is over: NCCL is stopped then, and the group has ended. No collective.
+
+        Raises:
+            PeerLost, AbortedError, CommTimeout, or NcclError for what NCCL reports itself.
+        """
+        deadline = self._deadline(timeout_s)
+        with self._turn:
+            self._link.synchronize(deadline, event)
+
+    # -- arguments ------------------------------------------------------------------------
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return deadline_after(self._host.timeout_s if timeout_s is None else timeout_s)
+
+    def _check_rank(self, rank: int, name: str) -> int:
+        number = operator.index(rank)
+        if not 0 <= number < self.size:
+            raise ValueError(f"{name} must be a rank, 0 to {self.size - 1}, got {rank!r}")
+        return number
+
+    def _one(self, x: Any, name: str, *, written: bool = False) -> DeviceArray:
+        array = resolve(x, self._link.driver.device_of, self._settings.stream)
+        return check_usable(array, name, self.device, written=written)
+
+    def _several(self, x: Any, name: str, *, written: bool = False) -> list[DeviceArray]:
+        """Resolve an array, or a list of them."""
+        if isinstance(x, (list, tuple)):
+            return [
+                self._one(array, f"{name}[{number}]", written=written)
+                for number, array in enumerate(x)
+            ]
+        return [self._one(x, name, written=written)]
+
+    def _per_rank(self, xs: Any, name: str, *, written: bool = False) -> list[DeviceArray]:
+        """Resolve one array for each rank: a list, or what lies along a first axis."""
+        if isinstance(xs, (list, tuple)):
+            arrays = self._several(xs, name, written=written)
+        else:
+            whole = self._one(xs, name, written=written)
+            if not whole.shape:
+                raise ValueError(f"{name} needs a first axis of length {self.size}, got shape ()")
+            arrays = whole.rows() if whole.shape[0] == self.size else []
+            if not arrays:
+                got = f"an array of shape {whole.shape}"
+                raise ValueError(f"{name} must have a first axis of length {self.size}, got {got}")
+        if len(arrays) != self.size:
+            raise ValueError(f"{name} must be a list of {self.size} arrays, got {len(arrays)}")
+        return arrays
+
+    def _stream_for(self, arrays: Sequence[DeviceArray]) -> int:
+        """Return the stream that a call works on."""
+        if self._settings.stream is not None:
+            return self._settings.stream
+        if len(arrays) == 1 and arrays[0].stream is not None:
+            return arrays[0].stream
+        named = {array.stream for array in arrays if array.stream is not None}
+        if 1 in named:  # another name of the default stream
+            named = (named - {1}) | {0}
+        if len(named) > 1:
+            raise ValueError(
+                f"the arrays of this call come about on different CUDA streams {sorted(named)}; "
+                "let one wait for the other, and name it when the communicator is made: stream="
+            )
+        return named.pop() if named else current_stream(self.device)
+
+    def _made(self, like: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, DeviceArray]:
+        """Make an array for a result; return it, and where it lies."""
+        made = maker(like)(shape, dtype)
+        return made, self._one(made, "the result", written=True)
+
+    def _agree(self, said: Said, deadline: float) -> list[Said]:
+        return agree(self._host, said, deadline)
+
+    @contextlib.contextmanager
+    def _scratch(self, nbytes: int, stream: int) -> Iterator[int]:
+        """Lend device memory for one call."""
+        driver = self._link.driver
+        with driver.entered(self.device):
+            pointer = driver.allocate_on(stream, nbytes)
+            try:
+                yield pointer
+            finally:
+                driver.free_on(stream, pointer)
+
+    # -- what needs no device -------------------------------------------------------------
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        self._host.barrier(timeout_s=timeout_s)
+
+    def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
+        return self._host.decline(reason, timeout_s=timeout_s)
+
+    def broadcast_object(
+        self, obj: Any = None, root: int = 0, *, timeout_s: float | None = None
+    ) -> Any:
+        return self._host.broadcast_object(obj, root, timeout_s=timeout_s)
+
+    def gather_object(
+        self, obj: Any, root: int = 0, *, timeout_s: float | None = None
+    ) -> list[Any] | None:
+        return self._host.gather_object(obj, root, timeout_s=timeout_s)
+
+    def all_gather_object(self, obj: Any, *, timeout_s: float | None = None) -> list[Any]:
+        return self._host.all_gather_object(obj, timeout_s=timeout_s)
+
+    def scatter_object(
+        self,
+        objs: Sequence[Any] | None = None,
+        root: int = 0,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
+        return self._host.scatter_object(objs, root, timeout_s=timeout_s)
+
+    def all_to_all_object(
+        self, objs: Sequence[Any], *, timeout_s: float | None = None
+    ) -> list[Any]:
+        return self._host.all_to_all_object(objs, timeout_s=timeout_s)
+
+    def send_object(
+        self, obj: Any, dest: int, *, tag: int = 0, timeout_s: float | None = None
+    ) -> None:
+        self._host.send_object(obj, dest, tag=tag, timeout_s=timeout_s)
+
+    def recv_object(self, source: int, *, tag: int = 0, timeout_s: float | None = None) -> Any:
+        return self._host.recv_object(source, tag=tag, timeout_s=timeout_s)
+
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = float,
+        *,
+        timeout_s: float | None = None,
+    ) -> Array:
+        """Make a symmetric array in *host* memory; device arrays need no preparation."""
+        return self._host.empty(shape, dtype, timeout_s=timeout_s)
+
+
+def on_device(*arguments: Any) -> bool:
+    """Tell whether a call is about device arrays: by the first argument that is not None."""
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            first = next((x for x in argument if x is not None), None)
+            if first is not None:
+                return is_device_array(first)
+        elif argument is not None:
+            return not isinstance(argument, np.ndarray) and is_device_array(argument)
+    return False

@@ -1,0 +1,346 @@
+"""One rank's NCCL communicator: how it is made, watched, and ended.
+
+NCCL by itself waits for ever: for ranks that never come, for peers that died, for a call that a
+peer makes differently. Its non-blocking mode would return instead, but it starts a thread for
+every call, which costs more than a small collective does (45 us and more for each call, where the
+whole takes 7 us). So it runs in its blocking mode, and what may block is watched: the start runs
+in a thread of its own, and while a call is inside NCCL for longer than a moment, a guard looks at
+the clock, at the peers' processes and at the host communicator, and stops NCCL if need be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from synk_comm._core.fabric import SLICE_S, lost
+from synk_comm._system.liveness import Identity, Vigil
+from synk_comm.abc import Communicator
+from synk_comm.cuda import Driver
+from synk_comm.exceptions import CommError, CommTimeout, JoinError, PeerLost
+
+from .start import Introduction, assign, check_versions, introduce, raise_problems
+
+_log = logging.getLogger(__name__)
+
+_ON_HOST = 1  # where the factor of a scaled sum lies
+_GUARD_S = 0.05
+"""How often the guard looks; calls that take less are not its business."""
+_FAREWELL_S = 0.5
+"""How long work on the GPU may go on when a peer's process has ended."""
+_BUSY_S, _NAP_S = 0.002, 0.00005
+"""How long a wait for the GPU looks all the time, and how long it sleeps then between two looks."""
+_LEAVE_S = 2.0
+"""How long ``close`` gives NCCL to end in order before it is left behind in its thread."""
+
+_nap = getattr(os, "sched_yield", lambda: time.sleep(0))
+
+
+class NcclError(CommError, RuntimeError):
+    """NCCL reported an error."""
+
+
+class Link:
+    """One rank's end of an NCCL communicator; made by ``connect``, by all ranks together."""
+
+    def __init__(
+        self,
+        host: Communicator,
+        binding: Any,
+        driver: Driver,
+        device: int,
+        host_failure: Callable[[], CommError | None],
+    ) -> None:
+        self.binding = binding
+        self.driver = driver
+        self.device = device
+        self.handle: Any = None
+        self._host = host
+        self._host_failure = host_failure
+        self._vigil = Vigil()
+        self._streams: set[int] = set()
+        self._ending = threading.Lock()
+        self._looking = threading.Lock()
+        self._ended = threading.Event()
+        self._inside: tuple[float] | None = None  # the deadline of the call that is in NCCL now
+        self._rescue: CommError | None = None  # why the guard stopped it
+
+    # -- the beginning --------------------------------------------------------------------
+
+    @classmethod
+    def connect(
+        cls,
+        host: Communicator,
+        load: Callable[[], tuple[Any, Driver]],
+        device: int | None,
+        timeout_s: float,
+        host_failure: Callable[[], CommError | None],
+    ) -> Link:
+        """Start NCCL on all ranks of a host communicator, within ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        mine, failed, binding, driver = introduce(load, device)
+        all_said = [Introduction(*said) for said in host.all_gather_object(tuple(mine))]
+        raise_problems([said.problem for said in all_said], host.rank, failed)
+        check_versions([said.version for said in all_said])
+        link = cls(host, binding, driver, assign(all_said)[host.rank], host_failure)
+        for rank, said in enumerate(all_said):
+            if rank != host.rank:
+                link._vigil.add(rank, Identity(*said.process))
+        try:
+            link._start(deadline)
+        except BaseException as exc:
+            # Also ends the others' waits, which look at the host communicator.
+            host.abort(f"NCCL did not start: {type(exc).__name__}: {exc}")
+            link.abort()
+            raise
+        return link
+
+    def _start(self, deadline: float) -> None:
+        host, binding = self._host, self.binding
+        said = None
+        if host.rank == 0:
+            try:
+                said = ("", bytes(binding.get_unique_id()))
+            except binding.NCCLError as exc:
+                said = (str(exc), b"")
+        problem, unique_id = host.broadcast_object(said)
+        if problem:
+            raise JoinError(f"NCCL could not open its port on rank 0: {problem}")
+        begun = threading.Event()
+        failed: list[BaseException] = []
+
+        def begin() -> None:
+            try:
+                with self.driver.entered(self.device):
+                    config = binding.Config()
+                    config.blocking = 1
+                    handle = binding.comm_init_rank_config(
+                        host.size, bytearray(unique_id), host.rank, config.ptr
+                    )
+                with self._ending:
+                    self.handle = handle
+                    late = self._ended.is_set()
+                if late:
+                    binding.comm_abort(handle)
+            except BaseException as exc:  # noqa: BLE001 - raised below, in the caller's thread
+                failed.append(exc)
+            begun.set()
+
+        # If this has to be given up, NCCL stays behind in its thread: it cannot be stopped yet.
+        threading.Thread(target=begin, name="synk-comm nccl start", daemon=True).start()
+        while not begun.wait(SLICE_S):
+            self._look(deadline, "starting NCCL")
+        if failed:
+            try:
+                self.check_peers()  # what is behind it
+            except CommError as exc:
+                raise exc from failed[0]
+            raise JoinError(f"NCCL did not start: {failed[0]}") from failed[0]
+        threading.Thread(target=self._guard, name="synk-comm nccl guard", daemon=True).start()
+        host.barrier(timeout_s=max(deadline - time.monotonic(), 0.001))
+
+    # -- calls ----------------------------------------------------------------------------
+
+    def run(self, calls: Sequence[tuple[Any, ...]], stream: int, deadline: float) -> None:
+        """Give NCCL calls of the form (function, argument, ...), as one group.
+
+        They are enqueued when this returns, which is not to say that they have been carried out.
+        """
+        binding = self.binding
+        self._streams.add(stream)
+        self._inside = (deadline,)
+        try:
+            if len(calls) == 1:
+                function, *arguments = calls[0]
+                function(*arguments)
+            elif calls:
+                binding.group_start()
+                try:
+                    for function, *arguments in calls:
+                        function(*arguments)
+                finally:
+                    binding.group_end()
+            status = binding.comm_get_async_error(self.handle)
+        except binding.NCCLError as exc:
+            raise self._rescue or self._failure(str(exc)) from exc
+        finally:
+            self._inside = None
+        if self._rescue is not None:
+            raise self._rescue
+        if status:
+            raise self._failure(binding.get_error_string(status))
+
+    def _guard(self) -> None:
+        """Stop NCCL if a call does not come back from it, and never will.
+
+        It also looks after work that calls have left on the GPU: the next wait for the GPU, by
+        whatever library, would last for ever if a peer is gone that this work needs. For that it
+        asks nothing of CUDA, which may be what hangs.
+        """
+        before = None
+        gone_since: float | None = None
+        while not self._ended.wait(_GUARD_S):
+            inside = self._inside
+            try:
+                if inside is not None and inside is before:
+                    self._look(inside[0], "a call of NCCL")
+                elif inside is None and self._streams:
+                    gone_since = self._farewell(gone_since)
+            except CommError as exc:
+                self._rescue = exc
+                self.abort()
+            before = inside
+
+    def _farewell(self, gone_since: float | None) -> float | None:
+        """Return since when a peer is gone; raise if it has been so for too long."""
+        try:
+            self.check_peers()
+        except PeerLost:
+            # It may have left after its last call, and this be about to end too.
+            now = time.monotonic()
+            if gone_since is not None and now - gone_since > _FAREWELL_S:
+                raise
+            return gone_since or now
+        return None
+
+    @contextlib.contextmanager
+    def scaled_sum(self, scalar: bytes, nccl_type: int) -> Iterator[int]:
+        """Make a sum that multiplies this rank's operand by a number first, for a while.
+
+        Args:
+            scalar: the number, as an element of the type.
+            nccl_type: NCCL's data type.
+        """
+        binding, handle = self.binding, self.handle
+        memory = np.frombuffer(scalar, np.uint8).copy()
+        address = int(memory.__array_interface__["data"][0])
+        try:
+            op = binding.red_op_create_pre_mul_sum(address, nccl_type, _ON_HOST, handle)
+        except binding.NCCLError as exc:
+            raise self._failure(str(exc)) from exc
+        try:
+            yield op
+        finally:
+            # NCCL has read it when the call that uses it returns.
+            with contextlib.suppress(binding.NCCLError):
+                binding.red_op_destroy(op, handle)
+
+    def _look(self, deadline: float, doing: str) -> None:
+        """Raise what makes further waiting vain."""
+        self.check_peers()
+        self._check_time(deadline, doing)
+
+    def _check_time(self, deadline: float, doing: str) -> None:
+        if time.monotonic() >= deadline:
+            # NCCL does not tell whom it waits for.
+            others = {r: "unknown to NCCL" for r in range(self._host.size) if r != self._host.rank}
+            raise CommTimeout(
+                f"rank {self._host.rank} waited too long for other ranks in {doing}", missing=others
+            )
+
+    def check_peers(self) -> None:
+        """Raise if a peer's process has ended, or the group has been given up."""
+        failure = self._host_failure()
+        if failure is not None:
+            raise failure
+        with self._looking:
+            gone = list(self._vigil.gone())
+        if gone:
+            raise lost(gone[0], "its process has ended")
+
+    def _failure(self, text: str) -> CommError:
+        """Return the error for what NCCL reported: a lost peer if that is the reason."""
+        detail = self.binding.get_last_error(self.handle) if self.handle is not None else ""
+        patience = time.monotonic() + 0.2  # its sockets may break before its process has ended
+        while time.monotonic() < patience:
+            try:
+                self.check_peers()
+            except CommError as exc:
+                return exc
+            time.sleep(SLICE_S)
+        return NcclError(f"NCCL failed: {text}. {detail}".strip())
+
+    def synchronize(self, deadline: float, event: int | None = None) -> None:
+        """Wait until the streams have done all that was enqueued by ``run``, or for an event."""
+        driver = self.driver
+        with driver.entered(self.device):
+            if event is not None:
+                self._wait(lambda: driver.has_happened(event), deadline)
+                return
+            for stream in sorted(self._streams):
+                self._wait(lambda stream=stream: driver.is_done(stream), deadline)  # type: ignore[misc]
+                self._streams.discard(stream)
+
+    def _wait(self, over: Callable[[], bool], deadline: float) -> None:
+        gone_since: float | None = None
+        began = looked = time.monotonic()
+        while not over():
+            now = time.monotonic()
+            if now - looked > SLICE_S:
+                looked = now
+                gone_since = self._farewell(gone_since)
+                self._check_time(deadline, "synchronize()")
+                status = self.binding.comm_get_async_error(self.handle)
+                if status:
+                    raise self._failure(self.binding.get_error_string(status))
+            if now - began < _BUSY_S:
+                _nap()
+            else:
+                time.sleep(_NAP_S)
+        if self._rescue is not None:
+            raise self._rescue  # it is over because NCCL was stopped
+
+    def is_idle_within(self, seconds: float) -> bool:
+        """Tell whether the streams have done all, or do so within a time."""
+        deadline = time.monotonic() + seconds
+        try:
+            self.synchronize(deadline)
+        except (CommError, OSError):
+            return False
+        return True
+
+    # -- the end --------------------------------------------------------------------------
+
+    def abort(self, wait_s: float = 0.0) -> None:
+        """Make NCCL's kernels and threads stop; may be called from any thread.
+
+        Args:
+            wait_s: how long to wait for that. Who frees memory of the device while a kernel still
+                waits for a peer keeps the thread that is to stop it from CUDA, for ever.
+        """
+        self._end("comm_abort", wait_s)
+
+    def close(self) -> None:
+        """End NCCL in order, with a short wait for what is still enqueued."""
+        self._end("comm_destroy", _LEAVE_S)
+
+    def _end(self, how: str, wait_s: float) -> None:
+        with self._ending:
+            if self._ended.is_set():
+                return
+            self._ended.set()
+            handle = self.handle
+        with self._looking:
+            self._vigil.close()
+        if handle is None:
+            return
+
+        def end() -> None:
+            try:
+                with self.driver.entered(self.device):
+                    getattr(self.binding, how)(handle)
+            except (CommError, self.binding.NCCLError) as exc:
+                _log.debug("%s: %s", how, exc)
+
+        # In a thread that is not trusted to return: NCCL may wait for its peers here.
+        thread = threading.Thread(target=end, name="synk-comm nccl end", daemon=True)
+        thread.start()
+        if wait_s:
+            thread.join(wait_s)

@@ -1,0 +1,270 @@
+"""Reductions of device arrays: all_reduce, reduce, reduce_scatter."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from synk_comm._backends.nccl.arrays import DeviceArray
+from synk_comm._core.ops import ReduceOp, check_weight
+
+from . import terms
+from .base import NcclBase, on_device
+from .terms import Said
+
+_Calls = list[tuple[Any, ...]]
+
+
+class NcclReductions(NcclBase):
+    """Reductions, on devices or through the host communicator."""
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: str | ReduceOp = "sum",
+        *,
+        weight: float | None = None,
+        out: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        if not on_device(x, out):
+            return self._host.all_reduce(x, op, weight=weight, out=out, timeout_s=timeout_s)
+        return self._reduce("all_reduce", x, op, None, weight, out, timeout_s)
+
+    def reduce(
+        self,
+        x: Any,
+        op: str | ReduceOp = "sum",
+        root: int = 0,
+        *,
+        weight: float | None = None,
+        out: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        if not on_device(x, out):
+            return self._host.reduce(x, op, root, weight=weight, out=out, timeout_s=timeout_s)
+        root = self._check_rank(root, "root")
+        return self._reduce("reduce", x, op, root, weight, out, timeout_s)
+
+    def _reduce(
+        self,
+        kind: str,
+        x: Any,
+        op: str | ReduceOp,
+        root: int | None,
+        weight: float | None,
+        out: Any,
+        timeout_s: float | None,
+    ) -> Any:
+        deadline = self._deadline(timeout_s)
+        op = ReduceOp.parse(op)
+        weight = check_weight(weight, op)
+        receives = root is None or root == self.rank
+        in_place = receives and out is x and x is not None
+        given = [] if x is None else self._several(x, "x", written=in_place)
+        targets = given if in_place else []
+        if receives and out is not None and not in_place:
+            targets = self._several(out, "out", written=True)
+            if given:
+                check_like(given, targets)
+                terms.check_apart(given, targets)
+        likes = given or targets
+        many = isinstance(x if given else out, (list, tuple)) if likes else False
+        plan = terms.plan(
+            kind,
+            op,
+            -1 if root is None else root,
+            tuple([array.kind for array in likes]),
+            weight if given else 0.0,
+            many,
+        )
+        result = out
+        if receives and out is None:
+            made = [self._made(array.owner, array.shape, array.dtype) for array in given]
+            targets = [where for _, where in made]
+            result = [new for new, _ in made] if many else made[0][0]
+        stream = self._stream_for(given if targets is given else [*given, *targets])
+        with self._turn:
+            weights = []
+            for call in self._agree(plan.said, deadline):
+                weights.append(call.weight)
+                if call.arrays and not plan.hows:
+                    plan = terms.plan(kind, op, plan.said.root, call.arrays, 0.0, call.many)
+            nccl_op = terms.plain_op(op, weights)
+            if plan.said.weight and nccl_op is not None:
+                ops = [nccl_op] * len(given)
+                self._combine(plan, root, given, targets, ops, stream, deadline)
+            else:
+                with contextlib.ExitStack() as stack:
+                    sources = given
+                    if not plan.said.weight:
+                        sources = self._neutral(plan, op, targets, stream, stack)
+                    ops = self._own_ops(plan, nccl_op, weights, stack)
+                    self._combine(plan, root, sources, targets, ops, stream, deadline)
+        return result if receives else None
+
+    def _own_ops(
+        self,
+        plan: terms.Plan,
+        nccl_op: int | None,
+        weights: Sequence[float],
+        stack: contextlib.ExitStack,
+    ) -> list[int]:
+        """Return NCCL's op for each array: sums of scaled operands, if there is none for all."""
+        made: dict[str, int] = {}
+        ops = []
+        for how in plan.hows:
+            if nccl_op is None and how.dtype not in made:
+                scalar = terms.element(terms.factor(weights, self.rank), how.dtype)
+                made[how.dtype] = stack.enter_context(self._link.scaled_sum(scalar, how.type))
+            ops.append(made[how.dtype] if nccl_op is None else nccl_op)
+        return ops
+
+    def _neutral(
+        self,
+        plan: terms.Plan,
+        op: ReduceOp,
+        targets: Sequence[DeviceArray],
+        stream: int,
+        stack: contextlib.ExitStack,
+    ) -> list[DeviceArray]:
+        """Return what a rank that contributes nothing gives instead: in place, if it receives."""
+        driver = self._link.driver
+        arrays = list(targets)
+        if not arrays:
+            for dtype, shape in plan.said.arrays:
+                nbytes = terms.count_bytes((dtype, shape))
+                pointer = stack.enter_context(self._scratch(nbytes, stream))
+                size = terms.count_bytes((dtype, ()))
+                where = (pointer, shape, dtype, size, self.device, stream, True, True, None)
+                arrays.append(DeviceArray(*where))
+        with driver.entered(self.device):
+            for array, how, count in zip(arrays, plan.hows, plan.counts):
+                if count:
+                    value = terms.neutral(op, how.dtype)
+                    driver.fill_on(stream, array.pointer, count, value)
+        return arrays
+
+    def _combine(
+        self,
+        plan: terms.Plan,
+        root: int | None,
+        sources: Sequence[DeviceArray],
+        targets: Sequence[DeviceArray],
+        ops: Sequence[int],
+        stream: int,
+        deadline: float,
+    ) -> None:
+        if self.size == 1:
+            self._copy(sources, targets, stream)
+            return
+        binding, handle = self._link.binding, self._link.handle
+        calls: _Calls = []
+        # What ranks that receive nothing name as result is not written to.
+        for source, target, how, count, op in zip(
+            sources, targets or sources, plan.hows, plan.counts, ops
+        ):
+            start = (source.pointer, target.pointer, count, how.type, op)
+            if count and root is None:
+                calls.append((binding.all_reduce, *start, handle, stream))
+            elif count:
+                calls.append((binding.reduce, *start, root, handle, stream))
+        self._link.run(calls, stream, deadline)
+
+    def _copy(
+        self, sources: Sequence[DeviceArray], targets: Sequence[DeviceArray], stream: int
+    ) -> None:
+        """Do all that there is to reduce in a group of one.
+
+        NCCL 2.28 leaves out the last elements of some averages there.
+        """
+        driver = self._link.driver
+        with driver.entered(self.device):
+            for source, target in zip(sources, targets):
+                if source.nbytes and source.pointer != target.pointer:
+                    driver.copy_on(stream, target.pointer, source.pointer, source.nbytes)
+        self._link.run([], stream, 0.0)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: str | ReduceOp = "sum",
+        *,
+        weight: float | None = None,
+        out: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        if not on_device(x, out):
+            return self._host.reduce_scatter(x, op, weight=weight, out=out, timeout_s=timeout_s)
+        deadline = self._deadline(timeout_s)
+        op = ReduceOp.parse(op)
+        weight = check_weight(weight, op)
+        if not weight:
+            raise ValueError("every rank contributes to reduce_scatter: weight must be positive")
+        many = isinstance(x, (list, tuple))
+        whole = [] if many else [self._one(x, "x")]
+        if many:
+            parts = self._per_rank(x, "x")
+            kinds = tuple(part.kind for part in parts)
+            if len({dtype for dtype, _ in kinds}) > 1:
+                raise TypeError("reduce_scatter needs arrays of one dtype")
+        else:
+            parts = _blocks(whole[0], self.size)
+            kinds = (whole[0].kind,)
+        mine = parts[self.rank]
+        terms.reduction(mine.dtype, op)
+        if out is None:
+            out, target = self._made(mine.owner, mine.shape, mine.dtype)
+        else:
+            target = self._one(out, "out", written=True)
+            check_like([mine], [target])
+            terms.check_apart(parts, [target if part is mine else None for part in parts])
+        stream = self._stream_for([*parts, target])
+        said = Said("reduce_scatter", op.value, -1, kinds, (), weight, many)
+        with self._turn:
+            weights = [call.weight for call in self._agree(said, deadline)]
+            binding, handle = self._link.binding, self._link.handle
+            if self.size == 1:
+                self._copy([mine], [target], stream)
+                return out
+            how = terms.reduction(mine.dtype, op)
+            nccl_op = terms.plain_op(op, weights)
+            with contextlib.ExitStack() as stack:
+                if nccl_op is None:
+                    scalar = terms.element(terms.factor(weights, self.rank), how.dtype)
+                    nccl_op = stack.enter_context(self._link.scaled_sum(scalar, how.type))
+                calls: _Calls = []
+                if not many:
+                    count = mine.elements * how.parts
+                    start = (whole[0].pointer, target.pointer, count, how.type, nccl_op)
+                    calls = [(binding.reduce_scatter, *start, handle, stream)] if count else []
+                for rank, part in enumerate(parts if many else ()):
+                    to = target.pointer if rank == self.rank else part.pointer
+                    start = (part.pointer, to, part.elements * how.parts, how.type, nccl_op)
+                    if part.elements:
+                        calls.append((binding.reduce, *start, rank, handle, stream))
+                self._link.run(calls, stream, deadline)
+        return out
+
+
+def check_like(given: Sequence[DeviceArray], outs: Sequence[DeviceArray]) -> None:
+    """Raise ValueError unless each out can receive the result for the array given."""
+    if len(given) != len(outs):
+        raise ValueError(f"out must be a list like x, of {len(given)} arrays, got {len(outs)}")
+    for x, out in zip(given, outs):
+        if x.kind != out.kind:
+            raise ValueError(
+                f"out must be like x, {x.dtype} {x.shape}, got {out.dtype} {out.shape}"
+            )
+
+
+def _blocks(x: DeviceArray, size: int) -> list[DeviceArray]:
+    """Cut an array along its first axis into equal blocks."""
+    if not x.shape or x.shape[0] % size:
+        raise ValueError(
+            f"the first axis of x must be a multiple of the group's size, {size}, got {x.shape}"
+        )
+    shape = (x.shape[0] // size, *x.shape[1:])
+    step = x.nbytes // size
+    return [x._replace(pointer=x.pointer + rank * step, shape=shape) for rank in range(size)]

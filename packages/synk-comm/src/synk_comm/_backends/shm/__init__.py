@@ -1,0 +1,1 @@
+"""Rounds through one block of shared memory."""

@@ -1,0 +1,191 @@
+"""The block of memory that the ranks of a shm group share: where everything is.
+
+::
+
+    page 0            magic, version, size, group id; alert bytes: abort, then one sleeper per rank
+    page 1 + r        control words of rank r, and its text when it aborts
+    counters          two words, each on its cache line, for each ordered pair of ranks
+    slots             per rank and parity: 16 KB for the head, slot_bytes for data
+    channels          per ordered pair: PLACES pieces, each 1 KB for its header, then the data
+
+Every word has a single writer, its rank, so plain loads and stores are enough; the abort byte
+may be set by all, always to 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import mmap
+import os
+import struct
+
+import numpy as np
+
+from synk_comm._core.calls import HEAD_BYTES
+from synk_comm._core.fabric import PIECE_HEAD_BYTES, piece_bytes, slot_bytes
+from synk_comm._core.ops import Array
+from synk_comm._system.futex import low_word
+from synk_comm._system.memory import anonymous_memory
+from synk_comm.exceptions import JoinError
+
+PAGE = 4096
+_MAGIC = b"synkcomm"
+_HEADER = struct.Struct("<8sQQ16s")  # magic, layout version, size, group id
+_VERSION = 2
+ALERT = 512  # the abort byte; the sleeper byte of rank r is at ALERT + 1 + r
+MAX_SIZE = 1024
+
+# Control words of a rank, counted in 8 bytes from the start of its page.
+POSTED = 0  # signature and number of the latest round; alone on its cache line
+STATE = 8  # 0 not here yet, or:
+JOINED, CLOSED = 1, 2
+PID, STARTED, NAMESPACE = 9, 10, 11
+EXTRA = 12  # rounds posted without a head
+BARE = 13  # number of the latest of these
+HEADED = 14  # number of the round with a head before that
+LOST = 15  # 1 + the rank that this rank found gone
+TEXT = 256  # byte offset of the abort text: its length (u32), then UTF-8
+TEXT_BYTES = PAGE - TEXT - 4
+LENGTH = struct.Struct("<I")
+ROUND = 0xFFFF  # the bits of the posted word that hold the number of the round; others: signature
+
+PLACES = 2
+PUSHED, TAKEN = 0, 8  # words of a pair: written by the sender, by the receiver
+_PAIR_WORDS = 16
+
+
+@functools.lru_cache(maxsize=512)
+def signature(head: bytes) -> int:
+    """Return 48 bits that tell heads apart, in place for the posted word."""
+    return int.from_bytes(hashlib.blake2b(head, digest_size=6).digest(), "big") << 16
+
+
+class Layout:
+    """Offsets for a group of ``size``, in bytes from ``start`` of its file.
+
+    Attributes:
+        nbytes: length of the block.
+        sparse: length of the channels, at its end: they get memory when they are first used.
+    """
+
+    def __init__(self, size: int, start: int = 0) -> None:
+        self.size = size
+        self.start = start
+        pairs = size * (size - 1)
+        self._counters = PAGE * (1 + size)
+        self._slots = self._counters + _pages(pairs * _PAIR_WORDS * 8)
+        self._slot_bytes = HEAD_BYTES + slot_bytes(size)
+        self._channels = self._slots + _pages(2 * size * self._slot_bytes)
+        self._place_bytes = PIECE_HEAD_BYTES + piece_bytes(size)
+        self.sparse = _pages(pairs * PLACES * self._place_bytes)
+        self.nbytes = self._channels + self.sparse
+
+    @property
+    def head_bytes(self) -> int:
+        """Length of all that must be zero in a new block: everything before the slots."""
+        return self._slots
+
+    def control(self, rank: int) -> int:
+        """Return where the page of a rank begins."""
+        return PAGE * (1 + rank)
+
+    def pair(self, source: int, dest: int) -> int:
+        """Return the index, in words, of a pair's counters."""
+        return self._counters // 8 + self._pair(source, dest) * _PAIR_WORDS
+
+    def slot(self, rank: int, number: int) -> int:
+        """Return where a rank's slot for a round is: the head, then the data."""
+        return self._slots + (2 * rank + (number & 1)) * self._slot_bytes
+
+    def place(self, source: int, dest: int, number: int) -> int:
+        """Return where a piece is: its header, then the data."""
+        which = self._pair(source, dest) * PLACES + number % PLACES
+        return self._channels + which * self._place_bytes
+
+    def _pair(self, source: int, dest: int) -> int:
+        return source * (self.size - 1) + dest - (dest > source)
+
+    def label(self, group_id: bytes) -> bytes:
+        """Return what the block begins with."""
+        return _HEADER.pack(_MAGIC, _VERSION, self.size, group_id)
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+def create(size: int, group_id: bytes) -> int:
+    """Make the block of a new group; return its descriptor."""
+    if size > MAX_SIZE:
+        raise ValueError(f"a group has at most {MAX_SIZE} ranks, got {size}")
+    layout = Layout(size)
+    fd = anonymous_memory(layout.nbytes, layout.sparse)
+    os.pwrite(fd, layout.label(group_id), 0)
+    return fd
+
+
+class Block:
+    """One rank's mapping of a group's block; JoinError if the descriptor is not that.
+
+    Attributes:
+        layout: where everything is.
+        bytes, words, data: the same memory as bytes, as unsigned 64-bit words, as an array.
+    """
+
+    def __init__(self, fd: int, layout: Layout, group_id: bytes) -> None:
+        self.layout = layout
+        self._map = _map(fd, layout, group_id)
+        self.bytes = memoryview(self._map)
+        self.words = self.bytes.cast("Q")
+        self.data: Array = np.frombuffer(self._map, np.uint8)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    def word_address(self, index: int) -> int:
+        """Return where the changing half of a word is in this process, for the futex."""
+        return low_word(self._address + 8 * index)
+
+    def word(self, rank: int, which: int) -> int:
+        """Read a control word of a rank."""
+        return self.words[self.layout.control(rank) // 8 + which]
+
+    def put_text(self, start: int, text: bytes) -> None:
+        """Write a text after its length."""
+        written = packed(text)
+        self.bytes[start : start + len(written)] = written
+
+    def text(self, start: int, limit: int) -> bytes:
+        """Read a text of at most ``limit`` bytes, with its length before it."""
+        length = min(LENGTH.unpack_from(self.bytes, start)[0], limit)
+        start += LENGTH.size
+        return bytes(self.bytes[start : start + length])
+
+    def close(self) -> None:
+        """Unmap, as soon as the last view has gone."""
+        del self.words, self.bytes, self.data
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+def packed(text: bytes) -> bytes:
+    """Return a text after its length."""
+    return LENGTH.pack(len(text)) + text
+
+
+def _map(fd: int, layout: Layout, group_id: bytes) -> mmap.mmap:
+    cure = "start ranks with subprocess.Popen(..., pass_fds=group.fds)"
+    try:
+        if os.fstat(fd).st_size < layout.start + layout.nbytes:
+            raise JoinError(f"descriptor {fd} is not the memory of this group; {cure}")
+        mapping = mmap.mmap(fd, layout.nbytes, offset=layout.start)
+    except OSError as exc:
+        if isinstance(exc, JoinError):
+            raise
+        raise JoinError(f"descriptor {fd} of the group was not inherited ({exc}); {cure}") from exc
+    label = layout.label(group_id)
+    if mapping[: len(label)] != label:
+        mapping.close()
+        raise JoinError(f"descriptor {fd} is the memory of another group; {cure}")
+    return mapping

@@ -1,0 +1,1 @@
+"""Rounds as messages between hosts, over ZeroMQ."""

@@ -1,0 +1,399 @@
+"""Rounds and pieces as messages: one PAIR of ZeroMQ sockets between any two ranks.
+
+Of two ranks the lower binds and the higher connects; ``sockets.py`` says where, and who may. Both
+ends then prove that they know the group's token, and every later message carries a cookie that
+follows from that proof. A message is ``[cookie, kind, number, offsets, text] [data] [data]``;
+nothing is parsed before its cookie is checked.
+
+A round is one message to, and one message from, every peer. Messages that come early (a peer
+may be one round ahead) wait in its inbox. A peer that posts round k+1 has round k whole, so two
+slots in turn suffice, though they are sent without a copy. Pieces, from rank to rank, are copied
+and acknowledged one by one.
+
+A dead peer shows as a disconnection, which a socket monitor reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Collection
+from typing import Any, Callable, Sequence
+
+import zmq
+
+from synk_comm._core.calls import HEAD_BYTES
+from synk_comm._core.fabric import SLICE_S, Fabric, Watch, aborted, again, describe, lost, said
+from synk_comm._core.ops import Array
+from synk_comm._meeting.meeting import Meeting
+from synk_comm._system.auth import NONCE_BYTES, PROOF_BYTES, Handshake, derived
+from synk_comm.exceptions import AbortedError, CommError, JoinError
+
+from .frames import Lender
+from .peer import NOTHING, Message, Peer, pair_socket, shut
+from .sockets import Card, Door, Wires
+
+_ROUND, _PIECE, _TAKEN, _ABORT, _LOST, _CLOSE = b"R", b"M", b"T", b"A", b"L", b"C"
+_HELLO, _PROOF = b"H", b"P"
+_FRAME = 1 << 20
+"""Longest data of a frame: beyond that every message would be fresh memory from the system."""
+_PIECES = 4  # that may be on the way to a rank
+
+
+class ZmqFabric(Fabric):
+    """One rank's sockets. ``key`` is known to the group's members only."""
+
+    backend = "zmq"
+
+    def __init__(
+        self, rank: int, size: int, watch: Watch | None, *, key: bytes, wires: Wires
+    ) -> None:
+        super().__init__(rank, size, watch)
+        self.slot_bytes = max(1 << 16, min(_FRAME, (1 << 24) // size // 4096 * 4096))
+        self.piece_bytes = 1 << 19
+        self._key = key
+        self._wires = wires
+        self._splits = 0
+        self._context = zmq.Context()
+        self._door = Door(self._context)
+        self._lender = Lender()
+        self._slots = [self._lender.make(self.slot_bytes) for _ in range(2)]
+        self._seq = 0
+        self._turn = 0
+        self._head = self._latest = b""
+        self._failure: CommError | None = None
+        self._abort_reason: str | None = None
+        # A socket may be touched by one thread at a time; abort() comes from any thread.
+        self._io = threading.Lock()
+        self._poller = zmq.Poller()
+        self._poller.register(self._door.socket, zmq.POLLIN)
+        self._peers: dict[int, Peer] = {}
+        self._owners: dict[Any, Peer] = {}  # of sockets and monitors
+        self._shut = weakref.finalize(
+            self, shut, os.getpid(), self._context, self._door, self._peers, self._lender
+        )
+        for other in range(size):
+            if other != rank:
+                self._add(other)
+
+    def _add(self, other: int) -> None:
+        socket = pair_socket(self._context, max(self.slot_bytes, self.piece_bytes) + HEAD_BYTES)
+        peer = self._peers[other] = Peer(other, socket, Handshake(self._key, self.rank, other))
+        self._owners[peer.socket] = self._owners[peer.monitor] = peer
+        self._poller.register(peer.socket, zmq.POLLIN)
+        self._poller.register(peer.monitor, zmq.POLLIN)
+
+    @classmethod
+    def open(cls, meeting: Meeting) -> ZmqFabric:
+        """Wire a group whose ranks have found each other; to be followed by ``meet``."""
+        rank, key = meeting.rank, meeting.key("zmq")
+        wires = Wires(rank, meeting.hosts, key, meeting.folder)
+        fabric = cls(rank, meeting.size, meeting.watch, key=key, wires=wires)
+        try:
+            fabric._connect(meeting.exchange(fabric._listen()))
+        except BaseException:
+            fabric.close()
+            raise
+        return fabric
+
+    def _listen(self) -> Card:
+        """Bind for the higher ranks; return what all must know."""
+        higher = [peer for other, peer in self._peers.items() if other > self.rank]
+        listen = self._wires.listen
+        return self._wires.card({p.rank: listen(p.socket, p.rank, self._door) for p in higher})
+
+    def _connect(self, cards: Sequence[Card]) -> None:
+        """Connect to the lower ranks, all of which listen by now."""
+        for other, peer in self._peers.items():
+            if other < self.rank:
+                self._wires.connect(peer.socket, other, cards[other])
+            else:
+                self._wires.await_caller(other, cards[other], self._door)
+
+    def split(
+        self,
+        groups: Sequence[Sequence[int]],
+        mine: int | None,
+        share: Callable[[Any], list[Any]],
+    ) -> Fabric | None:
+        """Wire smaller groups; the new fabric still has to ``meet``."""
+        self._splits += 1
+        fabric, card = None, {}
+        if mine is not None:
+            ranks = list(groups[mine])
+            rank, size = ranks.index(self.rank), len(ranks)
+            key = derived(self._key, f"split {self._splits} {ranks}")
+            try:
+                wires = self._wires.part(rank, ranks, key)
+                fabric = ZmqFabric(rank, size, self.watch, key=key, wires=wires)
+                card = fabric._listen()
+            except (CommError, OSError) as exc:
+                card = {"failed": f"{type(exc).__name__}: {exc}"}
+        try:
+            cards = share(card)
+            if mine is None:
+                return None
+            for old in ranks:
+                if "failed" in cards[old]:
+                    raise JoinError(f"rank {old} could not wire a smaller group: {cards[old]}")
+            assert fabric is not None  # noqa: S101 - or this rank's card would say so
+            fabric._connect([cards[old] for old in ranks])
+        except BaseException:
+            if fabric is not None:
+                fabric.close()
+            raise
+        return fabric
+
+    def meet(self, deadline: float) -> None:
+        with self._io:
+            for peer in self._peers.values():
+                if peer.rank < self.rank:  # who binds cannot send before it has heard
+                    peer.send(_HELLO + peer.handshake.nonce)
+            # Nobody leaves rightly before all have met.
+            missing = lambda peer: peer.gone or not peer.met  # noqa: E731
+            self._wait(missing, self._peers.values(), deadline, "join")
+        self.sync(None, 0, deadline)
+        self._wires.hide()
+
+    def _greet(self, peer: Peer, frame: Any) -> None:
+        kind, content = frame.bytes[:1], frame.bytes[1:]
+        if kind == _HELLO and len(content) == NONCE_BYTES:
+            peer.handshake.meet(content)
+            if peer.rank > self.rank:
+                peer.send(_HELLO + peer.handshake.nonce)
+            peer.send(_PROOF + peer.handshake.proof())
+            return
+        if kind == _PROOF and len(content) == PROOF_BYTES and peer.handshake.check(content):
+            peer.meet(self.rank, frame)
+            return
+        raise JoinError(
+            f"who answered as rank {peer.rank} does not know the token of this group; "
+            "give all ranks the same token, and an address of their own"
+        )
+
+    def slot(self) -> Array:
+        return self._slots[(self._seq + 1) & 1]
+
+    def sync(
+        self,
+        head: bytes | None,
+        nbytes: int,
+        deadline: float,
+        *,
+        to: int | None = None,
+        part: int = 0,
+    ) -> None:
+        with self._io:
+            self._enter()
+            self._seq += 1
+            self._head = head or b""
+            if head is not None:
+                self._turn += 1
+                self._latest = head
+            for rank, peer in self._peers.items():
+                own = common = slice(0, 0)
+                if part:
+                    own = slice(min(rank * part, nbytes), min((rank + 1) * part, nbytes))
+                if to in (None, rank):
+                    common = slice(min(self.size * part, nbytes), nbytes)
+                if not part:
+                    own, common = common, own
+                slot = self._slots[self._seq & 1]
+                peer.post(self._lender, slot, _ROUND, self._seq, self._head, (own, common))
+            self._wait(lambda peer: not peer.inbox, self._peers.values(), deadline, "")
+            for peer in self._peers.values():
+                peer.current = peer.inbox.popleft()
+                if peer.current.number != self._seq:
+                    raise lost(peer.rank, "its messages are out of step")
+
+    def all_said(self, head: bytes) -> bool:
+        return all(peer.current.text == head for peer in self._peers.values())
+
+    def heads(self) -> list[bytes]:
+        said = {rank: peer.current.text for rank, peer in self._peers.items()}
+        return [said.get(rank, self._head) for rank in range(self.size)]
+
+    def read(self, rank: int, start: int, stop: int) -> Array:
+        if rank == self.rank:
+            return self._slots[self._seq & 1][start:stop]
+        current = self._peers[rank].current
+        for offset, data in zip(current.offsets, current.data):
+            if offset <= start and stop <= offset + data.nbytes:
+                return data[start - offset : stop - offset]
+        if start == stop:
+            return NOTHING
+        raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
+
+    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
+        """Send one piece to another rank, as soon as not too many are on the way to it."""
+        with self._io:
+            self._enter()
+            peer = self._peers[dest]
+            doing = f"send to rank {dest}"
+            self._wait(lambda peer: peer.pushed - peer.taken >= _PIECES, [peer], deadline, doing)
+            peer.pushed += 1
+            peer.send(peer.envelope(_PIECE, peer.pushed, header), data)
+
+    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
+        """Return the oldest piece from another rank; it is valid until ``release``."""
+        with self._io:
+            self._enter()
+            peer = self._peers[source]
+            self._wait(lambda peer: not peer.pieces, [peer], deadline, f"recv from rank {source}")
+            piece = peer.pieces[0]
+            return piece.text, piece.data[0]
+
+    def release(self, source: int) -> None:
+        """Give the piece back that ``pull`` returned; the next ``pull`` returns the next."""
+        with self._io:
+            peer = self._peers[source]
+            peer.pieces.popleft()
+            peer.released += 1
+            peer.send(peer.envelope(_TAKEN, peer.released, b""))
+
+    def _enter(self) -> None:
+        """Take in what has come; raise if the group has ended."""
+        for peer in self._peers.values():
+            self._take_from(peer)
+        if self._failure is not None:
+            raise again(self._failure)
+
+    def _wait(self, missing: Any, peers: Any, deadline: float, doing: str) -> None:
+        """Take in messages until none of these peers is ``missing`` any more."""
+        began = looked = time.monotonic()
+        lingering: float | None = None
+        while True:
+            late = [peer for peer in peers if missing(peer)]
+            if not late:
+                return
+            failure = self._failure or self._own_abort()
+            gone = [peer for peer in late if peer.gone]
+            if gone and failure is None:
+                if lingering is None:  # the reason may be under way from another peer
+                    lingering = time.monotonic() + 2 * SLICE_S
+                elif time.monotonic() > lingering:
+                    failure = lost(gone[0].rank, gone[0].gone)
+            if failure is not None:
+                raise again(failure)
+            now = time.monotonic()
+            if now >= deadline:
+                doing = doing or f"call #{self._turn}, {said(self._latest)}"
+                raise self.timeout([peer.rank for peer in late], now - began, doing)
+            if now - looked >= SLICE_S or looked == began:
+                looked = now
+                self.look()
+            for socket, _ in self._poller.poll(max(1, int(1000 * min(SLICE_S, deadline - now)))):
+                self._listen_to(socket)
+
+    def _listen_to(self, socket: Any) -> None:
+        peer = self._owners.get(socket)
+        if peer is None:
+            self._door.answer()
+        elif not socket.closed:  # by what the other one of the two has brought
+            if socket is peer.monitor:
+                peer.follow()
+            self._take_from(peer)
+
+    def _take_from(self, peer: Peer) -> None:
+        while not peer.socket.closed:
+            frames = peer.receive()
+            if frames and peer.met:
+                self._accept(peer, peer.read(frames))
+            elif frames:
+                self._greet(peer, frames[0])
+            elif peer.gone:  # else ZeroMQ would knock at its place, whoever lives there then
+                self._poller.unregister(peer.socket)
+                self._poller.unregister(peer.monitor)
+                peer.close()
+            else:
+                return
+
+    def _accept(self, peer: Peer, message: Message) -> None:
+        kind, number, _, text, _ = message
+        if kind == _ROUND:
+            peer.inbox.append(message)
+            if text:
+                peer.turn += 1
+                peer.latest = text
+        elif kind == _PIECE:
+            peer.pieces.append(message)
+        elif kind == _TAKEN:
+            peer.taken = number
+        elif kind == _ABORT:
+            who = number - 1 if number else peer.rank  # it may pass on what another said
+            self._failure = self._failure or aborted(who, text.decode("utf-8", "replace"))
+        elif kind == _LOST:
+            self._failure = self._failure or lost(number, "another rank found it gone")
+        elif kind == _CLOSE:
+            peer.gone = "it has closed its communicator"
+
+    def abort(self, reason: str) -> None:
+        if self._abort_reason is None:
+            self._abort_reason = reason
+        # If another thread is waiting in a round, it will find the reason within a slice.
+        if self._io.acquire(False):
+            try:
+                self._own_abort()
+            finally:
+                self._io.release()
+
+    def _own_abort(self) -> CommError | None:
+        if self._abort_reason is None or self._failure is not None:
+            return self._failure
+        self._tell(_ABORT, 0, self._abort_reason.encode("utf-8", "replace"))
+        self._failure = aborted(self.rank, self._abort_reason)
+        return self._failure
+
+    def lose(self, rank: int) -> None:
+        with self._io:
+            self._tell(_LOST, rank, b"")
+
+    def _tell(self, kind: bytes, number: int, text: bytes) -> None:
+        for peer in self._peers.values():
+            if peer.met and not peer.gone:
+                peer.send(peer.envelope(kind, number, text))
+
+    def failure(self) -> CommError | None:
+        return None if self._failure is None else again(self._failure)
+
+    def gone(self, ranks: Collection[int]) -> CommError | None:
+        with self._io:
+            for socket, _ in self._poller.poll(0):
+                self._listen_to(socket)
+            self._own_abort()  # that of another thread, or of a signal handler, which come in here
+            if self._failure is None:  # else those who know of it may have left since
+                for peer in self._peers.values():
+                    if peer.gone and peer.rank in ranks:
+                        return lost(peer.rank, peer.gone)
+            return self.failure()
+
+    def has_entered(self, rank: int) -> bool:
+        return rank == self.rank or self._peers[rank].met
+
+    def last_seen(self, rank: int) -> str:
+        peer = self._peers[rank]
+        if not peer.met:
+            return "has not joined yet"
+        return describe(peer.latest, peer.turn)
+
+    def close(self) -> None:
+        with self._io:
+            with contextlib.suppress(CommError):  # who has left need not be told
+                for socket, _ in self._poller.poll(0):
+                    self._listen_to(socket)
+            self._own_abort()  # if another thread was inside a round when it was asked for
+            failure = self._failure
+            if isinstance(failure, AbortedError) and failure.rank != self.rank:
+                # Who waits for this rank may not have heard yet why it leaves.
+                self._tell(_ABORT, failure.rank + 1, failure.reason.encode("utf-8", "replace"))
+            self._tell(_CLOSE, 0, b"")
+            self._shut()
+            self._wires.hide()
+
+    def drop(self) -> None:
+        """Forget all: a forked child must not touch ZeroMQ's threads, which it does not have."""
+        self._shut.detach()
+        self._peers.clear()

@@ -1,0 +1,180 @@
+"""What a rank of the zmq back-end knows of one other, and the messages that come from it."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import struct
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+import zmq
+
+from synk_comm._core.fabric import lost
+from synk_comm._core.ops import Array
+from synk_comm._system.auth import COOKIE_BYTES, Handshake
+
+from .frames import Lender
+from .sockets import Door, has_come
+
+_ENVELOPE = struct.Struct(f"<{COOKIE_BYTES}scQII")  # cookie, kind, number, two offsets; then text
+_EVENT = struct.Struct("=Hi")
+NOTHING: Array = np.empty(0, np.uint8)
+FLUSH_MS = 500
+"""How long closing may wait until the system has taken the last messages: peers may still need
+them to complete a collective that is over for this rank."""
+
+
+def pair_socket(context: Any, longest: int) -> Any:
+    """Return a new socket to one other rank; ``longest`` bounds the frames that it takes in."""
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, FLUSH_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL, 10)
+    # Rounds and pieces are bounded by themselves; a full pipe would also stop the heartbeats.
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, longest)
+    return socket
+
+
+class Message(NamedTuple):
+    """A message of an authenticated peer.
+
+    Attributes:
+        kind: one letter.
+        number: of the round or piece, or of the rank that is lost.
+        offsets: of the data, in the sender's slot.
+        text: the head of a call, the header of a piece, or a reason.
+        data: up to two stretches of bytes.
+    """
+
+    kind: bytes
+    number: int
+    offsets: tuple[int, int]
+    text: bytes
+    data: tuple[Array, Array]
+
+
+class Peer:
+    """One other rank, and the socket to it."""
+
+    def __init__(self, rank: int, socket: Any, handshake: Handshake) -> None:
+        self.rank = rank
+        self.socket = socket
+        events = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
+        self.monitor = socket.get_monitor_socket(events)
+        self.handshake = handshake
+        self.met = False
+        self._cookies = (b"", b"")  # of messages to it, of messages from it
+        self._connections: set[int] = set()  # descriptors; strangers may knock, too
+        self._connection = -1
+        self.inbox: deque[Message] = deque()
+        self.pieces: deque[Message] = deque()
+        self.pushed = self.taken = self.released = 0
+        self.current = Message(b"", 0, (0, 0), b"", (NOTHING, NOTHING))
+        self.gone = ""
+        self.turn = 0
+        self.latest = b""
+
+    def meet(self, own_rank: int, frame: Any) -> None:
+        """Take it as met by the connection that this frame, its proof, came by."""
+        self._cookies = self.handshake.cookie(own_rank), self.handshake.cookie(self.rank)
+        self._connection = frame.get(zmq.SRCFD)
+        self.met = True
+        self.follow()
+
+    def receive(self) -> list[Any]:
+        """Return the frames of the next message; empty if there is none.
+
+        They are copies once the peer is met. pyzmq's own frames look for signals when they are
+        freed, where nothing can be raised: a Ctrl-C at that moment (the longer the frame the
+        longer it lasts) would be lost, and with it the only end of an endless program.
+        """
+        if not has_come(self.socket):
+            return []
+        try:
+            frames: list[Any] = self.socket.recv_multipart(zmq.NOBLOCK, copy=self.met)
+        except zmq.Again:
+            return []
+        return frames
+
+    def send(self, *frames: Any) -> None:
+        """Send without waiting; a peer that cannot be reached shows when it is waited for."""
+        if not self.socket.closed:
+            with contextlib.suppress(zmq.Again):
+                self.socket.send_multipart(frames, zmq.NOBLOCK)
+
+    def post(
+        self,
+        lender: Lender,
+        slot: Array,
+        kind: bytes,
+        number: int,
+        head: bytes,
+        stretches: tuple[slice, slice],
+    ) -> None:
+        """Send a round to it, with one or two stretches of the slot, without copying them."""
+        own, common = stretches
+        sent = [own, common] if common.stop > common.start else [own][: own.stop - own.start]
+        flags = zmq.NOBLOCK | zmq.SNDMORE
+        envelope = self.envelope(kind, number, head, (own.start, common.start))
+        if self.gone:
+            return
+        with contextlib.suppress(zmq.Again):
+            self.socket.send(envelope, flags if sent else zmq.NOBLOCK)
+            for stretch in sent:
+                last = stretch is sent[-1]
+                lender.send(self.socket, slot[stretch], zmq.NOBLOCK if last else flags)
+
+    def envelope(
+        self, kind: bytes, number: int, text: bytes, offsets: tuple[int, int] = (0, 0)
+    ) -> bytes:
+        """Return the first frame of a message to it."""
+        return _ENVELOPE.pack(self._cookies[0], kind, number, *offsets) + text
+
+    def read(self, frames: list[Any]) -> Message:
+        """Return the message that these frames are; PeerLost if they are not from this peer."""
+        first = frames[0]
+        if not hmac.compare_digest(first[:COOKIE_BYTES], self._cookies[1]):
+            raise lost(self.rank, "a stranger has taken its place")
+        if len(first) < _ENVELOPE.size or len(frames) > 3:
+            raise lost(self.rank, "it sent something that is no message")
+        _, kind, number, own, common = _ENVELOPE.unpack_from(first)
+        data: list[Array] = [np.frombuffer(frame, np.uint8) for frame in frames[1:]]
+        data += [NOTHING, NOTHING]
+        return Message(kind, number, (own, common), first[_ENVELOPE.size :], (data[0], data[1]))
+
+    def follow(self) -> None:
+        """Learn which connections there are; a rank that has lost its own is gone."""
+        while has_come(self.monitor):
+            try:
+                event, fd = _EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+            except zmq.Again:
+                break
+            if event == zmq.EVENT_DISCONNECTED:
+                self._connections.discard(fd)
+            else:
+                self._connections.add(fd)
+        if self.met and self._connection not in self._connections and not self.gone:
+            self.gone = "its process has ended, or was cut off"
+
+    def close(self) -> None:
+        """Close the socket, which lasts until the last messages are out, or ``FLUSH_MS``."""
+        if self.socket.closed:
+            return
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0 if self.gone or not self.met else FLUSH_MS)
+
+
+def shut(pid: int, context: Any, door: Door, peers: dict[int, Peer], lender: Lender) -> None:
+    """Close everything, also of a fabric that was forgotten: its context would wait for ever."""
+    if os.getpid() != pid:
+        return
+    for peer in peers.values():
+        peer.close()
+    door.socket.close(0)
+    context.term()
+    lender.release()

@@ -1,0 +1,1 @@
+"""The communicator: one method for each collective, from arguments to results."""

@@ -1,0 +1,320 @@
+"""Everything that moves arrays without combining them: from arguments to results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from synk_comm._core import moves
+from synk_comm._core.calls import Call, Kind, count_bytes, encode, kind_of, text_dtype
+from synk_comm._core.lists import as_array, bundles, contiguous, flat_bytes, is_list, pack, unpack
+from synk_comm._core.ops import Array
+from synk_comm._core.steps import Steps, check_out, pickled, unpickled
+
+
+class Gathering:
+    """broadcast, gather, all_gather, scatter and all_to_all of one communicator."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    # -- from one to all ------------------------------------------------------------------
+
+    def _broadcast_call(self, x: Any, root: int) -> Call:
+        """Check the arguments of a broadcast; return what is said to the others."""
+        many = is_list(x)
+        for array in x if many else [x]:
+            if not isinstance(array, np.ndarray):
+                got = type(array).__name__
+                if self._steps.rank == root:
+                    raise TypeError(f"x must be an ndarray, or a list of them, got {got}")
+                raise TypeError(
+                    f"x must be an ndarray on every rank: here, on rank {self._steps.rank}, it is "
+                    f"where the array of rank {root} goes, got {got}; give an array of the same "
+                    "shape and dtype, as np.empty(shape, dtype), or use broadcast_object"
+                )
+            if self._steps.rank != root and not array.flags.writeable:
+                raise ValueError("x must be writeable, except on the root")
+        kinds = tuple(kind_of(array) for array in (x if many else [x]))
+        return Call("broadcast", root=root, arrays=kinds, many=many)
+
+    def broadcast(
+        self, x: Any, root: int, timeout_s: float | None, *, resuming: bool = False
+    ) -> None:
+        """Do a whole broadcast, or go on after its first round."""
+        steps = self._steps
+        call = self._broadcast_call(x, root)
+        head = encode(call)
+        parts = bundles(call.arrays, together=call.many)
+        arrays = list(x) if call.many else [x]
+        source = pack(arrays, parts[0]) if steps.rank == root else None
+        deadline = steps.deadline(timeout_s)
+        with steps.passing(resuming):
+            fill = lambda: steps.fabric.fill(source, 0)  # noqa: E731
+            steps.open(call, head, fill, deadline, resuming=resuming)
+            self._spread(arrays, parts, root, source, deadline)
+
+    def _spread(
+        self, arrays: list[Array], parts: Any, root: int, first: Array | None, deadline: float
+    ) -> None:
+        for which, bundle in enumerate(parts):
+            if self._steps.rank == root:
+                source = first if which == 0 else pack(arrays, bundle)
+                moves.spread(self._steps, root, source, None, deadline, which == 0)
+                continue
+            alone = arrays[bundle.members[0]]
+            usable = len(bundle.members) == 1 and alone.flags.c_contiguous
+            target = flat_bytes(alone) if usable else np.empty(bundle.nbytes, np.uint8)
+            moves.spread(self._steps, root, None, target, deadline, which == 0)
+            unpack(target, bundle, arrays)
+
+    def broadcast_bytes(
+        self, kind: str, source: Array | None, root: int, timeout_s: float | None
+    ) -> Array:
+        """Give every rank the root's flat bytes, whose length only the root knows."""
+        steps = self._steps
+        brought = () if source is None else (kind_of(source),)
+        call = Call(kind, root=root, arrays=brought)
+        head = encode(call)
+        deadline = steps.deadline(timeout_s)
+        with steps.guard:
+            calls = steps.open(call, head, lambda: steps.fabric.fill(source, 0), deadline)
+            if source is not None:
+                moves.spread(steps, root, source, None, deadline, posted=True)
+                return source
+            target = np.empty(calls[root].nbytes(), np.uint8)
+            moves.spread(steps, root, None, target, deadline, posted=True)
+            return target
+
+    # -- from all to one, or to all ---------------------------------------------------------
+
+    def gather(
+        self,
+        kind: str,
+        x: Any,
+        root: int | None,
+        out: Any,
+        timeout_s: float | None,
+        *,
+        resuming: bool = False,
+    ) -> Any:
+        """Do a whole gather, or all_gather if ``root`` is None; or go on after its first round."""
+        steps = self._steps
+        receives = root in (None, steps.rank)
+        many = is_list(x)
+        given = None if x is None else [as_array(array) for array in (x if many else [x])]
+        outs = None
+        if out is not None and receives:
+            if many:
+                raise ValueError(f"out of {kind} does not go together with a list of arrays")
+            outs = _rows(out, steps.size, kind)
+        call = Call(
+            kind,
+            root=-1 if root is None else root,
+            arrays=() if given is None else tuple(kind_of(array) for array in given),
+            outs=_kinds_of(outs),
+            weight=float(given is not None),
+            many=many,
+        )
+        gathered = self._gather(call, given, outs, root, timeout_s, resuming)
+        if not receives:
+            return None
+        return gathered if out is None else out
+
+    def _gather(
+        self,
+        call: Call,
+        given: list[Array] | None,
+        outs: Sequence[Array | None] | None,
+        root: int | None,
+        timeout_s: float | None,
+        resuming: bool = False,
+    ) -> list[Any]:
+        steps = self._steps
+        head = encode(call)
+        source = None if given is None else _joined(given)
+        deadline = steps.deadline(timeout_s)
+        with steps.passing(resuming):
+            fill = lambda: steps.fabric.fill(source, 0)  # noqa: E731
+            calls = steps.open(call, head, fill, deadline, root, resuming=resuming)
+            return self._collect(calls, source, outs, root, deadline)
+
+    def _collect(
+        self,
+        calls: Sequence[Call],
+        source: Array | None,
+        outs: Sequence[Array | None] | None,
+        root: int | None,
+        deadline: float,
+    ) -> list[Any]:
+        steps = self._steps
+        totals = [sum(map(count_bytes, theirs.arrays)) for theirs in calls]
+        many = any(theirs.many for theirs in calls)
+        inbox: moves.Inbox | None = None
+        targets: list[Array | None] = [None] * steps.size
+        if root in (None, steps.rank):
+            if many:
+                kinds: list[Kind | None] = [
+                    ("|u1", (total,)) if theirs.arrays else None
+                    for total, theirs in zip(totals, calls)
+                ]
+            else:
+                kinds = [theirs.arrays[0] if theirs.arrays else None for theirs in calls]
+            avoid = [] if source is None else [source]
+            inbox = moves.Inbox(kinds, outs or [None] * steps.size, avoid)
+            targets = inbox.flat()
+        moves.collect(steps, root, source, targets, max(totals), deadline)
+        if inbox is None:
+            return []
+        gathered = inbox.taken()
+        return _by_array(gathered, calls) if many else gathered
+
+    def share(self, obj: Any, deadline: float) -> list[Any]:
+        """Tell all ranks a small object within a collective that has passed the guard."""
+        steps = self._steps
+        source = pickled(obj)
+        call = Call("share", arrays=(kind_of(source),))
+        head = encode(call)
+        calls = steps.open(call, head, lambda: steps.fabric.fill(source, 0), deadline)
+        return [unpickled(data) for data in self._collect(calls, source, None, None, deadline)]
+
+    def gather_bytes(
+        self, kind: str, source: Array, root: int | None, timeout_s: float | None
+    ) -> list[Any]:
+        """Collect flat bytes of any lengths."""
+        call = Call(kind, root=-1 if root is None else root, arrays=(kind_of(source),))
+        return self._gather(call, [source], None, root, timeout_s)
+
+    # -- dealt ------------------------------------------------------------------------------
+
+    def scatter(
+        self,
+        kind: str,
+        xs: Sequence[Any] | None,
+        root: int,
+        out: Any,
+        timeout_s: float | None,
+        *,
+        resuming: bool = False,
+    ) -> Array:
+        """Do a whole scatter, or go on after its first round."""
+        if out is not None:
+            check_out(out, None)
+        given = self._dealt(kind, xs) if self._steps.rank == root else None
+        outs = () if out is None else (kind_of(out),)
+        call = Call(kind, root=root, arrays=_given_kinds(given), outs=outs)
+
+        def expected(calls: Sequence[Call]) -> list[Kind | None]:
+            mine = calls[root].arrays[self._steps.rank]
+            return [mine if rank == root else None for rank in range(self._steps.size)]
+
+        into: list[Array | None] = [None] * self._steps.size
+        into[root] = out
+        got = self._deal(call, given, expected, into, timeout_s, resuming)[root]
+        assert got is not None  # noqa: S101 - the root gives to every rank
+        return got
+
+    def all_to_all(
+        self,
+        kind: str,
+        xs: Sequence[Any],
+        out: Any,
+        timeout_s: float | None,
+        *,
+        resuming: bool = False,
+    ) -> Any:
+        """Do a whole all_to_all, or go on after its first round."""
+        given = self._dealt(kind, xs)
+        outs = None if out is None else _rows(out, self._steps.size, kind)
+        call = Call(kind, arrays=_given_kinds(given), outs=_kinds_of(outs))
+
+        def expected(calls: Sequence[Call]) -> list[Kind | None]:
+            return [theirs.arrays[self._steps.rank] for theirs in calls]
+
+        into = outs or [None] * self._steps.size
+        got = self._deal(call, given, expected, into, timeout_s, resuming)
+        return got if out is None else out
+
+    def _dealt(self, kind: str, xs: Sequence[Any] | None) -> list[Array]:
+        size = self._steps.size
+        if xs is None or len(xs) != size:
+            got = "None" if xs is None else f"a list of {len(xs)}"
+            raise ValueError(f"{kind} takes a list of {size} here, one for each rank, got {got}")
+        given = [contiguous(as_array(x)) for x in xs]
+        if len({x.dtype for x in given}) > 1:
+            dtypes = ", ".join(str(x.dtype) for x in given)
+            raise TypeError(f"{kind} needs arrays of one dtype, got {dtypes}")
+        return given
+
+    def _deal(
+        self,
+        call: Call,
+        given: list[Array] | None,
+        expected: Callable[[Sequence[Call]], list[Kind | None]],
+        outs: Sequence[Array | None],
+        timeout_s: float | None,
+        resuming: bool,
+    ) -> list[Array | None]:
+        steps = self._steps
+        sources = None if given is None else [flat_bytes(x) for x in given]
+        inboxes: list[moves.Inbox] = []
+
+        def begin(calls: Sequence[Call]) -> Callable[[int, int, int], None]:
+            inboxes.append(moves.Inbox(expected(calls), outs, given or []))
+            return moves.taker(steps, inboxes[0].flat())
+
+        deadline = steps.deadline(timeout_s)
+        with steps.passing(resuming):
+            moves.deal(steps, call, encode(call), sources, begin, deadline, resuming)
+        return inboxes[0].taken()
+
+
+def _given_kinds(given: list[Array] | None) -> tuple[Kind, ...]:
+    return () if given is None else tuple(kind_of(x) for x in given)
+
+
+def _kinds_of(outs: Sequence[Array | None] | None) -> tuple[Kind | None, ...]:
+    return () if outs is None else tuple(None if o is None else kind_of(o) for o in outs)
+
+
+def _rows(out: Any, size: int, kind: str) -> list[Array | None]:
+    """Return what receives from each rank: the rows of an array, or the members of a list."""
+    if isinstance(out, np.ndarray):
+        check_out(out, None)
+        if not out.ndim or out.shape[0] != size:
+            raise ValueError(
+                f"the first axis of out of {kind} must have length {size}, one row for each "
+                f"rank, got shape {out.shape}"
+            )
+        return [out[rank, ...] for rank in range(size)]
+    if not isinstance(out, (list, tuple)):
+        raise TypeError(f"out must be an ndarray or a list of them, got {type(out).__name__}")
+    if len(out) != size:
+        raise ValueError(f"out of {kind} must be a list of {size}, got {len(out)}")
+    for row in out:
+        if row is not None:
+            check_out(row, None)
+    return list(out)
+
+
+def _joined(given: list[Array]) -> Array:
+    flats = [flat_bytes(contiguous(x)) for x in given]
+    return flats[0] if len(flats) == 1 else np.concatenate(flats)
+
+
+def _by_array(gathered: list[Array | None], calls: Sequence[Call]) -> list[list[Array | None]]:
+    """Cut what came from each rank into its arrays; return, for each array, those of all ranks."""
+    count = max(len(theirs.arrays) for theirs in calls)
+    lists: list[list[Array | None]] = [[None] * len(calls) for _ in range(count)]
+    for rank, (flat, theirs) in enumerate(zip(gathered, calls)):
+        start = 0
+        for which, kind in enumerate(theirs.arrays):
+            array = np.empty(kind[1], text_dtype(kind[0]))
+            target = flat_bytes(array)
+            if flat is not None:
+                np.copyto(target, flat[start : start + target.nbytes])
+            start += target.nbytes
+            lists[which][rank] = array
+    return lists

@@ -1,0 +1,394 @@
+"""The communicator: all collectives, built on rounds, one implementation for every backend.
+
+The path of one call:
+
+1. Arguments are checked, here alone; nothing has been said yet.
+2. The head (what is called, with which dtypes and shapes) and the first bytes of data are posted
+   in one round. When it is over, every rank sees all heads, so all come to the same verdict:
+   go on, ``MismatchError``, or ``PeerDeclined``.
+3. Data longer than a slot follow in further rounds; their number follows from the heads.
+4. Each rank reads what it needs from its peers' slots after each round.
+
+Calls that all ranks have made alike before may take a shortcut: ``Fabric.shortcut``.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
+
+import numpy as np
+from numpy import ndarray
+
+from synk_comm._core.calls import Call, declined, decode, dtype_text, encode, encode_decline
+from synk_comm._core.fabric import Fabric, Share, is_of_watch
+from synk_comm._core.lists import as_array, shape_of
+from synk_comm._core.ops import Array, ReduceOp
+from synk_comm._core.steps import Steps, check_out
+from synk_comm.abc import Communicator
+from synk_comm.exceptions import AbortedError, CommError, PeerLost
+
+from .fast_path import Learned, is_alike, key_of
+from .gathering import Gathering
+from .objects import ObjectMoves
+from .point_to_point import Letters
+from .reducing import Reducing
+from .splitting import in_ranks_of_the_old, split
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, DTypeLike
+
+T = TypeVar("T")
+
+_BARRIER = Call("barrier")
+_BARRIER_HEAD = encode(_BARRIER)
+
+
+class RoundCommunicator(ObjectMoves, Communicator):
+    """A communicator over any fabric; made by ``join``, ``connect`` and ``local_group``."""
+
+    def __init__(self, fabric: Fabric, timeout_s: float, why: str = "") -> None:
+        self.rank = fabric.rank
+        self.size = fabric.size
+        self.backend = fabric.backend
+        self.why = why or f"{fabric.backend}: asked for"
+        self._steps = Steps(fabric, timeout_s)
+        self._guard = self._steps.guard
+        self._letters = Letters(self._steps)
+        self._reducing = Reducing(self._steps)
+        self._gathering = Gathering(self._steps)
+        self._quick = Learned(self._steps)
+        self._origin: Sequence[int] = ()  # its ranks in the group that it was split from
+
+    def __repr__(self) -> str:
+        who = f"rank {self.rank} of {self.size}"
+        return f"<Communicator {who}, {self.backend}, {self._guard.state}>"
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call may take that names no time."""
+        return self._steps.timeout_s
+
+    def ended(self) -> CommError | None:
+        """Return what ended the group, if it is known to have ended; cheap."""
+        return self._guard.ended()
+
+    def agree(self, call: Call, deadline: float) -> Sequence[Call]:
+        """Tell a call to all ranks; return all ranks' calls, which agree, or raise on all."""
+        key = ("agree", call)
+        quick = self._quick.get(key)
+        # A shortcut waits as long as a call that names no time.
+        if quick is not None and deadline - time.monotonic() > 0.9 * self.timeout_s:
+            calls: Sequence[Call] = quick(None, None)
+            return calls
+        head = encode(call)
+        with self._guard:
+            calls = self._steps.open(call, head, lambda: 0, deadline)
+
+        def again(x: Any, out: Any, timeout_s: float | None) -> Any:  # noqa: ARG001
+            return self._steps.verdict(call, head), None
+
+        self._quick.learn(key, again)
+        return calls
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        quick = self._quick.get("barrier")
+        if quick is not None and timeout_s is None:
+            quick(None, None)
+            return
+
+        def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:  # noqa: ARG001
+            deadline = self._steps.deadline(timeout_s)
+            with self._steps.passing(resuming):
+                self._steps.open(_BARRIER, _BARRIER_HEAD, lambda: 0, deadline, resuming=resuming)
+            return None, None
+
+        again(None, None, timeout_s, resuming=False)
+        self._quick.learn("barrier", again)
+
+    def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
+        head = encode_decline(str(reason))
+        fabric = self._steps.fabric
+        deadline = self._steps.deadline(timeout_s)
+        with self._guard:
+            fabric.sync(head, 0, deadline)
+            reasons = declined([decode(said) for said in fabric.heads()])
+        del reasons[self.rank]
+        return reasons
+
+    def abort(self, reason: str) -> None:
+        self._guard.abort(reason)
+
+    def close(self) -> None:
+        self._quick.clear()  # they keep the memory of the slots, which is to be unmapped
+        self._guard.close()
+        self._letters.forget()
+
+    def all_reduce(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        op: str | ReduceOp = "sum",
+        *,
+        weight: float | None = None,
+        out: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        key = None  # written out, as in broadcast: a helper would cost a tenth of the call
+        if type(x) is ndarray and timeout_s is None:
+            key = (x.dtype, x.shape, op, weight)
+            quick = self._quick.get(key)
+            if quick is not None and (
+                out is None
+                or (type(out) is ndarray and (out is x or is_alike(x, out)) and out.flags.writeable)
+            ):
+                return quick(x, out)
+        return self._reduce("all_reduce", x, op, None, weight, out, timeout_s, key)
+
+    def reduce(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        op: str | ReduceOp = "sum",
+        root: int = 0,
+        *,
+        weight: float | None = None,
+        out: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        if type(root) is not int:
+            root = self._steps.check_rank(root)
+        if self.rank != root:
+            out = None
+        if type(x) is ndarray and out is None and timeout_s is None:  # written out, as in broadcast
+            key: Any = ("reduce", (x.dtype, x.shape), op, weight, root)
+        else:
+            key = key_of("reduce", x, out, timeout_s, op, weight, root)
+        quick = self._quick.get(key)
+        if quick is not None and (out is None or (x is not None and is_alike(x, out))):
+            return quick(x, out)
+        root = self._steps.check_rank(root)
+        return self._reduce("reduce", x, op, root, weight, out, timeout_s, key)
+
+    def _reduce(
+        self,
+        kind: str,
+        x: Any,
+        op: str | ReduceOp,
+        root: int | None,
+        weight: float | None,
+        out: Any,
+        timeout_s: float | None,
+        key: Any,
+    ) -> Any:
+        def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:
+            job = self._reducing.prepare(kind, x, op, root, weight, out)
+            return self._reducing.run(job, timeout_s, resuming=resuming)
+
+        result, accident = again(x, out, timeout_s, resuming=False)
+        self._quick.learn(key, again)
+        if accident is not None:
+            raise accident
+        return result
+
+    def reduce_scatter(
+        self,
+        x: ArrayLike | Sequence[Array],
+        op: str | ReduceOp = "sum",
+        *,
+        weight: float | None = None,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        key = key_of("reduce_scatter", x, out, timeout_s, op, weight)
+        quick = self._quick.get(key)
+        if quick is not None and type(x) is ndarray and x.size:
+            block: Array = quick(x.reshape(self.size, -1, *x.shape[1:]), out)
+            return block
+
+        def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:
+            if resuming:
+                x = x.reshape(-1, *x.shape[2:])
+            return self._reducing.scatter(x, op, weight, out, timeout_s, resuming=resuming)
+
+        block, accident = again(x, out, timeout_s, resuming=False)
+        self._quick.learn(key, again)
+        if accident is not None:
+            raise accident
+        return block
+
+    def broadcast(
+        self, x: Array | Sequence[Array], root: int = 0, *, timeout_s: float | None = None
+    ) -> Any:
+        key = None
+        if type(x) is ndarray and timeout_s is None:
+            key = (x.dtype, x.shape, root, "broadcast")
+            quick = self._quick.get(key)
+            if quick is not None and (root == self.rank or x.flags.writeable):
+                return quick(x, None)
+        root = self._steps.check_rank(root)
+
+        def again(x: Any, out: Any, timeout_s: float | None, resuming: bool = True) -> Any:  # noqa: ARG001
+            self._gathering.broadcast(x, root, timeout_s, resuming=resuming)
+            return x, None
+
+        again(x, None, timeout_s, resuming=False)
+        self._quick.learn(key, again)
+        return x
+
+    def scatter(
+        self,
+        xs: Sequence[ArrayLike] | Array | None,
+        root: int = 0,
+        *,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        root = self._steps.check_rank(root)
+        self._steps.check_only_root("scatter", xs, root)
+        got: Array = self._move(
+            key_of("scatter", xs, out, timeout_s, root),
+            lambda xs, *rest, **how: self._gathering.scatter("scatter", xs, root, *rest, **how),
+            xs,
+            out,
+            timeout_s,
+        )
+        return got
+
+    def gather(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        root: int = 0,
+        *,
+        out: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        root = self._steps.check_rank(root)
+        if self.rank != root:
+            out = None
+        return self._move(
+            key_of("gather", x, out, timeout_s, root),
+            lambda x, *rest, **how: self._gathering.gather("gather", x, root, *rest, **how),
+            x,
+            out,
+            timeout_s,
+        )
+
+    def all_gather(
+        self,
+        x: ArrayLike | Sequence[Array] | None,
+        *,
+        out: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        return self._move(
+            key_of("all_gather", x, out, timeout_s),
+            lambda x, *rest, **how: self._gathering.gather("all_gather", x, None, *rest, **how),
+            x,
+            out,
+            timeout_s,
+        )
+
+    def all_to_all(
+        self, xs: Sequence[ArrayLike] | Array, *, out: Any = None, timeout_s: float | None = None
+    ) -> Any:
+        return self._move(
+            key_of("all_to_all", xs, out, timeout_s),
+            lambda xs, *rest, **how: self._gathering.all_to_all("all_to_all", xs, *rest, **how),
+            xs,
+            out,
+            timeout_s,
+        )
+
+    def _move(
+        self, key: Any, move: Callable[..., Any], x: Any, out: Any, timeout_s: float | None
+    ) -> Any:
+        quick = self._quick.get(key)
+        if quick is not None:
+            return quick(x, out)
+        moved = move(x, out, timeout_s)
+
+        def again(x: Any, out: Any, timeout_s: float | None) -> Any:
+            return move(x, out, timeout_s, resuming=True), None
+
+        self._quick.learn(key, again)
+        return moved
+
+    def send(
+        self, x: ArrayLike, dest: int, *, tag: int = 0, timeout_s: float | None = None
+    ) -> None:
+        self._letters.send(as_array(x), self._steps.check_rank(dest, "dest"), tag, timeout_s)
+
+    def recv(
+        self,
+        source: int,
+        *,
+        tag: int = 0,
+        out: Array | None = None,
+        timeout_s: float | None = None,
+    ) -> Array:
+        source = self._steps.check_rank(source, "source")
+        if out is not None:
+            check_out(out, None)
+        return self._letters.receive(source, tag, out, timeout_s)
+
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: DTypeLike = float,
+        *,
+        timeout_s: float | None = None,
+    ) -> Array:
+        lengths = shape_of(shape)
+        call = Call("empty", arrays=((dtype_text(np.dtype(dtype)), lengths),))
+        made = self._make(call, self._steps.fabric.allocate, (call.nbytes(),), timeout_s)
+        if made is None or not call.nbytes():
+            return np.empty(lengths, dtype)
+        own, twins = made
+        self._reducing.symmetric.add(own, twins)
+        return own.view(dtype).reshape(lengths)
+
+    def split(
+        self, color: int | None, key: int = 0, *, timeout_s: float | None = None
+    ) -> RoundCommunicator | None:
+        said = (None if color is None else operator.index(color), operator.index(key))
+        deadline = self._steps.deadline(timeout_s)
+
+        def make(share: Share) -> RoundCommunicator | None:
+            enter = lambda fabric: meet(fabric, deadline, self.timeout_s, self.why)  # noqa: E731
+            comm, members = split(self._steps.fabric, said, share, enter)
+            if comm is not None:
+                comm._origin = members
+            return comm
+
+        return self._make(Call("split"), make, (), timeout_s)
+
+    def told_above(self, exc: CommError) -> CommError:
+        """Return an error of this group in the ranks of the group that it was split from."""
+        return in_ranks_of_the_old(exc, self._origin)
+
+    def _make(
+        self, call: Call, make: Callable[..., T], arguments: Sequence[Any], timeout_s: float | None
+    ) -> T:
+        """Agree on a call, then make something with the others."""
+        deadline = self._steps.deadline(timeout_s)
+        with self._guard:
+            self._steps.open(call, encode(call), lambda: 0, deadline)
+            return make(*arguments, lambda obj: self._gathering.share(obj, deadline))
+
+
+def meet(fabric: Fabric, deadline: float, timeout_s: float, why: str = "") -> RoundCommunicator:
+    """Wait for all ranks, and make the communicator; free everything if that fails."""
+    comm = RoundCommunicator(fabric, timeout_s, why)
+    try:
+        fabric.meet(deadline)
+    except BaseException as exc:
+        if is_of_watch(exc) or not isinstance(exc, (AbortedError, PeerLost)):
+            comm.abort(f"{type(exc).__name__} while joining: {exc}")
+        elif isinstance(exc, AbortedError) and exc.rank == fabric.rank:
+            comm.abort(exc.reason)  # of the group that this one comes from: the others may not know
+        elif fabric.failure() is None and exc.rank >= 0:  # else they see that, and by whom
+            fabric.lose(exc.rank)
+        comm.close()
+        raise
+    return comm

@@ -1,0 +1,139 @@
+"""Who goes into which smaller group, and what the old one knows of them until they have met.
+
+Errors count a rank as the group does whose method raised them: what fails while ``split`` makes
+a new group speaks of the ranks of the old one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Callable, TypeVar
+
+from synk_comm._core.fabric import SLICE_S, Fabric, Share, Watch, aborted, is_of_watch, lost
+from synk_comm.exceptions import AbortedError, CommError, CommTimeout, JoinError, PeerLost
+
+T = TypeVar("T")
+
+
+def groups_of(
+    said: Sequence[tuple[int | None, int]], rank: int
+) -> tuple[list[list[int]], int | None]:
+    """Return the ranks of each color in their new order, and which of them is this rank's."""
+    colors = sorted({color for color, _ in said if color is not None})
+    groups = [
+        sorted(
+            (r for r, (theirs, _) in enumerate(said) if theirs == color),
+            key=lambda r: (said[r][1], r),
+        )
+        for color in colors
+    ]
+    color = said[rank][0]
+    return groups, None if color is None else colors.index(color)
+
+
+def split(
+    old: Fabric,
+    said: tuple[int | None, int],
+    share: Share,
+    meet: Callable[[Fabric], T],
+) -> tuple[T | None, list[int]]:
+    """Make this rank's new group, and let its ranks meet.
+
+    Args:
+        said: color and key of this rank.
+        meet: waits for the ranks of the new fabric, and returns what ``split`` is to return.
+
+    Returns:
+        None if this rank goes into no group; and the ranks, in the old group, of the new one.
+    """
+    groups, mine = groups_of(share(said), old.rank)
+    members = [] if mine is None else groups[mine]
+    try:
+        new = old.split(groups, mine, share)
+    except JoinError as exc:
+        failure = _behind(old, [rank for rank in members if rank != old.rank])
+        # All of the new group raise it where one of them said that it cannot wire.
+        if failure is None or str(exc) in str(failure):
+            raise
+        raise failure from exc
+    if new is None:
+        return None, members
+    new.also = _look_at(old, new, members)
+    try:
+        made = meet(new)
+    except CommError as exc:
+        if is_of_watch(exc):
+            raise
+        failure = _behind(old) if isinstance(exc, PeerLost) else old.gone(())
+        raise failure or in_ranks_of_the_old(exc, members) from exc.__cause__
+    new.also = None
+    return made, members
+
+
+def _look_at(old: Fabric, new: Fabric, members: Sequence[int]) -> Watch:
+    """Return a watch for ranks that meet in a new group, which calls them by their new ranks.
+
+    Of a rank that dies before it has entered the new group only the old one can tell. Whoever
+    has entered, or goes elsewhere, may leave the old group at once. Where the old group is given
+    up, it is not known who still comes.
+
+    Args:
+        members: the ranks, in the old group, of the new one.
+    """
+    missed: list[int] = []
+
+    def look() -> None:
+        late = [rank for mine, rank in enumerate(members) if not new.has_entered(mine)]
+        failure = old.gone(late)
+        if isinstance(failure, AbortedError):
+            raise aborted(_its_number(failure.rank, members), failure.reason)
+        if isinstance(failure, PeerLost):
+            # A late one may have come, and left both groups: looked at twice, the new one knows.
+            if failure.rank in missed or failure.rank not in late:
+                raise lost(_its_number(failure.rank, members), failure.reason)
+            missed.append(failure.rank)
+
+    return look
+
+
+def _its_number(rank: int, members: Sequence[int]) -> int:
+    """Return how the new group calls a rank of the old one; -1 if it is none of its own."""
+    return members.index(rank) if rank in members else -1
+
+
+def _behind(old: Fabric, ranks: Sequence[int] = ()) -> CommError | None:
+    """Return what ended the old group, if that shows now.
+
+    Who gives it up leaves the new one too, which may be seen there before the word of why is here.
+
+    Args:
+        ranks: those who must not even have left it.
+    """
+    until = time.monotonic() + 2 * SLICE_S
+    while True:
+        failure = old.gone(ranks)
+        if failure is not None or time.monotonic() > until:
+            return failure
+        time.sleep(SLICE_S / 5)
+
+
+def in_ranks_of_the_old(exc: CommError, members: Sequence[int]) -> CommError:
+    """Return an error that speaks of the old group's ranks, where it spoke of the new one's.
+
+    Args:
+        members: the ranks, in the old group, of the new one.
+    """
+    if is_of_watch(exc):
+        return exc
+    if isinstance(exc, (AbortedError, PeerLost)) and exc.rank < 0:  # nobody knows whose fault
+        return exc
+    if isinstance(exc, PeerLost):
+        return lost(members[exc.rank], exc.reason)
+    note = f"\n(numbered as in the new group, which is ranks {list(members)} of this one)"
+    if isinstance(exc, AbortedError):
+        return aborted(members[exc.rank], exc.reason + note * ("rank" in exc.reason))
+    if isinstance(exc, CommTimeout):
+        missing = {members[rank]: doing for rank, doing in exc.missing.items()}
+        return CommTimeout(f"{exc}{note}", missing=missing)
+    return JoinError(f"{exc}{note}") if isinstance(exc, JoinError) else exc

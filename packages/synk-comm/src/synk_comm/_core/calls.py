@@ -1,0 +1,287 @@
+"""What a rank says as it enters a collective, and how the ranks' calls are compared.
+
+A *head* is the encoded form of a ``Call``. Ranks that call the same thing have byte-identical
+heads, so the usual comparison is one ``==``; only when they differ are they decoded.
+Heads are JSON (compressed if long): nothing in them can run code.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from synk_comm.exceptions import AbortedError, ClosedError, MismatchError, PeerDeclined, PeerLost
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+HEAD_BYTES = 16384
+"""Room for a head and its length (4 bytes)."""
+
+_REASON_CHARS = 10_000
+_LONG = 4096
+_MAX_TEXT = 1 << 22
+_SHOWN = 8
+"""How many arrays of a long list an error shows."""
+
+Shape = Tuple[int, ...]
+Kind = Tuple[str, Shape]
+"""dtype (see ``dtype_text``) and shape of an array."""
+
+
+class Call(NamedTuple):
+    """One rank's call.
+
+    Attributes:
+        kind: name of the method.
+        op: reduce op, or "".
+        root: root rank, or -1.
+        arrays: what this rank brings: one array, or those of a list, or one for each rank.
+        outs: what the results must fit, by the rank they come from (one for scatter); None
+            where nothing is to come; empty if anything fits.
+        weight: weight of this rank's contribution; 0 if it contributes nothing.
+        many: ``arrays`` is a list, on each of which the collective is done.
+        place: where in symmetric memory the array lies, or "".
+        text: reason, of ``decline`` only.
+    """
+
+    kind: str
+    op: str = ""
+    root: int = -1
+    arrays: Tuple[Kind, ...] = ()
+    outs: Tuple[Optional[Kind], ...] = ()
+    weight: float = 1.0
+    many: bool = False
+    place: str = ""
+    text: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "decline":
+            return f"decline({self.text!r})"
+        words = [self.op] if self.op else []
+        words.extend(_describe(self.arrays))
+        if self.outs:
+            words.append(f"out={', '.join(_describe(self.outs))}")
+        if not self.weight:
+            words.append("contributing nothing")
+        elif self.weight != 1.0:
+            words.append(f"weight {self.weight:g}")
+        if self.root >= 0:
+            words.append(f"root {self.root}")
+        return f"{self.kind}({', '.join(words)})"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the first array brought."""
+        return text_dtype(self.arrays[0][0])
+
+    def nbytes(self, which: int = 0) -> int:
+        """Return the length of an array that this call brings; 0 if it brings none."""
+        return count_bytes(self.arrays[which]) if self.arrays else 0
+
+
+def _describe(arrays: Iterable[Kind | None]) -> list[str]:
+    said = ["nothing" if array is None else f"{array[0]} {array[1]}" for array in arrays]
+    return said if len(said) <= _SHOWN else [*said[:_SHOWN], f"... {len(said)} arrays in all"]
+
+
+def count_bytes(kind: Kind) -> int:
+    """Return the length of an array in bytes."""
+    return math.prod(kind[1]) * text_dtype(kind[0]).itemsize
+
+
+def shorten(text: str, limit: int = _REASON_CHARS) -> str:
+    """Cut the middle out of a long text: the ends of a traceback say most."""
+    if len(text) <= limit:
+        return text
+    half = (limit - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+def brief(exc: BaseException) -> str:
+    """Return type and first line of an exception."""
+    try:
+        text = str(exc)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not hide what it belongs to
+        text = "(its text cannot be had)"
+    first = text.strip().partition("\n")[0]
+    return shorten(f"{type(exc).__qualname__}: {first}" if first else type(exc).__qualname__, 500)
+
+
+_NO_NEWS = (GeneratorExit, ClosedError, MismatchError, PeerDeclined)
+
+
+def chain(exc: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, its cause, the cause of that, and so on."""
+    link: BaseException | None = exc
+    for _ in range(100):
+        if link is None:
+            return
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def word_to_peers(exc: object) -> str:
+    """Return what a rank that leaves its group by an exception says; "" if that is no news.
+
+    Of what ended the group, or was raised by all ranks, the others know.
+    """
+    if not isinstance(exc, BaseException) or isinstance(exc, _NO_NEWS):
+        return ""
+    if isinstance(exc, SystemExit) and not exc.code:
+        return ""
+    known = any(isinstance(link, (AbortedError, PeerLost)) for link in chain(exc))
+    return "" if known else brief(exc)
+
+
+@lru_cache(maxsize=256)
+def encode(call: Call) -> bytes:
+    """Return the head of a call; ValueError if it is too long to be sent."""
+    head = json.dumps(call, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+    if len(head) > _LONG:
+        head = b"z" + zlib.compress(head, 1)
+    if len(head) > HEAD_BYTES - 4:
+        raise ValueError(
+            f"the description of this {call.kind} takes {len(head)} bytes, but at most "
+            f"{HEAD_BYTES - 4} can be sent; use a simpler dtype, fewer ranks or a shorter list"
+        )
+    return head
+
+
+def encode_decline(reason: str) -> bytes:
+    """Return the head of a decline, shortened until it fits, whatever characters it holds."""
+    limit = _REASON_CHARS
+    while True:
+        try:
+            return encode(Call("decline", weight=0.0, text=shorten(reason, limit)))
+        except ValueError:
+            limit //= 2
+
+
+@lru_cache(maxsize=256)
+def decode(head: bytes) -> Call:
+    """Return the call that a head describes."""
+    if head.startswith(b"z"):
+        head = zlib.decompressobj().decompress(head[1:], _MAX_TEXT)
+    kind, op, root, arrays, outs, weight, many, place, text = json.loads(head.decode("utf-8"))
+    return Call(
+        str(kind),
+        str(op),
+        int(root),
+        tuple(_kind(array) for array in arrays),
+        tuple(None if array is None else _kind(array) for array in outs),
+        float(weight),
+        bool(many),
+        str(place),
+        str(text),
+    )
+
+
+def _kind(said: Any) -> Kind:
+    dtype, shape = said
+    return str(dtype), tuple(int(n) for n in shape)
+
+
+# NumPy 1 does not annotate it.
+_FORMAT: Any = np.lib.format
+
+
+@lru_cache(maxsize=256)
+def dtype_text(dtype: np.dtype[Any]) -> str:
+    """Describe a dtype in text that ``text_dtype`` reads back; TypeError if that cannot be."""
+    if dtype.hasobject or dtype.kind not in "biufcSUmMV":
+        raise TypeError(
+            f"arrays of dtype {dtype} cannot travel between ranks; expected a dtype without "
+            "Python objects (small Python objects go by the *_object methods)"
+        )
+    plain = dtype.names is None
+    text = dtype.str if plain else repr(_FORMAT.dtype_to_descr(dtype))
+    if text_dtype(text) != dtype:
+        raise TypeError(f"dtype {dtype!r} cannot be described to other ranks; use a view of it")
+    return text
+
+
+@lru_cache(maxsize=256)
+def text_dtype(text: str) -> np.dtype[Any]:
+    """Return the dtype that ``dtype_text`` described."""
+    if text.startswith("["):
+        described: np.dtype[Any] = _FORMAT.descr_to_dtype(ast.literal_eval(text))
+        return described
+    return np.dtype(text)
+
+
+def kind_of(x: NDArray[Any]) -> Kind:
+    """Return how an array is described."""
+    return dtype_text(x.dtype), x.shape
+
+
+def declined(calls: Sequence[Call]) -> dict[int, str]:
+    """Return the reasons of the ranks that declined, by rank."""
+    return {rank: call.text for rank, call in enumerate(calls) if call.kind == "decline"}
+
+
+def check_agreement(calls: Sequence[Call]) -> None:
+    """Raise MismatchError, the same on every rank, unless the calls fit together."""
+    problem = _disagreement(calls)
+    if problem is not None:
+        raise mismatch(problem, calls)
+
+
+def mismatch(problem: str, calls: Sequence[object]) -> MismatchError:
+    """Return the error that lists what each rank called."""
+    said = {rank: str(call) for rank, call in enumerate(calls)}
+    lines = "".join(f"\n  rank {rank}: {text}" for rank, text in said.items())
+    return MismatchError(f"{problem}:{lines}", calls=said)
+
+
+_OPTIONAL = ("reduce", "all_reduce", "gather", "all_gather")
+_ALIKE = ("reduce", "all_reduce", "reduce_scatter", "broadcast", "empty")
+_GATHERING = ("gather", "all_gather")
+
+
+def _disagreement(calls: Sequence[Call]) -> str | None:
+    first = calls[0]
+    if any((call.kind, call.op, call.root) != (first.kind, first.op, first.root) for call in calls):
+        return "the ranks called different collectives"
+    kind = first.kind
+    if kind in _OPTIONAL and not any(call.weight for call in calls):
+        return f"no rank contributes to this {kind}"
+    if kind in _ALIKE or kind in _GATHERING:
+        brought = [call for call in calls if call.arrays]
+        if len({(call.many, len(call.arrays)) for call in brought}) > 1:
+            return f"the ranks brought different numbers of arrays to this {kind}"
+        if len({tuple(dtype for dtype, _ in call.arrays) for call in brought}) > 1:
+            return f"the ranks brought different dtypes to this {kind}"
+        if kind in _GATHERING:
+            if len({tuple(len(shape) for _, shape in call.arrays) for call in brought}) > 1:
+                return f"the ranks brought different numbers of dimensions to this {kind}"
+        elif len({call.arrays for call in brought}) > 1:
+            return f"the ranks brought different shapes to this {kind}"
+    if kind == "all_to_all" and len({dtype for call in calls for dtype, _ in call.arrays}) > 1:
+        return f"the ranks brought different dtypes to this {kind}"
+    return _misfit(calls)
+
+
+def _misfit(calls: Sequence[Call]) -> str | None:
+    """Say which rank's ``out`` does not fit what it would receive."""
+    for receiver, call in enumerate(calls):
+        if call.outs and list(call.outs) != received(calls, receiver):
+            return f"out of rank {receiver} does not fit what this {call.kind} would put there"
+    return None
+
+
+def received(calls: Sequence[Call], receiver: int) -> list[Kind | None]:
+    """Return what a rank is to receive from each rank (for scatter: the one array it gets)."""
+    kind, root = calls[0].kind, calls[0].root
+    if kind == "scatter":
+        return [calls[root].arrays[receiver]]
+    if kind == "all_to_all":
+        return [call.arrays[receiver] for call in calls]
+    return [call.arrays[0] if call.arrays else None for call in calls]

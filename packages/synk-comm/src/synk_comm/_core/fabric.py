@@ -1,0 +1,357 @@
+"""The little that a backend must do: slots and rounds.
+
+Each rank owns a *slot* of ``chunk_bytes``. A *round* is: fill the own slot, ``sync``, then read
+the slots of peers. Everything else (``_collectives``) is built on rounds, once for all backends::
+
+    rank 0                              rank 1
+    slot()[:n] = my bytes               slot()[:n] = my bytes
+    sync(head, n)   <--- all meet --->  sync(head, n)
+    read(1, 0, n)                       read(0, 0, n)
+
+The first round of a collective carries its head (``calls.py``); further rounds, when the data
+exceed a slot, carry none. What ``read`` returned is valid until this rank's next ``sync``: slots
+are double-buffered, and a peer that posts round k+1 has finished reading round k, so that one
+synchronisation a round is enough.
+
+A slot holds up to ``size`` *parts*, each for one rank, and then what is common to all. Between two
+ranks alone *pieces* travel: ``push`` and ``pull``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import Any, Callable, NamedTuple, Protocol
+
+import numpy as np
+
+from synk_comm.exceptions import (
+    AbortedError,
+    CommError,
+    CommTimeout,
+    MismatchError,
+    PeerDeclined,
+    PeerLost,
+)
+
+from .calls import Call, Kind, decode
+from .ops import Array
+
+Watch = Callable[[], None]
+
+SLICE_S = 0.015
+"""Time between two looks at the watch, the peers and the clock while waiting."""
+
+
+_OF_WATCH = "_of_watch"
+
+
+def is_of_watch(exc: BaseException) -> bool:
+    """Tell whether the user's watch raised it: whatever it is, it is not about this group."""
+    return _OF_WATCH in exc.__dict__
+
+
+class NoMemory(MemoryError):
+    """There is none on this rank, of which the others have been told."""
+
+
+IN_STEP = (MismatchError, PeerDeclined, NoMemory)
+"""Raised by all ranks after a complete round: the group stays in step."""
+
+PART_BYTES = 1 << 18
+PIECE_HEAD_BYTES = 1024
+"""Room for a piece's header."""
+
+
+def slot_bytes(size: int) -> int:
+    """Return the length of a slot that keeps a block of data in the caches.
+
+    Two ranks: 512 KB. More: a part of up to 256 KB for each rank and one more, at most 2.25 MB
+    and at most 32 MB for all ranks together.
+    """
+    if size <= 2:
+        return 2 * PART_BYTES
+    part = min(PART_BYTES, (1 << 21) // size, (1 << 25) // size // (size + 1))
+    return max(part // 64 * 64, 64) * (size + 1)
+
+
+def piece_bytes(size: int) -> int:
+    """Return the length of a piece: 256 KB between two ranks, less among many."""
+    return max(1 << 13, min(1 << 18, (1 << 24) // (size * size) // 4096 * 4096))
+
+
+Share = Callable[[Any], "list[Any]"]
+"""Gives every rank of the old group what each of them said: an all_gather of small objects."""
+
+
+Again = Callable[[Any, Any, float], "tuple[Any, Exception | None]"]
+
+
+class Recipe(NamedTuple):
+    """All that a quick way to do one call again needs to know.
+
+    Attributes:
+        guard: to be passed before anything is said.
+        calls, heads: what each rank said the first time. If all say the same again, all comes as
+            it came then.
+        timeout_s: how long to wait.
+        otherwise: goes on, slowly, after the first round of a call to which some rank said
+            something else: ``otherwise(x, out, timeout_s)`` returns the result, and what NumPy
+            raised about overflow and its like, or None.
+    """
+
+    guard: Door
+    calls: Sequence[Call]
+    heads: Sequence[bytes]
+    timeout_s: float
+    otherwise: Again
+
+
+class Door(Protocol):
+    """What a quick way needs of ``Guard``."""
+
+    door: list[None]
+
+    def refusal(self) -> CommError:
+        """Return why the door is shut."""
+
+    def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
+        """Give the key back."""
+
+
+Shortcut = Callable[[Any, Any], Any]
+"""``shortcut(x, out)`` does the call on arguments that are like the first ones."""
+
+
+class Fabric(ABC):
+    """One rank's slots and rounds.
+
+    Attributes:
+        rank, size, backend: as in ``Communicator``.
+        slot_bytes: length of a slot, a multiple of 64.
+        piece_bytes: the longest piece.
+        watch: the user's, called at least every ``SLICE_S`` seconds while ``sync`` waits.
+        also: called with it, while the ranks meet.
+    """
+
+    backend: str
+
+    def __init__(self, rank: int, size: int, watch: Watch | None) -> None:
+        self.rank = rank
+        self.size = size
+        self.slot_bytes = slot_bytes(size)
+        self.piece_bytes = piece_bytes(size)
+        self.watch = watch
+        self.also: Watch | None = None
+
+    def look(self) -> None:
+        """Look at what may end a wait."""
+        if self.watch is not None:
+            try:
+                self.watch()
+            except BaseException as exc:
+                exc.__dict__[_OF_WATCH] = True
+                raise
+        if self.also is not None:
+            self.also()
+
+    @abstractmethod
+    def meet(self, deadline: float) -> None:
+        """Wait until every rank is there; to be called once, before any round."""
+
+    @abstractmethod
+    def slot(self) -> Array:
+        """Return the own slot of the next round: writeable bytes."""
+
+    @abstractmethod
+    def sync(
+        self,
+        head: bytes | None,
+        nbytes: int,
+        deadline: float,
+        *,
+        to: int | None = None,
+        part: int = 0,
+    ) -> None:
+        """Post the own slot and wait until all ranks have posted theirs.
+
+        Args:
+            head: the encoded call, in the first round of a collective.
+            nbytes: how much of the slot is filled.
+            deadline: on the clock of ``time.monotonic``.
+            to: the only rank that will read this slot; None if all may.
+            part: if not 0, rank r will read bytes r*part to (r+1)*part, and all (or ``to``) may
+                read what lies beyond size*part, up to ``nbytes``.
+
+        Raises:
+            AbortedError, PeerLost, CommTimeout, or what ``watch`` raises.
+        """
+
+    @abstractmethod
+    def all_said(self, head: bytes) -> bool:
+        """Tell whether all heads of the round just synchronised are equal to this, the own."""
+
+    def fill(self, source: Array | None, start: int) -> int:
+        """Copy the next bytes of a flat array into the own slot; return how many."""
+        if source is None or start >= source.nbytes:
+            return 0
+        stop = min(start + self.slot_bytes, source.nbytes)
+        np.copyto(self.slot()[: stop - start], source[start:stop])
+        return stop - start
+
+    @property
+    def is_first_round(self) -> bool:
+        """Whether the round just synchronised was the one with the heads."""
+        return False
+
+    @abstractmethod
+    def heads(self) -> list[bytes]:
+        """Return the heads of the round just synchronised, by rank."""
+
+    @abstractmethod
+    def read(self, rank: int, start: int, stop: int) -> Array:
+        """Return bytes of a rank's slot (also of the own), not to be written or kept."""
+
+    @abstractmethod
+    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
+        """Send one piece to one other rank; wait while its channel is full.
+
+        Args:
+            header: at most ``PIECE_HEAD_BYTES``.
+            data: at most ``piece_bytes`` flat bytes.
+        """
+
+    @abstractmethod
+    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
+        """Wait for the next piece from one other rank; valid until it is released."""
+
+    @abstractmethod
+    def release(self, source: int) -> None:
+        """Give the place of the piece that ``pull`` returned back to the channel."""
+
+    def sender(
+        self,
+        dest: int,  # noqa: ARG002
+        header: bytes,  # noqa: ARG002
+        kind: Kind,  # noqa: ARG002
+        guard: Door,  # noqa: ARG002
+        timeout_s: float,  # noqa: ARG002
+    ) -> Callable[[Array], None] | None:
+        """Return a quicker way to send arrays of one kind in one piece, or None."""
+        return None
+
+    def receiver(
+        self,
+        source: int,  # noqa: ARG002
+        header: bytes,  # noqa: ARG002
+        kind: Kind,  # noqa: ARG002
+        guard: Door,  # noqa: ARG002
+        timeout_s: float,  # noqa: ARG002
+        otherwise: Callable[[Any, float], Array],  # noqa: ARG002
+        is_calm: Callable[[BaseException], bool],  # noqa: ARG002
+    ) -> Callable[[Any], Array] | None:
+        """Return a quicker way to receive arrays of one kind, or None.
+
+        Args:
+            otherwise: ``otherwise(out, deadline)`` takes what comes under another header.
+            is_calm: tells whether an exception has left the two ranks in step.
+        """
+        return None
+
+    @abstractmethod
+    def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
+        """Make the fabric of a smaller group; every rank of this one calls it.
+
+        Args:
+            groups: the ranks of each new group, in their new order.
+            mine: which of them is this rank's; None if none is.
+            share: to be called equally often by all ranks.
+        """
+
+    def allocate(
+        self,
+        nbytes: int,  # noqa: ARG002
+        share: Share,  # noqa: ARG002
+    ) -> tuple[Array, list[Array]] | None:
+        """Make flat bytes for each rank that all can reach; None if there is no such memory.
+
+        Returns:
+            This rank's, and all ranks' (again with this rank's, as another object).
+        """
+        return None
+
+    def shortcut(self, recipe: Recipe) -> Shortcut | None:  # noqa: ARG002
+        """Return a quicker way to do the call again that all ranks have just made, or None."""
+        return None
+
+    @abstractmethod
+    def abort(self, reason: str) -> None:
+        """Tell all ranks that the group is given up; from any thread, without blocking."""
+
+    @abstractmethod
+    def lose(self, rank: int) -> None:
+        """Tell the others that this rank found a peer gone, so that they need not find out."""
+
+    @abstractmethod
+    def failure(self) -> CommError | None:
+        """Return what ended the group, if it is known to have ended; cheap."""
+
+    @abstractmethod
+    def gone(self, ranks: Collection[int]) -> CommError | None:
+        """Return who gave the group up, or which of these ranks is gone, if any; cheap."""
+
+    @abstractmethod
+    def has_entered(self, rank: int) -> bool:
+        """Tell whether this rank knows that another one has come to meet."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Tell peers that this rank leaves, and free everything. Called once."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Free this process's handles without a word to the peers: for a forked child."""
+
+    @abstractmethod
+    def last_seen(self, rank: int) -> str:
+        """Say what a rank was last seen doing."""
+
+    def timeout(self, missing: list[int], waited_s: float, doing: str) -> CommTimeout:
+        """Return the error that names the ranks that did not come."""
+        seen: dict[int, str] = {rank: self.last_seen(rank) for rank in missing}
+        lines = "".join(f"\n  rank {rank}: {text}" for rank, text in seen.items())
+        ranks = ", ".join(map(str, missing))
+        message = f"rank {self.rank} waited {waited_s:.3g} s in {doing} for rank(s) {ranks}:{lines}"
+        return CommTimeout(message, missing=seen)
+
+
+def describe(head: bytes, turn: int) -> str:
+    """Say in words what a rank did last: which turn, and what it called."""
+    return f"last entered call #{turn}, {said(head)}"
+
+
+def said(head: bytes) -> str:
+    """Say a head in words."""
+    try:
+        return str(decode(head)) if head else "joining"
+    except (ValueError, TypeError):
+        return "a call that is being written right now"
+
+
+def aborted(rank: int, reason: str) -> AbortedError:
+    """Return the error for a group that a rank gave up."""
+    return AbortedError(f"the group was aborted by rank {rank}: {reason}", rank=rank, reason=reason)
+
+
+def again(exc: CommError) -> CommError:
+    """Return a fresh error that says the same; a traceback keeps what its frames have alive."""
+    if isinstance(exc, PeerLost):
+        return PeerLost(str(exc), rank=exc.rank, reason=exc.reason)
+    if isinstance(exc, AbortedError):
+        return AbortedError(str(exc), rank=exc.rank, reason=exc.reason)
+    return exc
+
+
+def lost(rank: int, how: str) -> PeerLost:
+    """Return the error for a peer that is gone."""
+    return PeerLost(f"rank {rank} is lost: {how}", rank=rank, reason=how)

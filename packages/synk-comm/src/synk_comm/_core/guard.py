@@ -1,0 +1,174 @@
+"""Who may call, and what an exception does to the group."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from types import TracebackType
+
+from synk_comm.exceptions import AbortedError, ClosedError, CommError, MisuseError, PeerLost
+
+from .calls import shorten
+from .fabric import IN_STEP, Fabric, aborted, again, is_of_watch
+
+_CLOSE_S = 1.0
+_NAP_S = 0.001
+
+
+class Guard:
+    """The only way into a collective: ``with guard: ...``.
+
+    On entry it refuses a second thread, a forked child and a group that has ended. On exit by an
+    exception that leaves the ranks out of step, it ends the group and remembers why.
+
+    ``door`` holds one key while anybody may enter. Taking the key (``door.pop()``, which is
+    atomic) is all that a quick path has to do; an empty door means that somebody is inside, or
+    that the communicator is closed, ended, or another process's: ``refusal`` says which.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.door: list[None] = [None]
+        self._kept: list[None] = []  # the key, once nobody may enter any more
+        self._fabric = fabric
+        self._forked = False
+        self._closed = False
+        self._ended: CommError | None = None
+        _guards.add(self)
+
+    def __enter__(self) -> None:
+        try:
+            self.door.pop()
+        except IndexError:
+            raise self.refusal() from None
+        ended = self.ended()
+        if ended is not None:
+            self._kept.append(None)
+            raise ended
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.leave(exc, in_step=exc is None or isinstance(exc, IN_STEP))
+
+    def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
+        """Give the key back; end the group first if the exception left the ranks out of step."""
+        try:
+            if exc is not None and (not in_step or is_of_watch(exc)):
+                self._end(exc)
+        finally:
+            (self.door if self._is_open() else self._kept).append(None)
+
+    def refusal(self) -> CommError:
+        """Return why the door is shut."""
+        if self._forked:
+            return MisuseError(
+                "this communicator belongs to the parent process; a child made by os.fork() "
+                "must join a group of its own"
+            )
+        return self.ended() or MisuseError(
+            "another thread is inside a collective of this communicator; "
+            "use one thread at a time, or one group per thread"
+        )
+
+    def ended(self) -> CommError | None:
+        """Return a fresh error if the communicator cannot be used any more."""
+        if self._closed:
+            return ClosedError("this communicator is closed")
+        ended = self._ended or self._fabric.failure()
+        if ended is None:
+            return None
+        self._ended = ended
+        return again(ended)
+
+    @property
+    def state(self) -> str:
+        """``open``, ``closed``, or why the group ended."""
+        if self._closed:
+            return "closed"
+        if self._forked:
+            return "of the parent process"
+        ended = self.ended()
+        if isinstance(ended, PeerLost):
+            return f"lost rank {ended.rank}"
+        return "open" if ended is None else "aborted"
+
+    def abort(self, reason: str) -> None:
+        """End the group for all ranks."""
+        if self._closed or self._forked:
+            return
+        reason = shorten(str(reason), 3000)
+        if self._ended is None:
+            self._ended = aborted(self._fabric.rank, reason)
+        self._shut()
+        self._fabric.abort(reason)
+
+    def close(self) -> None:
+        """Leave the group once; a thread still inside a collective is made to leave it first."""
+        if self._closed:
+            return
+        if self._forked:
+            self._closed = True
+            self._fabric.drop()
+            return
+        self._shut()
+        if not self._kept:
+            self.abort("the communicator was closed by another thread")
+            deadline = time.monotonic() + _CLOSE_S
+            while not self._kept:
+                if self._closed or time.monotonic() > deadline:
+                    # Its memory may still be in use there: leave freeing to the garbage collector.
+                    return
+                time.sleep(_NAP_S)
+        try:
+            self._kept.pop()
+        except IndexError:  # another thread is closing it
+            return
+        self._closed = True
+        self._fabric.close()
+
+    def disown(self) -> None:
+        """Refuse everything from now on: this is a forked child's copy."""
+        self._forked = True
+        self._shut()
+
+    def _is_open(self) -> bool:
+        return self._ended is None and not self._closed and not self._forked
+
+    def _shut(self) -> None:
+        """Take the key away from the door, if it is there."""
+        if self.door:
+            try:
+                self._kept.append(self.door.pop())
+            except IndexError:  # somebody entered just now; the key is kept when they leave
+                return
+
+    def _end(self, exc: BaseException) -> None:
+        if is_of_watch(exc) or not isinstance(exc, (AbortedError, PeerLost)):
+            self.abort(f"{type(exc).__name__}: {exc}")
+            return
+        self._ended = again(exc)
+        if isinstance(exc, PeerLost) and exc.rank >= 0:
+            self._fabric.lose(exc.rank)
+
+
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+"""All guards of this process, for the moment when it forks."""
+
+
+def _disown_all() -> None:
+    for guard in list(_guards):
+        guard.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
+def deadline_after(timeout_s: float) -> float:
+    """Return the moment, on the monotonic clock, when a wait that starts now is over."""
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_s must be positive, got {timeout_s!r}")
+    return time.monotonic() + timeout_s

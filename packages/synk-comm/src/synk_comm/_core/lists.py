@@ -1,0 +1,165 @@
+"""Arrays as the flat stretches of bytes that rounds move, and lists of arrays as few of them.
+
+Small arrays of one dtype that follow each other in a list are packed into one stretch: a round
+costs the same for a hundred of them as for one. Large ones stay alone: packing would copy them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .calls import Kind, count_bytes, text_dtype
+from .ops import Array
+
+PACKED_BYTES = 1 << 16
+"""Longest array that is worth packing."""
+
+BUNDLE_BYTES = 1 << 22
+
+
+class Bundle(NamedTuple):
+    """Which arrays of a list make one stretch."""
+
+    dtype: np.dtype[Any]
+    members: tuple[int, ...]
+    nbytes: int
+
+
+def bundles(kinds: Sequence[Kind], *, together: bool) -> list[Bundle]:
+    """Decide, from dtypes and shapes alone, which arrays travel together."""
+    if not together:
+        return [
+            Bundle(text_dtype(kind[0]), (n,), count_bytes(kind)) for n, kind in enumerate(kinds)
+        ]
+    open_by_dtype: dict[str, tuple[list[int], int]] = {}
+    done: list[Bundle] = []
+    for which, kind in enumerate(kinds):
+        dtype, nbytes = kind[0], count_bytes(kind)
+        if nbytes > PACKED_BYTES:
+            done.append(Bundle(text_dtype(dtype), (which,), nbytes))
+            continue
+        members, total = open_by_dtype.get(dtype, ([], 0))
+        if total + nbytes > BUNDLE_BYTES:
+            done.append(Bundle(text_dtype(dtype), tuple(members), total))
+            members, total = [], 0
+        open_by_dtype[dtype] = ([*members, which], total + nbytes)
+    for dtype, (members, total) in open_by_dtype.items():
+        done.append(Bundle(text_dtype(dtype), tuple(members), total))
+    return done
+
+
+def pack(arrays: Sequence[Array], bundle: Bundle) -> Array:
+    """Return the bundle's arrays as flat bytes; a single one in its own memory if that is C."""
+    if len(bundle.members) == 1:
+        return flat_bytes(contiguous(arrays[bundle.members[0]]))
+    packed = np.empty(sum(arrays[which].size for which in bundle.members), bundle.dtype)
+    # Without ``out`` the result would be of native byte order.
+    np.concatenate([arrays[which].reshape(-1) for which in bundle.members], out=packed)
+    return flat_bytes(packed)
+
+
+def unpack(flat: Array, bundle: Bundle, arrays: Sequence[Array]) -> None:
+    """Copy flat bytes into the bundle's arrays, unless they are the memory of the only one."""
+    start = 0
+    for which in bundle.members:
+        array = arrays[which]
+        stop = start + array.nbytes
+        values = typed(flat[start:stop], array.dtype, array.shape)
+        if len(bundle.members) > 1 or not _same_memory(values, array):
+            np.copyto(array, values)
+        start = stop
+
+
+def cut(flat: Array, bundle: Bundle, kinds: Sequence[Kind]) -> dict[int, Array]:
+    """Return flat bytes as the bundle's arrays: views of it, by their place in the list."""
+    arrays = {}
+    start = 0
+    for which in bundle.members:
+        stop = start + count_bytes(kinds[which])
+        arrays[which] = typed(flat[start:stop], bundle.dtype, kinds[which][1])
+        start = stop
+    return arrays
+
+
+def typed(flat: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Return flat bytes as an array over the same memory."""
+    if not flat.nbytes:  # also where an item has no bytes, of which NumPy makes no view
+        return np.empty(shape, dtype)
+    return flat.view(dtype).reshape(shape)
+
+
+def overlap(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
+    """Tell whether writing some target may overwrite another source of the list."""
+    if all(source is target for source, target in zip(sources, targets)):
+        return False
+    spans = [(*_span(x), which, False) for which, x in enumerate(sources)]
+    spans += [(*_span(x), which, True) for which, x in enumerate(targets)]
+    spans = sorted(span for span in spans if span[1] > span[0])
+    reach: list[tuple[int, int, bool]] = []
+    for begin, end, which, is_target in spans:
+        reach = [old for old in reach if old[0] > begin]
+        if any(old[2] != is_target and old[1] != which for old in reach):
+            return True
+        reach.append((end, which, is_target))
+    return False
+
+
+def _span(x: Array) -> tuple[int, int]:
+    """Return between which addresses an array lies."""
+    if not x.size:
+        return 0, 0
+    low = high = address(x)
+    for length, stride in zip(x.shape, x.strides):
+        low += min(0, (length - 1) * stride)
+        high += max(0, (length - 1) * stride)
+    return low, high + x.itemsize
+
+
+def is_list(x: Any) -> bool:
+    """Tell whether an argument is a list of arrays rather than one array."""
+    return isinstance(x, (list, tuple)) and len(x) > 0 and isinstance(x[0], np.ndarray)
+
+
+def as_array(x: Any) -> Array:
+    """Return an argument as an array; TypeError if NumPy knows it as an object only."""
+    array = np.asarray(x)
+    if array.dtype.hasobject and not hasattr(x, "dtype"):
+        raise TypeError(
+            f"got a {type(x).__name__}, expected an array, numbers or a list of arrays; of a dict "
+            "give list(d.values()); objects go by the *_object methods"
+        )
+    return array
+
+
+def contiguous(x: Array) -> Array:
+    """Return ``x`` in C order, itself if it is; unlike ascontiguousarray this keeps 0-d."""
+    return np.asarray(x, order="C")
+
+
+def flat_bytes(x: Array) -> Array:
+    """Return the memory of a C-contiguous array as flat bytes."""
+    if not x.nbytes:
+        return np.empty(0, np.uint8)
+    return x.reshape(-1).view(np.uint8)
+
+
+def address(x: Array) -> int:
+    """Return where an array begins in memory."""
+    return int(x.__array_interface__["data"][0])
+
+
+def _same_memory(x: Array, y: Array) -> bool:
+    return y.flags.c_contiguous and (not y.nbytes or address(x) == address(y))
+
+
+def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    """Return a shape as NumPy's functions take it."""
+    lengths = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    lengths = tuple(operator.index(length) for length in lengths)
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"shape must not be negative, got {shape!r}")
+    return lengths

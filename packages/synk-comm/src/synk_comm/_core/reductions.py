@@ -1,0 +1,196 @@
+"""How a stretch of bytes is reduced over the ranks: three ways, one result.
+
+*Direct*: every rank reads all slots; among two ranks, and for small arrays.
+*Scattered*: every rank reduces its own part of a block and posts the result, from which all copy;
+for large arrays among three ranks or more. Reduction of one block and copying of the next go
+together, so that there is one synchronisation a block.
+*Symmetric*: every rank reduces its own part of arrays that all can reach, and writes the result to
+all of them; nothing is staged.
+
+The operands are always taken in rank order, so that all ways agree to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .fabric import Fabric
+from .ops import Array, ReduceOp, combine
+
+DIRECT_BYTES = 1 << 18
+"""Longest array that three ranks or more reduce directly, times their number."""
+
+_SYMMETRIC_STEP = 1 << 17
+
+
+class Plan(NamedTuple):
+    """What all ranks have agreed upon.
+
+    Attributes:
+        op: how values are combined.
+        ranks: who contributes.
+        factors: weights of these, None if all are equal.
+        root: the only rank that gets the result; None if all do.
+    """
+
+    op: ReduceOp
+    ranks: list[int]
+    factors: list[float] | None
+    root: int | None
+
+    def combine(self, operands: Sequence[Array], out: Array) -> Exception | None:
+        """Reduce one stretch of each contributing rank."""
+        return combine(self.op, operands, out, self.factors)
+
+
+class Stretch(NamedTuple):
+    """Flat bytes of one rank.
+
+    Attributes:
+        dtype, nbytes: of the data, the same on all ranks.
+        source: what this rank brings; None if nothing.
+        target: where the result goes; None if nowhere. May be the memory of ``source``.
+    """
+
+    dtype: np.dtype[Any]
+    nbytes: int
+    source: Array | None
+    target: Array | None
+
+
+def is_direct(nbytes: int, size: int) -> bool:
+    """Tell which way a stretch goes."""
+    return size <= 2 or nbytes * size <= DIRECT_BYTES
+
+
+def first_part(fabric: Fabric, nbytes: int) -> int:
+    """Return into which parts the slots of the first round are cut; 0 if they are not."""
+    return 0 if is_direct(nbytes, fabric.size) else _block(fabric, nbytes, 0)[0]
+
+
+def first_post(fabric: Fabric, nbytes: int, source: Array | None) -> int:
+    """Fill the own slot for the first round; return how much."""
+    part = first_part(fabric, nbytes)
+    if source is None or not part:
+        return fabric.fill(source, 0)
+    length = min(nbytes, part * fabric.size)
+    np.copyto(fabric.slot()[:length], source[:length])
+    return part * fabric.size
+
+
+def reduce_stretch(
+    fabric: Fabric, plan: Plan, stretch: Stretch, deadline: float, *, posted: bool
+) -> Exception | None:
+    """Reduce one stretch; ``posted`` tells that the first round is over.
+
+    Returns:
+        What NumPy raised about overflow and its like, see ``combine``.
+    """
+    way = _direct if is_direct(stretch.nbytes, fabric.size) else _scattered
+    return way(fabric, plan, stretch, deadline, posted)
+
+
+def _direct(
+    fabric: Fabric, plan: Plan, stretch: Stretch, deadline: float, posted: bool
+) -> Exception | None:
+    dtype, nbytes, source, target = stretch
+    # The own array is quicker to read than the own slot, but if the result overwrites it,
+    # it is only good for the first step.
+    in_place = source is not None and target is not None and np.may_share_memory(source, target)
+    own = source is not None and (
+        not in_place or (plan.factors is None and fabric.rank in plan.ranks[:2])
+    )
+    accident = None
+    start = 0
+    while True:
+        if not posted:
+            fabric.sync(None, fabric.fill(source, start), deadline, to=plan.root)
+        posted = False
+        stop = min(start + fabric.slot_bytes, nbytes)
+        if target is not None and stop > start:
+            operands = [
+                source[start:stop].view(dtype)
+                if own and source is not None and rank == fabric.rank
+                else fabric.read(rank, 0, stop - start).view(dtype)
+                for rank in plan.ranks
+            ]
+            accident = plan.combine(operands, target[start:stop].view(dtype)) or accident
+        start = stop
+        if start >= nbytes:
+            return accident
+
+
+def _scattered(
+    fabric: Fabric, plan: Plan, stretch: Stretch, deadline: float, posted: bool
+) -> Exception | None:
+    dtype, nbytes, source, target = stretch
+    size = fabric.size
+    block = _part_bytes(fabric) * size
+    blocks = -(-nbytes // block)
+    accident = None
+    for turn in range(blocks + 1):
+        part, length = _block(fabric, nbytes, turn) if turn < blocks else (0, 0)
+        before, length_before = _block(fabric, nbytes, turn - 1) if turn else (0, 0)
+        if turn or not posted:
+            slot = fabric.slot()
+            if source is not None and length:
+                np.copyto(slot[:length], source[turn * block : turn * block + length])
+            used = size * part
+            start, stop = _share(fabric.rank, before, length_before)
+            if stop > start:
+                operands = [fabric.read(rank, start, stop).view(dtype) for rank in plan.ranks]
+                result = slot[used : used + stop - start].view(dtype)
+                accident = plan.combine(operands, result) or accident
+                used += stop - start
+            fabric.sync(None, used, deadline, to=plan.root, part=part)
+        if turn and target is not None:
+            base = (turn - 1) * block
+            for rank in range(size):
+                start, stop = _share(rank, before, length_before)
+                if stop > start:
+                    result = fabric.read(rank, size * part, size * part + stop - start)
+                    np.copyto(target[base + start : base + stop], result)
+    return accident
+
+
+def reduce_symmetric(
+    fabric: Fabric, plan: Plan, dtype: np.dtype[Any], arrays: Sequence[Array], deadline: float
+) -> Exception | None:
+    """Reduce flat bytes that all ranks can reach, in place; all ranks have entered."""
+    nbytes = arrays[0].nbytes
+    part = -(-nbytes // fabric.size // 64) * 64
+    start, end = _share(fabric.rank, part, nbytes)
+    step = _SYMMETRIC_STEP
+    # With factors, or in float16, the result must not overwrite an operand while it is read.
+    room = np.empty(step, np.uint8).view(dtype)
+    accident = None
+    while start < end:
+        stop = min(start + step, end)
+        pieces = [array[start:stop].view(dtype) for array in arrays]
+        total = pieces[0] if plan.factors is None else room[: pieces[0].size]
+        accident = plan.combine([pieces[rank] for rank in plan.ranks], total) or accident
+        for piece in pieces:
+            if piece is not total:
+                np.copyto(piece, total)
+        start = stop
+    fabric.sync(None, 0, deadline)
+    return accident
+
+
+def _part_bytes(fabric: Fabric) -> int:
+    return fabric.slot_bytes // (fabric.size + 1) // 64 * 64
+
+
+def _block(fabric: Fabric, nbytes: int, turn: int) -> tuple[int, int]:
+    """Return the length of a rank's part of a block, and that of the block."""
+    part = _part_bytes(fabric)
+    length = min(part * fabric.size, nbytes - turn * part * fabric.size)
+    return min(part, -(-length // fabric.size // 64) * 64), length
+
+
+def _share(rank: int, part: int, length: int) -> tuple[int, int]:
+    """Return the range of a block that a rank reduces."""
+    return min(rank * part, length), min((rank + 1) * part, length)

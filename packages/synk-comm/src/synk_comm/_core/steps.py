@@ -1,0 +1,104 @@
+"""What every collective begins with: pass the guard, say the call, compare all ranks' calls."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Callable
+
+import numpy as np
+
+from synk_comm.exceptions import PeerDeclined
+
+from .calls import Call, Kind, check_agreement, declined, decode, text_dtype
+from .fabric import Fabric
+from .guard import Guard, deadline_after
+from .ops import Array
+
+
+class Steps:
+    """One rank's fabric, who may use it, and how long."""
+
+    def __init__(self, fabric: Fabric, timeout_s: float) -> None:
+        self.rank = fabric.rank
+        self.size = fabric.size
+        self.fabric = fabric
+        self.guard = Guard(fabric)
+        self.timeout_s = timeout_s
+
+    def deadline(self, timeout_s: float | None) -> float:
+        """Return when a call that begins now must be over."""
+        return deadline_after(self.timeout_s if timeout_s is None else timeout_s)
+
+    def passing(self, resuming: bool) -> AbstractContextManager[None]:
+        """Return what a collective passes before its first round, unless that is over."""
+        return nullcontext() if resuming else self.guard
+
+    def open(
+        self,
+        call: Call,
+        head: bytes,
+        fill: Callable[[], int],
+        deadline: float,
+        to: int | None = None,
+        part: int = 0,
+        resuming: bool = False,
+    ) -> Sequence[Call]:
+        """Run the first round; return all ranks' calls, which agree, or raise on all ranks.
+
+        Args:
+            fill: fills the own slot, and returns how much.
+            resuming: the first round is over, it remains to compare.
+        """
+        if not resuming:
+            self.fabric.sync(head, fill(), deadline, to=to, part=part)
+        return self.verdict(call, head)
+
+    def verdict(self, call: Call, head: bytes) -> Sequence[Call]:
+        """Compare what all ranks have said in the first round."""
+        if call.weight and self.fabric.all_said(head) and not call.outs:
+            return [call] * self.size
+        calls = [decode(said) for said in self.fabric.heads()]
+        reasons = declined(calls)
+        if reasons:
+            lines = "".join(f"\n  rank {rank}: {reason}" for rank, reason in reasons.items())
+            raise PeerDeclined(
+                f"{call.kind} did not take place, declined by{lines}", reasons=reasons
+            )
+        check_agreement(calls)
+        return calls
+
+    def check_rank(self, number: int, what: str = "root") -> int:
+        """Return a rank as int; ValueError if the group has no such rank."""
+        rank = operator.index(number)
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{what} must be a rank, 0 to {self.size - 1}, got {number!r}")
+        return rank
+
+    def check_only_root(self, kind: str, xs: Any, root: int) -> None:
+        """Raise ValueError if another rank than the root gives what only the root gives."""
+        if self.rank != root and xs is not None:
+            raise ValueError(f"only the root, rank {root}, gives a list to {kind}")
+
+
+def check_out(out: Any, like: Kind | None) -> None:
+    """Raise unless ``out`` is a writeable array that fits."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be an ndarray, got {type(out).__name__}")
+    if not out.flags.writeable:
+        raise ValueError("out must be writeable")
+    if like is not None and (out.dtype != text_dtype(like[0]) or out.shape != like[1]):
+        raise ValueError(f"out must be like x, {like[0]} {like[1]}, got {out.dtype} {out.shape}")
+
+
+def pickled(obj: Any) -> Array:
+    """Return an object as bytes that travel."""
+    return np.frombuffer(pickle.dumps(obj), np.uint8)
+
+
+def unpickled(data: Array) -> Any:
+    """Return the object that travelled."""
+    # Members of a group trust each other: see ``Communicator.broadcast_object``.
+    return pickle.loads(data.data)  # noqa: S301

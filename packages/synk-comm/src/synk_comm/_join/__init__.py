@@ -1,0 +1,1 @@
+"""Ways into a group, and which back-end carries it."""

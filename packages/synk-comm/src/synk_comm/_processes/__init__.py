@@ -1,0 +1,1 @@
+"""Starting, feeding, watching and ending the processes of ranks."""

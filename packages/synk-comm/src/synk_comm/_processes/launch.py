@@ -1,0 +1,247 @@
+"""``launch``: run a function on ranks in fresh processes, and collect what they return."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Callable, Union
+
+from synk_comm._core.calls import brief
+from synk_comm._core.guard import deadline_after
+from synk_comm._join.groups import DEFAULT_TIMEOUT_S, create_group
+from synk_comm.exceptions import CommTimeout, MisuseError, RankDied, RankFailed
+
+from .crew import Crew
+from .loading import LOADING, MAIN_NAMES, Source, unpickled
+from .process import Failure, RankProcess, describe_exit, rank_environment
+from .rank import Call, Report
+
+Environment = Union[Mapping[str, str], Callable[[int], Mapping[str, str]], None]
+
+
+def launch(
+    n: int,
+    fn: Callable[..., Any],
+    *args: Any,
+    backend: str = "auto",
+    timeout_s: float | None = None,
+    comm_timeout_s: float = DEFAULT_TIMEOUT_S,
+    grace_s: float = 5.0,
+    env: Environment = None,
+) -> list[Any]:
+    """Run ``fn(comm, *args)`` on ``n`` ranks, each in a fresh Python process; return the results.
+
+    Blocks until all processes have ended. When one fails, the others get a second to fail by
+    themselves and to say how; then they are ended. No process is left, nor any that the ranks
+    started, whatever happens here: also if this process is killed.
+
+    May be called from any thread, from a rank, and from an interactive session (for functions of
+    modules). A script that calls it needs ``if __name__ == "__main__":`` around the call.
+
+    Args:
+        n: number of ranks; there may be more than cores.
+        fn: a function of the top level of a module or of the main script, which the processes
+            load: the main script under the name ``__mp_main__``, and only if it is needed. Its
+            first argument is the rank's ``Communicator``, closed when it returns.
+        args: what else it gets; picklable.
+        backend: name of a back-end, as for ``create_group``; ``"auto"`` is shared memory where
+            that can be had, else ZeroMQ.
+        timeout_s: after this time all ranks are ended; None lets them run as long as they want.
+        comm_timeout_s: the communicator's own bound, for joining and for each collective.
+        grace_s: what ranks get to end by themselves after SIGTERM, when another has failed, and
+            after SIGINT, when this process got a Ctrl-C; then they are killed.
+        env: environment variables for the ranks, or a function from rank to these. Ranks also have
+            ``SYNK_COMM_RANK``, ``SYNK_COMM_SIZE``, and, where this process has not set it,
+            ``OMP_NUM_THREADS`` = cores // n, at least 1.
+
+    Returns:
+        What ``fn`` returned, by rank. Results are pickled.
+
+    Raises:
+        RankFailed: a rank raised; says which was first, and what became of the others.
+        RankDied: a rank's process ended by itself; a ``RankFailed`` too.
+        CommTimeout: some ranks still ran after ``timeout_s``; says which. They write the stacks of
+            their threads to standard error first, as they do whenever they get SIGQUIT.
+        TypeError: ``fn`` or ``args`` cannot be sent to other processes.
+    """
+    if operator.index(n) < 1:
+        raise ValueError(f"n must be at least 1, got {n!r}")
+    deadline = None if timeout_s is None else deadline_after(timeout_s)
+    deadline_after(comm_timeout_s)
+    _refuse_while_loading()
+    payload, main, home = packed(fn, args)
+    with create_group(n, backend) as group, Crew() as crew:
+        try:
+            for rank in range(n):
+                ticket = group.ticket(rank)
+                work = Call(ticket, comm_timeout_s, main, home, True, len(payload))
+                crew.add(
+                    RankProcess(
+                        rank,
+                        work,
+                        payload,
+                        path=sys.path,
+                        argv=sys.argv,
+                        env=rank_environment(n, rank, env(rank) if callable(env) else env),
+                        fds=group.fds,
+                    )
+                )
+            crew.wait(deadline, grace_s)
+        except KeyboardInterrupt:
+            crew.ask(signal.SIGINT, grace_s)
+            crew.wait_until(time.monotonic() + grace_s)
+            raise
+        finally:
+            crew.kill()
+            group.discard()
+    return _results(crew, timeout_s)
+
+
+# -- on the way there ---------------------------------------------------------------------
+
+
+def _refuse_while_loading() -> None:
+    if os.environ.get(LOADING):
+        raise MisuseError(
+            "launch() was called while a rank loaded the main script; they do that to "
+            'find the function in it: put the call under `if __name__ == "__main__":`'
+        )
+
+
+def packed(
+    fn: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[bytes, Source | None, Source | None]:
+    """Pickle a function and its arguments, by name, and say what must be loaded for them.
+
+    Returns:
+        The pickle; the main script if it needs that; the module of the function, if another.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function, got {type(fn).__qualname__}: {fn!r}")
+    inner = _innermost(fn)
+    name = getattr(inner, "__module__", None) or ""
+    what = getattr(inner, "__qualname__", repr(inner))
+    cure = "; use a function of the top level of a module, and pass what it needs as arguments"
+    if isinstance(inner, FunctionType) and ("<lambda>" in what or "<locals>" in what):
+        kind = "a lambda" if inner.__name__ == "<lambda>" else "made inside another function"
+        raise TypeError(f"ranks are other processes and cannot load {what}: it is {kind}{cure}")
+    main = _main_source()
+    if name in MAIN_NAMES and main is None:
+        raise TypeError(
+            f"ranks are other processes and cannot load {what} from here: it was typed into an "
+            "interactive session, or came from `python -c` or standard input; put it into a file "
+            "mine.py, and `import mine`"
+        )
+    try:
+        payload = pickle.dumps((fn, args), protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as exc:
+        raise TypeError(
+            f"{_culprit(fn, args)} cannot be sent to ranks: {brief(exc)}{cure}"
+        ) from exc
+    home = None
+    if name and name not in MAIN_NAMES:
+        path = _file(sys.modules.get(name))
+        home = Source(name, os.path.abspath(path) if path else "")
+    # A string in the arguments may look alike: then the script is loaded for nothing.
+    return payload, main if b"_main__" in payload else None, home
+
+
+def _innermost(fn: Any) -> Any:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if isinstance(fn, MethodType):
+        fn = fn.__func__
+    if not hasattr(fn, "__qualname__"):  # an object with __call__
+        fn = type(fn)
+    return fn
+
+
+def _culprit(fn: Any, args: tuple[Any, ...]) -> str:
+    for number, arg in enumerate(args):
+        try:
+            pickle.dumps(arg)
+        except Exception:  # noqa: BLE001 - whatever it raises, it is the one
+            return f"argument {number} of the function, a {type(arg).__qualname__},"
+    return f"the function {getattr(fn, '__qualname__', fn)!s}"
+
+
+def _file(module: ModuleType | None) -> str:
+    return getattr(module, "__file__", None) or ""
+
+
+def _main_source() -> Source | None:
+    module = sys.modules.get("__main__")
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and spec.name not in MAIN_NAMES:
+        return Source(spec.name, "")
+    path = _file(module)
+    return Source("", os.path.abspath(path)) if path and os.path.exists(path) else None
+
+
+# -- on the way back ----------------------------------------------------------------------
+
+
+def _results(crew: Crew, timeout_s: float | None) -> list[Any]:
+    failures = crew.failures()
+    if failures:
+        raise _error(crew, failures[0])
+    missing = {
+        rank.rank: "still ran"
+        for rank in crew.ranks
+        if rank.stopped_at is not None or rank.report is None
+    }
+    if missing:
+        names = ", ".join(map(str, missing))
+        which = f"rank {names}" if len(missing) == 1 else f"ranks {names}"
+        raise CommTimeout(
+            f"{which} of {len(crew.ranks)} still ran after {timeout_s} s and had to be ended; "
+            "raise timeout_s, or see on standard error where the threads were",
+            missing=missing,
+        )
+    values = []
+    for rank in crew.ranks:
+        report = rank.report or Report()
+        try:
+            values.append(unpickled(report.value))
+        except Exception as exc:
+            raise RankFailed(
+                f"rank {rank.rank} of {len(crew.ranks)} returned what cannot be unpickled here: "
+                f"{brief(exc)}; return types that this process can import, too",
+                rank=rank.rank,
+                exitcode=rank.exitcode,
+            ) from exc
+    return values
+
+
+def _error(crew: Crew, first: Failure) -> RankFailed:
+    others = "".join(
+        f"\n  rank {rank.rank}: {rank.fate()}" for rank in crew.ranks if rank.rank != first.rank
+    )
+    if others:
+        others = f"\n\nThe others:{others}"
+    place = f"rank {first.rank} of {len(crew.ranks)}"
+    exitcode = crew.ranks[first.rank].exitcode
+    if first.report is None:
+        when = " after its function had returned" if crew.ranks[first.rank].report else ""
+        how = describe_exit(first.exitcode)
+        return RankDied(f"{place} {how}{when}{others}", rank=first.rank, exitcode=exitcode)
+    text = first.report.failure
+    error = RankFailed(
+        f"{place} failed: {first.report.brief}\n\nThere:\n{text.rstrip()}{others}",
+        rank=first.rank,
+        traceback=text,
+        exitcode=exitcode,
+    )
+    try:
+        cause = unpickled(first.report.raised) if first.report.raised else None
+    except Exception:  # noqa: BLE001 - of a module that only the ranks have; the text says it all
+        cause = None
+    error.__cause__ = cause if isinstance(cause, BaseException) else None
+    return error

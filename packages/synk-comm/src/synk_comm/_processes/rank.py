@@ -1,0 +1,247 @@
+"""The process of one rank, from the inside: what ``launch`` and ``run`` start.
+
+The parent writes the work into a pipe, and never closes its end while it lives: the end of that
+pipe is the end of the parent. A report of what became of the work goes back through another.
+Both are inherited, so the pickles in them come from this user's own processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import runpy
+import signal
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import Any, BinaryIO, NamedTuple
+
+from synk_comm._core.calls import brief, chain
+from synk_comm._join.groups import join
+from synk_comm.exceptions import AbortedError, CommError, CommTimeout, PeerDeclined, PeerLost
+
+from .lifeline import end_with_parent
+from .loading import Source, load, load_main, unpickled
+
+BOOT = (
+    "import pickle, sys; work = open(int(sys.argv[1]), 'rb', closefd=False); "
+    "sys.path[:] = pickle.load(work); from synk_comm._processes.rank import main; main(work)"
+)
+"""What the interpreter of a rank is told to do. Not ``-m``: with the parent's own ``sys.path``
+it finds this package wherever the parent found it, and nothing of the current folder before."""
+
+STACKS_SIGNAL = signal.SIGQUIT
+"""Lets a rank write the stacks of its threads to standard error, and go on."""
+
+_BY_OTHERS = (PeerLost, AbortedError, PeerDeclined, CommTimeout)
+_TOLD_BY_OTHERS = (PeerLost, AbortedError, PeerDeclined)
+"""Whoever is to blame tells more than the stack of a rank that waited for it could."""
+
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+
+
+class Start(NamedTuple):
+    """How a rank begins.
+
+    Attributes:
+        rank: its number.
+        parent: the pid of the process that started it.
+        report_fd: the pipe for the report.
+        argv: the command line that the work sees.
+    """
+
+    rank: int
+    parent: int
+    report_fd: int
+    argv: list[str]
+
+
+class Call(NamedTuple):
+    """Work: call a function with a communicator.
+
+    Attributes:
+        ticket, timeout_s: for ``join``.
+        main: the main script, if the payload refers to it.
+        home: the module of the function, if that is another one.
+        tell: whether peers learn by ``abort`` that it failed; else they see it leave.
+        length: of the payload that follows, ``pickle.dumps((function, args))``.
+    """
+
+    ticket: str
+    timeout_s: float
+    main: Source | None
+    home: Source | None
+    tell: bool
+    length: int
+
+
+class Script(NamedTuple):
+    """Work: run a program as ``__main__``.
+
+    Attributes:
+        source: by name (``-m``) or by path.
+        by_line: whether its output goes out line by line, as it does on a terminal.
+    """
+
+    source: Source
+    by_line: bool
+
+
+class Report(NamedTuple):
+    """What became of the work; of plain types, so that the parent can always read it.
+
+    Attributes:
+        value: pickle of what the function returned.
+        failure: the traceback, or "" if there is no failure.
+        brief: type and first line of the exception.
+        raised: pickle of the exception, or empty if it cannot be pickled.
+        by_others: whether the exception came of what another rank did or failed to do.
+        at: when, on the monotonic clock.
+    """
+
+    value: bytes = b""
+    failure: str = ""
+    brief: str = ""
+    raised: bytes = b""
+    by_others: bool = False
+    at: float = 0.0
+
+    @classmethod
+    def of(cls, exc: BaseException, rank: int) -> Report:
+        """Describe a failure."""
+        lines = traceback.format_exception(type(exc), exc, _outside(exc))
+        text = "".join(lines)
+        raised = b""
+        try:
+            raised = pickle.dumps(exc)
+            unpickled(raised)  # not all that can be pickled can be read back
+        except Exception:  # noqa: BLE001 - whatever its class does there: the text remains
+            raised = b""
+        return cls(b"", text, brief(exc), raised, _by_others(exc, rank), time.monotonic())
+
+    def send(self, fd: int) -> None:
+        """Write it, with its length in front."""
+        data = pickle.dumps(tuple(self), protocol=pickle.HIGHEST_PROTOCOL)
+        with contextlib.suppress(BrokenPipeError), open(fd, "wb") as pipe:
+            pipe.write(len(data).to_bytes(8, "little"))
+            pipe.write(data)
+
+
+def main(work: BinaryIO) -> None:
+    """Do the work that the parent has written; the process ends with it."""
+    start = Start(*pickle.load(work))  # noqa: S301 - from the parent, through an inherited pipe
+    what = pickle.load(work)  # noqa: S301 - the same
+    payload = work.read(what.length) if isinstance(what, Call) else b""
+    for fd in (work.fileno(), start.report_fd):
+        os.set_inheritable(fd, False)
+    end_with_parent(work.fileno(), start.parent)
+    sys.argv[:] = start.argv
+    with contextlib.suppress(RuntimeError, ValueError, OSError):  # standard error is closed
+        faulthandler.register(STACKS_SIGNAL)
+    if isinstance(what, Call):
+        with contextlib.suppress(RuntimeError, ValueError, OSError):
+            faulthandler.enable()
+        _call(start, what, payload)
+    else:
+        _run(start, what)
+
+
+def _call(start: Start, call: Call, payload: bytes) -> None:
+    report = None
+    try:
+        if call.main is not None:
+            load_main(call.main)
+        if call.home is not None:
+            load(call.home)
+        function, args = unpickled(payload)
+        with join(call.ticket, timeout_s=call.timeout_s) as comm:
+            try:
+                report = Report(_pickled(function(comm, *args)), at=time.monotonic())
+            except BaseException as exc:
+                # Before peers hear of it, by the end of this ``with``: their failures come later.
+                report = Report.of(exc, start.rank)
+                report.send(start.report_fd)
+                if not call.tell:
+                    comm.close()
+                raise
+    except BaseException as exc:  # noqa: BLE001 - a KeyboardInterrupt is an outcome too
+        if report is None or not report.failure:
+            Report.of(exc, start.rank).send(start.report_fd)
+        # Not by raising again: the traceback travels, and need not be shown twice.
+        raise SystemExit(1) from None
+    report.send(start.report_fd)
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as exc:
+        raise TypeError(
+            f"the function returned a {type(value).__qualname__} that cannot be pickled for the "
+            f"way back ({brief(exc)}); return arrays, numbers, text, or containers of them"
+        ) from exc
+
+
+def _run(start: Start, script: Script) -> None:
+    if script.by_line:
+        for stream in (sys.stdout, sys.stderr):
+            getattr(stream, "reconfigure", lambda **_: None)(line_buffering=True)
+    try:
+        if script.source.name:
+            runpy.run_module(script.source.name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script.source.path, run_name="__main__")
+    except SystemExit:
+        raise
+    except BaseException as exc:
+        Report.of(exc, start.rank).send(start.report_fd)
+        exc = exc.with_traceback(_outside(exc))
+        if isinstance(exc, _TOLD_BY_OTHERS):
+            _say_where(exc, start.rank)
+            raise SystemExit(1) from None
+        if isinstance(exc, KeyboardInterrupt):
+            # The interpreter ends itself by SIGINT, as whoever waits for it expects. A bare raise
+            # would bring back the whole traceback on Python 3.9.
+            raise exc  # noqa: TRY201
+        sys.excepthook(type(exc), exc, exc.__traceback__)
+        raise SystemExit(1) from None
+
+
+def _say_where(exc: BaseException, rank: int) -> None:
+    """Write, in place of a traceback, one line: what ended this rank, and where in its script."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    place = f" at {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # standard error is closed
+        sys.stderr.write(f"synk_comm: rank {rank} ended{place}: {brief(exc)}\n")
+
+
+def _outside(exc: BaseException) -> TracebackType | None:
+    """Drop the frames of this file, and of what it uses to run a program, from the top.
+
+    Of an error between ranks, which says all, those of this package also go from the bottom.
+    """
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    trace = exc.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    last, link = None, trace if isinstance(exc, CommError) else None
+    while link is not None:
+        if not link.tb_frame.f_code.co_filename.startswith(_FOLDER):
+            last = link
+        link = link.tb_next
+    if last is not None:
+        last.tb_next = None
+    return trace
+
+
+def _by_others(exc: BaseException, rank: int) -> bool:
+    for link in chain(exc):
+        # A rank that gave up by itself is no victim of others.
+        if isinstance(link, _BY_OTHERS) and not (
+            isinstance(link, AbortedError) and link.rank == rank
+        ):
+            return True
+    return False

@@ -1,0 +1,97 @@
+"""A folder for sockets that nobody but this user may enter."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import stat
+import tempfile
+
+from synk_comm.exceptions import JoinError
+
+_PREFIX = "synk-comm-"
+_MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
+_OWN_BYTES = len("/synk-comm-0123456789ab/1000-1000")
+_SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is 0700
+
+
+class SocketFolder:
+    """A 0700 folder, removed when it has done its duty: by rank 0 after joining, at the latest
+    when the process that made it exits."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._pid = os.getpid()
+
+    @classmethod
+    def create(cls) -> SocketFolder:
+        """Make a folder under the system's folder for temporary files.
+
+        Where the path of that is too long for sockets it is made in a shorter place.
+        """
+        return cls(tempfile.mkdtemp(prefix=_PREFIX, dir=_place()))._until_exit()
+
+    @classmethod
+    def named(cls, secret: bytes) -> SocketFolder:
+        """Return a folder that is not made yet, under a name that follows from a secret.
+
+        Whoever knows the secret can remove it, should its maker be killed.
+        """
+        return cls(os.path.join(_place(), _PREFIX + secret.hex()[:12]))
+
+    def make(self) -> None:
+        """Make a named folder."""
+        os.mkdir(self.path, 0o700)
+        self._until_exit()
+
+    def _until_exit(self) -> SocketFolder:
+        atexit.register(self._remove_in_maker)
+        return self
+
+    def forget(self) -> None:
+        """Release what waits for the exit of this process, if the folder is gone already."""
+        if not os.path.isdir(self.path):
+            atexit.unregister(self._remove_in_maker)
+
+    def remove(self) -> None:
+        """Remove the folder and the sockets in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _remove_in_maker(self) -> None:
+        if os.getpid() == self._pid:
+            self.remove()
+
+    def socket(self, low: int | str, high: int | str = "") -> str:
+        """Return the path of the socket between two ranks."""
+        path = os.path.join(self.path, f"{low}-{high}")
+        if len(os.fsencode(path)) > _MAX_PATH:
+            raise ValueError(
+                f"the path of a socket holds at most {_MAX_PATH} bytes, {path!r} is longer; "
+                "use a shorter folder (or set TMPDIR)"
+            )
+        return path
+
+    def check(self) -> None:
+        """Raise JoinError unless the folder is this user's and closed to all others."""
+        try:
+            status = os.lstat(self.path)
+        except FileNotFoundError:
+            raise JoinError(
+                f"{self.path} does not exist (any more): the group has been used or given up"
+            ) from None
+        mode = stat.S_IMODE(status.st_mode)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or mode & 0o077:
+            raise JoinError(
+                f"{self.path} must be a folder of this user with mode 0700, so that nobody else "
+                f"can come between the ranks; got owner {status.st_uid}, mode {mode:04o}"
+            )
+
+
+def _place() -> str:
+    """Return the folder for temporary files, if sockets in it can have names; else another."""
+    usual = tempfile.gettempdir()
+    if len(os.fsencode(usual)) + _OWN_BYTES <= _MAX_PATH:
+        return usual
+    usable = (place for place in _SHORT if os.access(place, os.W_OK | os.X_OK))
+    return next(usable, usual)

@@ -1,0 +1,106 @@
+"""Plain Theano in processes of its own, as one has it who does without Synkhronos.
+
+A process that has a runtime holds its BLAS to its share of the cores. Of those here one has the
+threads that BLAS takes by itself, or that the environment says, and one has a single thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from time import perf_counter
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+import theano
+import theano.tensor as T
+from threadpoolctl import threadpool_info
+
+FUNCTIONS: Dict[str, Callable[[Any, Any, Any], Any]] = {
+    "entry by entry": lambda m, x, _: m.tanh(x) * m.exp(-x * x) + m.log1p(x * x),
+    "a matrix product": lambda m, x, w: m.tanh(m.dot(x, w)),
+}
+"""What is measured, in NumPy's words or Theano's: of x, a row for each example, and a matrix."""
+
+_COLUMNS = 256
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def values(rows: int) -> Any:
+    """The x and the matrix that are computed with."""
+    random = np.random.RandomState(0)
+    shapes = ((rows, _COLUMNS), (_COLUMNS, _COLUMNS))
+    return [random.standard_normal(shape).astype("float32") / 4 for shape in shapes]
+
+
+class PlainTheano:
+    """Processes that compute one of the functions when they are asked to; a context manager.
+
+    Args:
+        what: A name of `FUNCTIONS`.
+        rows: How many.
+
+    Attributes:
+        measures: What has the seconds of a call, by a name that tells the number of threads.
+    """
+
+    def __init__(self, what: str, rows: int) -> None:
+        self._processes: List[subprocess.Popen[str]] = []
+        self.measures: Dict[str, Callable[[], float]] = {}
+        for settings in ({}, _ONE_THREAD):
+            process = subprocess.Popen(
+                [sys.executable, __file__, what, str(rows)],
+                env={**os.environ, **settings},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            self._processes.append(process)
+            threads = _answer(process)
+            name = f"plain Theano, {threads} thread{'' if threads == '1' else 's'}"
+            self.measures.setdefault(name, functools.partial(_seconds, process))
+
+    def __enter__(self) -> PlainTheano:  # noqa: PYI034 - typing.Self is not there on Python 3.9
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in self._processes:
+            process.communicate()
+
+
+def _seconds(process: subprocess.Popen[str]) -> float:
+    return float(_answer(process, "\n"))
+
+
+def _answer(process: subprocess.Popen[str], said: str = "") -> str:
+    if process.stdin is not None and process.stdout is not None:
+        process.stdin.write(said)
+        process.stdin.flush()
+        line = process.stdout.readline().strip()
+        if line:
+            return line
+    raise RuntimeError(f"plain Theano ended with status {process.wait()}")
+
+
+def _say(value: float) -> None:
+    sys.stdout.write(f"{value!r}\n")
+    sys.stdout.flush()
+
+
+def _main(what: str, rows: int) -> None:
+    """Say how many threads there are, then call for each line that is read, and say how long."""
+    array, matrix = values(rows)
+    x = T.fmatrix("x")
+    f = theano.function([x], FUNCTIONS[what](T, x, theano.shared(matrix)).mean())
+    f(array)
+    _say(max(pool["num_threads"] for pool in threadpool_info()))
+    for _ in sys.stdin:
+        begin = perf_counter()
+        f(array)
+        _say(perf_counter() - begin)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,97 @@
+"""The steps of `train_digits.py` in plain Theano, in processes of their own: to measure it by.
+
+A process that has workers holds its BLAS to its share of the cores, so plain Theano is slower there
+than where it is alone. Here one process has the threads that BLAS takes by itself, or that the
+environment says, and another one has a single thread: whichever is faster is the one to beat.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from threadpoolctl import threadpool_info
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class PlainTheano:
+    """A process that trains the same network in plain Theano, when it is asked to.
+
+    Args:
+        model: A name of `train_digits.MODELS`.
+        batch_size: Rows per step.
+        settings: Changes to the environment.
+
+    Attributes:
+        name: How many threads it has, in words.
+    """
+
+    def __init__(self, model: str, batch_size: int, settings: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, model, str(batch_size)],
+            env={**os.environ, **settings},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        threads = self._line()
+        self.name = f"{threads} thread{'' if threads == '1' else 's'}"
+
+    def step(self) -> float:
+        """Have it take a step; return the seconds of it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._line())
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if not line:
+            raise RuntimeError(f"plain Theano ended with status {self._process.wait()}")
+        return line
+
+
+def peers(model: str, batch_size: int) -> list[PlainTheano]:
+    """Plain Theano as it comes, and with one thread if that is something else."""
+    default = PlainTheano(model, batch_size, {})
+    if default.name == "1 thread":
+        return [default]
+    return [default, PlainTheano(model, batch_size, ONE_THREAD)]
+
+
+def main(model: str, batch_size: int) -> None:
+    """Say how many threads there are, then take a step for each line that is read, and time it."""
+    import numpy as np
+    import theano
+    import theano.tensor as T
+    from lasagne import layers, objectives, updates
+    from train_digits import MODELS, load_data
+
+    x, y = T.tensor4("x"), T.ivector("y")
+    network = MODELS[model][1](x)
+    params = layers.get_all_params(network, trainable=True)
+    loss = objectives.categorical_crossentropy(layers.get_output(network), y).mean()
+    rule = updates.nesterov_momentum(loss, params, 0.05)
+    train: Any = theano.function([x, y], loss, updates=rule)
+    digits = load_data()
+    indexes = np.arange(min(batch_size, len(digits.x_train)))
+    for _ in range(3):
+        train(digits.x_train[indexes], digits.y_train[indexes])
+    print(max(pool["num_threads"] for pool in threadpool_info()), flush=True)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        train(digits.x_train[indexes], digits.y_train[indexes])
+        print(time.perf_counter() - start, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,325 @@
+"""Collectives over shared variables, as the master offers them: checks first, then one act."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from synk_theano._graph.facts import Event
+from synk_theano._graph.shared import value_of
+from synk_theano._plan.rows import Selection, is_int, split_rows
+from synk_theano._text import shown
+from synk_theano._wire.data import Data
+from synk_theano._wire.messages import ArrayRef, Collective, Step
+from synk_theano.exceptions import InputTypeError, InputValueError
+
+from .arguments import (
+    SCATTER,
+    checked_op,
+    listed_variables,
+    matched_values,
+    require_rows,
+    selected_rows,
+    way_of,
+)
+from .function import Function
+from .launcher import Launcher
+from .planner import staged_rows
+from .step import ALONE, Delayed, Prepared, Standing
+
+Arguments = Tuple[Dict[str, Any], int]
+"""Of an act, and the lowest row that it takes."""
+
+Finish = Callable[[Any], Any]
+"""Makes the caller's result of what comes back."""
+
+
+def _nothing(_result: Any) -> None:
+    """There is no result."""
+
+
+class Collectives:
+    """Collectives over one Theano shared variable or a list of them: all change, or none.
+
+    All block until every rank has done its part.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+
+    def broadcast(self, shared_vars: Any, values: Any = None) -> Any:
+        """Give every rank the master's values, or `values`.
+
+        Args:
+            values: None, or one array or `Data` for each variable.
+
+        Raises:
+            NotSharedVariable, InputTypeError: bad arguments; nothing was sent.
+        """
+        variables, _ = listed_variables(shared_vars)
+
+        def arguments(standing: Standing) -> Arguments:
+            if values is not None:
+                arrays = matched_values(shared_vars, variables, values)
+                return {"values": self._refs(arrays, standing.place), "forms": None}, 0
+            forms = tuple((value_of(v).shape, str(value_of(v).dtype)) for v in variables)
+            # Acts before it may change them: then only the master knows, when it comes to that.
+            return {"values": None, "forms": None if standing.place else forms}, 0
+
+        return self._perform("broadcast", variables, arguments, again=values is None)
+
+    def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> Any:
+        """Split `values` along axis 0 over the ranks: contiguous shares, larger ones first.
+
+        Args:
+            values: one array or `Data` for each variable; without `batch` each of its own length.
+            batch: rows of all of them to use, as in calls.
+
+        Raises:
+            NotSharedVariable, InputTypeError, InputValueError, BatchError: nothing was sent.
+        """
+        variables, _ = listed_variables(shared_vars)
+
+        def arguments(standing: Standing) -> Arguments:
+            place = standing.place
+            arrays = matched_values(shared_vars, variables, values)
+            if batch is None:
+                require_rows(variables, SCATTER)
+                selections = [Selection(len(array)) for array in arrays]
+            else:
+                selections = [selected_rows(variables, arrays, batch)]
+            rows = []
+            for selection in selections:
+                bounds = split_rows(selection.count, self._launcher.size)
+                rows.append(staged_rows(self._launcher, selection, bounds, place)[1])
+            several = tuple(rows * (len(arrays) // len(rows)))
+            return {"values": self._refs(arrays, place), "rows": several}, selections[0].lowest
+
+        return self._perform("scatter", variables, arguments, again=False)
+
+    def gather(self, shared_vars: Any, nd_up: int = 1) -> Any:
+        """All ranks' values, in rank order, in the master.
+
+        Args:
+            nd_up: 1 stacks them along a new first axis, 0 concatenates them along axis 0, where
+                lengths may differ.
+
+        Returns:
+            An array, or a tuple of arrays for a list of variables.
+        """
+        if not is_int(nd_up) or nd_up not in (0, 1):
+            raise InputValueError(f"nd_up: got {shown(nd_up)}, expected 0 or 1")
+        variables, single = listed_variables(shared_vars)
+        if nd_up == 0:
+            require_rows(variables, "gather(nd_up=0)")
+        return self._perform("gather", variables, {"nd_up": nd_up}, _unlisted(single))
+
+    def all_gather(self, shared_vars: Any) -> Any:
+        """Every rank's value becomes all ranks' values, concatenated along axis 0."""
+        variables, _ = listed_variables(shared_vars)
+        require_rows(variables, "all_gather()")
+        return self._perform("all_gather", variables, {})
+
+    def reduce(self, shared_vars: Any, op: str = "avg", in_place: bool = True) -> Any:
+        """Reduce all ranks' values into the master; workers' values stay.
+
+        Args:
+            op: avg, sum, max, min or prod.
+            in_place: overwrite the master's value; otherwise return the result.
+
+        Returns:
+            None if `in_place`; else an array, or a tuple of arrays for a list of variables.
+        """
+        variables, single = listed_variables(shared_vars)
+        arguments: Dict[str, Any] = {"op": checked_op(op, variables), "in_place": bool(in_place)}
+        arguments.update(way_of(op))
+        return self._perform("reduce", variables, arguments, _unlisted(single))
+
+    def all_reduce(self, shared_vars: Any, op: str = "avg", weights: Any = None) -> Any:
+        """Every rank's value becomes the reduction of all ranks' values.
+
+        Args:
+            op: avg, sum, max, min or prod.
+            weights: one number per rank, or a function. ``avg`` is then ``sum(w * x) / sum(w)``:
+                with ``weights=f`` the average is exact for any split of the last call of ``f``
+                (its ``f.rows`` are the numbers). A rank of weight 0 contributes nothing, but
+                gets the result, for every op.
+        """
+        variables, _ = listed_variables(shared_vars)
+        name = checked_op(op, variables)
+        if isinstance(weights, Function):
+            self._require_own(weights)
+        else:
+            weights = self._checked_weights(weights)
+
+        def arguments(standing: Standing) -> Arguments:
+            given: Dict[str, Any] = {"op": name, "weights": weights, **way_of(op)}
+            if isinstance(weights, Function):
+                if weights.number in standing.called:
+                    # Its rows will be known when the step has come to it.
+                    given.update(weights=None, weights_of=weights.number)
+                else:
+                    given["weights"] = _rows_of(weights)
+            return given, 0
+
+        return self._perform("all_reduce", variables, arguments)
+
+    def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> Any:
+        """Set the values of one rank.
+
+        Args:
+            values: one array or `Data` for each variable.
+            batch: rows of `values` to use, as in calls.
+        """
+        self._check_rank(rank)
+        variables, _ = listed_variables(shared_vars)
+
+        def arguments(standing: Standing) -> Arguments:
+            place = standing.place
+            arrays = matched_values(shared_vars, variables, values)
+            rows, origin = None, 0
+            if batch is not None:
+                selection = selected_rows(variables, arrays, batch)
+                bounds = ((0, selection.count),)
+                _, rows = staged_rows(self._launcher, selection, bounds, place)
+                origin = selection.lowest
+            return {"values": self._refs(arrays, place), "rank": int(rank), "rows": rows}, origin
+
+        return self._perform("set_value", variables, arguments, again=False)
+
+    def get_value(self, rank: int, shared_vars: Any) -> Any:
+        """The values of one rank: an array, or a tuple of arrays for a list of variables."""
+        self._check_rank(rank)
+        variables, single = listed_variables(shared_vars)
+        return self._perform("get_value", variables, {"rank": int(rank)}, _unlisted(single))
+
+    def get_shapes(self, shared_vars: Any) -> Any:
+        """The shapes on all ranks, a tuple in rank order; a tuple of those for a list."""
+        variables, single = listed_variables(shared_vars)
+        return self._perform("get_shapes", variables, {}, _unlisted(single))
+
+    def get_digests(self, shared_vars: Any) -> Any:
+        """A digest of the value on each rank (dtype, shape, every bit), a tuple in rank order; a
+        tuple of those for a list. Replicas are equal where their digests are."""
+        variables, single = listed_variables(shared_vars)
+        return self._perform("get_digests", variables, {}, _unlisted(single))
+
+    def get_lengths(self, shared_vars: Any) -> Any:
+        """The lengths along axis 0 on all ranks, in rank order; a tuple of those for a list."""
+        variables, single = listed_variables(shared_vars)
+        require_rows(variables, "get_lengths()")
+        unlisted = _unlisted(single)
+
+        def finish(shapes: Any) -> Any:
+            return unlisted([tuple(shape[0] for shape in ranks) for ranks in shapes])
+
+        return self._perform("get_shapes", variables, {}, finish)
+
+    def _perform(
+        self,
+        kind: str,
+        variables: Sequence[Any],
+        arguments: Any,
+        finish: Finish = _nothing,
+        again: bool = True,
+    ) -> Any:
+        """Have the collective performed; returns what it gives.
+
+        Args:
+            arguments: of the act, or what stages and makes them, given where it stands in a step.
+            again: whether the act may come again as it is.
+        """
+
+        def prepare(standing: Standing) -> Prepared:
+            given, origin = arguments(standing) if callable(arguments) else (arguments, 0)
+            numbers = self._launcher.numbers(variables)
+            name = (kind, numbers, *given.items()) if again else None
+            number = self._launcher.enter(Collective(kind, numbers, given), name)
+            event = Event(
+                # What does not change the variables is all one to `lint()`.
+                "gather" if given.get("in_place") is False else kind,
+                variables=numbers,
+                rank=given.get("rank"),
+            )
+            tally = self._launcher.tally(f"{kind}()")
+            return Prepared(Step(number, origin), finish, tally, event)
+
+        return self._do(prepare)
+
+    def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
+        with self._launcher.exclusive:
+            return self._launcher.perform((prepare(ALONE),))[0]
+
+    def _require_own(self, function: Function) -> None:
+        if not function.belongs_to(self._launcher):
+            raise InputValueError(f"weights: {function!r} belongs to another runtime")
+
+    def _checked_weights(self, weights: Any) -> Optional[Tuple[float, ...]]:
+        if weights is None:
+            return None
+        try:
+            numbers = tuple(float(weight) for weight in weights)
+        except (TypeError, ValueError, OverflowError):
+            raise InputTypeError(
+                f"weights: got {shown(weights)}, expected a function of this runtime (of a "
+                f"TrainFunction, its grad_function), or one number for each of "
+                f"{self._launcher.size} ranks"
+            ) from None
+        finite = all(0 <= number < np.inf for number in (*numbers, sum(numbers)))
+        if len(numbers) != self._launcher.size or not finite or not any(numbers):
+            raise InputValueError(
+                f"weights: got {shown(numbers)}, expected one non-negative number for each of "
+                f"{self._launcher.size} ranks, not all of them 0"
+            )
+        return numbers
+
+    def _check_rank(self, rank: int) -> None:
+        if not is_int(rank) or not 0 <= rank < self._launcher.size:
+            raise InputValueError(
+                f"rank: got {shown(rank)}, expected an int from 0 to {self._launcher.size - 1}"
+            )
+
+    def _refs(self, values: Sequence[Any], place: int) -> List[ArrayRef]:
+        refs = []
+        for i, value in enumerate(values):
+            if isinstance(value, Data):
+                refs.append(self._launcher.ref(value))
+                continue
+            slot, what = ("value", i, place), f"value {i} of a collective"
+            target, ref = self._launcher.room(slot, value.dtype, value.shape, what)
+            target[...] = value
+            refs.append(ref)
+        return refs
+
+
+class DelayedCollectives(Collectives):
+    """The same for `step()`: what it returns is performed by the step."""
+
+    def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
+        return Delayed(self._launcher, prepare)
+
+
+def _rows_of(function: Function) -> Tuple[int, ...]:
+    """The rows of its last call, by rank.
+
+    Raises:
+        InputValueError: there are none.
+    """
+    rows = function.rows
+    if rows is None or not any(rows):
+        raise InputValueError(
+            f"all_reduce(weights=f): {function!r} "
+            + ("was not called yet" if rows is None else "had no rows in its last call")
+            + ", so there is nothing to average; call it with rows first"
+        )
+    return rows
+
+
+def _unlisted(single: bool) -> Finish:
+    def finish(results: Any) -> Any:
+        if results is None:
+            return None
+        return results[0] if single else tuple(results)
+
+    return finish

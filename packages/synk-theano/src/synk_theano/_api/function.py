@@ -1,0 +1,311 @@
+"""`Function`: what `synk.function()` returns, in place of a `theano.Function`."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
+
+from synk_theano._graph.facts import Event
+from synk_theano._graph.inputs import Signature
+from synk_theano._graph.spec import FunctionSpec, unnamed
+from synk_theano._graph.values import on_host
+from synk_theano._text import shown
+from synk_theano._tracebacks import brief_traceback, shortened
+from synk_theano._watch.verify import Report, verify
+from synk_theano._wire.data import Data
+from synk_theano.exceptions import InputTypeError
+
+from .launcher import Launcher
+from .planner import DEFAULT, Options, Planner
+from .step import Delayed, Prepared
+
+
+class Function:
+    """A Theano function that is computed by all ranks at once.
+
+    Attributes:
+        name: as in Theano functions.
+        rows: how many rows each rank computed in the last call, or None before the first: the
+            weights with which ``all_reduce(..., weights=f)`` averages exactly.
+        number: of the function in its runtime.
+        spec: what was given to ``function()``.
+        keepers: functions that `verify` has made for this one.
+    """
+
+    def __init__(
+        self, spec: FunctionSpec, function_id: int, plain: Any, launcher: Launcher
+    ) -> None:
+        self.spec = spec
+        self.number = function_id
+        self._plain = plain
+        self._launcher = launcher
+        self._signature = Signature(spec)
+        self._planner = Planner(spec, function_id, self._signature, launcher, repr(self))
+        self._event = Event("call", function_id)
+        self._tally = launcher.tally(spec.name or unnamed(function_id))
+        self.keepers: Dict[str, Any] = {}
+        self.rows: Optional[Tuple[int, ...]] = None
+
+    @property
+    def name(self) -> Optional[str]:
+        """As in Theano functions."""
+        return self.spec.name
+
+    @property
+    def output_modes(self) -> Tuple[Optional[str], ...]:
+        """The reduce operation of each output."""
+        return self.spec.output_ops
+
+    @property
+    def update_modes(self) -> Tuple[str, ...]:
+        """The operation with which each update accumulates over slices."""
+        return tuple(op for _, _, op in self.spec.updates)
+
+    def get_shared(self) -> List[Any]:
+        """The shared variables that the function reads or updates."""
+        shared: List[Any] = self._plain.get_shared()
+        return shared
+
+    def belongs_to(self, launcher: Launcher) -> bool:
+        """Whether it was built by this runtime."""
+        return self._launcher is launcher
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled: its compiled forms are in the memory of all "
+            f"ranks; build it again with function(...), from the same graph"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<synkhronos function {self.name or ''}({self._signature}) on "
+            f"{self._launcher.size} ranks>"
+        )
+
+    def __call__(
+        self,
+        *args: Any,
+        output_subset: Optional[Sequence[int]] = None,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: int = 1,
+        **kwargs: Any,
+    ) -> Any:
+        """Compute on all ranks; blocks until all are done.
+
+        Scattered inputs are split along axis 0 into contiguous shares in rank order whose sizes
+        differ by at most one, larger shares first. Each rank runs the Theano function on its share,
+        and the outputs are collected in the master: ``avg`` (weighted by rows: exact for any
+        split), ``sum``, ``max``, ``min``, ``prod``, ``gather`` (concatenated in input order) or
+        None (the master's own result). Ranks without rows only make the updates that no row goes
+        into, such as those of a counter. In a call without any rows all ranks do so, and the master
+        computes the outputs.
+
+        Args:
+            *args: a `Data`, or anything that `numpy.asarray` takes, for each input in order; or
+                one dict from the inputs' variables (or names) to these.
+            output_subset: positions of the outputs to return, as in Theano.
+            batch: rows of the scattered inputs to use, before they are split: an int (the first
+                so many), slice, list or array of ints, or boolean mask.
+            batch_s: rows of the sliceable shared variables to use, on each rank of its own: one
+                of these kinds for all ranks, or a list of them, one per rank.
+            num_slices: compute each rank's share in so many pieces and accumulate, to save
+                memory. Updates are computed from the original values in every piece, accumulated,
+                and applied once.
+            **kwargs: inputs by the names of their variables.
+
+        Raises:
+            InputTypeError, InputValueError, BatchError, OpError: bad arguments; nothing was sent.
+            NestedCall: the runtime is at work already, in this thread.
+            WorkerFailed: the computation raised on a worker.
+            WorkerDied: a worker process is gone, and the runtime is closed.
+        """
+        __tracebackhide__ = True  # of pytest and IPython
+        options = DEFAULT
+        if not (
+            output_subset is batch is batch_s is None
+            and type(num_slices) is int
+            and num_slices == 1
+        ):
+            options = Options(output_subset, batch, batch_s, num_slices)
+        try:
+            with self._launcher.exclusive:
+                prepared = self._prepare(self._signature.ordered(args, kwargs), options, 0)
+                return self._launcher.perform((prepared,))[0]
+        except BaseException as error:  # noqa: BLE001 - it is raised again
+            raise shortened(error)  # noqa: B904 - the same error
+
+    @brief_traceback
+    def delayed(
+        self,
+        *args: Any,
+        output_subset: Optional[Sequence[int]] = None,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: int = 1,
+        **kwargs: Any,
+    ) -> Delayed:
+        """A call for `step()`, which performs it: arguments and result as in `__call__`.
+
+        Inputs are read when the step begins.
+        """
+        values = self._signature.ordered(args, kwargs)
+        options = Options(output_subset, batch, batch_s, num_slices)
+        return Delayed(
+            self._launcher,
+            lambda standing: self._prepare(values, options, standing.place),
+            self.number,
+        )
+
+    @brief_traceback
+    def as_theano(
+        self, *args: Any, output_subset: Optional[Sequence[int]] = None, **kwargs: Any
+    ) -> Any:
+        """Compute in the master only, as a plain Theano function would.
+
+        Args:
+            *args, **kwargs: arrays or `Data`, as in `__call__`, without the other options of it.
+            output_subset: positions of the outputs to return, as in Theano.
+        """
+        values = self._signature.ordered(args, kwargs)
+        wanted = self._planner.wanted(output_subset)
+        self._launcher.enter_device()
+        arrays = (v.data if isinstance(v, Data) else v for v in values)
+        plain = self._plain(*arrays)
+        if wanted is not None:  # not every linker of Theano's can leave the others out
+            plain = [plain[position] for position in wanted]
+        return self._returned([on_host(value) for value in plain], wanted)
+
+    @brief_traceback
+    def verify(
+        self,
+        *args: Any,
+        output_subset: Optional[Sequence[int]] = None,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: Union[int, Sequence[int]] = (2, 3),
+        limit: Optional[float] = None,
+        sync: bool = True,
+        **kwargs: Any,
+    ) -> Report:
+        """Compute serially, in parallel and sliced, and compare; blocks until all is done.
+
+        Outputs are compared, and what the function updates. Afterwards every shared variable has
+        its old value on every rank, states of random streams included. The selected rows and
+        several copies of the shared variables are held in the master meanwhile.
+
+        Args:
+            *args, **kwargs: inputs, as in `__call__`.
+            output_subset, batch, batch_s: as in `__call__`.
+            num_slices: with how many slices to compute, besides without.
+            limit: machine epsilons that are taken for rounding. By default 16 for the same
+                computation elsewhere, and 16 * sqrt(rows) for sums in another order.
+            sync: start all ranks from the master's values. False leaves them as they are, which
+                may then be the cause of a difference. Either way it is reported where they differ.
+
+        Returns:
+            A `Report`: print it; `Report.ok`; `Report.raise_if_wrong()`.
+
+        Raises:
+            What a call raises.
+        """
+        return verify(
+            self,
+            self._launcher,
+            args,
+            kwargs,
+            batch=batch,
+            batch_s=batch_s,
+            num_slices=num_slices,
+            output_subset=output_subset,
+            limit=limit,
+            sync=sync,
+        )
+
+    @brief_traceback
+    def build_inputs(
+        self,
+        *args: Any,
+        force_cast: bool = False,
+        oversize: float = 1.0,
+        minibatch: Any = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Make a `Data` for each input, as `synk.data()` does, with the input's dtype and ndim.
+
+        Args:
+            *args, **kwargs: values, given as in a call.
+            minibatch: True, False, or a list with one of these per input.
+
+        Returns:
+            A `Data` for a function of one input, else a tuple of them.
+        """
+        values = self._signature.ordered(args, kwargs)
+        flags = list(minibatch) if isinstance(minibatch, (list, tuple)) else None
+        if flags is not None and len(flags) != len(values):
+            raise InputTypeError(
+                f"minibatch: got {len(flags)} entries, expected one for each of "
+                f"{len(values)} inputs"
+            )
+        datas = tuple(
+            self._launcher.data(
+                value,
+                variable,
+                force_cast=force_cast,
+                oversize=oversize,
+                minibatch=minibatch if flags is None else flags[i],
+                name=variable.name,
+            )
+            for i, (value, variable) in enumerate(zip(values, self._signature.variables))
+        )
+        return datas[0] if len(datas) == 1 else datas
+
+    def release(self) -> None:
+        """Let go of shared memory; the runtime has ended."""
+        self._planner.clear()
+
+    def _prepare(self, values: Sequence[Any], options: Options, place: int) -> Prepared:
+        plan, step = self._planner.prepare(values, options, place)
+        if step is plan.step and plan.prepared is not None and options is DEFAULT:
+            prepared: Prepared = plan.prepared
+            return prepared
+        subset = options.output_subset
+        prepared = Prepared(
+            step,
+            lambda result: self._finish(result, subset),
+            self._tally,
+            self._event,
+            plan.nbytes,
+        )
+        if step is plan.step and options is DEFAULT:
+            plan.prepared = prepared
+        return prepared
+
+    def _finish(self, result: Any, output_subset: Optional[Sequence[int]]) -> Any:
+        values, self.rows = result
+        return self._returned(values, output_subset)
+
+    def _returned(self, values: List[Any], output_subset: Optional[Sequence[int]]) -> Any:
+        if output_subset is not None:
+            return values
+        if self.spec.returns == "none":
+            return None
+        return values[0] if self.spec.returns == "single" else values
+
+
+def as_delayed(act: Any, place: int, launcher: Launcher) -> Delayed:
+    """An act of a step; a function without inputs stands for its call.
+
+    Raises:
+        InputTypeError: it is something else, or another runtime's.
+    """
+    if isinstance(act, Function):
+        act = act.delayed()
+    if not isinstance(act, Delayed):
+        raise InputTypeError(
+            f"step(): got {shown(act)} of type {type(act).__name__} as act {place}, expected "
+            f"f.delayed(...), delayed.all_reduce(...) and the like, or a function without "
+            f"inputs"
+        )
+    if act.launcher is not launcher:
+        raise InputTypeError(f"step(): act {place} belongs to another runtime")
+    return act

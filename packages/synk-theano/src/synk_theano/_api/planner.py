@@ -1,0 +1,397 @@
+"""From a function's arguments to an act: checks, selection of rows, and plans for later calls.
+
+Planning anew costs some hundred microseconds; a call whose inputs have the shapes and places of an
+earlier one, with a batch of the same length, finds its plan again and only copies what changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from synk_theano._graph.inputs import Copy, Signature, tokens
+from synk_theano._graph.spec import FunctionSpec
+from synk_theano._plan.rows import (
+    Bounds,
+    Selection,
+    Selector,
+    as_int,
+    is_int,
+    selection_for,
+    split_rows,
+)
+from synk_theano._plan.selectors import all_ranges, selectors_for, written
+from synk_theano._text import shown
+from synk_theano._wire.data import Data
+from synk_theano._wire.messages import (
+    PLAIN,
+    ROWLESS,
+    ArrayRef,
+    Call,
+    Form,
+    Rows,
+    ScatteredInput,
+    StagedSelector,
+    Step,
+)
+from synk_theano.exceptions import InputTypeError, InputValueError, OpError
+
+from .launcher import Launcher
+
+PLANS = 256
+"""Plans that a function keeps; the oldest give way."""
+
+MOST_SLICES = 1 << 20
+"""More are taken for so many: each rank makes a list of them, and a row is the least slice."""
+
+
+class Options(NamedTuple):
+    """What a call says besides its inputs; see `Function.__call__`."""
+
+    output_subset: Optional[Sequence[int]] = None
+    batch: Any = None
+    batch_s: Any = None
+    num_slices: int = 1
+
+
+DEFAULT = Options()
+
+
+class Plan:
+    """A call that was made before, as far as it is the same again.
+
+    Attributes:
+        step: the act, for rows that begin at 0.
+        copies: of inputs that are arrays.
+        index_room: where the selection's index goes, or None.
+        selectors: where `batch_s` goes, by rank.
+        nbytes: of inputs that the ranks read.
+        prepared: whatever the caller keeps for calls whose rows begin at 0.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        launcher: Launcher,
+        copies: List[Copy],
+        index_room: Optional[np.ndarray],
+        selectors: List[np.ndarray],
+        nbytes: int,
+    ) -> None:
+        self.number = launcher.enter(call, holder=self)
+        self.step = Step(self.number)
+        self.copies = copies
+        self.index_room = index_room
+        self.selectors = selectors
+        self.nbytes = nbytes
+        self.prepared: Any = None
+
+    def release(self) -> None:
+        """Let go of shared memory: the act is forgotten, some of its arrays lie elsewhere now."""
+        self.copies, self.selectors = [], []
+        self.index_room = self.prepared = None
+
+
+class Known(NamedTuple):
+    """Inputs that were accepted before: what selections are checked against."""
+
+    lengths: List[int]
+    is_minibatch: List[bool]
+
+
+class Planner:
+    """Plans the calls of one function.
+
+    Args:
+        spec: the function as written.
+        number: of the function.
+        signature: its inputs.
+        launcher: the runtime.
+        label: the function in messages.
+    """
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        number: int,
+        signature: Signature,
+        launcher: Launcher,
+        label: str,
+    ) -> None:
+        self._spec = spec
+        self._number = number
+        self._signature = signature
+        self._launcher = launcher
+        self._label = label
+        self._plans: Dict[Hashable, Plan] = {}
+        self._known: Dict[Hashable, Known] = {}
+
+    def prepare(self, values: Sequence[Any], options: Options, place: int) -> Tuple[Plan, Step]:
+        """Check and plan a call, and copy its arrays.
+
+        Args:
+            place: among the acts of a step: what two of them stage must not meet.
+
+        Returns:
+            The plan, and the step to perform.
+
+        Raises:
+            InputTypeError, InputValueError, BatchError, OpError: bad arguments.
+        """
+        token: Hashable = tokens(values)
+        key: Hashable = (place, token)
+        if options is DEFAULT:
+            plan = self._plans.get(key)
+            if plan is not None and self._launcher.knows(plan.number):
+                for copy in plan.copies:
+                    copy(values[copy.place], None)
+                return plan, plan.step
+        known = self._known.get(token)
+        if known is None:
+            values = [self._signature.accepted(i, value) for i, value in enumerate(values)]
+            token, known = self._get_to_know(values)
+            key = (place, token)
+        selection = self._selection(known, options.batch)
+        selectors = self._selectors(options.batch_s)
+        wanted = self.wanted(options.output_subset)
+        num_slices = self._slices(options.num_slices, wanted)
+        if options is not DEFAULT:
+            key = (
+                place,
+                token,
+                None if selection is None else (selection.count, selection.step),
+                None if selection is None else selection.index is None,
+                num_slices,
+                wanted,
+                tuple(isinstance(s, slice) or (len(s), s.dtype) for s in selectors),
+                all_ranges(selectors),
+            )
+        plan = self._plans.get(key)
+        if plan is None or not self._launcher.knows(plan.number):
+            self._check_own_result(selection, wanted)
+            plan = self._plan(values, selection, selectors, wanted, num_slices, place)
+            if len(self._plans) >= PLANS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[key] = plan
+        for copy in plan.copies:
+            copy(values[copy.place], selection)
+        origin = 0
+        if selection is not None:
+            if plan.index_room is not None:
+                plan.index_room[...] = selection.index
+            if selection.index is None:
+                origin = selection.lowest
+        for target, chosen in zip(plan.selectors, selectors):
+            target[...] = written(chosen)
+        return plan, Step(plan.number, origin) if origin else plan.step
+
+    def clear(self) -> None:
+        """Forget all plans, and with them where arrays lie in shared memory."""
+        self._plans.clear()
+        self._known.clear()
+
+    def _get_to_know(self, inputs: Sequence[Any]) -> Tuple[Hashable, Known]:
+        """What selections of these accepted inputs are checked against, and its name."""
+        scattered = inputs[: self._spec.n_scattered]
+        is_minibatch = [isinstance(item, Data) and item.minibatch for item in scattered]
+        known = Known([len(item) for item in scattered], is_minibatch)
+        token = tokens(inputs)
+        if len(self._known) >= PLANS:
+            self._known.clear()
+        self._known[token] = known
+        return token, known
+
+    def _plan(
+        self,
+        inputs: Sequence[Any],
+        selection: Optional[Selection],
+        selectors: Sequence[Selector],
+        wanted: Optional[Tuple[int, ...]],
+        num_slices: int,
+        place: int,
+    ) -> Plan:
+        self._check_single_rows(selection)
+        form = self._form(selectors, num_slices)
+        self._launcher.require_form(self._number, form)
+        if self._may_lack_rows(selection):
+            self._launcher.require_form(self._number, ROWLESS)
+        n = self._spec.n_scattered
+        copies: List[Copy] = []
+        scattered: List[ScatteredInput] = []
+        broadcast: List[ArrayRef] = []
+        for i, item in enumerate(inputs):
+            if isinstance(item, Data):
+                ref = self._launcher.ref(item)
+                # A row for each entry of an index: there is nothing to select.
+                selects = item.minibatch and selection is not None and selection.index is not None
+                scattered.append(ScatteredInput(ref, item.minibatch, selects))
+            else:
+                # What is copied anyway is copied selected.
+                selects = i < n and selection is not None and not selection.covers(len(item))
+                shape = item.shape
+                if selects and selection is not None:
+                    shape = (selection.count, *shape[1:])
+                slot, what = (self._number, i, place), self._signature.what(i)
+                target, ref = self._launcher.room(slot, item.dtype, shape, what)
+                copies.append(Copy(i, target, selects))
+                scattered.append(ScatteredInput(ref, selected=selects))
+            if i >= n:
+                broadcast.append(scattered.pop().array)
+        index, rows = None, None
+        if selection is not None:
+            bounds = split_rows(selection.count, self._launcher.size)
+            needs_index = any(not item.selected for item in scattered)
+            index, rows = staged_rows(self._launcher, selection, bounds, place, needs_index)
+        staged = [
+            self._launcher.room(
+                (self._number, "batch_s", rank, place), text.dtype, text.shape, "batch_s"
+            )
+            for rank, text in enumerate(written(chosen) for chosen in selectors)
+        ]
+        call = Call(
+            function_id=self._number,
+            form=form,
+            rows=rows,
+            scattered=tuple(scattered),
+            broadcast=tuple(broadcast),
+            outputs=wanted,
+            num_slices=num_slices,
+            selectors=tuple(
+                StagedSelector(ref, isinstance(chosen, slice))
+                for (_, ref), chosen in zip(staged, selectors)
+            ),
+        )
+        nbytes = sum(
+            item.nbytes if selection is None or i >= n else _row_bytes(item) * selection.count
+            for i, item in enumerate(inputs)
+        )
+        targets = [target for target, _ in staged]
+        return Plan(call, self._launcher, copies, index, targets, nbytes)
+
+    def _may_lack_rows(self, selection: Optional[Selection]) -> bool:
+        """Whether a rank may have no rows; of sliceable variables each has its own number."""
+        if selection is None:
+            return bool(self._spec.sliceable)
+        return selection.count < self._launcher.size
+
+    def _check_single_rows(self, selection: Optional[Selection]) -> None:
+        """An input that is broadcastable along axis 0 has one row, also as a selection."""
+        if selection is None or selection.count < 2:
+            return
+        signature = self._signature
+        for label, variable in zip(signature.labels, signature.variables[: self._spec.n_scattered]):
+            if variable.broadcastable[0]:
+                raise InputValueError(
+                    f"input {label} of {self._label} has length 1 along axis 0 by its type (it is "
+                    f"broadcastable there), but {selection.count} rows are selected; list it in "
+                    f"bcast_inputs, or declare it with more than one row"
+                )
+
+    def wanted(self, output_subset: Any) -> Optional[Tuple[int, ...]]:
+        """The positions of the outputs that are asked for; None for all.
+
+        Raises:
+            InputValueError: it is no list of positions.
+        """
+        if output_subset is None:
+            return None
+        count = len(self._spec.outputs)
+        if isinstance(output_subset, np.ndarray):
+            output_subset = output_subset.tolist()
+        if not isinstance(output_subset, (list, tuple, range)):
+            raise InputValueError(
+                f"output_subset: got {shown(output_subset)}, expected a list of positions from 0 "
+                f"to {count - 1}"
+            )
+        for position in output_subset:
+            if not is_int(position) or not 0 <= position < count:
+                raise InputValueError(
+                    f"output_subset: got {shown(position)}, expected positions from 0 to "
+                    f"{count - 1}"
+                )
+        return tuple(int(position) for position in output_subset)
+
+    def _slices(self, num_slices: Any, wanted: Optional[Tuple[int, ...]]) -> int:
+        num_slices = as_int(num_slices)
+        if not is_int(num_slices) or num_slices < 1:
+            raise InputValueError(
+                f"num_slices: got {shown(num_slices)}, expected an int of at least 1"
+            )
+        if num_slices == 1:
+            return 1
+        if not self._spec.n_scattered and not self._spec.sliceable:
+            raise InputValueError(
+                f"num_slices: {self._label} has nothing to slice: no scattered inputs and no "
+                f"sliceable_shareds"
+            )
+        ops = self._spec.output_ops
+        for position in range(len(ops)) if wanted is None else wanted:
+            if ops[position] is None:
+                raise OpError(
+                    f"output {position} of {self._label} has op None, which does not accumulate "
+                    f"over slices; give it an op, or leave it out with output_subset"
+                )
+        return min(int(num_slices), MOST_SLICES)
+
+    def _selectors(self, batch_s: Any) -> Tuple[Selector, ...]:
+        """One selector per rank, or () for all rows everywhere."""
+        if batch_s is not None and not self._spec.sliceable:
+            raise InputTypeError(
+                f"{self._label} got batch_s, but has no sliceable_shareds; list them in function()"
+            )
+        return selectors_for(batch_s, self._launcher.size)
+
+    def _selection(self, known: Known, batch: Any) -> Optional[Selection]:
+        if not known.lengths:
+            if batch is not None:
+                raise InputTypeError(
+                    f"{self._label} got batch, but has no scattered inputs to select from"
+                )
+            return None
+        labels = self._signature.labels
+        return selection_for(batch, known.lengths, known.is_minibatch, labels)
+
+    def _check_own_result(
+        self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]
+    ) -> None:
+        """An output with op None is the master's own: it needs a row there."""
+        ops = self._spec.output_ops
+        positions = range(len(ops)) if wanted is None else wanted
+        if selection is None or not selection.count or all(ops[i] is not None for i in positions):
+            return
+        start, stop = split_rows(selection.count, self._launcher.size)[self._launcher.master]
+        if start == stop:
+            raise InputValueError(
+                f"{self._label} has an output with op None, which is the master's own result, but "
+                f"rank {self._launcher.master}, the master, gets none of {selection.count} rows; "
+                f"use more rows, or another op"
+            )
+
+    def _form(self, selectors: Sequence[Selector], num_slices: int) -> Form:
+        if num_slices == 1 and not selectors:
+            return PLAIN
+        select = None
+        if self._spec.sliceable:
+            select = "range" if all_ranges(selectors) else "index"
+        return Form(accumulate=num_slices > 1 and bool(self._spec.accumulated), select=select)
+
+
+def _row_bytes(item: Any) -> int:
+    return int(item.dtype.itemsize * np.prod(item.shape[1:], dtype=np.int64))
+
+
+def staged_rows(
+    launcher: Launcher,
+    selection: Selection,
+    bounds: Sequence[Bounds],
+    place: int = 0,
+    needs_index: bool = True,
+) -> Tuple[Optional[np.ndarray], Rows]:
+    """The rows of an act: where its index goes (None if there is none), and each rank's part."""
+    if selection.index is None or not needs_index:
+        return None, Rows(tuple(bounds), selection.step, is_regular=selection.index is None)
+    index = selection.index
+    target, ref = launcher.room(("index", place), index.dtype, index.shape, "the rows of batch=")
+    target[...] = index
+    return target, Rows(tuple(bounds), 1, ref)

@@ -1,0 +1,245 @@
+"""Do the ranks still have the same values? Asked every so many calls, with digests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import (
+    Any,
+    ContextManager,
+    Dict,
+    Iterable,
+    List,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+)
+
+from synk_theano._api.arguments import listed_variables
+from synk_theano._graph.facts import Event
+from synk_theano._graph.leaves import is_random_state, is_row_share
+from synk_theano._plan.rows import is_int
+from synk_theano._text import shown
+from synk_theano._warn import warn_user
+from synk_theano._watch.history import History
+from synk_theano._wire.messages import Act, Collective
+from synk_theano.exceptions import InputValueError, ReplicasDiffer, ReplicaWarning
+
+ACTIONS = ("warn", "raise", "broadcast")
+
+_WRITING = frozenset({"broadcast", "scatter", "set_value", "all_gather", "reduce", "all_reduce"})
+"""Collectives that give variables new values; a reduce that is not in place is a "gather" here."""
+
+TALLY = "watch_replicas()"
+
+
+@dataclass(frozen=True)
+class ReplicaDifference:
+    """A variable that has not the same value on all ranks.
+
+    Attributes:
+        variable: the shared variable.
+        groups: the ranks, those together that agree with each other; a rank that agrees with
+            nobody is a group of its own.
+        written: what wrote the variable last, in words: a function or a collective.
+        calls: how many calls there have been since the watch began.
+        equal_at: the same number when the ranks were last found to agree, or None.
+    """
+
+    variable: Any
+    groups: Tuple[Tuple[int, ...], ...]
+    written: str
+    calls: int
+    equal_at: Optional[int]
+
+    def __str__(self) -> str:
+        name = repr(self.variable.name) if self.variable.name else str(self.variable)
+        values = ", ".join(f"{_ranks(group)} another" for group in self.groups[1:])
+        since = "" if self.equal_at is None else f"; all ranks agreed after call {self.equal_at}"
+        return (
+            f"{name} is not the same on all ranks after call {self.calls}: "
+            f"{_ranks(self.groups[0])} one value, {values}; written last by {self.written}{since}"
+        )
+
+
+class Runner(Protocol):
+    """What a watch needs of the runtime."""
+
+    size: int
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is of no more use."""
+
+    @property
+    def exclusive(self) -> ContextManager[Any]:
+        """Held while something is staged and performed: other threads wait."""
+
+    def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
+        """The shared variables' numbers; those that the workers lack are sent first."""
+
+    def run_alone(self, act: Act, tally: str, name: Any = None) -> Any:
+        """Have all ranks perform an act by itself; the caller has the turn."""
+
+
+class ReplicaWatch:
+    """Compares the ranks' values of shared variables; made by `synkhronos.watch_replicas`.
+
+    A context manager: it stops at the end of the block.
+
+    Args:
+        runner: the runtime.
+        writers: who knows what was written by what.
+        shared_vars: one variable or a list of them.
+        every: calls from one comparison to the next.
+        action: "warn", "raise" or "broadcast".
+
+    Attributes:
+        variables: the shared variables.
+        calls: how many calls there have been since it began, as far as they succeeded.
+        watching: whether it goes on.
+
+    Raises:
+        NotSharedVariable, InputTypeError, InputValueError: bad arguments.
+    """
+
+    def __init__(
+        self, runner: Runner, writers: Writers, shared_vars: Any, every: Any, action: Any
+    ) -> None:
+        if not is_int(every) or every < 1:
+            raise InputValueError(
+                f"watch_replicas(): every: got {shown(every)}, expected an int of at least 1"
+            )
+        if not isinstance(action, str) or action not in ACTIONS:
+            raise InputValueError(
+                f"watch_replicas(): action: got {shown(action)}, expected 'warn', 'raise' or "
+                f"'broadcast'"
+            )
+        self.variables, _ = listed_variables(shared_vars)
+        for variable in self.variables:
+            if is_random_state(variable) or is_row_share(variable):
+                raise InputValueError(
+                    f"watch_replicas(): got {variable}, the state of a random stream or a "
+                    f"row_share(), which ranks ought to have different values of; leave it out"
+                )
+        self.calls = 0
+        self.watching = True
+        self._runner = runner
+        self._writers = writers
+        self._every = int(every)
+        self._action = action
+        self._equal_at: Dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        state = f"every {self._every} calls" if self.watching else "stopped"
+        return f"<ReplicaWatch of {len(self.variables)} variables, {state}>"
+
+    def __enter__(self) -> ReplicaWatch:  # noqa: PYI034 - typing.Self is not there on Python 3.9
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Compare no more. Idempotent, and harmless when the runtime is closed."""
+        self.watching = False
+
+    def check(self) -> List[ReplicaDifference]:
+        """Compare now, also if it was stopped; blocks until all ranks have done their part.
+
+        Returns:
+            The differences; an empty list if all ranks have the same values, bit by bit.
+
+        Raises:
+            ReplicasDiffer: there are some, and the action is "raise".
+            Closed: the runtime is closed.
+        """
+        with self._runner.exclusive:
+            return self._compare()
+
+    def called(self) -> None:
+        """An order with calls is done; the caller has the turn."""
+        self.calls += 1
+        if self.calls % self._every == 0:
+            self._compare()
+
+    def _compare(self) -> List[ReplicaDifference]:
+        numbers = self._runner.numbers(self.variables)
+        if self._runner.size == 1:
+            return []
+        act = Collective("get_digests", numbers)
+        digests = self._runner.run_alone(act, TALLY, ("get_digests", numbers))
+        differences, differing = [], []
+        for number, variable, ranks in zip(numbers, self.variables, digests):
+            groups = grouped(ranks)
+            if len(groups) == 1:
+                self._equal_at[number] = self.calls
+                continue
+            written = self._writers.last(number)
+            equal_at = self._equal_at.get(number)
+            differing.append(number)
+            differences.append(ReplicaDifference(variable, groups, written, self.calls, equal_at))
+        if differences:
+            self._act(differences, tuple(differing))
+        return differences
+
+    def _act(self, differences: List[ReplicaDifference], numbers: Tuple[int, ...]) -> None:
+        text = "\n".join(map(str, differences))
+        if self._action == "raise":
+            raise ReplicasDiffer(
+                f"got replicas that differ:\n{text}\nexpected the same bits on every rank. "
+                f"broadcast() gives all ranks the master's values; synk.lint() looks for what let "
+                f"them part. The call itself is done.",
+                tuple(differences),
+            )
+        if self._action == "broadcast":
+            arguments = {"values": None, "forms": None}
+            self._runner.run_alone(Collective("broadcast", numbers, arguments), TALLY)
+            self._equal_at.update(dict.fromkeys(numbers, self.calls))
+            text += "\nAll ranks have been given the master's values of this."
+        warn_user(text, ReplicaWarning)
+
+
+class Writers:
+    """Who wrote a variable last.
+
+    Args:
+        history: what was done.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def last(self, number: int) -> str:
+        """In words; the variable is told by its number."""
+        for event in self._history.latest():
+            if event.kind == "call" and event.function_id is not None:
+                name, updated = self._history.updated_by(event.function_id)
+                if number in updated:
+                    return f"function {name!r}"
+            elif event.kind in _WRITING and number in event.variables:
+                return f"{event.kind}()" + _of_rank(event)
+        return "nothing since it was distributed, as far as is known"
+
+
+def grouped(digests: Sequence[str]) -> Tuple[Tuple[int, ...], ...]:
+    """The ranks in groups of equal digests, each in rank order, by their lowest rank.
+
+    >>> grouped(["a", "b", "a"])
+    ((0, 2), (1,))
+    """
+    groups: Dict[str, List[int]] = {}
+    for rank, named in enumerate(digests):
+        groups.setdefault(named, []).append(rank)
+    return tuple(map(tuple, groups.values()))
+
+
+def _ranks(group: Iterable[int]) -> str:
+    listed = [str(rank) for rank in group]
+    if len(listed) == 1:
+        return f"rank {listed[0]} has"
+    return f"ranks {', '.join(listed[:-1])} and {listed[-1]} have"
+
+
+def _of_rank(event: Event) -> str:
+    return "" if event.rank is None else f" on rank {event.rank}"

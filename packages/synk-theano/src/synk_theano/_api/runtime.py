@@ -1,0 +1,400 @@
+"""`Runtime`: the master and its workers, put together.
+
+::
+
+    user ─ Function, Collectives ─> Controller.run(steps) ─┬─> worker 1: Rank.perform ─┐
+           (checks, plans: acts)    (gives an order)       ├─> worker 2: Rank.perform ─┤ they
+                                                           └─> master:   Rank.perform ─┘ collect
+
+1. `Function.__call__` checks its arguments and plans (`planner`): which rank takes which rows.
+   What the workers lack is sent first (`Distributor`); arrays lie in shared memory (`DataStore`).
+2. What is to be done becomes a numbered *act* in the `Book`; a call like an earlier one has the
+   earlier number. `Controller.run` makes an order of such numbers.
+3. `Rank.perform` does one rank's part, the same code everywhere: it reads the order
+   (`_wire.orders`) and performs its acts (`_rank.call`, `_rank.collectives`): arrays are read from
+   shared memory, results go through the communicator.
+4. A barrier ends the order. A rank that failed has declined; its peers have left the order; its
+   traceback comes over its channel and is raised by `Controller.run`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from contextlib import contextmanager, nullcontext
+from time import perf_counter
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Hashable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
+
+import numpy as np
+
+from synk_theano._graph.cache_safety import warn_of_cache
+from synk_theano._graph.devices.assignment import choose, choose_nccl
+from synk_theano._graph.environment import compiler_note
+from synk_theano._graph.facts import unequal_replicas
+from synk_theano._graph.rowwise.check import Verdicts, check_spec, check_updates, warn_of_wrong
+from synk_theano._graph.spec import FunctionSpec, make_spec
+from synk_theano._master.builder import Builder
+from synk_theano._master.controller import Controller
+from synk_theano._master.distributor import Distributor
+from synk_theano._master.lock import Turn
+from synk_theano._master.store import DataStore
+from synk_theano._text import shown
+from synk_theano._watch.findings import Findings
+from synk_theano._watch.history import History
+from synk_theano._watch.stats import Ledger, Stats, Tally
+from synk_theano._watch.timeline import Timeline, checked_path
+from synk_theano._wire.data import Data, checked_flag
+from synk_theano._wire.messages import Act, ArrayRef, Form, Step
+from synk_theano._workers.interrupts import held_back
+from synk_theano._workers.stalls import checked_seconds
+from synk_theano.exceptions import InputTypeError, InputValueError
+
+from .collectives import Collectives, DelayedCollectives
+from .finite_watch import FiniteWatch, Sentinels
+from .function import Function, as_delayed
+from .recordings import Recordings
+from .replica_watch import ReplicaWatch
+from .step import Prepared, Standing
+
+
+class Runtime:
+    """Starts workers, replicates functions and variables, runs commands; a context manager.
+
+    Args:
+        n_parallel: number of ranks, the master included; by default one per GPU, or per
+            available core.
+        use_gpu: True demands GPUs, False CPU processes. None: what the environment variable
+            ``SYNKHRONOS_USE_GPU`` says (1 or 0), else GPUs if there are any that Theano can use.
+        master_rank: the rank of the calling process.
+        profile_workers: every worker writes ``synkhronos_profile_rank<r>.prof`` when it stops,
+            in the current folder, for `pstats`.
+        backend: "shm" or "zmq", what collectives go through.
+        timeout_s: seconds that a rank waits for the others in a collective before all give up.
+        stall_s: seconds after which a `StallWarning` tells for whom the master waits, and where
+            that rank is.
+        atomic: a call or collective that fails on any rank changes nothing on any. False saves
+            the memory for a second copy of what is updated: then, as in 1.0, a failed update
+            leaves values that differ, and what uses them is refused until `broadcast()`.
+        random_streams: "per_rank" (different numbers on every rank, the master's as in serial
+            Theano) or "identical" (the same on all).
+        devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, as
+            in ``["cuda0", "cuda2"]`` or ``["opencl0:0"]``.
+        nccl: whether collectives of GPUs go through NCCL; None for that if it is there and each
+            rank has a GPU to itself, else they go through host memory.
+        timeline: a file for a `Timeline` from the start to `close()`; see `timeline`.
+        report: takes lines of progress; None keeps quiet.
+        track: shows work that takes long: given a description, a context manager.
+
+    Returns when this process has its device; workers start in the background, and are awaited when
+    first needed. From then on, variables that `theano.shared` makes of floats lie on the device,
+    and functions are computed there.
+
+    Raises:
+        InputValueError, InputTypeError: a number out of range, or an unknown backend or device.
+        StartError: GPUs or NCCL were demanded and are not there, a device cannot be used, or a
+            process could not be started.
+    """
+
+    def __init__(
+        self,
+        n_parallel: Optional[int] = None,
+        use_gpu: Optional[bool] = None,
+        master_rank: int = 0,
+        profile_workers: bool = False,
+        *,
+        backend: str = "shm",
+        timeout_s: float = 3600.0,
+        stall_s: float = 60.0,
+        atomic: bool = True,
+        random_streams: str = "per_rank",
+        devices: Optional[Sequence[str]] = None,
+        nccl: Optional[bool] = None,
+        timeline: Optional[str] = None,
+        report: Optional[Callable[[str], None]] = None,
+        track: Callable[[str], ContextManager[Any]] = nullcontext,
+    ) -> None:
+        if backend not in ("shm", "zmq"):
+            raise InputValueError(f"backend: got {shown(backend)}, expected 'shm' or 'zmq'")
+        if random_streams not in ("per_rank", "identical"):
+            raise InputValueError(
+                f"random_streams: got {shown(random_streams)}, expected 'per_rank' or 'identical'"
+            )
+        timeline = None if timeline is None else str(checked_path(timeline))
+        ranks = choose(n_parallel, use_gpu, master_rank, devices)
+        self.size, self.master = ranks.size, int(master_rank)
+        self._records = timeline is not None
+        through_nccl, note = choose_nccl(ranks, nccl)
+        self._report, self._track = report or (lambda _line: None), track
+        self._specs: Dict[int, FunctionSpec] = {}
+        self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
+        warn_of_cache()
+        for line in (*ranks.lines, *note, *compiler_note()):
+            self._report(line)
+        with held_back(self.close):
+            self._store = DataStore(named=self.size > 1)
+            self._controller = Controller(
+                ranks,
+                self.master,
+                backend=backend,
+                timeout_s=checked_seconds(timeout_s, "timeout_s"),
+                stall_s=checked_seconds(stall_s, "stall_s"),
+                atomic=bool(atomic),
+                profile=profile_workers,
+                report=self._report,
+                store=self._store,
+                reseed=random_streams == "per_rank",
+                on_end=self._forget_functions,
+                nccl=through_nccl,
+                record=timeline is not None,
+            )
+            self._rank = self._controller.rank
+            self._recordings = Recordings(self._controller, self.enter, timeline)
+            atexit.register(self.close)
+            self._history = History(self._rank.registry, self._specs, self.size)
+            self._sentinels = Sentinels(self, self._rank, self._history)
+            self._ledger = Ledger(self.size, self.master)
+            self._builder = Builder(self._rank, self._specs, track)
+            releases = self._controller.releases
+            self._distributor = Distributor(self._rank, self.run_alone, self._store, releases.look)
+            releases.on_function = self._let_go
+            self.collectives = Collectives(self)
+            self.delayed = DelayedCollectives(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the runtime is of no more use."""
+        return self._controller.closed
+
+    @property
+    def worker_pids(self) -> Tuple[int, ...]:
+        """Process ids of the workers, in rank order without the master."""
+        return self._controller.worker_pids
+
+    def __repr__(self) -> str:
+        return f"<Runtime rank {self.master} of {self.size}, {self._controller.state}>"
+
+    def __enter__(self) -> Runtime:  # noqa: PYI034 - typing.Self is not there on Python 3.9
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the workers and free what they hold. Idempotent; returns within seconds."""
+        atexit.unregister(self.close)
+        if self._controller.is_foreign:
+            return
+        try:
+            if not self.closed:
+                self._history.remind()
+        finally:
+            try:
+                self._recordings.close()
+            finally:
+                self._controller.close()
+
+    def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
+        """Record what all ranks do; see `synkhronos.timeline`."""
+        self._records = True
+        return self._recordings.begin(path)
+
+    def watch_replicas(
+        self, shared_vars: Any, every: int = 100, action: str = "warn"
+    ) -> ReplicaWatch:
+        """Compare the ranks' values every so many calls; see `synkhronos.watch_replicas`."""
+        self._controller.require_open()
+        return self._sentinels.watch_replicas(shared_vars, every, action)
+
+    def watch_finite(self, on: bool = True) -> FiniteWatch:
+        """Find the first NaN or infinity; see `synkhronos.watch_finite`."""
+        self._controller.require_open()
+        return self._sentinels.watch_finite(on)
+
+    def _let_go(self, function_id: int) -> None:
+        """Nobody has a function any more; the builder last, who drops what history looks at."""
+        for keeper in (self._history, self._distributor, self._ledger, self._builder):
+            keeper.let_go(function_id)
+
+    def _forget_functions(self) -> None:
+        # Users may keep functions; these must not keep shared memory.
+        for function in self._functions:
+            function.release()
+        self._specs.clear()
+        if not self._records:
+            atexit.unregister(self.close)
+
+    def function(self, inputs: Any, outputs: Any = None, **kwargs: Any) -> Function:
+        """Build a function; see `synkhronos.function`."""
+        self._controller.require_open()
+        spec, plain = self._builder.compile(make_spec(inputs, outputs, **kwargs))
+        with self.exclusive:
+            function_id = self._builder.enter(spec, plain)
+            self._history.hide(function_id)
+            function = Function(spec, function_id, plain, self)
+            self._functions.add(function)
+            self._controller.releases.watch(function, function_id)
+        if self.size > 1:
+            warn_of_wrong(spec)
+        return function
+
+    def enter_device(self) -> None:
+        """Make this thread fit to compute where this rank does."""
+        self._rank.device.enter()
+
+    def row_share(self) -> Any:
+        """A symbolic scalar; see `synkhronos.row_share`."""
+        self._controller.require_open()
+        return self._builder.row_share()
+
+    def data(self, value: Any = None, var: Any = None, **settings: Any) -> Data:
+        """Make a `Data`; see `synkhronos.data`."""
+        self._controller.require_open()
+        return self._store.make(value, var, **settings)
+
+    def distribute(self) -> None:
+        """Replicate what is new; see `synkhronos.distribute`."""
+        with self.exclusive:
+            self._controller.require_open()
+            with self._track("waiting for the workers' start"):
+                self._controller.await_workers()
+            self._report("Synkhronos distributing functions...")
+            start = perf_counter()
+            with self._track("distributing functions and variables"):
+                self._distributor.send_all()
+        self._report(f"...distribution complete ({perf_counter() - start:.0f} s).")
+
+    def step(self, *acts: Any) -> List[Any]:
+        """Perform several calls and collectives as one; see `synkhronos.step`."""
+        with self.exclusive:
+            delayed = [as_delayed(act, place, self) for place, act in enumerate(acts)]
+            called = [act.function for act in delayed]
+            prepared = [
+                act.prepare(Standing(i, frozenset(n for n in called[:i] if n is not None)))
+                for i, act in enumerate(delayed)
+            ]
+            return self.perform(prepared) if prepared else []
+
+    def check(self, function: Function) -> Verdicts:
+        """Is each output decomposable over rows? See `synkhronos.check`."""
+        if not isinstance(function, Function) or not function.belongs_to(self):
+            raise InputTypeError(
+                f"check(): got {shown(function)}, expected what function() of this runtime has "
+                f"returned, not a Theano function"
+            )
+        return Verdicts(check_spec(function.spec), check_updates(function.spec))
+
+    def lint(self) -> Findings:
+        """Look for mistakes over all functions and recorded calls; see `synkhronos.lint`."""
+        with self.unrecorded():
+            self._controller.require_open()
+            if not len(self._history):
+                return self._history.findings()
+            with self._rank.registry.held() as variables:
+                return self._history.findings(unequal_replicas(self.collectives, variables))
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """The turn, for several calls one after the other; none of them is `lint()`'s business."""
+        with self.exclusive:
+            replicas = self._controller.replicas
+            self._history.on, self.exclusive.several, replicas.on = False, True, False
+            try:
+                with self._sentinels.paused():
+                    yield
+            finally:
+                self._history.on, self.exclusive.several, replicas.on = True, False, True
+                replicas.see_all()
+
+    def stats(self, reset: bool = False) -> Stats:
+        """Where the time went; see `synkhronos.stats`."""
+        return self._ledger.stats(checked_flag(reset, "reset"))
+
+    # What functions and collectives need: the `Launcher`.
+
+    @property
+    def exclusive(self) -> Turn:
+        """Held while something is staged and performed: other threads wait."""
+        return self._controller.turn
+
+    def perform(self, prepared: Sequence[Prepared]) -> List[Any]:
+        """Have all ranks perform acts, in order; blocks until they have."""
+        controller = self._controller
+        began = perf_counter()
+        results = controller.run([act.step for act in prepared])
+        run_s = perf_counter() - began
+        self._ledger.record(prepared, controller.times, began - controller.turn.began, run_s)
+        finished, events = [], []
+        for act, result in zip(prepared, results):
+            finished.append(act.finish(result))
+            events.append(act.event)
+        # Last: a reminder may be an error, where the user's filters make it one.
+        self._history.note(events)
+        if self._sentinels.watches:
+            self._sentinels.called(events)
+        return finished
+
+    def enter(self, act: Act, name: Optional[Hashable] = None, holder: Any = None) -> int:
+        """Give an act a number; the same again for a `name` that is known."""
+        self._controller.releases.look()
+        return self._controller.book.enter(act, name, holder)
+
+    def knows(self, number: int) -> bool:
+        """Whether an act still has this number."""
+        self._controller.require_open()
+        self._controller.releases.look()
+        return number in self._controller.book
+
+    def ref(self, data: Data) -> ArrayRef:
+        """Where the workers find a `Data`; what refers to it goes when it goes."""
+        return self._store.ref(data)
+
+    def room(
+        self, slot: Tuple[Any, ...], dtype: Any, shape: Tuple[int, ...], what: str
+    ) -> Tuple[np.ndarray, ArrayRef]:
+        """An array in shared memory that is reused for `slot`."""
+        self._controller.require_open()
+        return self._store.room(slot, dtype, shape, what)
+
+    def tally(self, name: str) -> Tally:
+        """Where the figures of a function or collective are kept."""
+        return self._ledger.tally(name)
+
+    def run_alone(self, act: Act, tally: str = "distribute()", name: Any = None) -> Any:
+        """Have all ranks perform an act by itself; the caller has the turn."""
+        began = perf_counter()
+        (result,) = self._controller.run([Step(self._controller.book.enter(act, name))])
+        self._ledger.tally(tally).add(perf_counter() - began)
+        # A call that had to wait for this begins now, as far as figures go.
+        self._controller.turn.began = perf_counter()
+        return result
+
+    def require_form(self, function_id: int, form: Form) -> None:
+        """Have `form` of the function on every rank; compiles and distributes if needed."""
+        self._controller.require_open()
+        self._builder.require_form(function_id, form)
+        if not self._distributor.has_form(function_id, form):
+            self._distributor.send((function_id,))
+
+    def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
+        """The variables' numbers; those that the workers do not have yet are sent first.
+
+        The caller has the turn.
+        """
+        self._controller.require_open()
+        numbers = tuple(self._rank.registry.number_of(variable) for variable in variables)
+        if not self._distributor.has_all_variables():
+            self._distributor.send()
+        return numbers

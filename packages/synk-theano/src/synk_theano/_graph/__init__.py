@@ -1,0 +1,1 @@
+"""All that touches Theano or pygpu: specifications, compiling, shared variables, devices."""

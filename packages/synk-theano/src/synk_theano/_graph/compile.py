@@ -1,0 +1,195 @@
+"""FunctionSpec -> compiled Theano functions. The only place that calls `theano.function`.
+
+A spec has up to seven forms (see `Form`): only the plain one is built with the function, the
+others when a call first needs them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Iterator, List
+
+import theano
+import theano.tensor as T
+from theano.compile import SharedVariable
+from theano.configparser import change_flags
+from theano.gof import MissingInputError, graph
+
+from synk_theano._text import clipped
+from synk_theano._wire.messages import Form
+from synk_theano.exceptions import InputValueError, SpecError
+
+from .devices.ends import on_device
+from .leaves import rowless_updates
+from .reduce_op import in_one_order
+from .spec import FunctionSpec, default_update_op, is_random
+from .transfer.linking import linked_by_kind
+from .transfer.pickling import deep_recursion
+from .values import is_device_type
+
+# Threads may build functions at the same time; but what Theano does is set for all of them.
+_building = threading.RLock()
+
+
+def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any:
+    """Build one form, with its ends on the device if there is one; see `without_rows` for the
+    spec of the rowless one.
+
+    An atomic one computes new values of variables into new arrays: what was there stays whole.
+
+    Its function returns a list: outputs, then (accumulate) update values.
+
+    Sliceable shared variables are replaced by their selected rows in the whole graph: the
+    replacements come first in the givens, so that they also reach into the values of the user's
+    givens, into updates and into default updates of random states.
+    """
+    # Inputs that are added here have no test values; the user's graph has been tested.
+    with _building, deep_recursion(), change_flags(compute_test_value="off"):
+        try:
+            return _compiled(spec, form, is_gpu, atomic)
+        except MissingInputError as error:
+            raise SpecError(_without_value(spec) or clipped(error)) from error
+
+
+def _without_value(spec: FunctionSpec) -> str:
+    """Which variables a function needs that are no inputs; "" if there are none."""
+    known = {*spec.variables, *(key for key, _ in spec.givens)}
+    wanted = [*spec.outputs, *(value for _, value, _ in spec.updates)]
+    wanted += [value for _, value in spec.givens]
+    missing = [
+        leaf
+        for leaf in graph.inputs(wanted, blockers=known)
+        if leaf not in known and not isinstance(leaf, (SharedVariable, graph.Constant))
+    ]
+    if not missing:
+        return ""
+    what = f"function {spec.name!r}" if spec.name else "function()"
+    return (
+        f"{what} needs values of {', '.join(map(str, missing))}, expected among its inputs; list "
+        f"them in inputs= (each rank gets a share of the rows) or in bcast_inputs= (each gets all)"
+    )
+
+
+def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any:
+    inputs: List[Any] = list(spec.inputs)
+    givens: List[Any] = []
+    if form.select == "range":
+        start, stop = T.lscalar("start"), T.lscalar("stop")
+        inputs += [start, stop]
+        givens += [(s, _like(s, s[start:stop])) for s in spec.sliceable]
+    elif form.select == "index":
+        index = T.lvector("index")
+        inputs.append(index)
+        givens += [(s, _like(s, s[index])) for s in spec.sliceable]
+    givens += spec.givens
+
+    outputs = [
+        # A variable of a device would else be returned from there.
+        variable.transfer("cpu") if through_host and is_device_type(variable.type) else variable
+        for variable, through_host in zip(spec.outputs, spec.host_outputs)
+    ]
+    updates = [(target, value) for target, value, _ in spec.updates]
+    kwargs = dict(spec.kwargs)
+    if form.accumulate:
+        targets = [target for target, _, _ in spec.accumulated]
+        outputs += [
+            target.type.filter_variable(value, allow_convert=True)
+            for target, value, _ in spec.accumulated
+        ]
+        # Random states are left: every slice has to draw numbers of its own.
+        updates = [(target, value) for target, value in updates if is_random(target)]
+        if kwargs.get("no_default_updates") is not True:
+            kwargs["no_default_updates"] = [*(kwargs.get("no_default_updates") or ()), *targets]
+    # A device's function is linked twice: with and without its ends.
+    with (
+        linked_by_kind() if is_gpu else nullcontext(),
+        out_of_place() if atomic else nullcontext(),
+    ):
+        compiled = theano.function(
+            inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs
+        )
+        compiled = in_one_order(compiled)
+        return on_device(compiled, spec.host_outputs) if is_gpu else compiled
+
+
+def without_rows(spec: FunctionSpec) -> FunctionSpec:
+    """What the rowless form is built of: `spec` without its scattered inputs, its outputs, and all
+    updates that rows go into."""
+    updates = tuple((target, value, "last") for target, value in rowless_updates(spec))
+    return replace(
+        spec,
+        inputs=spec.inputs[spec.n_scattered :],
+        n_scattered=0,
+        outputs=(),
+        output_ops=(),
+        host_outputs=(),
+        updates=updates,
+        kwargs={**spec.kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
+    )
+
+
+@contextmanager
+def out_of_place() -> Iterator[None]:
+    """For the duration of the block, build functions that overwrite no shared variable's value.
+
+    Theano would have operations work in place on a variable that is updated. A function that
+    fails in the middle would then leave it destroyed.
+
+    Only where no other thread of this package builds functions meanwhile.
+    """
+    # By its name in `theano.compile` it is a function.
+    pfunc: Any = sys.modules["theano.compile.pfunc"]
+    plain = pfunc.orig_function
+
+    def orig_function(inputs: Any, *arguments: Any, **settings: Any) -> Any:
+        for item in inputs:
+            if item.shared:
+                item.mutable = False
+        return plain(inputs, *arguments, **settings)
+
+    pfunc.orig_function = orig_function
+    try:
+        yield
+    finally:
+        pfunc.orig_function = plain
+
+
+def with_default_updates(spec: FunctionSpec, plain: Any) -> FunctionSpec:
+    """`spec`, with the default updates of its variables among those that accumulate.
+
+    Args:
+        plain: the plain form, which tells which default updates Theano has found.
+    """
+    explicit = [target for target, _, _ in spec.updates]
+    found = [
+        (item.variable, item.variable.default_update, default_update_op(item.variable))
+        for item in plain.maker.inputs
+        if item.update is not None
+        and hasattr(item.variable, "default_update")
+        and not any(item.variable is target for target in explicit)
+        and not is_random(item.variable)
+    ]
+    return replace(spec, accumulated=(*spec.accumulated, *found))
+
+
+def check_sliceable(spec: FunctionSpec, plain: Any) -> None:
+    """
+    Raises:
+        InputValueError: a variable is listed as sliceable, but the function does not use it.
+    """
+    used = {id(variable.container.storage) for variable in plain.get_shared()}
+    for variable in spec.sliceable:
+        if id(variable.container.storage) not in used:
+            raise InputValueError(
+                f"{variable} is listed in sliceable_shareds, but the function does not use it"
+            )
+
+
+def _like(variable: Any, selected: Any) -> Any:
+    """`selected` with the broadcast pattern of `variable` (a slice loses that of axis 0)."""
+    if selected.broadcastable != variable.broadcastable:
+        return T.patternbroadcast(selected, variable.broadcastable)
+    return selected

@@ -1,0 +1,285 @@
+"""Which devices there are, which rank gets which, and how a process takes its own into use.
+
+Devices are counted without a CUDA context: nothing is allocated on them, and the process stays
+free to take any of them into use later, or none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from functools import cache
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
+
+import synk_comm
+from synk_comm import cuda
+from synk_theano._cores import available_cores
+from synk_theano._plan.rows import is_int
+from synk_theano.exceptions import InputTypeError, InputValueError, StartError
+
+from .device import Gpu, Host, ordinal_of
+
+USE_GPU = "SYNKHRONOS_USE_GPU"
+"""The environment variable that says what ``use_gpu=None`` means: 0 is False, 1 is True."""
+
+MOST_RANKS = 1024
+"""Processes on one machine: more is a mistake."""
+
+DOCTOR = "`synkhronos doctor` says what is there, and what to install"
+
+
+class Ranks(NamedTuple):
+    """How many ranks there are, and where each computes.
+
+    Attributes:
+        devices: Theano's names of devices by rank; () for CPU processes.
+        lines: what to tell the user.
+    """
+
+    size: int
+    devices: Tuple[str, ...]
+    lines: Tuple[str, ...]
+
+    @property
+    def noun(self) -> str:
+        """What the ranks are, as in "2 GPUs"."""
+        if not self.devices:
+            return f"{self.size} CPU {'process' if self.size == 1 else 'processes'}"
+        kind = "GPU" if all(name.startswith("cuda") for name in self.devices) else "device"
+        return f"{self.size} {kind}{'' if self.size == 1 else 's'}"
+
+    @property
+    def distinct_gpus(self) -> bool:
+        """Whether each rank has a CUDA device to itself, as NCCL wants it."""
+        cuda_only = all(name.startswith("cuda") for name in self.devices)
+        return bool(self.devices) and cuda_only and len(set(self.devices)) == self.size
+
+
+def choose(
+    n_parallel: Optional[int],
+    use_gpu: Optional[bool],
+    master_rank: int,
+    devices: Optional[Sequence[str]],
+) -> Ranks:
+    """Decide on the ranks; see `Runtime` for the arguments.
+
+    Raises:
+        InputValueError, InputTypeError: a number out of range, or a name that is none.
+        StartError: GPUs were demanded, and there are none that can be used.
+    """
+    if devices is not None:
+        return _named(devices, n_parallel, use_gpu, master_rank)
+    if use_gpu is None:
+        use_gpu = _use_gpu_from_environment()
+    lines: Tuple[str, ...] = ()
+    if use_gpu is not False:
+        count, problem = usable_gpus()
+        if use_gpu and problem:
+            raise StartError(f"use_gpu=True: {problem}; {DOCTOR}")
+        if not problem:
+            size = count if n_parallel is None else whole(n_parallel, 1, count, "n_parallel")
+            master = whole(master_rank, 0, size - 1, "master_rank")
+            line = f"Synkhronos attempting to use {size} of {count} detected GPUs..."
+            names, notes = _with_held([f"cuda{i}" for i in range(count)], size, master)
+            return Ranks(size, names, (line, *notes))
+        if count:
+            lines = (f"Synkhronos: GPUs are left alone: {problem}; {DOCTOR}",)
+    held = device_in_use()
+    if held is not None:
+        raise StartError(
+            f"this process uses {held} already, so its shared variables lie there, where CPU "
+            f"processes cannot have theirs; use devices=[{held!r}, ...], or a fresh process"
+        )
+    cores = available_cores()
+    size = cores if n_parallel is None else whole(n_parallel, 1, MOST_RANKS, "n_parallel")
+    whole(master_rank, 0, size - 1, "master_rank")
+    some = f"{size} of {cores} detected CPU cores"
+    many = f"{size} processes on {cores} detected CPU cores"
+    line = f"Synkhronos attempting to use {some if size <= cores else many}..."
+    return Ranks(size, (), (*lines, line))
+
+
+def _use_gpu_from_environment() -> Optional[bool]:
+    """
+    Raises:
+        InputValueError: the variable is neither 0 nor 1.
+    """
+    text = os.environ.get(USE_GPU, "").strip()
+    if text not in ("", "0", "1"):
+        raise InputValueError(f"environment variable {USE_GPU}: got {text!r}, expected 0 or 1")
+    return {"": None, "0": False, "1": True}[text]
+
+
+def _named(
+    devices: Sequence[str],
+    n_parallel: Optional[int],
+    use_gpu: Optional[bool],
+    master_rank: int,
+) -> Ranks:
+    names = tuple(devices) if isinstance(devices, (list, tuple)) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InputTypeError(
+            f"devices: got {devices!r}, expected a list of names such as ['cuda0', 'cuda1'], one "
+            f"for each rank"
+        )
+    for name in names:
+        if not re.fullmatch(r"cuda\d+|opencl\d+:\d+", name):
+            raise InputValueError(
+                f"devices: got {name!r}, expected a name such as 'cuda0' or 'opencl0:0'; for CPU "
+                f"processes use use_gpu=False"
+            )
+    if n_parallel not in (None, len(names)) or use_gpu is False:
+        raise InputValueError(
+            f"devices: got {len(names)} names together with n_parallel={n_parallel}, "
+            f"use_gpu={use_gpu}; give devices alone"
+        )
+    whole(master_rank, 0, len(names) - 1, "master_rank")
+    line = f"Synkhronos attempting to use {', '.join(names)}..."
+    return Ranks(len(names), names, (line,))
+
+
+def _with_held(
+    names: Sequence[str], size: int, master: int
+) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+    """The first `size` devices, the one that this process uses already at the master's place."""
+    held = device_in_use()
+    chosen = list(names[:size])
+    if held is None or held not in names or chosen[master] == held:
+        return tuple(chosen), ()
+    if held in chosen:
+        chosen[chosen.index(held)] = chosen[master]
+    chosen[master] = held
+    return tuple(chosen), (f"Synkhronos: this process uses {held} already, which stays its own.",)
+
+
+def usable_gpus() -> Tuple[int, str]:
+    """How many GPUs there are, and why Theano cannot use any of them ("" if it can)."""
+    try:
+        count = cuda.Driver().device_count()
+    except cuda.CudaError as error:
+        return 0, str(error)
+    if not count:
+        return 0, "no GPU is visible to this process (see CUDA_VISIBLE_DEVICES)"
+    return count, why_no_pygpu()
+
+
+def why_no_pygpu() -> str:
+    """Why Theano's GPU back end cannot be loaded; "" if it can."""
+    try:
+        importlib.import_module("pygpu")
+    except Exception as error:  # noqa: BLE001 - one made for another NumPy raises anything
+        return f"Theano's GPU back end needs pygpu, which cannot be imported ({error})"
+    import theano
+
+    return "" if theano.config.cxx else "Theano's GPU back end needs a C++ compiler (g++)"
+
+
+def device_in_use() -> Optional[str]:
+    """The device that this process has as its default one already, by number if it is CUDA's."""
+    gpuarray = sys.modules.get("theano.gpuarray")
+    if gpuarray is None or getattr(gpuarray, "pygpu", None) is None:
+        return None
+    try:
+        context = gpuarray.get_context(None)
+    except gpuarray.ContextNotDefined:
+        return None
+    name = next((n for n, held in gpuarray.init_dev.devmap.items() if held is context), None)
+    if name == "cuda":
+        return f"cuda{ordinal_of(cuda.Driver(), name, context)}"
+    return name
+
+
+def take(name: Optional[str], nccl: bool) -> Any:
+    """Take a device into use in this process: from now on new shared variables of floats lie
+    there, and functions compute there.
+
+    Args:
+        name: Theano's name; None for the processor.
+        nccl: whether collectives go through NCCL.
+
+    Raises:
+        StartError: it cannot be used.
+    """
+    if name is None:
+        return Host()
+    problem = why_no_pygpu()
+    if problem:
+        raise StartError(f"device {name}: {problem}; {DOCTOR}")
+    import theano.gpuarray
+
+    held = device_in_use()
+    if held is not None and held != name:
+        raise StartError(
+            f"device {name}: this process uses {held} already, and can use only one; give it "
+            f"{held}, by master_rank= or devices=, or start a fresh process"
+        )
+    try:
+        # Where it is in use already, this sees to it that new variables and functions use it.
+        theano.gpuarray.use(_known_as(name) if held else name)
+        context = theano.gpuarray.get_context(None)
+    except Exception as error:
+        raise StartError(
+            f"device {name} cannot be taken into use: {type(error).__name__}: {error}; {DOCTOR}"
+        ) from error
+    _set_values_anew()
+    device = Gpu(name, context, nccl)
+    device.enter()
+    return device
+
+
+@cache
+def _set_values_anew() -> None:
+    """From now on `set_value` of a device's variable makes a new array, as on the host.
+
+    Theano writes what comes from host memory into the array that is there: it could not be given
+    back if the order fails, and nobody would notice that the program has set a value.
+    """
+    gpu_type = sys.modules["theano.gpuarray.type"].GpuArrayType
+    in_place = gpu_type.filter_inplace
+
+    def filter_inplace(
+        self: Any, data: Any, _old_data: Any, strict: bool = False, allow_downcast: Any = None
+    ) -> Any:
+        return in_place(self, data, None, strict=strict, allow_downcast=allow_downcast)
+
+    gpu_type.filter_inplace = filter_inplace
+
+
+def choose_nccl(ranks: Ranks, wanted: Optional[bool]) -> Tuple[bool, Tuple[str, ...]]:
+    """Whether collectives go through NCCL, and what to tell the user about it.
+
+    Raises:
+        StartError: it was demanded, and cannot be.
+    """
+    if wanted is False or ranks.size == 1 or not ranks.devices:
+        problem = "" if not wanted or ranks.size == 1 else "there are no GPUs"
+    elif not ranks.distinct_gpus:
+        problem = "NCCL needs a GPU for each rank"
+    else:
+        problem = synk_comm.why_no_nccl()
+        if not problem:
+            return True, ()
+    if not problem:
+        return False, ()
+    if wanted:
+        raise StartError(f"nccl=True: {problem}; {DOCTOR}")
+    return False, (f"Synkhronos: collectives go through host memory: {problem}",)
+
+
+def _known_as(name: str) -> str:
+    """The name under which Theano knows a device that is in use: perhaps "cuda" alone."""
+    known = sys.modules["theano.gpuarray"].init_dev.devmap
+    return name if name in known else "cuda"
+
+
+def whole(value: Any, lowest: int, highest: Optional[int], what: str) -> int:
+    """
+    Raises:
+        InputValueError: `value` is no int in the range.
+    """
+    if not is_int(value) or value < lowest or (highest is not None and value > highest):
+        span = f"at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+        raise InputValueError(f"{what}: got {value!r}, expected an int {span}")
+    return int(value)

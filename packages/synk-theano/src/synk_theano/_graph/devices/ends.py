@@ -1,0 +1,160 @@
+"""A compiled function whose inputs and outputs stay on the device.
+
+Theano compiles a function of host variables so that arguments come from host memory and results
+go there: at the moment when the computation has come to them, while the host waits. Here the
+first and the last step are taken off the compiled graph: what is only ever copied to the device
+becomes an input that lies there, and what is copied to the host last of all is returned as it is.
+The rank brings arguments and fetches results itself (`_graph.devices.device`), when that suits it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any, Dict, List, Sequence, Set, Tuple
+
+from theano.compile.ops import deep_copy_op
+
+from synk_theano._graph.transfer.flat import FlatFunction, flatten, is_flat_able, rebuild
+
+_SHAPES = ("Shape", "Shape_i")
+"""Operations that tell of an array's shape, wherever it lies."""
+
+Node = Tuple[int, Tuple[int, ...], Tuple[Tuple[int, Any], ...]]
+
+
+def on_device(function: Any, host_outputs: Sequence[bool]) -> Any:
+    """The same function with device inputs and outputs, where its graph allows.
+
+    Args:
+        host_outputs: for each output, whether it is to be in host memory all the same.
+    """
+    # A profile belongs to the function as it was compiled.
+    if not is_flat_able(function) or function.profile:
+        return function
+    flat = _Ends(flatten(function), host_outputs).moved()
+    return function if flat is None else rebuild(flat)
+
+
+class _Ends:
+    """The rewriting of one flat function."""
+
+    def __init__(self, flat: FlatFunction, host_outputs: Sequence[bool]) -> None:
+        self._flat = flat
+        self._host_outputs = host_outputs
+        self._first_made = len(flat.inputs) + len(flat.constants)
+        # By a variable's number: its type, and the place of the node that makes it.
+        self._types = [item.type for item in flat.inputs] + [
+            type_ for _, type_, _, _ in flat.constants
+        ]
+        self._makers: Dict[int, int] = {}
+        for place, (_, _, outputs) in enumerate(flat.nodes):
+            for type_, _ in outputs:
+                self._makers[len(self._types)] = place
+                self._types.append(flat.types[type_])
+
+    def moved(self) -> Any:
+        """The function with its ends moved; None if there is nothing to move."""
+        inputs, outputs = self._inputs(), self._outputs()
+        return self._rewritten(inputs, outputs) if inputs or outputs else None
+
+    def _op(self, place: int) -> Any:
+        return self._flat.ops[self._flat.nodes[place][0]]
+
+    def _inputs(self) -> Dict[int, Any]:
+        """Arguments that are only ever copied to the default device: number -> type there."""
+        flat = self._flat
+        arguments = {
+            number
+            for number, item in enumerate(flat.inputs)
+            if item.holder is None and item.default is None and not item.has_update
+        }
+        candidates: Dict[int, Any] = {}
+        spoiled: Set[int] = set(flat.outputs)
+        for place, (_, sources, outputs) in enumerate(flat.nodes):
+            for source in arguments.intersection(sources):
+                if _is_copy(self._op(place), "GpuFromHost") and source not in candidates:
+                    candidates[source] = flat.types[outputs[0][0]]
+                elif type(self._op(place)).__name__ not in _SHAPES:
+                    # Also a second copy: an in-place operation may use up each of them.
+                    spoiled.add(source)
+        return {number: type_ for number, type_ in candidates.items() if number not in spoiled}
+
+    def _outputs(self) -> Set[int]:
+        """Positions of the outputs that are copied to the host as the last step of all."""
+        flat = self._flat
+        found = set()
+        for position in range(len(flat.borrowed_outputs)):
+            place = self._makers.get(flat.outputs[position])
+            wanted = position < len(self._host_outputs) and not self._host_outputs[position]
+            if wanted and place is not None and _is_copy(self._op(place), "HostFromGpu"):
+                (source,) = flat.nodes[place][1]
+                if self._types[source].context_name is None:
+                    found.add(position)
+        return found
+
+    def _rewritten(self, inputs: Dict[int, Any], outputs: Set[int]) -> FlatFunction:
+        flat = self._flat
+        ops, types = list(flat.ops), list(flat.types)
+        numbers = {number: number for number in range(self._first_made)}
+        nodes: List[Node] = []
+        count = self._first_made
+        # Who else reads what is copied to the host still gets it.
+        read = {source for _, sources, _ in flat.nodes for source in sources}
+        read.update(n for i, n in enumerate(flat.outputs) if i not in outputs)
+        dropped = {flat.outputs[position] for position in outputs} - read
+        number = self._first_made
+        for op, sources, made in flat.nodes:
+            begin, number = number, number + len(made)
+            if sources[:1] and sources[0] in inputs and _is_copy(ops[op], "GpuFromHost"):
+                numbers[begin] = sources[0]
+                continue
+            if begin in dropped:
+                continue
+            nodes.append((op, tuple(numbers[source] for source in sources), made))
+            for old in range(begin, number):
+                numbers[old] = count
+                count += 1
+        results = []
+        for position, old in enumerate(flat.outputs):
+            if position not in outputs:
+                results.append(numbers[old])
+                continue
+            # A copy, as before, but on the device: what it is a copy of may be changed later.
+            (source,) = flat.nodes[self._makers[old]][1]
+            made = ((_place(types, self._types[source]), None),)
+            nodes.append((_place(ops, deep_copy_op), (numbers[source],), made))
+            results.append(count)
+            count += 1
+        return replace(
+            flat,
+            inputs=tuple(
+                replace(item, cls=inputs[i].Variable, type=inputs[i], strict=False)
+                if i in inputs
+                else item
+                for i, item in enumerate(flat.inputs)
+            ),
+            ops=tuple(ops),
+            types=tuple(types),
+            nodes=tuple(nodes),
+            outputs=tuple(results),
+        )
+
+
+def _is_copy(op: Any, name: str) -> bool:
+    """Whether an op copies between host memory and the default device."""
+    module = sys.modules.get("theano.gpuarray.basic_ops")
+    return (
+        module is not None
+        and type(op) is getattr(module, name)
+        and getattr(op, "context_name", None) is None
+    )
+
+
+def _place(items: List[Any], item: Any) -> int:
+    """Where an item stands in a list; it is added if need be."""
+    for place, held in enumerate(items):
+        if held is item or (type(held) is type(item) and held == item):
+            return place
+    items.append(item)
+    return len(items) - 1

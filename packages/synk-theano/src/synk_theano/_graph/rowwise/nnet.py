@@ -1,0 +1,202 @@
+"""Rows through neural network operations and random streams."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from .elemwise import coupled
+from .layout import merge_layouts
+from .reduced import union
+from .shape import drawn
+from .walk import (
+    FIXED,
+    Value,
+    first_mixed,
+    has_shape,
+    mixed,
+    obstacle,
+    plain,
+    rows,
+    rule,
+    several,
+    unknown,
+    unruled,
+)
+
+
+class _Batched(NamedTuple):
+    """An operation on one row (of axis 0) at a time.
+
+    Attributes:
+        inputs: which of its inputs have rows.
+        linear: in which of these it is linear, jointly as a product.
+    """
+
+    inputs: Tuple[int, ...]
+    linear: Tuple[int, ...] = ()
+
+
+_BATCHED: Dict[str, _Batched] = {
+    "Softmax": _Batched((0,)),
+    "LogSoftmax": _Batched((0,)),
+    "SoftmaxWithBias": _Batched((0,)),
+    "SoftmaxGrad": _Batched((0, 1), (0,)),
+    "CrossentropySoftmaxArgmax1HotWithBias": _Batched((0, 2)),
+    "CrossentropySoftmax1HotWithBiasDx": _Batched((0, 1, 2), (0,)),
+    "CrossentropyCategorical1Hot": _Batched((0, 1)),
+    "CrossentropyCategorical1HotGrad": _Batched((0, 1, 2), (0,)),
+    "BatchedDot": _Batched((0, 1), (0, 1)),
+    "AbstractConv": _Batched((0,), (0,)),
+    "AbstractConv_gradInputs": _Batched((1,), (1,)),
+    "ConvOp": _Batched((0,), (0,)),
+    "Pool": _Batched((0,), (0,)),
+    "MaxPoolGrad": _Batched((0, 1, 2), (2,)),
+    "AveragePoolGrad": _Batched((0, 1), (1,)),
+    "DownsampleFactorMaxGradGrad": _Batched((0, 1, 2), (2,)),
+    "MultinomialFromUniform": _Batched((0, 1)),
+    "StructuredDot": _Batched((0,), (0,)),
+}
+_POOLS = frozenset(["Pool", "MaxPoolGrad", "AveragePoolGrad", "DownsampleFactorMaxGradGrad"])
+_SOFTMAXES = frozenset(["Softmax", "LogSoftmax", "SoftmaxWithBias", "SoftmaxGrad"])
+
+
+@rule(*_BATCHED, tolerant=True)
+def batched(node: Any, values: List[Value]) -> Value:
+    """Operations that work on each row by itself."""
+    values = [plain(value) for value in values]
+    name = next(base.__name__ for base in type(node.op).__mro__ if base.__name__ in _BATCHED)
+    how = _BATCHED[name]
+    spoiled = obstacle(node, values)
+    if spoiled is not None or all(value.steady for value in values):
+        return spoiled or FIXED
+    spread = [values[i] for i in how.inputs if values[i].axis is not None]
+    if not spread:
+        return _of_reduced(node, how, values)
+    if any(value.axis != 0 for value in spread):
+        if name in _SOFTMAXES:
+            text = "is a softmax over rows: each rank normalizes by its own rows only"
+            cure = "return its input with 'gather' and take the softmax after the call"
+            result = mixed(node, text, cure, spread[0].axis)._replace(layout=spread[0].layout)
+            return result if all(value.axis != 0 for value in spread) else several(result)
+        return unknown(node, "works on something whose first axis is not that of the rows")
+    if name in _POOLS and node.inputs[0].ndim <= node.op.ndim:
+        return unknown(node, "pools over rows")
+    already = first_mixed(values)
+    if already is not None:
+        return already._replace(
+            axis=0, layout=spread[0].layout if has_shape(already) else already.layout
+        )
+    if not all(value.steady for i, value in enumerate(values) if i not in how.inputs):
+        return coupled(node, 0)
+    if any(values[i].kind != "rows" for i in how.inputs):
+        return unknown(node, "combines rows with something else")
+    layout = merge_layouts(node, [value.layout for value in spread])
+    if isinstance(layout, Value):
+        return layout._replace(axis=0)
+    if any(values[i].degree for i in how.inputs if i not in how.linear):
+        return mixed(
+            node,
+            "is not linear in something that was divided by the number of rows",
+            "use a sum over rows in place of the mean",
+            0,
+        )
+    return rows(0, layout, sum(values[i].degree for i in how.linear))
+
+
+def _of_reduced(node: Any, how: _Batched, values: Sequence[Value]) -> Value:
+    moving = [i for i, value in enumerate(values) if not value.steady]
+    already = first_mixed(values)
+    if already is not None:
+        return already
+    value = values[moving[0]]
+    if len(moving) == 1 and moving[0] in how.linear and value.kind in ("sum", "fixed"):
+        if type(node.op).__name__ not in _POOLS:
+            return value
+    if value.kind == "noise":
+        return unruled(node, values)
+    return unknown(node, "works on something that was reduced over rows")
+
+
+@rule("AbstractBatchNormTrain", tolerant=True)
+def batch_norm(node: Any, values: List[Value]) -> List[Value]:
+    """Normalization with statistics of the batch."""
+    values = [plain(value) for value in values]
+    count = len(node.outputs)
+    x, spoiled = values[0], obstacle(node, values)
+    if spoiled is not None or x.axis is None or not all(v.steady for v in values[1:]):
+        return [unruled(node, values)] * count
+    if x.kind == "mixed":
+        return [x] + [x._replace(axis=None)] * (count - 1)
+    if x.kind != "rows" or x.degree:
+        return [unknown(node)] * count
+    if x.axis not in node.op.axes:
+        return [x, x, x, *[unknown(node)] * (count - 3)]
+    text = "normalizes by mean and variance of the rows of one rank"
+    cure = "use stored statistics (batch_normalization_test), or accept that they are per rank"
+    spoiled = mixed(node, text, cure)
+    mean = Value("sum", 0.0)
+    return [spoiled._replace(axis=x.axis, layout=x.layout), mean, spoiled, mean, spoiled][:count]
+
+
+@rule("AbstractBatchNormInference", tolerant=True)
+def batch_norm_inference(node: Any, values: List[Value]) -> Value:
+    """Normalization with stored statistics: entry by entry."""
+    values = [plain(value) for value in values]
+    x, spoiled = values[0], obstacle(node, values)
+    if spoiled is not None or x.axis is None:
+        return unruled(node, values)
+    if x.kind == "mixed":
+        return x
+    if any(value.kind in ("sum", "mixed") for value in values[1:]):
+        return coupled(node, x.axis)
+    steady = all(value.steady for value in values[1:])
+    return x if steady and not x.degree and x.axis in node.op.axes else unknown(node)
+
+
+@rule("AbstractBatchNormTrainGrad", tolerant=True)
+def batch_norm_gradient(node: Any, values: List[Value]) -> List[Value]:
+    """The gradient of a normalization with statistics of the batch."""
+    values = [plain(value) for value in values]
+    spoiled = obstacle(node, values)
+    x = values[0]
+    if spoiled is not None or x.axis is None:
+        return [unruled(node, values)] * len(node.outputs)
+    if x.axis not in node.op.axes:
+        return [unknown(node)] * len(node.outputs)
+    text = "is the gradient of a normalization by mean and variance of the rows of one rank"
+    result = mixed(node, text, "use stored statistics, or accept that they are per rank")
+    return [result._replace(axis=x.axis, layout=x.layout), result, result][: len(node.outputs)]
+
+
+# ---- random streams --------------------------------------------------------------------------
+
+
+@rule("RandomFunction", tolerant=True)
+def random_function(node: Any, values: List[Value]) -> List[Value]:
+    """Draws of NumPy's generator: a generator, a shape, parameters -> the generator, draws."""
+    return [FIXED, _draws(node, values[1].items, [plain(value) for value in values[2:]])]
+
+
+@rule("mrg_uniform", tolerant=True)
+def mrg_uniform(node: Any, values: List[Value]) -> List[Value]:
+    """Draws of MRG31k3p: the generator's state, a shape -> the state, draws."""
+    return [FIXED, _draws(node, values[1].items, [])]
+
+
+def _draws(node: Any, items: Optional[Tuple[Any, ...]], parameters: Sequence[Value]) -> Value:
+    spread = [value for value in parameters if value.axis is not None]
+    spoiled = obstacle(node, parameters) or first_mixed(parameters)
+    if spoiled is not None:
+        return spoiled
+    if spread:
+        # Parameters are aligned with the draws from the last axis backwards.
+        aligned = [
+            value._replace(axis=node.outputs[1].ndim - variable.ndim + (value.axis or 0))
+            for variable, value in zip(node.inputs[2:], parameters)
+            if value.axis is not None
+        ]
+        ok = all(value.kind == "rows" and not value.degree for value in aligned)
+        return union(node, aligned) if ok else unknown(node, "draws with unknown parameters")
+    if not all(value.steady for value in parameters):
+        return unknown(node, "draws with parameters that were reduced over rows")
+    return drawn(items)

@@ -1,0 +1,94 @@
+"""Rows through products of matrices and vectors: contracting the rows' axis sums over rows."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+from .elemwise import coupled
+from .layout import merge_layouts
+from .walk import (
+    FIXED,
+    ROW,
+    Value,
+    first_mixed,
+    mixed,
+    obstacle,
+    plain,
+    rows,
+    rule,
+    several,
+    unknown,
+)
+
+
+@rule("Dot", "Dot22", tolerant=True)
+def dot(node: Any, values: List[Value]) -> Value:
+    """The last axis of the left and the first of the right are contracted."""
+    left, right = (plain(value) for value in values)
+    spoiled = obstacle(node, [left, right])
+    if spoiled is not None:
+        return spoiled
+    contracted = node.inputs[0].ndim - 1
+    # Where rows are in the result, if they are not contracted.
+    axis = None
+    if left.axis is not None and left.axis != contracted:
+        axis = left.axis
+    elif right.axis is not None and right.axis != 0:
+        axis = contracted
+    inside = (left.axis == contracted) + (right.axis == 0)
+    crossed = None not in (left.axis, right.axis) and not inside
+    if (left.zero or right.zero) and not crossed:
+        zero = FIXED._replace(literal=0.0)
+        return zero if axis is None else zero._replace(kind="rows", axis=axis, layout=ROW)
+    already = first_mixed([left, right])
+    if already is not None:
+        return already._replace(axis=axis)
+    if left.axis is None and right.axis is None:
+        return _of_reduced(node, left, right)
+    if inside == 2:
+        return _contracted(node, left, right)
+    if inside == 1:
+        return unknown(node, "multiplies rows with something that has a fixed number of them")
+    if crossed:
+        text = "combines each row with each other row"
+        return several(mixed(node, text, "return the rows with 'gather'"))
+    whole, other = (left, right) if left.axis is not None else (right, left)
+    if whole.kind != "rows" or other.kind == "noise":
+        return unknown(node)
+    if other.kind != "fixed":
+        return coupled(node, axis)
+    return rows(axis or 0, whole.layout, whole.degree + other.degree)
+
+
+def _contracted(node: Any, left: Value, right: Value) -> Value:
+    layout = merge_layouts(node, [left.layout, right.layout])
+    if isinstance(layout, Value):
+        return layout
+    if left.kind == right.kind == "rows":
+        return Value("sum", left.degree + right.degree + 1)
+    return mixed(node, "sums up what depends on the positions of rows")
+
+
+def _of_reduced(node: Any, left: Value, right: Value) -> Value:
+    if left.kind == right.kind == "fixed":
+        return Value("fixed", left.degree + right.degree)
+    for whole, other in ((left, right), (right, left)):
+        if whole.kind == "sum" and other.kind == "fixed":
+            return Value("sum", whole.degree + other.degree)
+    if "noise" in (left.kind, right.kind):
+        return unknown(node)
+    text = "multiplies or adds reductions over rows"
+    return mixed(node, text, "return each as an output of its own, and compute this after the call")
+
+
+@rule("AbstractConv_gradWeights", tolerant=True)
+def filter_gradient(node: Any, values: List[Value]) -> Value:
+    """The gradient of a convolution's filters: a sum over the images."""
+    values = [plain(value) for value in values]
+    images, above = values[:2]
+    spoiled = obstacle(node, values) or first_mixed(values)
+    if spoiled is not None:
+        return spoiled._replace(axis=None)
+    if images.axis == above.axis == 0 and all(value.steady for value in values[2:]):
+        return _contracted(node, images, above)
+    return unknown(node, "works on something whose first axis is not that of the rows")

@@ -1,0 +1,109 @@
+"""Rows through scan: the inner graph is walked until the values of its states no longer change.
+
+The states' first axis is time, so rows lie one axis further out than inside. A scan over the rows
+themselves is unknown, and so is one whose number of steps depends on data.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+from .reduced import union
+from .walk import FIXED, Value, Walk, plain, rule, unknown
+
+_ROUNDS = 6
+
+
+@rule("Scan", tolerant=True)
+def scan(node: Any, values: List[Value]) -> List[Value]:
+    """A loop over the first axis."""
+    op, count = node.op, len(node.outputs)
+    outer = dict(zip(node.inputs, (plain(value) for value in values)))
+    steps = plain(values[0])
+    if steps.kind == "fixed" and not steps.steady:
+        return [unknown(node, "loops over rows")] * count
+    if not steps.steady or op.info.get("as_while"):
+        return [unknown(node, "takes a number of steps that this check cannot tell")] * count
+    known: Dict[Any, Value] = {}
+    sequences = zip(op.inner_seqs(op.inputs), op.outer_seqs(node.inputs))
+    for inner, variable in sequences:
+        known[inner] = _inside(node, outer[variable])
+    for inner, variable in zip(op.inner_non_seqs(op.inputs), op.outer_non_seqs(node.inputs)):
+        known[inner] = outer[variable]
+    for inner in op.inner_shared(op.inputs):
+        known[inner] = FIXED
+    buffers = _buffers(node)
+    states = [_inside(node, outer[initial]) for initial, _, _ in buffers]
+    for _ in range(_ROUNDS):
+        walk = Walk(known)
+        for state, (_, inner_inputs, _) in zip(states, buffers):
+            walk.values.update(dict.fromkeys(inner_inputs, state))
+        after = [
+            union(node, [state, *(plain(walk.value(output)) for output in outputs)])
+            for state, (_, _, outputs) in zip(states, buffers)
+        ]
+        if [_shape(state) for state in after] == [_shape(state) for state in states]:
+            break
+        states = after
+    else:
+        return [unknown(node, "has states that this check cannot follow")] * count
+    produced = [plain(walk.value(output)) for output in op.inner_nitsot_outs(op.outputs)]
+    outside = [_outside(value) for value in [*after, *produced]]
+    return outside + [FIXED] * (count - len(outside))
+
+
+def _shape(value: Value) -> Tuple[Any, ...]:
+    """What has to be the same before and after a step."""
+    return value.kind, value.degree, value.axis, value.layout, value.literal
+
+
+def _inside(node: Any, value: Value) -> Value:
+    if value.axis is None:
+        return value
+    if value.axis == 0:
+        return unknown(node, "loops over rows")
+    return value._replace(axis=value.axis - 1)
+
+
+def _outside(value: Value) -> Value:
+    return value if value.axis is None else value._replace(axis=value.axis + 1)
+
+
+def _buffers(node: Any) -> List[Tuple[Any, List[Any], List[Any]]]:
+    """Of each state: what it starts from, and the inner graph's inputs and outputs for it."""
+    op = node.op
+    result: List[Tuple[Any, List[Any], List[Any]]] = []
+    groups = (
+        (
+            op.outer_mitmot(node.inputs),
+            op.inner_mitmot(op.inputs),
+            op.mitmot_taps(),
+            op.inner_mitmot_outs(op.outputs),
+            op.mitmot_out_taps(),
+        ),
+        _with_one_output(
+            op.outer_mitsot(node.inputs),
+            op.inner_mitsot(op.inputs),
+            op.mitsot_taps(),
+            op.inner_mitsot_outs(op.outputs),
+        ),
+        _with_one_output(
+            op.outer_sitsot(node.inputs),
+            op.inner_sitsot(op.inputs),
+            [[-1]] * len(op.outer_sitsot(node.inputs)),
+            op.inner_sitsot_outs(op.outputs),
+        ),
+    )
+    for initials, inner_inputs, taps, inner_outputs, out_taps in groups:
+        inputs, outputs = list(inner_inputs), list(inner_outputs)
+        for place, initial in enumerate(initials):
+            taken, given = len(taps[place]), len(out_taps[place])
+            result.append((initial, inputs[:taken], outputs[:given]))
+            inputs, outputs = inputs[taken:], outputs[given:]
+    return result
+
+
+def _with_one_output(
+    initials: Sequence[Any], inputs: Sequence[Any], taps: Sequence[Any], outputs: Sequence[Any]
+) -> Tuple[Any, ...]:
+    return initials, inputs, taps, outputs, [[0]] * len(initials)

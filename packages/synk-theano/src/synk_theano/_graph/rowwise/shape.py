@@ -1,0 +1,179 @@
+"""Rows through shapes: what is the number of rows, and where a reshape puts them."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+from .layout import length_layout, multiplied
+from .reduced import union
+from .walk import (
+    FIXED,
+    NOISE,
+    ROW,
+    Value,
+    Walk,
+    has_shape,
+    layout_kind,
+    obstacle,
+    plain,
+    rows,
+    rule,
+    unknown,
+)
+
+
+def shape_items(node: Any, variable: Any, value: Value) -> Optional[List[Value]]:
+    """The lengths of a variable's axes; None if it has none."""
+    ndim = getattr(variable, "ndim", None)
+    if ndim is None:
+        return None
+    items = []
+    for axis, broadcast in enumerate(variable.broadcastable):
+        if broadcast:
+            items.append(FIXED._replace(literal=1.0))
+        elif not has_shape(value):
+            items.append(unknown(node, "is the shape of something that is not known"))
+        elif axis == value.axis:
+            items.append(Value("fixed", 1.0, layout=length_layout(value.layout)))
+        else:
+            items.append(FIXED._replace(layout=("dims", ((id(variable), axis),))))
+    return items
+
+
+@rule("Shape", tolerant=True)
+def shape(node: Any, values: List[Value]) -> Value:
+    """All lengths."""
+    items = shape_items(node, node.inputs[0], values[0])
+    return unknown(node) if items is None else FIXED._replace(items=tuple(items))
+
+
+@rule("Shape_i", tolerant=True)
+def shape_i(node: Any, values: List[Value]) -> Value:
+    """One length."""
+    items = shape_items(node, node.inputs[0], values[0])
+    return unknown(node) if items is None else items[node.op.i]
+
+
+@rule("MakeVector", tolerant=True)
+def make_vector(node: Any, values: List[Value]) -> Value:
+    """A vector of scalars: a shape, or results."""
+    if all(value.kind in ("fixed", "unknown") for value in values):
+        return FIXED._replace(items=tuple(plain(value) for value in values))
+    return union(node, values)
+
+
+@rule("Reshape", "Flatten", tolerant=True, with_walk=True)
+def reshape(node: Any, values: List[Value], walk: Walk) -> Value:
+    """Rows stay apart if the first axis keeps whole rows together."""
+    value = plain(values[0])
+    spoiled = obstacle(node, [value])
+    if spoiled is not None:
+        return spoiled
+    ndim = node.outputs[0].ndim
+    if type(node.op).__name__ == "Flatten":
+        items: Sequence[Value] = [Value("fixed", 1.0)] + [FIXED] * (ndim - 1)
+    else:
+        items = values[1].items or ()
+    if value.kind == "noise":
+        return drawn(items)
+    if value.axis is not None:
+        result = _reshape_rows(node, value, items, ndim)
+        return _undone(node, value, walk) or result if result.kind == "unknown" else result
+    if ndim == 0 or (items and all(item.steady for item in items)):
+        return value
+    if value.steady and not items and plain(values[1]).steady:
+        return value
+    return unknown(node, "gives something a shape that is not known")
+
+
+def _reshape_rows(node: Any, value: Value, items: Sequence[Value], ndim: int) -> Value:
+    if ndim == 1 and not (items and items[0].steady and items[0].literal != -1):
+        return _flattened(node, value, items)
+    if len(items) != ndim or not all(item.kind == "fixed" for item in items):
+        return unknown(node, "gives rows a shape that is not known")
+    counted = [axis for axis, item in enumerate(items) if item.degree == 1 and not item.zero]
+    inferred = [axis for axis, item in enumerate(items) if item.literal == -1]
+    steady = sum(item.steady for item in items)
+    if not counted and len(inferred) == 1 and steady == ndim:
+        counted = inferred
+    elif len(counted) != 1 or steady != ndim - 1:
+        return unknown(
+            node,
+            "gives rows a shape with a fixed number of rows; use x.shape[0] or -1 in its place",
+        )
+    axis, length = counted[0], items[counted[0]].layout
+    if value.axis == node.inputs[0].ndim - 1 and axis == ndim - 1 and length is not None:
+        # Rows are the fastest to change, before and after.
+        if length == length_layout(value.layout):
+            return value._replace(axis=axis)
+    if value.axis == 0 and axis == 0:
+        return _in_front(node, value, length)
+    if axis == 0 and isinstance(length, tuple) and length[0] == "times":
+        if length[1:] == (_dims_before(node.inputs[0], value.axis or 0), value.layout):
+            return value._replace(axis=0, layout=("outer", *length[1:]))
+    if value.axis == 0 and length is not None and layout_kind(value.layout) == "outer":
+        dims = multiplied(items[:axis])
+        if value.layout[1:] == (dims[1] if dims else None, length):
+            return value._replace(axis=axis, layout=length)
+    return unknown(node, "moves rows to another axis by reshaping")
+
+
+def _undone(node: Any, value: Value, walk: Walk) -> Optional[Value]:
+    """Rows back in the shape of what was reshaped to theirs: the gradient of a reshape.
+
+    Lengths other than that of the rows cannot be compared here, so something else that has its
+    rows in the same place counts as the same shape.
+    """
+    source = node.inputs[1].owner
+    if source is None or type(source.op).__name__ != "Shape":
+        return None
+    shaped = source.inputs[0]
+    before = walk.values[shaped]
+    # Out of the way, lest a reshape whose shape depends on this node comes back here.
+    forwards = walk.reshapes.pop(shaped, [])
+    afters = [(walk.value(f.outputs[0]), f.outputs[0].ndim) for f in forwards if f is not node]
+    walk.reshapes[shaped] = forwards
+    for after, ndim in afters:
+        if (
+            after.kind == before.kind == "rows"
+            and (ndim, after.axis) == (node.inputs[0].ndim, value.axis)
+            and value.layout in (after.layout, ("any", length_layout(after.layout)))
+        ):
+            return value._replace(axis=before.axis, layout=before.layout)
+    return None
+
+
+def _flattened(node: Any, value: Value, items: Sequence[Value]) -> Value:
+    if value.axis == 0:
+        return _in_front(node, value, items[0].layout if items else None)
+    return value._replace(axis=0, layout=("outer", id(node), value.layout))
+
+
+def _in_front(node: Any, value: Value, length: Any) -> Value:
+    """The first axis stays that of the rows, now of this length (None: not known)."""
+    if length_layout(value.layout) == length:
+        return value
+    if layout_kind(value.layout) == "any":
+        return value._replace(layout=("any", length))
+    if layout_kind(value.layout) not in ("", "block") or layout_kind(length or ROW) not in (
+        "", "block", "times",
+    ):  # fmt: skip
+        return unknown(node, "reshapes rows that are not in order")
+    if length is None:
+        return value._replace(layout=("block", id(node)))
+    return value._replace(layout=("block", length) if layout_kind(length) == "times" else length)
+
+
+def _dims_before(variable: Any, axis: int) -> Tuple[Any, ...]:
+    """The identities of a variable's first lengths, in the form in which they are multiplied."""
+    return tuple(sorted((id(variable), i) for i in range(axis) if not variable.broadcastable[i]))
+
+
+def drawn(items: Optional[Sequence[Value]]) -> Value:
+    """Draws of a shape: for each row its own if one length is the number of rows."""
+    if not items:
+        return NOISE
+    counted = [axis for axis, item in enumerate(items) if item.kind == "fixed" and item.degree == 1]
+    if len(counted) == 1 and sum(item.steady for item in items) == len(items) - 1:
+        return rows(counted[0], ("any", items[counted[0]].layout))
+    return FIXED if all(item.steady for item in items) else NOISE

@@ -1,0 +1,1 @@
+"""How a compiled function travels to another process: flat, pickled, linked again."""

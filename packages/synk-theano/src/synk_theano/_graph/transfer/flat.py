@@ -1,0 +1,272 @@
+"""Compiled Theano functions in flat form: what travels, and how it is built again.
+
+A function's optimised graph is written as a list of nodes in topological order, so that its
+depth does not matter (pickle's recursion would stop at a few hundred layers), and so that
+nothing of the un-optimised graph, of the optimiser's bookkeeping or of the tags goes along.
+Ops and types that are equal travel once: a network of 2600 nodes has 70 different ops.
+Building it again does not optimise: the graph is taken as it is.
+
+`Function.copy()` is no alternative: in Theano 1.0.5 it loses the destroy handler, and with it
+the order of in-place operations, and computes wrong numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+from theano import gof
+from theano.compile import SharedVariable
+from theano.compile.function_module import Function, FunctionMaker
+from theano.compile.io import In, Out
+from theano.scalar.basic import Composite, specific_out, transfer_type
+
+from .linking import processor_flags, quick_outputs, take_processor_flags
+
+
+@dataclass(frozen=True)
+class FlatInput:
+    """An input of the function, as `theano.In` has it.
+
+    Attributes:
+        holder: the shared variable or container that holds its value; None for an argument.
+        default: value of an argument that has one.
+    """
+
+    cls: type
+    type: Any
+    name: Optional[str]
+    in_name: Optional[str]
+    holder: Any
+    default: Any
+    has_update: bool
+    mutable: bool
+    borrow: bool
+    strict: bool
+    allow_downcast: Optional[bool]
+    implicit: bool
+    shared: bool
+
+
+@dataclass(frozen=True)
+class FlatFunction:
+    """A compiled function; see the module's docstring.
+
+    Variables are numbered: inputs first, then constants, then each node's outputs.
+    ``nodes`` holds (place in `ops`, input numbers, places in `types` and names of the outputs).
+    """
+
+    inputs: Tuple[FlatInput, ...]
+    constants: Tuple[Tuple[type, Any, Any, Optional[str]], ...]
+    ops: Tuple[Any, ...]
+    types: Tuple[Any, ...]
+    nodes: Tuple[Tuple[int, Tuple[int, ...], Tuple[Tuple[int, Optional[str]], ...]], ...]
+    outputs: Tuple[int, ...]
+    borrowed_outputs: Tuple[bool, ...]
+    update_mapping: Dict[int, int]
+    mode: Any
+    unpack_single: bool
+    return_none: bool
+    output_keys: Any
+    name: Optional[str]
+    trust_input: bool
+    processor_flags: Optional[Tuple[str, ...]]
+
+
+_PLAIN = (str, bytes, int, float, complex, np.generic, np.dtype, type)
+_MADE_OF_ATTRIBUTES = (gof.PureOp, gof.Type, specific_out, transfer_type)
+
+
+class _Table:
+    """Objects in the order in which they are met, those that are the same once."""
+
+    def __init__(self) -> None:
+        self.items: List[Any] = []
+        self._by_identity: Dict[int, int] = {}
+        self._by_value: Dict[Any, int] = {}
+
+    def place(self, item: Any) -> int:
+        """Where the item, or one that is the same, stands; it is put there if need be."""
+        place = self._by_identity.get(id(item))
+        if place is None:
+            place = len(self.items)
+            if not hasattr(item, "fn"):  # Scan and its like hold a compiled function of their own
+                place = self._by_value.setdefault((item, _state(item)), place)
+            if place == len(self.items):
+                self.items.append(item)
+            self._by_identity[id(item)] = place
+        return place
+
+
+def _state(value: Any) -> Any:
+    """What an object is made of, as something to compare; of what is unknown, which object it is.
+
+    Some ops count as equal although they compute different things: SparseFromDense does for any
+    format, RandomFunction in place or not.
+    """
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(_state, value))
+    if isinstance(value, Mapping):
+        return frozenset((_state(key), _state(item)) for key, item in value.items())
+    if isinstance(value, slice):
+        return (slice, _state(value.start), _state(value.stop), _state(value.step))
+    if isinstance(value, Composite):
+        # It is its C code; the graph that this was made from is another object each time.
+        value.init_c_code()
+        return (type(value), value._c_code, _state(value.inputs_type), _state(value.outputs_type))
+    if isinstance(value, _MADE_OF_ATTRIBUTES):
+        return (type(value), _state(vars(value)))
+    return ("object", id(value))
+
+
+def is_flat_able(function: Any) -> bool:
+    """Whether `flatten` can take it. Makers of other kinds (DebugMode's) keep their own pickle."""
+    return type(function) is Function and type(function.maker) is FunctionMaker
+
+
+def flatten(function: Any) -> FlatFunction:
+    """Write a compiled function in flat form; the function itself is not changed."""
+    maker = function.maker
+    graph = maker.fgraph
+    numbers: Dict[Any, int] = {variable: i for i, variable in enumerate(graph.inputs)}
+    order = graph.toposort()
+    constants: List[Tuple[type, Any, Any, Optional[str]]] = []
+    sources = [v for node in order for v in node.inputs] + list(graph.outputs)
+    for variable in sources:
+        if variable.owner is None and variable not in numbers:
+            # A graph's leaves that are no inputs are constants.
+            numbers[variable] = len(graph.inputs) + len(constants)
+            constants.append((type(variable), variable.type, variable.data, variable.name))
+    ops, types = _Table(), _Table()
+    nodes = []
+    for node in order:
+        nodes.append(
+            (
+                ops.place(node.op),
+                tuple(numbers[v] for v in node.inputs),
+                tuple((types.place(v.type), v.name) for v in node.outputs),
+            )
+        )
+        for v in node.outputs:
+            numbers[v] = len(numbers)
+    n_outputs = len(maker.outputs)
+    return FlatFunction(
+        inputs=tuple(
+            _flatten_input(spec, variable, container)
+            for spec, variable, container in zip(maker.inputs, graph.inputs, function.input_storage)
+        ),
+        constants=tuple(constants),
+        ops=tuple(ops.items),
+        types=tuple(types.items),
+        nodes=tuple(nodes),
+        outputs=tuple(numbers[v] for v in graph.outputs),
+        borrowed_outputs=tuple(bool(out.borrow) for out in maker.outputs[:n_outputs]),
+        update_mapping=dict(graph.update_mapping or {}),
+        mode=maker.mode,
+        unpack_single=maker.unpack_single,
+        return_none=maker.return_none,
+        output_keys=maker.output_keys,
+        name=maker.name,
+        trust_input=function.trust_input,
+        processor_flags=processor_flags(),
+    )
+
+
+def _flatten_input(spec: Any, variable: Any, container: Any) -> FlatInput:
+    holder = default = None
+    if isinstance(spec.variable, SharedVariable):
+        holder = spec.variable
+    elif isinstance(spec.value, gof.Container):
+        holder = spec.value
+    elif spec.value is not None:
+        # An input with a state of its own: the current one, not the one at its making.
+        default = container.storage[0] if spec.update is not None else spec.value
+    return FlatInput(
+        cls=type(variable),
+        type=variable.type,
+        name=variable.name,
+        in_name=spec.name,
+        holder=holder,
+        default=default,
+        has_update=spec.update is not None,
+        mutable=spec.mutable,
+        borrow=spec.borrow,
+        strict=spec.strict,
+        allow_downcast=spec.allow_downcast,
+        implicit=spec.implicit,
+        shared=spec.shared,
+    )
+
+
+def rebuild(flat: FlatFunction) -> Any:
+    """Build the Theano function that `flat` describes, around its shared variables' storage."""
+    variables: List[Any] = []
+    for item in flat.inputs:
+        if isinstance(item.holder, SharedVariable):
+            variables.append(item.holder.clone())
+        else:
+            variables.append(item.type.make_variable(item.name))
+    variables += [cls(type_, data, name) for cls, type_, data, name in flat.constants]
+    for op, inputs, outputs in flat.nodes:
+        made = [flat.types[type_].make_variable(name) for type_, name in outputs]
+        gof.Apply(flat.ops[op], [variables[i] for i in inputs], made)
+        variables += made
+    graph_outputs = [variables[i] for i in flat.outputs]
+    graph = gof.FunctionGraph(
+        variables[: len(flat.inputs)],
+        graph_outputs,
+        clone=False,
+        update_mapping=flat.update_mapping,
+    )
+    # It orders nodes so that a value is read before an in-place operation destroys it.
+    graph.attach_feature(gof.DestroyHandler())
+
+    updates = iter(graph.outputs[len(flat.borrowed_outputs) :])
+    specs = [
+        _rebuild_input(item, variable, next(updates) if item.has_update else None)
+        for item, variable in zip(flat.inputs, graph.inputs)
+    ]
+    results = [
+        Out(variable, borrow=borrow)
+        for variable, borrow in zip(graph.outputs, flat.borrowed_outputs)
+    ]
+    maker = FunctionMaker(
+        specs,
+        results,
+        mode=flat.mode,
+        accept_inplace=True,
+        on_unused_input="ignore",
+        fgraph=graph,
+        output_keys=flat.output_keys,
+        name=flat.name,
+    )
+    maker.unpack_single = flat.unpack_single
+    maker.return_none = flat.return_none
+    take_processor_flags(flat.processor_flags)
+    with quick_outputs(graph):
+        function = maker.create([spec.value for spec in specs], trustme=True)
+    function.trust_input = flat.trust_input
+    return function
+
+
+def _rebuild_input(item: FlatInput, variable: Any, update: Any) -> Any:
+    if isinstance(item.holder, SharedVariable):
+        variable, value = item.holder, item.holder.container
+    else:
+        value = item.default if item.holder is None else item.holder
+    return In(
+        variable,
+        name=item.in_name,
+        value=value,
+        update=update,
+        mutable=item.mutable,
+        borrow=item.borrow,
+        strict=item.strict,
+        allow_downcast=item.allow_downcast,
+        implicit=item.implicit,
+        shared=item.shared,
+        autoname=False,
+    )

@@ -1,0 +1,135 @@
+"""Functions and values <-> bytes, where variables shared between functions stay shared.
+
+Shared variables, their containers and their storage lists travel as numbers of the registry
+(persistent ids), compiled functions in flat form, whatever lives in the user's ``__main__`` by
+value (cloudpickle), and arrays out of band (pickle protocol 5), so that they can lie in shared
+memory and are copied once. Pickles only ever go from the master to its own children.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+import sys
+import threading
+from contextlib import contextmanager
+from typing import Any, Iterable, Iterator, List, Optional, Tuple
+
+import cloudpickle
+from theano import gof
+from theano.compile import SharedVariable
+from theano.compile.function_module import Function
+from theano.compile.ops import FromFunctionOp
+from theano.tensor.raw_random import RandomStateType, random_state_type
+
+from synk_theano._graph.shared import VariableRegistry
+
+from .flat import flatten, is_flat_able, rebuild
+from .linking import linked_by_kind
+
+RECURSION_LIMIT = 10_000
+"""While pickling and rebuilding: inner graphs of Scan and the linker still recurse."""
+
+
+_recursing = threading.Lock()
+# For each thread that is in there, the limit before; it is one for all threads.
+_limits: List[int] = []
+
+
+@contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Raise the recursion limit for a while; nothing happens if it is higher already."""
+    with _recursing:
+        before = sys.getrecursionlimit()
+        _limits.append(_limits[0] if _limits else before)
+        sys.setrecursionlimit(max(before, RECURSION_LIMIT))
+    try:
+        yield
+    finally:
+        with _recursing:
+            before = _limits.pop()
+            if not _limits:
+                sys.setrecursionlimit(before)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Have no garbage looked for: a graph is a hundred thousand objects, and none is garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _random_state_type() -> Any:
+    return random_state_type
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: Any, registry: VariableRegistry, buffers: List[Any]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self._registry = registry
+
+    def persistent_id(self, obj: Any) -> Optional[Tuple[str, int]]:
+        if isinstance(obj, SharedVariable):
+            return ("variable", self._registry.number_of(obj))
+        if isinstance(obj, gof.Container):
+            number = self._registry.known_number(obj.storage)
+            return None if number is None else ("container", number)
+        if type(obj) is list and len(obj) == 1:
+            number = self._registry.known_number(obj)
+            return None if number is None else ("storage", number)
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Function) and is_flat_able(obj):
+            return rebuild, (flatten(obj),)
+        if type(obj) is FromFunctionOp:
+            # Its own way is to look the function up by name, which fails for __main__.
+            state = vars(obj)
+            return FromFunctionOp, (
+                state["_FromFunctionOp__fn"],
+                obj.itypes,
+                obj.otypes,
+                state["_FromFunctionOp__infer_shape"],
+            )
+        if type(obj) is RandomStateType:
+            # It is compared by identity: two rounds must not bring two of it.
+            return _random_state_type, ()
+        return super().reducer_override(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, registry: VariableRegistry, buffers: Iterable[Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._registry = registry
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, number = pid
+        variable = self._registry[number]
+        if kind == "variable":
+            return variable
+        return variable.container if kind == "container" else variable.container.storage
+
+
+def dumps(obj: Any, registry: VariableRegistry) -> Tuple[bytes, List[memoryview]]:
+    """Pickle `obj`; shared variables that it refers to become known to `registry`.
+
+    Returns:
+        The pickle, and the contiguous buffers of its arrays.
+    """
+    file = io.BytesIO()
+    buffers: List[Any] = []
+    with deep_recursion(), no_collection():
+        _Pickler(file, registry, buffers).dump(obj)
+    return file.getvalue(), [buffer.raw() for buffer in buffers]
+
+
+def loads(data: Any, registry: VariableRegistry, buffers: Iterable[Any] = ()) -> Any:
+    """The reverse. Arrays of the result lie in `buffers`: copy what has to outlive them."""
+    with deep_recursion(), no_collection(), linked_by_kind():
+        return _Unpickler(io.BytesIO(data), registry, buffers).load()

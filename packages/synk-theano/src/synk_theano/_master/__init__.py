@@ -1,0 +1,1 @@
+"""What only the master does, around an act."""

@@ -1,0 +1,116 @@
+"""Functions as the master holds them: it builds them, and their further forms when needed."""
+
+from __future__ import annotations
+
+import itertools
+from time import perf_counter
+from typing import Any, Callable, ContextManager, Dict, Tuple
+
+from synk_theano._graph.compile import (
+    check_sliceable,
+    compile_form,
+    with_default_updates,
+    without_rows,
+)
+from synk_theano._graph.leaves import new_row_share, replicated_updates
+from synk_theano._graph.reduce_op import reductions_of
+from synk_theano._graph.spec import FunctionSpec, unnamed
+from synk_theano._rank.functions import LoadedFunction
+from synk_theano._rank.rank import Rank
+from synk_theano._wire.messages import PLAIN, Form, Recipe
+
+
+class Builder:
+    """Compiles functions into the master's rank, and numbers them and their variables.
+
+    Args:
+        rank: the master's.
+        specs: where those of functions are kept, by number.
+        track: shows work that takes long.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        specs: Dict[int, FunctionSpec],
+        track: Callable[[str], ContextManager[Any]],
+    ) -> None:
+        self._rank = rank
+        self._specs = specs
+        self._numbers = itertools.count()
+        self._track = track
+        self._row_share: Any = None
+
+    def compile(self, spec: FunctionSpec) -> Tuple[FunctionSpec, Any]:
+        """Build the plain form; return the spec with Theano's default updates, and what it runs."""
+        plain = self._compile(spec, PLAIN)
+        check_sliceable(spec, plain)
+        return with_default_updates(spec, plain), plain
+
+    def enter(self, spec: FunctionSpec, plain: Any) -> int:
+        """Number a function; the caller has the turn."""
+        function_id = next(self._numbers)
+        self._register_variables(plain)
+        loaded = LoadedFunction(self._recipe(spec, function_id, plain))
+        loaded.forms[PLAIN] = plain
+        self._rank.functions[function_id] = loaded
+        self._specs[function_id] = spec
+        return function_id
+
+    def let_go(self, function_id: int) -> None:
+        """Nobody has a function any more."""
+        self._specs.pop(function_id, None)
+
+    def require_form(self, function_id: int, form: Form) -> None:
+        """Have `form` of a function in the master; the caller has the turn.
+
+        There is no rowless form where there is nothing for it to do.
+        """
+        loaded, spec = self._rank.functions[function_id], self._specs[function_id]
+        if form in loaded.forms:
+            return
+        if form.rowless:
+            spec = without_rows(spec)
+            if not spec.updates:
+                return
+        compiled = self._compile(spec, form)
+        self._register_variables(compiled)
+        loaded.forms[form] = compiled
+
+    def row_share(self) -> Any:
+        """A symbolic scalar; see `synkhronos.row_share`."""
+        if self._row_share is None:
+            self._row_share = new_row_share()
+        return self._row_share
+
+    def _compile(self, spec: FunctionSpec, form: Form) -> Any:
+        self._rank.device.enter()
+        name, began = spec.name or "function", perf_counter()
+        with self._track(f"compiling {name!r}"):
+            compiled = compile_form(spec, form, self._rank.device.is_gpu, self._rank.journal.on)
+        self._rank.recorder.add("compile", name, began, perf_counter())
+        return compiled
+
+    def _register_variables(self, compiled: Any) -> None:
+        for variable in compiled.get_shared():
+            self._rank.registry.number_of(variable)
+
+    def _recipe(self, spec: FunctionSpec, function_id: int, plain: Any) -> Recipe:
+        number_of = self._rank.registry.number_of
+        return Recipe(
+            function_id=function_id,
+            name=spec.name or unnamed(function_id),
+            output_ops=spec.output_ops,
+            update_ops=tuple(op for _, _, op in spec.accumulated),
+            updated=tuple(number_of(target) for target, _, _ in spec.accumulated),
+            sliceable=tuple(number_of(variable) for variable in spec.sliceable),
+            row_shares=tuple(
+                number_of(variable)
+                for variable in plain.get_shared()
+                if getattr(variable.tag, "synk_row_share", False)
+            ),
+            # Else there is no graph to be walked for it.
+            replicated=tuple((number_of(target), op) for target, op in replicated_updates(spec))
+            if reductions_of(plain)
+            else (),
+        )

@@ -1,0 +1,400 @@
+"""The master's hold on its workers: start them, give orders to all ranks, end them.
+
+While it waits inside a collective the master looks after the processes: one that is gone ends
+the call, and with it the whole group, because its replica of the variables is lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import pickle
+from typing import Any, Callable, List, Optional, Tuple
+
+import numpy as np
+
+import synk_comm
+from synk_theano._graph import environment
+from synk_theano._graph.devices.assignment import Ranks, take
+from synk_theano._rank.rank import Rank
+from synk_theano._text import text_of
+from synk_theano._watch.flight import WORDS, Flight
+from synk_theano._wire.messages import Call, Collective, Join, Order, Step, Stop
+from synk_theano._wire.orders import STEPS_IN_LINE
+from synk_theano._workers.blackbox import BlackBox
+from synk_theano._workers.interrupts import LATER, Interrupts
+from synk_theano._workers.processes import Keeper
+from synk_theano._workers.stalls import StallWatch
+from synk_theano._workers.starting import start_workers
+from synk_theano.exceptions import Closed, InputValueError, Interrupted, SynkError, WorkerDied
+
+from .acts import Book
+from .failures import add_note, mismatch, worker_failed
+from .garbage import Releases
+from .lock import Turn
+from .replicas import Replicas
+from .store import DataStore
+
+TELL_TIMEOUT_S = 0.5
+"""For workers that are to stop, to listen: idle ones do at once."""
+
+_CAN_BE_UNDONE = (Call, Collective)
+
+FAILURE_TIMEOUT_S = 0.05
+"""For what workers have said already."""
+
+
+class Controller:
+    """The master's rank, its workers and the group that connects them.
+
+    Args:
+        ranks: how many there are, and where they compute.
+        master: the rank of this process.
+        backend: "shm" or "zmq".
+        timeout_s: seconds that a rank waits for the others inside a collective.
+        stall_s: seconds of waiting after which to tell for whom.
+        atomic: undo what an order changed if any rank fails.
+        profile: have each worker write a profile.
+        report: takes lines of progress.
+        store: the arrays in shared memory that orders refer to.
+        reseed: give each worker's random streams a seed of their own.
+        on_end: called when all has ended.
+        nccl: whether collectives of devices go through NCCL.
+        record: have all ranks record spans of time from the start.
+
+    Attributes:
+        rank: the master's.
+        book: the acts that orders are made of.
+        turn: held while something is staged and performed.
+        times: seconds that each rank computed in the last order, by act and rank.
+        releases: what the program has let go of.
+        replicas: what is known of variables whose values may not be the same on all ranks.
+
+    Returns at once; workers start in the background.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        master: int,
+        *,
+        backend: str,
+        timeout_s: float,
+        stall_s: float,
+        atomic: bool,
+        profile: bool,
+        report: Callable[[str], None],
+        store: DataStore,
+        reseed: bool,
+        on_end: Callable[[], None],
+        nccl: bool,
+        record: bool,
+    ) -> None:
+        size = ranks.size
+        with contextlib.ExitStack() as undo:
+            # Before there is memory to look after.
+            keeper = Keeper(environment.import_path()) if size > 1 else None
+            if keeper is not None:
+                undo.callback(keeper.dismiss)
+            what, words = "the flight record", (WORDS * size,)
+            room, flight_ref = store.room(("flight",), np.dtype(np.int64), words, what)
+            room[...] = 0
+            self.rank = Rank(master, size, master, flight=Flight(room, master), atomic=atomic)
+            self._box = BlackBox(room, size, master, self.rank.functions)
+            self.replicas = Replicas(self.rank, atomic, not reseed)
+            self._ranks = ranks
+            self.book = Book()
+            self.turn = Turn()
+            self.releases = Releases(self.rank, self.book, store, self.replicas)
+            self._timeout_s, self._on_end, self._report = timeout_s, on_end, report
+            self._store = store
+            steps = (STEPS_IN_LINE * size,)
+            times, times_ref = store.room(("times",), np.dtype(float), steps, "times of steps")
+            times[...] = 0.0
+            self.times = self.rank.times = memoryview(times)  # type: ignore[arg-type] # NumPy 1 does not say so
+            self._serials = itertools.count(1)
+            self._threads = environment.ThreadLimit(size)
+            environment.keep_freed_memory()
+            self._joined = self._released = False
+            self._closed: Optional[str] = None
+            self._owner = os.getpid()
+            self._group = synk_comm.create_group(size, backend) if size > 1 else None
+            if self._group is not None:
+                undo.callback(self._group.discard)
+            self._pool = start_workers(
+                self.rank,
+                ranks.devices,
+                self._group,
+                times=times_ref,
+                flight=flight_ref,
+                profile=profile,
+                reseed=reseed,
+                nccl=nccl,
+                record=record,
+                keeper=keeper,
+            )
+            undo.pop_all()
+        self._pids = [*self._pool.pids[:master], self._owner, *self._pool.pids[master:]]
+        self._stalls = StallWatch(self._box, master, self._pool.stacks, stall_s)
+        self._interrupts = Interrupts(
+            self.rank, self._box.flights, lambda: self._pool.pids, self._box.look
+        )
+        self.rank.before_decline = self._interrupts.give_up
+        atexit.register(self.close)
+        try:
+            # At the same time as the workers take theirs.
+            self.rank.device = take(ranks.devices[master] if ranks.devices else None, nccl)
+        except BaseException as error:
+            self._end(f"{type(error).__name__} at its start")
+            raise
+        # Early: who puts a handler of his own over it, hands on to it.
+        self._interrupts.install()
+
+    @property
+    def state(self) -> str:
+        """In a few words, for reprs."""
+        if self._closed is not None:
+            return f"closed: {self._closed}"
+        return "ready" if self._joined else "starting"
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is another process's: this one is a child that was forked from there."""
+        return os.getpid() != self._owner
+
+    @property
+    def joined(self) -> bool:
+        """Whether the workers have started."""
+        return self._joined
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is of no more use."""
+        return self._closed is not None
+
+    @property
+    def worker_pids(self) -> Tuple[int, ...]:
+        """Process ids of the workers, in rank order without the master."""
+        return self._pool.pids
+
+    def require_open(self) -> None:
+        """
+        Raises:
+            Closed: it was closed, a failure has closed it, or it is another process's.
+        """
+        if self._closed is None and os.getpid() == self._owner:
+            return
+        if self.is_foreign:
+            raise Closed(
+                f"this runtime belongs to process {self._owner}, and this is its child "
+                f"{os.getpid()}; use it there, or call fork() of synkhronos in a fresh process"
+            )
+        raise Closed(
+            f"this runtime is closed ({self._closed}); call fork() to start a new one, and "
+            f"build functions again: they belong to the runtime that they were built in"
+        )
+
+    def await_workers(self) -> None:
+        """Wait for the workers' start, and join them; returns at once the second time.
+
+        Raises:
+            StartError: one could not start; everything is closed then.
+        """
+        if self._joined:
+            return
+        LATER.at_the_next_chance()
+        self._stalls.begin()
+        try:
+            self._pool.wait_ready(tick=lambda _late: self._stalls.check())
+            self._pool.send(pickle.dumps(Join()), "starting")
+            ticket = None if self._group is None else self._group.ticket(self.rank.rank)
+            self.rank.join(ticket, self._timeout_s, self._watch)
+        except BaseException as error:
+            self._fail_start(error)
+            raise
+        if self._group is not None:
+            self._group.close()
+        self._joined = True
+        self._report(f"Synkhronos: {self._ranks.noun} initialized, master rank: {self.rank.master}")
+
+    def run(self, steps: List[Step], timeout_s: Optional[float] = None) -> List[Any]:
+        """Have all ranks perform these acts; blocks until they have. The caller has the turn.
+
+        Args:
+            timeout_s: wait so long at most until all listen; None takes the communicator's own.
+
+        Returns:
+            What each act gives.
+
+        Raises:
+            WorkerFailed: user code raised on a worker; all goes on.
+            WorkerDied: a worker process is gone; everything is closed.
+            WorkerStalled: a worker took too long; everything is closed.
+            ReplicasDiffer: nothing was done, because ranks may have different values.
+            Exception: what user code raised in the master.
+            KeyboardInterrupt: nothing was done.
+        """
+        self.require_open()
+        LATER.at_the_next_chance()
+        self.await_workers()
+        acts = [self.book.get(step.number) for step in steps]
+        self.replicas.require_equal(acts)
+        self._threads.apply()
+        extras = None
+        self._box.begin()
+        self._stalls.begin()
+        # What interrupts anywhere in here leaves nothing half sent, and the turn free.
+        try:
+            self.turn.running = True
+            extras = self.book.extras()
+            order = Order(next(self._serials), steps, extras)
+            self._interrupts.begin(order.serial)
+            results = self.rank.perform(order, self.turn.began, timeout_s)
+            struck = self._interrupts.finish()
+            if extras is not None:
+                sent, extras = extras, None
+                self.book.sent(sent)
+            if struck and self.rank.journal.on and all(isinstance(a, _CAN_BE_UNDONE) for a in acts):
+                self.rank.take_back(KeyboardInterrupt())
+            self.replicas.done(acts)
+        except BaseException as error:
+            interrupted = self._interrupts.end()
+            try:
+                self._fail(error, interrupted)
+            except BaseException as raised:
+                self._log(raised)
+                raise
+            finally:
+                if self._closed is None:
+                    self.replicas.failed(acts)
+                self.book.failed(extras)
+            self._log(error)
+            raise
+        finally:
+            self.turn.running = False
+            self.book.end(steps)
+        if self._interrupts.end():
+            LATER.put_off()
+        return results or []
+
+    def _fail_start(self, error: BaseException) -> None:
+        """Close, and raise what a failure of the start means."""
+        # A worker that fails to join has told why before the others lose it.
+        failures = self._pool.failures(range(self.rank.size), 0, FAILURE_TIMEOUT_S)
+        try:
+            if isinstance(error, Exception) and (failures or not isinstance(error, SynkError)):
+                self._pool.require_started(failures)
+                self._end_out_of_step(error, "the start")
+            raise error
+        except BaseException as raised:
+            self._log(raised)
+            self._end(f"its workers could not be started ({type(raised).__name__})")
+            raise
+
+    def _fail(self, error: BaseException, interrupted: bool) -> None:
+        """Raise what an order's failure means, if that is not `error` itself."""
+        self._box.look()
+        doing = self.rank.doing or "an order"  # the act under way, as far as this rank has come
+        if self._closed is not None:
+            raise Closed(f"the runtime was closed while {doing} was under way") from error
+        if isinstance(error, synk_comm.PeerDeclined):
+            failures = self._pool.failures(error.reasons, self.rank.serial)
+            if interrupted:
+                raise KeyboardInterrupt from None
+            note = "" if self.rank.journal.on else self.replicas.note
+            failed, cause = worker_failed(error, failures, doing, note)
+            raise failed from cause
+        if isinstance(error, synk_comm.MismatchError):
+            raise InputValueError(mismatch(doing, error)) from error
+        if not self.rank.in_step:
+            self._end_out_of_step(error, doing)
+        else:
+            declined, self.rank.also_declined = self.rank.also_declined, {}
+            self._pool.failures(declined, self.rank.serial)
+        if isinstance(error, Interrupted):
+            raise KeyboardInterrupt from None
+        if isinstance(error, Exception) and not isinstance(error, SynkError):
+            add_note(error, f"in {doing}, on rank {self.rank.rank} of {self.rank.size}")
+
+    def _log(self, error: BaseException) -> None:
+        self._box.write(error, self._pids, getattr(error, "stacks", {}))
+
+    def _watch(self) -> None:
+        """Called while the master waits for others.
+
+        Raises:
+            WorkerDied: one will never come.
+            KeyboardInterrupt: Ctrl-C, and some rank does not listen.
+        """
+        self._pool.check(self._box.doing)
+        if not self._joined:
+            self._pool.check_joining()
+        self._interrupts.check()
+        self._stalls.check()
+        self._interrupts.install()
+
+    def _end_out_of_step(self, error: BaseException, doing: str) -> None:
+        """The ranks have lost each other; name the worker that died, if that was the cause."""
+        try:
+            self._pool.check(self._box.doing)
+            if isinstance(error, synk_comm.AbortedError) and error.rank != self.rank.rank:
+                raise WorkerDied(error.rank, None, self._box.doing(error.rank), error.reason)
+        except WorkerDied as died:
+            self._end(str(died))
+            if isinstance(error, WorkerDied):
+                return
+            raise died from error
+        if isinstance(error, synk_comm.CommTimeout):
+            stalled = self._stalls.error()
+            self._end(f"rank {stalled.rank} was {stalled.doing} for too long")
+            raise stalled from error
+        self._end(f"{type(error).__name__} in {doing}: {text_of(error)}".removesuffix(": "))
+
+    def close(self) -> None:
+        """Stop the workers and free what they hold. Idempotent; returns within seconds."""
+        if self._released or self.is_foreign:
+            return
+        was_open, self._closed = self._closed is None, self._closed or "by close()"
+        LATER.leaving = False  # no order's result is under way any more
+        try:
+            if was_open:
+                self._tell_to_stop()
+            self._pool.stop()
+        finally:
+            self._release()
+
+    def _tell_to_stop(self) -> None:
+        """Tell the workers to stop, if they listen; they also stop when their channel ends."""
+        if self._joined and self.rank.in_step and not self.turn.running:
+            number = self.book.enter(Stop())
+            order = Order(next(self._serials), [Step(number)], self.book.extras())
+            self._stalls.begin()
+            with contextlib.suppress(synk_comm.CommError, WorkerDied):
+                self.rank.tell(order, TELL_TIMEOUT_S)
+
+    def _end(self, reason: str) -> None:
+        """Close after a failure, without asking the workers."""
+        self._closed = self._closed or reason
+        try:
+            self._pool.kill()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._pool.kill()
+        self._interrupts.restore()
+        self.times.release()
+        self._box.release()
+        self.replicas.clear()
+        self.rank.close()
+        if self._group is not None:
+            # Ranks that never joined have left what they would have removed.
+            self._group.close() if self._joined else self._group.discard()
+        self._store.clear()
+        self._pool.dismiss_keeper()
+        self._on_end()
+        self._threads.restore()
+        self._released = True
+        atexit.unregister(self.close)

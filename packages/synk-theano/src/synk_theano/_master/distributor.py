@@ -1,0 +1,103 @@
+"""What the workers have already, and the message that brings them the rest."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, List, Set, Tuple
+
+import numpy as np
+
+from synk_theano._graph.transfer.pickling import dumps
+from synk_theano._rank.payload import pack
+from synk_theano._rank.rank import Rank
+from synk_theano._wire.messages import Distribute, Form
+from synk_theano.exceptions import SpecError
+
+from .store import DataStore
+
+
+class Distributor:
+    """Sends new shared variables, functions and compiled forms; each only once.
+
+    Args:
+        rank: the master's.
+        run: has all ranks perform a command.
+        store: where the message lies on its way.
+        look: notices what nobody has any more; `run` does not.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        run: Callable[[Distribute], Any],
+        store: DataStore,
+        look: Callable[[], None],
+    ) -> None:
+        self._rank = rank
+        self._run = run
+        self._store = store
+        self._look = look
+        self._variables = 0
+        self._forms: Set[Tuple[int, Form]] = set()
+
+    def has_form(self, function_id: int, form: Form) -> bool:
+        """Whether the workers have a compiled form of a function."""
+        return (function_id, form) in self._forms
+
+    def has_all_variables(self) -> bool:
+        """Whether the workers have every variable of the registry."""
+        return self._variables == self._rank.registry.end
+
+    def let_go(self, function_id: int) -> None:
+        """Nobody has a function any more."""
+        self._forms = {(number, form) for number, form in self._forms if number != function_id}
+
+    def send_all(self) -> None:
+        """Send every function and variable that the workers do not have yet."""
+        self.send(self._rank.functions)
+
+    def send(self, function_ids: Iterable[int] = ()) -> None:
+        """Send these functions, with the forms that the workers lack, and all new variables.
+
+        Blocks until the workers have them. If it fails, nothing counts as sent, and the workers
+        have kept nothing of it; other functions can still be sent.
+
+        Raises:
+            SpecError: something that a function uses cannot be pickled.
+            WorkerFailed: a worker cannot build a function.
+        """
+        # What went with the order that forgets it would stay on the workers.
+        self._look()
+        functions = {number: self._rank.functions[number] for number in function_ids}
+        forms = [
+            (number, form, compiled)
+            for number, loaded in functions.items()
+            for form, compiled in loaded.forms.items()
+            if (number, form) not in self._forms
+        ]
+        known = {number for number, _ in self._forms}
+        recipes = [loaded.recipe for number, loaded in functions.items() if number not in known]
+        if self._rank.size > 1 and (forms or not self.has_all_variables()):
+            # Functions first: pickling them can bring variables to light.
+            names = ", ".join(repr(recipe.name) for recipe in recipes)
+            pickled_functions = self._pickle((recipes, forms), names)
+            records = self._rank.registry.records(self._variables)
+            names = ", ".join(
+                repr(record.name or "a variable without a name") for record in records
+            )
+            pickled_variables = self._pickle(records, f"the values of {names}")
+            parts, (variables, compiled), length = pack(pickled_variables, pickled_functions)
+            payload = self._store.make(dtype=np.uint8, shape=(length,), name="functions")
+            for start, stop, part in parts:
+                payload.data[start:stop] = np.frombuffer(part, np.uint8)
+            self._run(Distribute(self._store.ref(payload), variables, compiled))
+        self._variables = self._rank.registry.end
+        self._forms.update((number, form) for number, form, _ in forms)
+
+    def _pickle(self, content: Any, what: str) -> Tuple[bytes, List[memoryview]]:
+        try:
+            return dumps(content, self._rank.registry)
+        except Exception as error:
+            raise SpecError(
+                f"cannot send {what} to the workers: something in it cannot be pickled "
+                f"({type(error).__name__}: {error})"
+            ) from error

@@ -1,0 +1,209 @@
+"""What the master knows of variables that may not have the same value on all ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+
+from numpy.random import RandomState
+
+from synk_theano._graph.leaves import is_random_state, is_row_share
+from synk_theano._graph.shared import Storage, value_of
+from synk_theano._graph.values import is_array, on_host
+from synk_theano._warn import warn_user
+from synk_theano._wire.messages import PLAIN, Act, Call, Collective, Distribute
+from synk_theano.exceptions import ReplicasDiffer, ReplicaWarning
+
+if TYPE_CHECKING:
+    from synk_theano._rank.rank import Rank
+
+_LOOKS = frozenset({"broadcast", "get_value", "gather", "get_shapes", "get_digests"})
+"""Collectives that mend a difference, or show it."""
+
+
+class Replicas:
+    """Looks at orders before they are given, and after.
+
+    Args:
+        rank: the master's.
+        atomic: a failed order has changed nothing.
+        same_streams: random streams are the same on all ranks.
+
+    Attributes:
+        on: whether a value that was changed behind the runtime's back is told.
+        note: what to say of a failure that was not atomic.
+    """
+
+    note = (
+        "Ranks that had finished have applied their updates: the values of what it updates may "
+        "differ now. Use broadcast(), or fork(atomic=True).\n"
+    )
+
+    def __init__(self, rank: Rank, atomic: bool, same_streams: bool) -> None:
+        self.on = True
+        self._registry = rank.registry
+        self._functions = rank.functions
+        self._is_alone = rank.size == 1
+        self._atomic = atomic or self._is_alone
+        self._same_streams = same_streams
+        self._differ: Set[int] = set()
+        self._seen: Dict[int, Any] = {}
+        self._uses: Dict[int, List[Tuple[int, Storage]]] = {}
+
+    def require_equal(self, acts: Sequence[Optional[Act]]) -> None:
+        """Look at what an order will use, before it is given.
+
+        Raises:
+            ReplicasDiffer: after a failure ranks may have different values of it.
+        """
+        if self._differ:
+            self._require_all(acts)
+        if not self.on or self._is_alone:
+            return
+        seen = self._seen
+        for act in acts:
+            if isinstance(act, Call):
+                for number, storage in self._use(act.function_id):
+                    if storage[0] is not seen.get(number, storage[0]):
+                        self._tell_of_changes(act)
+                        break
+
+    def done(self, acts: Sequence[Optional[Act]]) -> None:
+        """An order has been performed by all ranks."""
+        seen = self._seen
+        for act in acts:
+            if isinstance(act, Call):
+                # Operations may change variables that are no updates.
+                for number, storage in self._use(act.function_id):
+                    seen[number] = storage[0]
+            elif isinstance(act, Collective):
+                self._see(act.variables)
+                if act.kind == "broadcast":
+                    self._differ.difference_update(act.variables)
+            elif isinstance(act, Distribute):
+                known = self._seen
+                self._see([n for n in self._registry.variables if n not in known])
+
+    def failed(self, acts: Sequence[Optional[Act]]) -> None:
+        """An order has failed on some rank."""
+        if self._atomic:
+            return
+        for act in acts:
+            if isinstance(act, Call):
+                self._differ.update(self._functions[act.function_id].recipe.updated)
+                if self._same_streams:  # that a number is drawn is no update that the recipe names
+                    self._differ.update(self._states(act.function_id))
+                self._see(number for number, _ in self._use(act.function_id))
+            elif isinstance(act, Collective) and act.kind not in _LOOKS - {"broadcast"}:
+                self._differ.update(act.variables)
+
+    def see_all(self) -> None:
+        """Take all values as they are now for known."""
+        self._see(list(self._seen))
+
+    def drop_function(self, number: int) -> None:
+        """Nobody has a function any more."""
+        self._uses.pop(number, None)
+
+    def drop_variables(self, numbers: Iterable[int]) -> None:
+        """Nobody has these shared variables any more."""
+        for number in numbers:
+            self._seen.pop(number, None)
+            self._differ.discard(number)
+
+    def clear(self) -> None:
+        """Forget everything: the runtime has ended."""
+        self._differ.clear()
+        self._seen.clear()
+        self._uses.clear()
+
+    def _require_all(self, acts: Sequence[Optional[Act]]) -> None:
+        mended: Set[int] = set()
+        for act in acts:
+            if isinstance(act, Call):
+                used = [number for number, _ in self._use(act.function_id)]
+                if self._same_streams:
+                    used += self._states(act.function_id)
+                self._require(used, mended, f"function {self._name(act)!r}")
+            elif isinstance(act, Collective):
+                if act.kind == "broadcast":
+                    # What comes after it in the same order may use the variables.
+                    mended.update(act.variables)
+                elif act.kind not in _LOOKS:
+                    self._require(act.variables, mended, f"{act.kind}()")
+
+    def _require(self, numbers: Iterable[int], mended: Set[int], what: str) -> None:
+        differing = sorted(self._differ.intersection(numbers) - mended)
+        if differing:
+            names = ", ".join(self._named(number) for number in differing)
+            cure = (
+                "use broadcast() of it first, which gives all ranks the master's values, or close()"
+            )
+            if any(isinstance(value_of(self._registry[n]), RandomState) for n in differing):
+                cure = (
+                    "close() and fork() again: states of RandomStreams cannot be sent, those of "
+                    "MRG_RandomStreams can, by broadcast()"
+                )
+            raise ReplicasDiffer(
+                f"got {what}, which uses {names}: an earlier call that updates this failed when "
+                f"some ranks had finished, so their values may differ; {cure}. "
+                f"With fork(atomic=True) a failed call changes nothing"
+            )
+
+    def _tell_of_changes(self, act: Call) -> None:
+        """Warn of values that the master alone has: it was not the runtime that set them."""
+        seen, registry = self._seen, self._registry
+        changed = [
+            number
+            for number, storage in self._use(act.function_id)
+            if number in seen and seen[number] is not storage[0]
+        ]
+        # The value of before is no news, as after a look at what `as_theano()` makes of it.
+        news = [n for n in changed if not _same(seen[n], value_of(registry[n]))]
+        self._see(changed)
+        if not news:
+            return
+        names = ", ".join(self._named(number) for number in news)
+        have = "has" if len(news) == 1 else "have"
+        warn_user(
+            f"{names} {have} been given a value in the master only, by set_value() of the variable "
+            f"itself or by a Theano function: the workers go on with the old one, in function "
+            f"{self._name(act)!r}. Call broadcast() after it, or broadcast(variables, values) in "
+            f"its place.",
+            ReplicaWarning,
+        )
+
+    def _see(self, numbers: Iterable[int]) -> None:
+        seen, registry = self._seen, self._registry
+        for number in numbers:
+            seen[number] = registry[number].container.storage[0]
+
+    def _use(self, function_id: int) -> List[Tuple[int, Storage]]:
+        """The variables that a function uses and that ought to be alike on all ranks: their
+        numbers, and where their values lie."""
+        use = self._uses.get(function_id)
+        if use is None:
+            loaded = self._functions[function_id]
+            use = self._uses[function_id] = [
+                (self._registry.number_of(variable), variable.container.storage)
+                for variable in loaded.forms[PLAIN].get_shared()
+                if not is_random_state(variable) and not is_row_share(variable)
+            ]
+        return use
+
+    def _states(self, function_id: int) -> List[int]:
+        """The numbers of the random states that a function uses."""
+        shared = self._functions[function_id].forms[PLAIN].get_shared()
+        return [self._registry.number_of(v) for v in shared if is_random_state(v)]
+
+    def _name(self, act: Call) -> str:
+        return self._functions[act.function_id].recipe.name
+
+    def _named(self, number: int) -> str:
+        return repr(self._registry.label(number))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values of a variable are equal."""
+    if not (is_array(one) and is_array(other)) or one.shape != other.shape:
+        return False
+    return on_host(one).tobytes() == on_host(other).tobytes()

@@ -1,0 +1,129 @@
+"""The runtime's `Data`: made here, and reused for arrays that calls bring."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Deque, Dict, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+import synk_shm
+from synk_theano._graph.values import is_tensor_variable
+from synk_theano._text import shown
+from synk_theano._weakqueue import Farewell
+from synk_theano._wire.data import Data, unmasked
+from synk_theano._wire.messages import ArrayRef
+from synk_theano.exceptions import InputTypeError
+
+
+class DataStore:
+    """Makes `Data`, and remembers which of them are gone, so that workers drop their mappings.
+
+    Args:
+        named: whether arrays have names; without workers nobody needs them.
+
+    Attributes:
+        released: of `Data` that lie elsewhere the keys, and the farewells of those that are gone,
+            oldest first. It grows at any time and in any thread.
+    """
+
+    def __init__(self, named: bool = True) -> None:
+        self._named = named
+        self.released: Deque[Union[int, Farewell]] = deque()
+        self._watched: Dict[int, Farewell] = {}
+        self._staged: Dict[Tuple[Any, ...], Data] = {}
+
+    def make(
+        self,
+        value: Any = None,
+        var: Any = None,
+        dtype: Any = None,
+        ndim: Optional[int] = None,
+        shape: Optional[Sequence[int]] = None,
+        minibatch: bool = False,
+        force_cast: bool = False,
+        oversize: float = 1,
+        name: Optional[str] = None,
+    ) -> Data:
+        """See `synkhronos.data`."""
+        if var is not None:
+            if not is_tensor_variable(var):
+                raise InputTypeError(
+                    f"data(): got var={shown(var)}, expected a Theano variable of tensor type"
+                )
+            dtype = var.dtype if dtype is None else dtype
+            ndim = var.ndim if ndim is None else ndim
+        if value is not None:
+            array = unmasked(value, "data()")
+            dtype = array.dtype if dtype is None else dtype
+            ndim = array.ndim if ndim is None else ndim
+        if shape is not None and ndim is None:
+            ndim = np.size(shape)
+        if dtype is None or ndim is None:
+            raise InputTypeError(
+                f"data(): got dtype={dtype}, ndim={ndim}, expected both to be known; give a value, "
+                f"a Theano variable (var=), or dtype= and ndim= (or shape=)"
+            )
+        data = Data(dtype, ndim, minibatch, name)
+        data.named = self._named
+        self._watch(data)
+        if value is not None:
+            data.set_value(value, force_cast=force_cast, oversize=oversize)
+        if shape is not None:
+            data.set_shape(shape, oversize=oversize)
+        return data
+
+    def ref(self, data: Data) -> ArrayRef:
+        """Where the workers find it, whichever runtime it is from."""
+        if data.key not in self._watched:
+            self._watch(data)
+        return data._ref()
+
+    def _watch(self, data: Data) -> None:
+        self._watched[data.key] = Farewell(data, self.released, data.key)
+        data._tell(self.released)
+
+    def room(
+        self, slot: Tuple[Any, ...], dtype: np.dtype, shape: Tuple[int, ...], what: str
+    ) -> Tuple[np.ndarray, ArrayRef]:
+        """An array in shared memory that is reused for `slot`, and where the workers find it.
+
+        Args:
+            what: it is, in words.
+        """
+        data = self._staged.get(slot)
+        if data is None or data.dtype != dtype or data.ndim != len(shape):
+            data = self._staged[slot] = self.make(dtype=dtype, ndim=len(shape))
+        return data._room(shape, what), self.ref(data)
+
+    def drop(self, function_id: int) -> None:
+        """Free what was staged for a function."""
+        for slot in [slot for slot in self._staged if slot[0] == function_id]:
+            del self._staged[slot]
+
+    def released_keys(self) -> Tuple[int, ...]:
+        """The keys of what was released up to now."""
+        # Not by iterating: more may come meanwhile.
+        several = [self.released[place] for place in range(len(self.released))]
+        return tuple(one.number if isinstance(one, Farewell) else one for one in several)
+
+    def forget(self, keys: Sequence[int]) -> None:
+        """These keys, the first that were released, have been dealt with."""
+        for key in keys:
+            if isinstance(self.released[0], Farewell):
+                self._watched.pop(key, None)
+            self.released.popleft()
+
+    def clear(self) -> None:
+        """Free what was staged."""
+        for data in self._staged.values():
+            # An error that the user keeps may keep the memory, but nobody shall find it any more.
+            if synk_shm.is_shared(data.data):
+                synk_shm.unlink(data.data, missing_ok=True)
+        self._staged.clear()
+        for farewell in self._watched.values():
+            known = farewell()
+            if known is not None:
+                known._tell_no_more(self.released)
+                known._hide()
+        self._watched.clear()

@@ -1,0 +1,1 @@
+"""Arithmetic on arguments alone: which rows go where, and how outputs become one."""

@@ -1,0 +1,1 @@
+"""What each rank does during an act, on the master and on the workers alike."""

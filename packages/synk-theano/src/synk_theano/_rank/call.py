@@ -1,0 +1,393 @@
+"""One rank's share of a call: its rows, slice by slice; then what it has goes to the master.
+
+The same functions in the master and in the workers. A call that is not sliced runs the plain
+form once, and its updates are Theano's own. A sliced call runs every slice from the original
+values of the updated variables, accumulates outputs and updates weighted by rows, and applies
+the updates once, at the end. Updates of random states are the exception: they advance with
+every execution.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from synk_theano._graph.fast_call import trusting
+from synk_theano._graph.shared import changed_by, store, value_of
+from synk_theano._graph.values import is_device_type
+from synk_theano._plan.rows import Selection, select, split_rows
+from synk_theano._plan.selectors import read_selector, selecting
+from synk_theano._watch.flight import KINDS, Phase
+from synk_theano._wire.messages import ROWLESS, Call, Rows
+from synk_theano.exceptions import InputValueError, SynkError
+
+from .collect import collect, collect_on_device, require_own_result
+from .finite.execution import Execution
+from .functions import LoadedFunction
+from .in_graph import meeting_for
+from .slices import Accumulator
+
+if TYPE_CHECKING:
+    from .rank import Rank
+
+# Members of enums are slow to look up in some versions of Python.
+_COPY, _COMPUTE, _SLICE = Phase.COPY, Phase.COMPUTE, Phase.SLICE
+_COLLECTIVE, _REDUCE = Phase.COLLECTIVE, Phase.REDUCE
+
+
+class CallResult(NamedTuple):
+    """What a call gives the master: outputs, and the rows that each rank stood for."""
+
+    values: List[Any]
+    counts: Tuple[int, ...]
+
+
+class PreparedCall:
+    """A call that this rank has read and can perform again and again.
+
+    Args:
+        rank: whose share it is.
+        loaded: the function.
+        call: what to compute.
+
+    Attributes:
+        name: of the function.
+        doing: what this is, in words.
+        synchronizes: whether the master has the result only when all ranks have computed.
+    """
+
+    def __init__(self, rank: Rank, loaded: LoadedFunction, call: Call) -> None:
+        arrays, device, comm = rank.arrays, rank.device, rank.comm
+        self._rank = rank
+        self._loaded = loaded
+        self._device = device
+        self._recorder = rank.recorder
+        self._flight = rank.flight
+        self._arrays = arrays
+        self._call = call
+        self._registry = rank.registry
+        self._comm = comm
+        self._master = rank.master
+        self._times = rank.times
+        self._function = loaded.forms[call.form]
+        reductions = loaded.reductions(call.form)
+        self._meeting = meeting_for(reductions, loaded.recipe.replicated, rank)
+        self._scattered = [(arrays.get(item.array), item) for item in call.scattered]
+        self._broadcast = [arrays.get(ref) for ref in call.broadcast]
+        self._selectors = [(arrays.get(s.array), s.is_slice) for s in call.selectors]
+        self._rows = call.rows or Rows(bounds=())
+        self._index = None if self._rows.index is None else arrays.get(self._rows.index)
+        self._counts = (1,) * comm.size if call.rows is None else call.rows.counts
+        rows = self._counts[comm.rank]
+        recipe = loaded.recipe
+        wanted = range(len(recipe.output_ops)) if call.outputs is None else call.outputs
+        self._ops = [recipe.output_ops[position] for position in wanted]
+        self._selects = bool(recipe.sliceable)
+        # Whether there is one execution, of rows that lie together.
+        self._whole = (
+            call.num_slices == 1
+            and not call.form.accumulate
+            and call.form.select is None
+            and not recipe.row_shares
+            and not (self._selects and call.rows is None)
+            and rows > 0
+        )
+        self._origin: Optional[int] = None
+        self._piece = 0
+        self._arguments: List[np.ndarray] = []
+        # Which arguments lie on the device when the function gets them.
+        self._brought = [is_device_type(s.variable.type) for s in self._function.maker.inputs]
+        self._brings = any(self._brought)
+        self._copies = self._index is not None
+        inputs = [array for array, _ in self._scattered] + self._broadcast
+        for i, array in enumerate(inputs):
+            if not self._brought[i]:
+                continue
+            if i < len(self._scattered) and device.wants_buffer(array):
+                self._copies = True
+            elif i >= len(self._scattered) or self._index is None:
+                device.lock(array)
+        self._trusting = trusting(self._function, inputs)
+        # What it gives new values: the journal keeps the old ones.
+        self._changed = changed_by(self._function)
+        if call.form.accumulate:
+            self._changed += [self._registry[n].container.storage for n in recipe.updated]
+        self._changed += [self._registry[n].container.storage for n in recipe.row_shares]
+        self.name = recipe.name
+        self.doing = f"function {recipe.name!r}"
+        self.synchronizes = any(op is not None for op in self._ops)
+        nbytes = sum(array.nbytes for array in inputs)
+        self.record = (KINDS.index("function"), recipe.function_id, rows, nbytes)
+
+    def __call__(self, origin: int, place: int) -> Optional[CallResult]:
+        """Do this rank's part, updates included. Blocks until all ranks have done theirs, if
+        there is anything to collect.
+
+        Args:
+            origin: the lowest row of the selection.
+            place: in `times`, where there is room.
+
+        Returns:
+            On the master the outputs, None elsewhere.
+        """
+        counts, rank, recorder = self._counts, self._comm.rank, self._recorder
+        flight = self._flight
+        self._rank.journal.keep(self._changed)
+        begin = perf_counter()
+        values: Optional[List[Any]]
+        selection = None
+        if self._selects:
+            selection, counts = self._select_rows()
+            begin = perf_counter()
+        if self._meeting is not None:
+            self._meeting.begin(counts, self._call.num_slices)
+        if self._whole:
+            values = self._compute_whole(origin)
+        else:
+            compute = self._compute if counts[rank] else self._compute_without_rows
+            values = compute(origin, counts, selection)
+        if self._meeting is not None:
+            flight.enter(_COLLECTIVE)
+            self._meeting.finish()
+        flight.enter(_REDUCE)
+        computed = perf_counter()
+        if place < len(self._times):
+            self._times[place] = computed - begin
+        if recorder.on:
+            recorder.add("compute", self.name, begin, computed, rows=counts[rank])
+        self._loaded.counts = counts
+        # A call without rows is the master's alone, whose result counts whole.
+        weight = float(counts[rank]) or 1.0
+        if self._device.takes_collectives and all(counts):
+            results = collect_on_device(self._comm, self._master, self._ops, values or [], weight)
+        else:
+            results = [
+                collect(self._comm, self._master, op, None if values is None else values[i], weight)
+                for i, op in enumerate(self._ops)
+            ]
+        if recorder.on and self.synchronizes:
+            recorder.add("reduce", self.name, computed, perf_counter())
+        if rank != self._master:
+            return None
+        return CallResult(self._device.send(results), counts)
+
+    def _compute_whole(self, origin: int) -> List[Any]:
+        """One execution on views of the inputs, or on excerpts by index."""
+        start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
+        if origin != self._origin or self._copies:
+            self._flight.enter(_COPY)
+            # What interrupts in between leaves no rows that pass for others.
+            self._origin = None
+            self._arguments = self._inputs(origin, start, stop)
+            self._origin = origin
+        results = self._run(self._trusting, self._arguments, origin, start)
+        wanted = self._call.outputs
+        return results if wanted is None else [results[i] for i in wanted]
+
+    def _run(
+        self, function: Any, arguments: Sequence[np.ndarray], origin: int, begin: int
+    ) -> List[Any]:
+        """Run the function on rows of the selection, of which `begin` is the first."""
+        finite, meeting = self._rank.finite[0], self._meeting
+        try:
+            if finite is None:
+                return self._launch(function, arguments, meeting)
+            loaded, call, launch = self._loaded, self._call, partial(self._launch, function)
+            about = loaded, call, origin, begin, self._piece, meeting, launch, arguments
+            return finite.run(Execution(*about))
+        except Exception as error:
+            if self._scattered and not isinstance(error, SynkError):
+                end, total = begin + len(arguments[0]) - 1, sum(self._counts)
+                self._rank.doing = f"{self.doing}, rows {begin} to {end} of the call's {total}"
+            raise
+
+    def _launch(self, function: Any, arguments: Sequence[np.ndarray], meeting: Any) -> List[Any]:
+        try:
+            if self._brings:
+                self._flight.enter(_COPY)
+                bring, began = self._device.bring, perf_counter()
+                arguments = [bring(a) if b else a for a, b in zip(arguments, self._brought)]
+                self._recorder.add("copy", "to the device", began, perf_counter())
+            self._flight.enter(_SLICE if self._piece else _COMPUTE, self._piece)
+            if meeting is None:
+                results: List[Any] = function(*arguments)
+            else:
+                results = meeting.execute(function, arguments)
+        except BaseException:
+            # Theano does so only after a success; here it would keep shared memory alive.
+            for container in self._function.input_storage[: len(arguments)]:
+                container.storage[0] = None
+            raise
+        finally:
+            if self._brings:
+                self._device.settle()
+        return results
+
+    def release(self) -> None:
+        """Let go of shared memory: others may still hold this object."""
+        self._times = ()
+        self._scattered = []
+        self._broadcast = []
+        self._selectors = []
+        self._arguments = []
+        self._index = None
+
+    def _select_rows(self) -> Tuple[Selection, Tuple[int, ...]]:
+        """The rows of sliceable variables that this rank uses, and how many each rank stands for.
+
+        Blocks until all ranks know theirs.
+        """
+        began = perf_counter()
+        self._flight.enter(_COPY)
+        selection = self._select()
+        self._flight.enter(_COLLECTIVE)
+        counts = self._agree_on_rows(selection)
+        require_own_result(self._ops, counts, self._master, self.doing)
+        self._recorder.add("wait", "agree on rows", began, perf_counter())
+        return selection, counts
+
+    def _agree_on_rows(self, selection: Selection) -> Tuple[int, ...]:
+        """The rows that each rank stands for."""
+        if self._call.rows is not None:
+            # Every rank has the rows it needs before any rank computes.
+            self._comm.barrier()
+            return self._counts
+        parts = self._comm.all_gather(np.asarray(selection.count, np.int64))
+        return tuple(int(part) for part in parts)
+
+    def _select(self) -> Selection:
+        """The rows of its sliceable shared variables that this rank uses.
+
+        Raises:
+            InputValueError: their lengths differ, or do not fit the scattered inputs' share.
+            BatchError: `batch_s` asks for rows that are not there.
+        """
+        rank, registry = self._comm.rank, self._registry
+        named = {
+            registry.label(n): value_of(registry[n]).shape[0] for n in self._loaded.recipe.sliceable
+        }
+        selector = read_selector(*self._selectors[rank]) if self._selectors else None
+        if selector is None and len(set(named.values())) > 1:
+            raise InputValueError(
+                f"sliceable shared variables must have one length on each rank, got {named} on "
+                f"rank {rank}; select rows with batch_s="
+            )
+        selection = select(selector, min(named.values()), f"batch_s on rank {rank}")
+        if self._call.rows is not None and selection.count != self._counts[rank]:
+            raise InputValueError(
+                f"rank {rank} got {self._counts[rank]} rows of the scattered inputs, but uses "
+                f"{selection.count} of its sliceable shared variables; the two must be equal"
+            )
+        return selection
+
+    def _compute(
+        self, origin: int, counts: Sequence[int], selection: Optional[Selection]
+    ) -> List[Any]:
+        """Execute slice by slice."""
+        rank, total = self._comm.rank, sum(counts)
+        rows = counts[rank]
+        # As many as there are rows at most: the others are empty.
+        pieces = split_rows(rows, min(self._call.num_slices, max(rows, 1)))
+        accumulates = self._call.form.accumulate
+        sliced = accumulates or len(pieces) > 1
+        first = self._rows.bounds[rank][0] if self._rows.bounds else 0
+        recipe = self._loaded.recipe
+        ops = [*self._ops, *(recipe.update_ops if accumulates else ())] if sliced else []
+        accumulators = [Accumulator(op, self.doing) for op in ops]
+        values: List[Any] = []
+        try:
+            for i, (start, stop) in enumerate(pieces):
+                began = perf_counter()
+                self._piece = i + 1 if sliced else 0
+                self._flight.enter(_COPY, self._piece)
+                self._rank.heed_interrupt()
+                self._set_row_share((stop - start) / total if total else 1.0)
+                values = self._execute(origin, first, start, stop, selection)
+                for accumulator, value in zip(accumulators, values):
+                    # The one piece of a call without rows counts whole.
+                    accumulator.add(value, stop - start or 1)
+                if sliced:
+                    name = f"slice {i + 1} of {len(pieces)}"
+                    self._recorder.add("slice", name, began, perf_counter(), rows=stop - start)
+        finally:
+            self._piece = 0
+            self._set_row_share(1.0)
+        if not sliced:
+            return values
+        results = [accumulator.result() for accumulator in accumulators]
+        n_outputs = len(self._ops)
+        for number, value in zip(recipe.updated, results[n_outputs:]):
+            store(self._registry[number], value)
+        return results[:n_outputs]
+
+    def _compute_without_rows(
+        self, origin: int, counts: Sequence[int], selection: Optional[Selection]
+    ) -> Optional[List[Any]]:
+        """Make the updates that no row goes into; None: this rank contributes nothing.
+
+        If no rank has rows, the master computes outputs on nothing.
+        """
+        values = None
+        if not any(counts) and self._comm.rank == self._master:
+            keep = copy.copy if self._rank.journal.on else copy.deepcopy
+            before = [(storage, keep(storage)[0]) for storage in self._changed]
+            try:
+                values = self._compute(origin, counts, selection)
+            finally:
+                for storage, value in before:
+                    storage[0] = value
+        rowless = self._loaded.forms.get(ROWLESS)
+        if rowless is not None:
+            self._rank.heed_interrupt()
+            self._flight.enter(_COMPUTE)
+            brought = self._brought[len(self._scattered) :]
+            bring = self._device.bring
+            rowless(*(bring(a) if b else a for a, b in zip(self._broadcast, brought)))
+        return values
+
+    def _set_row_share(self, share: float) -> None:
+        for number in self._loaded.recipe.row_shares:
+            variable = self._registry[number]
+            store(variable, np.asarray(share, dtype=variable.dtype))
+
+    def _execute(
+        self, origin: int, first: int, start: int, stop: int, selection: Optional[Selection]
+    ) -> List[Any]:
+        arguments = self._inputs(origin, first + start, first + stop)
+        arguments += selecting(self._call.form.select, selection, start, stop)
+        results = self._run(self._function, arguments, origin, first + start)
+        if self._call.outputs is None:
+            return results
+        # Not every linker takes output_subset, and updates have to run whatever is wanted.
+        n_outputs = len(self._loaded.recipe.output_ops)
+        return [results[i] for i in self._call.outputs] + results[n_outputs:]
+
+    def _inputs(self, origin: int, start: int, stop: int) -> List[np.ndarray]:
+        """The arguments for rows ``start:stop`` of the selection."""
+        began = perf_counter()
+        excerpts = [self._excerpt(i, origin, start, stop) for i in range(len(self._scattered))]
+        if self._copies and self._recorder.on:
+            self._recorder.add("copy", "rows", began, perf_counter(), rows=stop - start)
+        return excerpts + self._broadcast
+
+    def _excerpt(self, position: int, origin: int, start: int, stop: int) -> np.ndarray:
+        """Rows ``start:stop`` of the selection: a view, or a copy in a reused buffer."""
+        array, item = self._scattered[position]
+        if item.selected:
+            return array[start:stop]
+        if self._index is not None:
+            buffer = self._loaded.buffer(position, array, stop - start, self._device)
+            return self._arrays.take(array, self._index[start:stop], buffer)
+        step, offset = self._rows.step, origin if item.minibatch else 0
+        begin = self._rows.first(origin) - offset + start * step
+        end = begin + (stop - start) * step
+        rows = array[begin : (None if end < 0 else end) : step]
+        if self._copies and self._brought[position]:
+            buffer = self._loaded.buffer(position, array, stop - start, self._device)
+            np.copyto(buffer, rows)
+            return buffer
+        return rows

@@ -1,0 +1,42 @@
+"""A function as a rank holds it."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+
+from synk_theano._graph.devices.device import AnyDevice
+from synk_theano._graph.reduce_op import reductions_of
+from synk_theano._wire.messages import Form, Recipe
+
+
+class LoadedFunction:
+    """A function as a rank holds it.
+
+    Attributes:
+        recipe: what a rank has to know of it.
+        forms: its compiled forms.
+        counts: the rows that each rank stood for in its last call.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.forms: Dict[Form, Any] = {}
+        self.counts: Tuple[int, ...] = ()
+        self._buffers: Dict[int, np.ndarray] = {}
+        self._reductions: Dict[Form, List[Any]] = {}
+
+    def reductions(self, form: Form) -> List[Any]:
+        """The nodes of a form that reduce over ranks; looked for once."""
+        if form not in self._reductions:
+            self._reductions[form] = reductions_of(self.forms[form])
+        return self._reductions[form]
+
+    def buffer(self, position: int, like: np.ndarray, length: int, device: AnyDevice) -> np.ndarray:
+        """Room for `length` rows of the input at `position`, reused from call to call."""
+        held = self._buffers.get(position)
+        row = like.shape[1:]
+        if held is None or len(held) < length or held.shape[1:] != row or held.dtype != like.dtype:
+            held = self._buffers[position] = device.empty((length, *row), like.dtype)
+        return held[:length]

@@ -1,0 +1,216 @@
+"""What a program has done so far, and what `lint()` makes of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import Any, Deque, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set, Tuple
+
+from synk_theano._graph.facts import Event, FunctionFacts, facts_of
+from synk_theano._graph.shared import VariableRegistry, value_of
+from synk_theano._graph.spec import FunctionSpec, unnamed
+from synk_theano._graph.values import is_array
+from synk_theano._warn import warn_user
+from synk_theano.exceptions import LintWarning
+
+from .findings import ERROR, Findings
+from .lint import lint
+
+EVENTS = 10_000
+"""Calls and collectives that are looked back on."""
+
+MOST_GONE = 1000
+"""Beyond so many functions that nobody has any more, those of which no call is looked back on are
+forgotten."""
+
+REMINDERS = (100, EVENTS)
+"""After so many the program is looked through, unasked; and again when it ends. A function whose
+updates let the ranks drift apart is told of at its second call already."""
+
+DRIFT = "replicas-drift"
+COMBINING = frozenset({"broadcast", "all_reduce", "all_gather", "reduce", "scatter", "set_value"})
+
+TOLD = frozenset({"unreduced-read", DRIFT, "reduced-on-master-only"})
+"""Rules of which users are reminded: their gradients or parameters are no longer common. Of a
+drift nobody can be certain; what the others find counts if it is an error."""
+
+
+class History:
+    """The calls and collectives of a program, oldest first.
+
+    Args:
+        registry: the shared variables.
+        specs: of functions, by number.
+        size: number of ranks.
+
+    Attributes:
+        on: whether what is done belongs to the program: not while `verify()` or `lint()` works.
+    """
+
+    def __init__(
+        self, registry: VariableRegistry, specs: Dict[int, FunctionSpec], size: int
+    ) -> None:
+        self.on = True
+        self._registry = registry
+        self._specs = specs
+        self._gone: Dict[int, FunctionFacts] = {}
+        self._names: Dict[int, str] = {}
+        self._forms: Dict[int, str] = {}
+        # What functions let drift, until that was looked at; and which of them were called since
+        # that was combined.
+        self._drifting: Dict[Optional[int], FrozenSet[int]] = {}
+        self._moved: Set[Optional[int]] = set()
+        self._strangers = itertools.count(-1, -1)
+        self._size = size
+        self._hidden: Set[int] = set()
+        self._events: Deque[Event] = deque(maxlen=EVENTS)
+        self._reminders: List[int] = list(REMINDERS)
+        self._told: Set[Tuple[str, FrozenSet[int], Tuple[int, ...]]] = set()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def hide(self, function_id: int) -> None:
+        """Leave a function out if it was not built by the program."""
+        if not self.on:
+            self._hidden.add(function_id)
+
+    def let_go(self, function_id: int) -> None:
+        """Nobody has a function any more: keep of its graph what is needed to judge the program."""
+        spec = self._specs.get(function_id)
+        if spec is None:
+            return  # the runtime has ended
+        self._drifting.pop(function_id, None)
+        self._moved.discard(function_id)
+        if any(event.function_id == function_id for event in self._events):
+            try:
+                self._gone[function_id] = facts_of(spec, self._known_number, function_id)
+            except Exception as error:  # noqa: BLE001 - no program shall fail for lint's own mistake
+                _warn_of_own_mistake(error)
+            self._names.update(self._names_now())
+            self._forms.update(self._forms_now())
+            if len(self._gone) > MOST_GONE:
+                called = {event.function_id for event in self._events}
+                self._gone = {n: facts for n, facts in self._gone.items() if n in called}
+                used = set().union(*(f.reads | f.updates for f in self._gone.values()))
+                self._names = {n: name for n, name in self._names.items() if n in used}
+                self._forms = {n: form for n, form in self._forms.items() if n in used}
+        self._hidden.discard(function_id)
+
+    def _known_number(self, variable: Any) -> int:
+        """A variable's number; of one that no rank has, one that nothing else has."""
+        number = self._registry.known_number(variable.container.storage)
+        return next(self._strangers) if number is None else number
+
+    def _names_now(self) -> Dict[int, str]:
+        named = {number: self._registry.name_of(number) for number in self._registry.variables}
+        return {number: name for number, name in named.items() if name}
+
+    def _forms_now(self) -> Dict[int, str]:
+        values = {number: value_of(v) for number, v in self._registry.variables.items()}
+        arrays = {number: value for number, value in values.items() if is_array(value)}
+        return {n: f"{value.dtype} {tuple(value.shape)}" for n, value in arrays.items()}
+
+    def note(self, events: Iterable[Event]) -> None:
+        """Take in what was done."""
+        if not self.on:
+            return
+        self._events.extend(events)
+        for event in events:
+            if event.function_id is None:
+                self._combined(event)
+            elif self._has_drifted(event.function_id):
+                self._drifting[event.function_id] = frozenset()
+                self.remind(event.function_id)
+        if self._reminders and len(self._events) >= self._reminders[0]:
+            del self._reminders[0]
+            self.remind()
+
+    def _combined(self, event: Event) -> None:
+        if self._moved and event.kind in COMBINING:
+            drifting = self._drifting
+            self._moved = {f for f in self._moved if drifting[f].isdisjoint(event.variables)}
+
+    def _has_drifted(self, number: int) -> bool:
+        """Whether nothing has combined what a function lets drift since its last call."""
+        if number not in self._drifting:
+            self._drifting[number] = self._drifting_of(number)
+        if not self._drifting[number]:
+            return False
+        again = number in self._moved
+        self._moved.add(number)
+        return again
+
+    def _drifting_of(self, number: int) -> FrozenSet[int]:
+        spec = self._specs.get(number)
+        if spec is None or not spec.accumulated or self._size == 1 or number in self._hidden:
+            return frozenset()
+        try:
+            return self._facts_of(number, spec).drifting
+        except Exception as error:  # noqa: BLE001 - no program shall fail for lint's own mistake
+            _warn_of_own_mistake(error)
+            return frozenset()
+
+    def _facts_of(self, number: int, spec: FunctionSpec) -> FunctionFacts:
+        return facts_of(spec, self._registry.number_of, number)
+
+    def latest(self) -> Iterator[Event]:
+        """What was done, the last of it first."""
+        return reversed(self._events)
+
+    def updated_by(self, function_id: int) -> Tuple[str, FrozenSet[int]]:
+        """The name of a function that was called, and the variables that it updates."""
+        facts = self._gone.get(function_id)
+        if facts is not None:
+            return facts.name, facts.updates
+        spec = self._specs.get(function_id)
+        if spec is None:
+            return "", frozenset()
+        updates = frozenset(self._known_number(target) for target, _, _ in spec.accumulated)
+        return spec.name or unnamed(function_id), updates
+
+    def findings(self, unequal: FrozenSet[int] = frozenset()) -> Findings:
+        """What `lint()` finds, given the variables that are known to differ between ranks."""
+        facts = dict(self._gone)
+        for number, spec in self._specs.items():
+            if number not in self._hidden:
+                facts[number] = self._facts_of(number, spec)
+        names = {**self._names, **self._names_now()}
+        truncated = len(self._events) == EVENTS
+        events = tuple(self._events)
+        in_order = [facts[number] for number in sorted(facts)]
+        forms = {**self._forms, **self._forms_now()}
+        return Findings(lint(in_order, events, names, self._size, truncated, unequal, forms))
+
+    def remind(self, function_id: Optional[int] = None) -> None:
+        """Warn, once, of what lets the ranks' parameters part, if the program has updates.
+
+        Args:
+            function_id: tell of its drift only; by default of all that is found.
+        """
+        updates = [spec.accumulated for spec in self._specs.values()]
+        if self._size == 1 or not (any(updates) or any(f.updates for f in self._gone.values())):
+            return
+        try:
+            findings = [
+                finding
+                for finding in self.findings()
+                if finding.rule in TOLD
+                and (finding.severity == ERROR or finding.rule == DRIFT)
+                and function_id in (None, *finding.functions)
+                and (function_id is None or finding.rule == DRIFT)
+            ]
+        except Exception as error:  # noqa: BLE001 - no program shall fail for lint's own mistake
+            _warn_of_own_mistake(error)
+            return
+        news = [finding for finding in findings if finding.about not in self._told]
+        self._told.update(finding.about for finding in news)
+        if news:
+            text = "\n".join(str(finding) for finding in news)
+            spec = self._specs.get(news[0].functions[-1])
+            place = None if spec is None else spec.built_at
+            warn_user(f"lint() finds in this program:\n{text}", LintWarning, place)
+
+
+def _warn_of_own_mistake(error: Exception) -> None:
+    warn_user(f"lint() failed ({type(error).__name__}: {error}); please report it", LintWarning)

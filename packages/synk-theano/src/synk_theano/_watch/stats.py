@@ -1,0 +1,188 @@
+"""Where the time goes, always on: a few additions for each call.
+
+Every rank writes how long it computed into a vector in shared memory, before the barrier that
+ends an order; the master reads it after the barrier. What is neither preparing nor computing nor
+waiting for a slower rank is the collecting of results, and the way of orders to the workers.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+from synk_theano._graph.spec import unnamed
+
+GONE = "(gone)"
+"""The line of functions without a name that nobody has any more."""
+
+
+class FunctionStats(NamedTuple):
+    """The figures of one function, or of one kind of collective, since the last reset.
+
+    Attributes:
+        calls: how often it ran.
+        scatter_s: seconds in which the master checked, planned and copied inputs.
+        compute_s: seconds in which the master computed.
+        wait_s: seconds for which a slower rank computed after the master had.
+        reduce_s: the rest: orders, collecting results, barriers.
+        input_bytes: of inputs that ranks read, counted once however many ranks read them.
+        slowest: by rank, how often it was the one that computed longest.
+    """
+
+    calls: int
+    scatter_s: float
+    compute_s: float
+    wait_s: float
+    reduce_s: float
+    input_bytes: int
+    slowest: Tuple[int, ...]
+
+    @property
+    def total_s(self) -> float:
+        """Seconds in all."""
+        return self.scatter_s + self.compute_s + self.wait_s + self.reduce_s
+
+
+class Stats(Dict[str, FunctionStats]):
+    """`FunctionStats` by name of function, or of collective as in ``all_reduce()``.
+
+    Printed, at a prompt, in a notebook or by rich it is a table.
+    """
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("")
+        for title in ("calls", "scatter", "compute", "wait", "reduce", "input MB", "slowest rank"):
+            table.add_column(title, justify="right", no_wrap=True)
+        for name, item in self.items():
+            times = (item.scatter_s, item.compute_s, item.wait_s, item.reduce_s)
+            most = max(item.slowest, default=0)
+            slowest = (
+                f"{item.slowest.index(most)} ({most / sum(item.slowest):.0%})" if most else "-"
+            )
+            table.add_row(
+                name,
+                str(item.calls),
+                *(f"{seconds:.3f} s" for seconds in times),
+                f"{item.input_bytes / 1e6:.1f}",
+                slowest,
+            )
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        # As wide as it takes: a terminal wraps it if it must.
+        console = Console(file=io.StringIO(), width=1000, color_system=None, force_jupyter=False)
+        console.print(self, markup=False)
+        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+class Tally:
+    """The sums behind `FunctionStats`."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.reset()
+
+    def reset(self) -> None:
+        self.calls = 0
+        self.scatter_s = self.compute_s = self.wait_s = self.reduce_s = 0.0
+        self.input_bytes = 0
+        self.slowest: List[int] = [0] * self._size
+
+    def add(self, seconds: float) -> None:
+        """Take in something that is no call."""
+        self.calls += 1
+        self.reduce_s += seconds
+
+    def take(self, other: Tally) -> None:
+        """Add the sums of another one."""
+        self.calls += other.calls
+        self.scatter_s += other.scatter_s
+        self.compute_s += other.compute_s
+        self.wait_s += other.wait_s
+        self.reduce_s += other.reduce_s
+        self.input_bytes += other.input_bytes
+        self.slowest = [mine + its for mine, its in zip(self.slowest, other.slowest)]
+
+    def stats(self) -> FunctionStats:
+        return FunctionStats(
+            self.calls,
+            self.scatter_s,
+            self.compute_s,
+            self.wait_s,
+            self.reduce_s,
+            self.input_bytes,
+            tuple(self.slowest),
+        )
+
+
+class Ledger:
+    """All tallies of a runtime.
+
+    Args:
+        size: number of ranks.
+        master: the rank that counts.
+    """
+
+    def __init__(self, size: int, master: int) -> None:
+        self._size = size
+        self._master = master
+        self._tallies: Dict[str, Tally] = {}
+
+    def tally(self, name: str) -> Tally:
+        """The tally of this name; a new one if there is none."""
+        tally = self._tallies.get(name)
+        if tally is None:
+            tally = self._tallies[name] = Tally(self._size)
+        return tally
+
+    def let_go(self, function_id: int) -> None:
+        """Nobody has a function any more: without a name it counts among all such ones."""
+        tally = self._tallies.pop(unnamed(function_id), None)
+        if tally is not None:
+            self.tally(GONE).take(tally)
+
+    def record(self, prepared: Sequence[Any], times: Any, scatter_s: float, run_s: float) -> None:
+        """Take in an order.
+
+        Args:
+            prepared: its acts. What cannot be told apart counts for the last of them.
+            times: seconds of computing, by act and rank.
+            scatter_s: seconds until the order was given.
+            run_s: seconds from then to its end.
+        """
+        size, start = self._size, 0
+        for act in prepared:
+            tally = act.tally
+            tally.calls += 1
+            tally.input_bytes += act.nbytes
+            ranks = times[start : start + size].tolist() if act.event.kind == "call" else ()
+            start += size
+            if ranks:
+                longest, own = max(ranks), ranks[self._master]
+                if longest > 0:
+                    tally.slowest[ranks.index(longest)] += 1
+                    tally.compute_s += own
+                    tally.wait_s += longest - own
+                    run_s -= longest
+        tally.scatter_s += scatter_s
+        tally.reduce_s += max(run_s, 0.0)
+
+    def stats(self, reset: bool) -> Stats:
+        """The figures of whatever ran; with `reset` they begin anew."""
+        stats = Stats((name, tally.stats()) for name, tally in self._tallies.items() if tally.calls)
+        if reset:
+            for tally in self._tallies.values():
+                tally.reset()
+        return stats

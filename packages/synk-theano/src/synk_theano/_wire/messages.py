@@ -1,0 +1,298 @@
+"""All that crosses a process: the whole protocol on one screen.
+
+The master gives orders, which every rank performs with the same functions, the master included.
+An order is a list of *acts* by number: what a number stands for travels once, ahead of its first
+use (`Extras`); an order that repeats is a line of a few integers (see `orders`). Workers answer
+only at their start (`Ready`) and when they fail (`Failure`): on success, the collectives of the
+order and the barrier at its end are the answer.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+
+from synk_shm import Handle
+from synk_theano._plan.rows import Bounds
+
+LEFT_TO_MASTER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that are nothing to a worker: it ends with its master, whatever ends that."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One compiled form of a function; forms other than the plain one are built when needed.
+
+    Attributes:
+        accumulate: update expressions are outputs, to be accumulated over slices.
+        select: how rows of sliceable shared variables are selected: None (all of them),
+            "range" (two more inputs: start, stop) or "index" (one more input: int64 vector).
+        rowless: it takes the broadcast inputs only, returns nothing, and makes the updates that no
+            row goes into.
+    """
+
+    accumulate: bool = False
+    select: Optional[str] = None
+    rowless: bool = False
+
+
+PLAIN = Form()
+ROWLESS = Form(rowless=True)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a rank needs to know of a function besides its compiled forms.
+
+    Shared variables are named by their number in the registry.
+
+    Attributes:
+        replicated: updated variables, each with its op over slices, that in-graph reductions
+            make equal on all ranks; none in a function without such.
+    """
+
+    function_id: int
+    name: str
+    output_ops: Tuple[Optional[str], ...]
+    update_ops: Tuple[str, ...]
+    updated: Tuple[int, ...]
+    sliceable: Tuple[int, ...]
+    row_shares: Tuple[int, ...]
+    replicated: Tuple[Tuple[int, str], ...] = ()
+
+
+class ArrayRef(NamedTuple):
+    """Where an array lies: `key` names the `Data` that it belongs to."""
+
+    key: int
+    handle: Handle
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of the scattered arrays each rank takes.
+
+    ``bounds[rank]`` is a range of the selection. Row i of the selection is row ``index[i]`` of
+    the data, or ``first + i * step``, where `first` follows from the order's origin, which is
+    the lowest row of the selection: so that it can change from call to call.
+
+    Without `is_regular` there is an index that no rank needs: all arrays hold the selected rows.
+    """
+
+    bounds: Tuple[Bounds, ...]
+    step: int = 1
+    index: Optional[ArrayRef] = None
+    is_regular: bool = True
+
+    @property
+    def counts(self) -> Tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.bounds)
+
+    def first(self, origin: int) -> int:
+        """The row of the data that is row 0 of the selection, if there is no index."""
+        if self.step > 0:
+            return origin
+        return origin - self.step * (max(stop for _, stop in self.bounds) - 1)
+
+
+@dataclass(frozen=True)
+class ScatteredInput:
+    """A scattered array.
+
+    Attributes:
+        minibatch: it holds just the rows of the batch; unless it is `selected`, its row 0 is the
+            order's origin.
+        selected: it holds just the selected rows, in the order of the selection.
+    """
+
+    array: ArrayRef
+    minibatch: bool = False
+    selected: bool = False
+
+
+@dataclass(frozen=True)
+class StagedSelector:
+    """`batch_s` for one rank: in shared memory, because only the rank can tell what it selects.
+
+    An int64 vector (of row numbers, or start, stop and step of a slice) or a vector of booleans.
+    """
+
+    array: ArrayRef
+    is_slice: bool
+
+
+@dataclass(frozen=True)
+class Distribute:
+    """Take over new shared variables, recipes and compiled forms.
+
+    Attributes:
+        payload: pickles and their buffers, one uint8 array in shared memory.
+        variables: (start, stop) of the variables' pickle in it, then of each of its buffers.
+        functions: the same for recipes and compiled forms, which refer to the variables.
+    """
+
+    payload: ArrayRef
+    variables: Tuple[Bounds, ...]
+    functions: Tuple[Bounds, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Compute a function; see `_rank.call.PreparedCall`.
+
+    Attributes:
+        outputs: positions of the outputs that are wanted; None for all of them.
+        selectors: `batch_s` by rank, or () for all rows everywhere.
+    """
+
+    function_id: int
+    form: Form
+    rows: Optional[Rows]
+    scattered: Tuple[ScatteredInput, ...]
+    broadcast: Tuple[ArrayRef, ...]
+    outputs: Optional[Tuple[int, ...]]
+    num_slices: int
+    selectors: Tuple[StagedSelector, ...]
+
+    def array_keys(self) -> Tuple[int, ...]:
+        """The keys of all arrays that it refers to."""
+        refs = [item.array for item in self.scattered]
+        refs += [item.array for item in self.selectors]
+        refs += self.broadcast
+        if self.rows is not None and self.rows.index is not None:
+            refs.append(self.rows.index)
+        return tuple(ref.key for ref in refs)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective over shared variables; `kind` names the function in `_rank.collectives`."""
+
+    kind: str
+    variables: Tuple[int, ...]
+    arguments: Dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Begin to record spans of time, or end it and hand them to the master."""
+
+    begin: bool
+
+
+@dataclass(frozen=True)
+class WatchFinite:
+    """Look, or look no more, at whether what is computed is finite."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Leave."""
+
+
+Act = Union[Distribute, Call, Collective, Record, WatchFinite, Stop]
+
+
+class Step(NamedTuple):
+    """One act of an order, and where its rows begin (0 if it has none)."""
+
+    number: int
+    origin: int = 0
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What travels with an order only when there is something new.
+
+    Attributes:
+        acts: those that the workers do not know yet.
+        forget_acts: numbers that will not be used any more.
+        forget_arrays: keys of arrays whose mappings are no longer needed.
+        forget_functions: numbers of functions that will not be called any more.
+        forget_variables: numbers of shared variables that nobody has any more.
+        steps: the order's steps, if they are too many for its line.
+    """
+
+    acts: Dict[int, Act]
+    forget_acts: Tuple[int, ...] = ()
+    forget_arrays: Tuple[int, ...] = ()
+    forget_functions: Tuple[int, ...] = ()
+    forget_variables: Tuple[int, ...] = ()
+    steps: Optional[List[Step]] = None
+
+
+class Order(NamedTuple):
+    """What all ranks do next. It ends with a barrier."""
+
+    serial: int
+    steps: List[Step]
+    extras: Optional[Extras] = None
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message to a worker: what it has to know before it can obey.
+
+    Attributes:
+        times: where each rank writes how long it computed; see `_watch.stats`.
+        reseed: give the states of random streams a seed of this rank's own.
+        device: where it computes, by Theano's name; None for the processor.
+        nccl: whether collectives of devices go through NCCL.
+        record: record spans of time from the start.
+        flight: where each rank writes what it is doing; see `_watch.flight`.
+        atomic: undo what an order changed if any rank fails.
+        authkey: the master's, of multiprocessing: by it shared memory knows who belongs together.
+    """
+
+    rank: int
+    size: int
+    master: int
+    ticket: str
+    sys_path: Tuple[str, ...]
+    directory: str
+    theano_config: Dict[str, Any]
+    profile_path: Optional[str]
+    times: ArrayRef
+    reseed: bool
+    device: Optional[str]
+    nccl: bool
+    record: bool
+    flight: ArrayRef
+    atomic: bool
+    authkey: bytes
+
+
+@dataclass(frozen=True)
+class Join:
+    """The second: meet the other ranks. From here on orders come through the communicator."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker's first message."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A worker could not do its part.
+
+    Attributes:
+        serial: of the order; 0 for a failure at the start.
+        doing: the act, in words.
+        frames: those of the traceback that are not this library's.
+        error: the pickled exception, or None if it cannot be pickled.
+        when: in seconds of `time.perf_counter`, which all ranks share.
+    """
+
+    serial: int
+    rank: int
+    doing: str
+    traceback: str
+    frames: str
+    error: Optional[bytes]
+    when: float

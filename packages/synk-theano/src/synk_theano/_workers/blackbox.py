@@ -1,0 +1,145 @@
+"""The flight records of all ranks, as the master reads them: for errors, and for a file of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import os
+import platform
+import sys
+import traceback
+from time import perf_counter_ns
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+import numpy as np
+
+from synk_theano import flight
+from synk_theano._rank.functions import LoadedFunction
+from synk_theano._text import text_of
+from synk_theano._watch.flight import Act, Flight, Outcome, Phase
+
+_logger = logging.getLogger(__name__)
+
+_OUTCOMES = {
+    Outcome.UNDER_WAY: "under way",
+    Outcome.DONE: "done",
+    Outcome.FAILED: "failed",
+    Outcome.UNDONE: "undone",
+}
+
+
+class BlackBox:
+    """Reads what every rank is doing and has done last.
+
+    Args:
+        room: int64 vector in which the ranks write; see `_watch.flight`.
+        size: number of ranks.
+        master: the rank of this process.
+        functions: by number, for their names.
+    """
+
+    def __init__(
+        self, room: np.ndarray, size: int, master: int, functions: Mapping[int, LoadedFunction]
+    ) -> None:
+        self.flights = [Flight(room, rank) for rank in range(size)]
+        self._master = master
+        self._functions = functions
+        self._seen: Optional[List[Dict[str, Any]]] = None
+
+    def act_of(self, act: Act) -> str:
+        """An act in words: ``function 'train'``, ``all_reduce()``."""
+        if act.kind != "function":
+            return f"{act.kind}()"
+        loaded = self._functions.get(act.subject)
+        return f"function {loaded.recipe.name!r}" if loaded else f"function {act.subject}"
+
+    def doing(self, rank: int) -> str:
+        """What a rank does now, in words that go after "while it was"."""
+        phase, detail = self.flights[rank].phase
+        last = self.flights[rank].last()
+        act = "an order" if last is None else self.act_of(last)
+        return {
+            Phase.START: "starting",
+            Phase.IDLE: "waiting for an order",
+            Phase.TAKE_IN: "taking in what is new",
+            Phase.DISTRIBUTE: "taking over functions and variables",
+            Phase.COPY: f"copying rows for {act}",
+            Phase.COMPUTE: f"computing {act}",
+            Phase.SLICE: f"computing slice {detail} of {act}",
+            Phase.REDUCE: f"in the reduction of {act}",
+            Phase.COLLECTIVE: f"in {act}",
+            Phase.END: f"waiting until all ranks are done with {act}",
+            Phase.CLOSE: "closing",
+            Phase.FAIL: f"giving up {act}",
+        }[phase]
+
+    def begin(self) -> None:
+        """An order begins: what was seen of the one before is of no more interest."""
+        self._seen = None
+
+    def look(self) -> None:
+        """Remember what all ranks are doing now: soon they will be told to stop. The first look
+        in an order counts."""
+        if self._seen is None:
+            self._seen = [self._look_at(rank) for rank in range(len(self.flights))]
+
+    def _look_at(self, rank: int) -> Dict[str, Any]:
+        now = perf_counter_ns()
+        records = [
+            {
+                "order": act.serial,
+                "act": self.act_of(act),
+                "began_s": (act.began_ns - now) / 1e9,
+                "seconds": (act.ended_ns - act.began_ns) / 1e9 if act.ended_ns else None,
+                "rows": act.rows,
+                "bytes": act.nbytes,
+                "outcome": _OUTCOMES[act.outcome],
+            }
+            for act in self.flights[rank].acts()
+        ]
+        phase, _ = self.flights[rank].phase
+        doing = self.doing(rank)
+        return {"rank": rank, "phase": phase.name.lower(), "doing": doing, "records": records}
+
+    def write(
+        self, error: BaseException, pids: Sequence[int], stacks: Mapping[int, str]
+    ) -> Optional[str]:
+        """Write a file of what was seen; return its path, None if that cannot be done.
+
+        Args:
+            error: why.
+            pids: of all ranks, in order.
+            stacks: of ranks whose stacks are known.
+        """
+        self.look()
+        ranks = [{**seen, "pid": pid} for seen, pid in zip(self._seen or [], pids)]
+        content = {
+            "version": flight.VERSION,
+            "when": dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds"),
+            "program": list(sys.argv),
+            "pid": os.getpid(),
+            "versions": {"python": platform.python_version(), "numpy": np.__version__},
+            "size": len(self.flights),
+            "master": self._master,
+            "error": {
+                "type": type(error).__name__,
+                "message": text_of(error),
+                "rank": getattr(error, "rank", None),
+                "doing": getattr(error, "doing", None),
+                "traceback": getattr(error, "traceback", "")
+                or "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+            },
+            "ranks": ranks,
+            "stacks": {str(rank): text for rank, text in stacks.items()},
+        }
+        try:
+            return str(flight.write(content))
+        except (OSError, ValueError) as problem:
+            # A full disk, maybe: what failed first is what the user has to see.
+            _logger.debug("no flight record was written: %s", problem)
+            return None
+
+    def release(self) -> None:
+        """Let go of shared memory."""
+        for one in self.flights:
+            one.release()

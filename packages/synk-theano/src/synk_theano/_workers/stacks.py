@@ -1,0 +1,199 @@
+"""Where a worker is, in its own words: the Python stacks of all its threads.
+
+They go into a file without a name that the master has made. There are two signals to ask by. The
+first has the worker's main thread write them when it is between two bytecodes. If that does not
+come, it is in compiled code, and may hold the interpreter's lock: then a signal handler in C writes
+them at once (`faulthandler`, see `boot`). Only then, because that reads what the main thread may
+be about to change: amid bytecodes it ends the process by SIGSEGV in one case of some 8,000.
+
+A process that cannot answer is described by what the kernel knows of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from typing import Dict, Mapping, Optional, Tuple
+
+BETWEEN_BYTECODES: int = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
+"""Asks for stacks."""
+
+AT_ONCE: int = signal.SIGRTMIN + 1 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+"""Asks for them again, whoever has not answered in `PATIENCE_S`."""
+
+PATIENCE_S = 0.1
+
+LIMIT = 1_000_000
+"""Bytes of stacks that are read."""
+
+_LOOK_EVERY_S = 0.005
+_ANSWERING = re.compile(r'^  File ".*_workers/boot\.py", line \d+ in answer\n', re.MULTILINE)
+_BEGINNING = re.compile(r'_workers/boot\.py", line \d+ in <module>\n')
+
+
+class StackFile:
+    """Where one worker writes; the master makes it, and the worker inherits `fd`.
+
+    It may be closed by one thread while another asks.
+    """
+
+    def __init__(self) -> None:
+        self.fd = _unnamed_file()
+        # What it writes follows what is there, also after that was cut.
+        fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_APPEND)
+        self._lock = threading.Lock()
+
+    def ask(self, process: subprocess.Popen[bytes], number: int) -> None:
+        """Have the process write its stacks, by one of the signals."""
+        with self._lock:
+            if self.fd >= 0:
+                os.ftruncate(self.fd, 0)
+                process.send_signal(number)
+
+    def read(self) -> str:
+        """What has been written so far."""
+        with self._lock:
+            text = os.pread(self.fd, LIMIT, 0).decode(errors="replace") if self.fd >= 0 else ""
+        return _ANSWERING.sub("", text)
+
+    def close(self) -> None:
+        with self._lock:
+            if self.fd >= 0:
+                os.close(self.fd)
+                self.fd = -1
+
+
+Asked = Mapping[int, Tuple["subprocess.Popen[bytes]", StackFile]]
+"""Processes and their files, by rank."""
+
+
+class Stacks:
+    """Asks workers for their stacks, one asker at a time."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+
+    def gather(self, asked: Asked, timeout_s: float) -> Dict[int, str]:
+        """The stacks by rank, or why there are none. Blocks for `timeout_s` at most."""
+        deadline = time.monotonic() + timeout_s
+        if not self._turn.acquire(timeout=timeout_s):
+            return dict.fromkeys(asked, "another thread is asking for its stacks")
+        try:
+            return _gather(asked, deadline, timeout_s)
+        finally:
+            self._turn.release()
+
+
+def _gather(asked: Asked, deadline: float, timeout_s: float) -> Dict[int, str]:
+    found: Dict[int, str] = {}
+    for rank, (process, file) in asked.items():
+        obstacle = _obstacle(process)
+        if obstacle is None:
+            file.ask(process, BETWEEN_BYTECODES)
+        else:
+            found[rank] = obstacle
+    patience = deadline - timeout_s + min(PATIENCE_S, timeout_s / 2)
+    while len(found) < len(asked):
+        now = time.monotonic()
+        late = now >= deadline
+        if now >= patience:
+            patience = math.inf
+            for rank, (process, file) in asked.items():
+                if rank not in found and not _whole(file.read()):
+                    file.ask(process, AT_ONCE)
+        for rank, (process, file) in asked.items():
+            if rank not in found:
+                text = file.read()
+                whole = _whole(text)
+                if not whole:
+                    # It may have been stopped, or have ended, since it was asked.
+                    obstacle = _obstacle(process)
+                    if obstacle is None and not late:
+                        continue
+                    whole = text + (obstacle or _silence(process, timeout_s))
+                found[rank] = whole
+        if len(found) < len(asked):
+            time.sleep(_LOOK_EVERY_S)
+    return found
+
+
+def _whole(text: str) -> str:
+    """The stacks of all threads once they are there to the end, else "".
+
+    That of the main thread comes last, and begins in `boot`. (A hundred calls deep, its beginning
+    is left out.) Who was asked twice, because it was stopped meanwhile, answers twice.
+    """
+    beginning = _BEGINNING.search(text)
+    if beginning is not None:
+        return text[: beginning.end()]
+    return text if text.endswith("\n  ...\n") else ""
+
+
+def _obstacle(process: subprocess.Popen[bytes]) -> Optional[str]:
+    """Why it makes no sense to ask; None if it does."""
+    state = _state(process.pid)
+    status = process.poll()
+    if status is not None:
+        how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+        return f"process {process.pid} is gone: it {how}"
+    if state == "Z":
+        return f"process {process.pid} is gone"
+    if state == "T":
+        return (
+            f"process {process.pid} is stopped (SIGSTOP, or a job of a shell); "
+            f"`kill -CONT {process.pid}` lets it go on"
+        )
+    if state == "t":
+        return f"process {process.pid} is held by a debugger"
+    return None
+
+
+def _silence(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+    """What to say of a process that was asked and has not answered to the end."""
+    if _state(process.pid) == "D":
+        return (
+            f"process {process.pid} is in uninterruptible sleep in the kernel"
+            f"{_kernel_function(process.pid)}: it waits for a disk, a network file system or a "
+            f"driver, and not even SIGKILL ends it before that answers"
+        )
+    return (
+        f"process {process.pid} has not written all its stacks in {timeout_s:g} s: it is still "
+        f"starting Python, or the machine is busy"
+    )
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter for what a process does; "" where there is no telling."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may hold anything.
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except FileNotFoundError:
+        return "Z" if os.path.isdir("/proc/self") else ""
+    except (OSError, IndexError):
+        return ""
+
+
+def _kernel_function(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/wchan") as file:
+            name = file.read().strip("0\n")
+    except OSError:
+        return ""
+    return f" ({name})" if name else ""
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("synkhronos stacks", os.MFD_CLOEXEC)
+        os.fchmod(fd, 0o600)
+        return fd
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,191 @@
+"""The keeper: ends the workers of a master that is gone without goodbye.
+
+A worker learns of its master's end from a thread, which cannot run while the worker computes in C
+with the interpreter's lock held, or is stopped. The keeper is a small process that waits for the
+same event. It gives the workers a moment to end by themselves, kills those that are left, and
+removes the shared memory that nobody holds any more.
+
+Run by `processes.Keeper` as ``python -I -S watchdog.py <line fd> <master's pid> <its start>
+<path...>``, alone: while it waits it has imported nothing but these. (Not even `typing`: that takes
+longest.)
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from types import ModuleType
+
+GRACE_S = 1.0
+"""For workers to end by themselves."""
+
+GOODBYE = b"goodbye"
+FOLDER = b"folder "
+"""And its path, in hexadecimal digits."""
+
+_KILL_S = 0.5
+"""From SIGKILL until a process is given up: it may be stuck in the kernel."""
+
+_SWEEP_S = 30.0
+_NAP_S = 0.005
+_LOOK_EVERY_MS = 500
+
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def start_of(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None if it is gone or cannot be seen.
+
+    With this, a pid means one process only.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may hold anything; the state is field 3, this is field 22.
+            fields = file.read().rpartition(b")")[2].split()
+            return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+class Process:
+    """A process that is not this one's child: never another one that has its pid now."""
+
+    def __init__(self, pid: int, start: int) -> None:
+        self.pid = pid
+        self._start = start
+        self.fd = _pidfd(pid, start)
+        self._ended = select.poll()
+        if self.fd >= 0:
+            self._ended.register(self.fd, select.POLLIN)
+
+    def is_gone(self) -> bool:
+        """Whether it has let go of all it had."""
+        if self.fd >= 0:
+            return bool(self._ended.poll(0))
+        return start_of(self.pid) != self._start
+
+    def kill(self) -> None:
+        try:
+            if self.fd >= 0:
+                signal.pidfd_send_signal(self.fd, signal.SIGKILL)
+            elif start_of(self.pid) == self._start:
+                os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def _pidfd(pid: int, start: int) -> int:
+    """A descriptor of the process; -1 if it is gone, or the system has no such descriptors."""
+    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+        return -1
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return -1
+    if start_of(pid) == start:
+        return fd
+    os.close(fd)
+    return -1
+
+
+def watch(fd: int, master: Process, folders: list[bytes]) -> list[Process] | None:
+    """Wait for the master's end; its workers then, or None if it has said goodbye.
+
+    Args:
+        folders: those are added that it would have removed.
+    """
+    workers: list[Process] = []
+    told = b""
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN)
+    if master.fd >= 0:
+        # The line may have been copied into a child that the master forked: it would not end.
+        waiting.register(master.fd, select.POLLIN)
+    while True:
+        ready = [at for at, _ in waiting.poll(None if master.fd >= 0 else _LOOK_EVERY_MS)]
+        if fd in ready:
+            try:
+                chunk = os.read(fd, 4096)
+            except ConnectionResetError:
+                chunk = b""
+            *lines, told = (told + chunk).split(b"\n")
+            for line in lines:
+                if line == GOODBYE:
+                    return None
+                if line.startswith(FOLDER):
+                    folders.append(bytes.fromhex(line[len(FOLDER) :].decode()))
+                    continue
+                pid, start = line.split()
+                workers.append(Process(int(pid), int(start)))
+            if not chunk:
+                return workers
+        elif master.is_gone():
+            return workers
+
+
+def end(master: Process, workers: list[Process], folders: list[bytes], path: list[str]) -> None:
+    """End what a dead master has left: its workers, folders of sockets, and shared memory."""
+    import threading
+
+    deadline = time.monotonic() + GRACE_S
+    # Meanwhile. It may fail or hang: the workers are ended in any case.
+    loaded: list[ModuleType] = []
+    loading = threading.Thread(target=_load, args=(path, loaded), daemon=True)
+    loading.start()
+    _await_gone(workers, deadline)
+    for worker in workers:
+        worker.kill()
+    _await_gone([master, *workers], time.monotonic() + _KILL_S)
+    for folder in folders:
+        _remove(folder)
+    loading.join(_SWEEP_S)
+    for synk_shm in loaded:
+        synk_shm.cleanup()
+
+
+def _remove(folder: bytes) -> None:
+    """Remove a folder of this user's, and the sockets in it; one that is gone is fine."""
+    try:
+        if os.lstat(folder).st_uid == os.geteuid():
+            for name in os.listdir(folder):
+                os.unlink(os.path.join(folder, name))
+            os.rmdir(folder)
+    except OSError:
+        pass
+
+
+def _load(path: list[str], loaded: list[ModuleType]) -> None:
+    sys.path.extend(path)
+    import synk_shm
+
+    loaded.append(synk_shm)
+
+
+def _await_gone(processes: list[Process], deadline: float) -> None:
+    while time.monotonic() < deadline:
+        if all(process.is_gone() for process in processes):
+            return
+        time.sleep(_NAP_S)
+
+
+def main(fd: int, master_pid: int, master_start: int, path: list[str]) -> None:
+    """Keep watch until the master says goodbye or is gone, and end this process."""
+    # Whoever ends all processes of a program one after the other does not end this one.
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+    master = Process(master_pid, master_start)
+    folders: list[bytes] = []
+    orphans = watch(fd, master, folders)
+    try:
+        if orphans is not None:
+            end(master, orphans, folders, path)
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

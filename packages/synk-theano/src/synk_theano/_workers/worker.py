@@ -1,0 +1,260 @@
+"""A worker process: say READY, then perform one order after the other until told to stop.
+
+Started by `processes.Worker` through `boot`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Callable, Iterator, NoReturn, Optional
+
+from synk_theano._wire.channel import Channel, ChannelClosed
+from synk_theano._wire.messages import LEFT_TO_MASTER, Failure, Hello, Ready
+
+UNBOUNDED_S = 1e9
+"""For a worker's waiting: the master's next order may take days. The master's own waits are bounded
+by `timeout_s`, and when it gives up, or is gone, its workers learn that at once."""
+
+VERDICT_S = 1.0
+"""For a worker that has failed beyond repair, to be told so before it ends by itself."""
+
+LETTING_GO_S = 1.0
+"""For a worker whose master is gone, to let go of shared memory."""
+
+FAILURE_LIMIT = 100_000
+"""Characters of a traceback, and bytes of a pickled exception, that are sent."""
+
+
+class Exit:
+    """The end of this process, once: by its main thread or by the one that watches the master.
+
+    Whoever comes first lets go of what the process holds; only then may it end.
+
+    Args:
+        lifeline_fd: ends when the master does.
+    """
+
+    def __init__(self, lifeline_fd: int) -> None:
+        self._lock = threading.Lock()
+        self._lifeline_fd = lifeline_fd
+        self._master = os.getppid()
+
+    def __call__(self, status: int) -> NoReturn:
+        with self._lock:
+            if status:
+                self._await_master()
+            atexit._run_exitfuncs()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:  # of daemons they may be closed
+                    with contextlib.suppress(OSError, ValueError):
+                        stream.flush()
+            os._exit(status)
+
+    def _await_master(self) -> None:
+        """If the master is on its way out, wait until it has let go of all it held.
+
+        The kernel closes its files one after the other, and changes its children's parent when it
+        is done with that. The last to let go of shared memory removes it: not before.
+        """
+        deadline = time.monotonic() + LETTING_GO_S / 2
+        if select.select([self._lifeline_fd], [], [], 0.05)[0]:
+            while os.getppid() == self._master and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+    def with_master(self) -> NoReturn:
+        """Block until the master is gone. Whatever this process does then is of no more use.
+
+        It lets go of what it holds, because the last to let go of a dead master's shared memory
+        removes it; but it does not wait for long, whatever its main thread is doing.
+        """
+        while os.read(self._lifeline_fd, 1):
+            pass
+        threading.Timer(LETTING_GO_S, os._exit, (1,)).start()
+        self(1)
+
+
+def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
+    """Run the worker, until the master says so or is gone, and end the process."""
+    # The master decides what these mean, also if they are sent to all processes, as by batch
+    # systems. They were blocked until now.
+    for number in LEFT_TO_MASTER:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_MASTER)
+    leave = Exit(lifeline_fd)
+    threading.Thread(target=leave.with_master, daemon=True).start()
+    channel = Channel.from_fd(channel_fd)
+    try:
+        hello: Hello = pickle.loads(channel.recv())
+        with _profiled(hello.profile_path):
+            serve(channel, hello)
+    except ChannelClosed:
+        leave(1)
+    except BaseException:  # noqa: BLE001 - whatever it is, here it ends
+        traceback.print_exc()
+        leave(1)
+    leave(0)
+
+
+@contextlib.contextmanager
+def _profiled(path: Optional[str]) -> Iterator[None]:
+    if path is None:
+        yield
+        return
+    import cProfile
+
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        yield
+    finally:
+        profile.disable()
+        profile.dump_stats(path)
+
+
+def serve(channel: Channel, hello: Hello) -> None:
+    """Make ready, then obey."""
+    import synk_comm
+
+    try:
+        rank = _prepare(hello)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
+        channel.send(pickle.dumps(_failure(0, hello.rank, "start", error, time.perf_counter())))
+        return
+    channel.send(pickle.dumps(Ready(hello.rank)))
+
+    def watch() -> None:
+        if channel.at_end():
+            raise ChannelClosed("the master is gone")
+
+    try:
+        channel.recv()  # Join
+        _join(rank, hello, channel, watch)
+        while _obey(rank, channel):
+            pass
+    except ChannelClosed:
+        return
+    except (synk_comm.PeerLost, synk_comm.AbortedError):
+        # The master learns the same, and ends the group. Who ended now would look like the cause.
+        _await_verdict(channel)
+    finally:
+        rank.close()
+
+
+def _join(rank: Any, hello: Hello, channel: Channel, watch: Callable[[], None]) -> None:
+    """Meet the other ranks; tell the master what goes wrong with that here."""
+    from synk_theano._rank.rank import is_of_the_group
+
+    try:
+        rank.join(hello.ticket, UNBOUNDED_S, watch)
+    except BaseException as error:
+        if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
+            failure = _failure(0, hello.rank, "its start", error, time.perf_counter())
+            channel.send(pickle.dumps(failure))
+            _await_verdict(channel)
+        raise
+
+
+def _await_verdict(channel: Channel, wait_s: Optional[float] = None) -> None:
+    """Block until the master gives this worker up, for `wait_s` seconds at most."""
+    with contextlib.suppress(ChannelClosed, TimeoutError):
+        while True:
+            channel.recv(wait_s)
+
+
+def _prepare(hello: Hello) -> Any:
+    os.chdir(hello.directory)
+    sys.path[:] = hello.sys_path
+    from multiprocessing.process import current_process
+
+    import synk_shm
+    from synk_theano._graph.devices.assignment import take
+    from synk_theano._graph.environment import apply_theano_options, keep_freed_memory
+    from synk_theano._rank.rank import Rank
+    from synk_theano._watch.flight import Flight
+    from synk_theano_compat import locks
+
+    from .interrupts import obey
+
+    current_process().authkey = hello.authkey
+    keep_freed_memory()
+    apply_theano_options(hello.theano_config)
+    locks.worker_cache()
+    device = take(hello.device, hello.nccl)
+    rank = Rank(
+        hello.rank,
+        hello.size,
+        hello.master,
+        reseed=hello.reseed,
+        device=device,
+        flight=Flight(synk_shm.attach(hello.flight.handle), hello.rank),
+        atomic=hello.atomic,
+    )
+    times: Any = synk_shm.attach(hello.times.handle)
+    rank.times = memoryview(times)
+    if hello.record:
+        rank.recorder.start()
+    obey(rank)
+    # What is imported stays: to look through it whenever a function goes would take longer.
+    gc.freeze()
+    gc.enable()  # see _boot
+    return rank
+
+
+def _obey(rank: Any, channel: Channel) -> bool:
+    """Perform the next order; False if it was to stop.
+
+    Raises:
+        PeerLost, AbortedError: the ranks have lost each other.
+        ChannelClosed: the master is gone, or this rank has failed and is out of step.
+    """
+    import synk_comm
+    from synk_theano._rank.rank import is_of_the_group
+
+    try:
+        return rank.perform() is not None
+    except (synk_comm.PeerDeclined, synk_comm.MismatchError):
+        # Another rank's failure, or one that the master sees itself.
+        pass
+    except (synk_comm.PeerLost, synk_comm.AbortedError):
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
+        if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
+            channel.send(
+                pickle.dumps(_failure(rank.serial, rank.rank, rank.doing, error, rank.failed_at))
+            )
+            if rank.in_step:
+                return True
+        _await_verdict(channel, VERDICT_S)
+        raise ChannelClosed("this rank is out of step") from None
+    return True
+
+
+def _failure(serial: int, rank: int, doing: str, error: BaseException, when: float) -> Failure:
+    from synk_theano._tracebacks import without_ours
+
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    frames = traceback.format_list(traceback.extract_tb(without_ours(error.__traceback__)))
+    # Theano hangs its graph on some exceptions: that does not travel.
+    for name in [name for name in vars(error) if name.startswith("__")]:
+        delattr(error, name)
+    try:
+        import cloudpickle
+
+        pickled: Optional[bytes] = cloudpickle.dumps(error)
+    except Exception:  # noqa: BLE001 - user classes may fail in any way; the text remains
+        pickled = None
+    if pickled is not None and len(pickled) > FAILURE_LIMIT:
+        pickled = None
+    if len(text) > FAILURE_LIMIT:
+        text = f"{text[: FAILURE_LIMIT // 2]}\n...\n{text[-FAILURE_LIMIT // 2 :]}"
+    return Failure(serial, rank, doing, text, "".join(frames)[-FAILURE_LIMIT:], pickled, when)
