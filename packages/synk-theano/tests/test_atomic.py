@@ -22,13 +22,14 @@ import synk_shm
 from synk_shm import _segment
 from synk_theano import Function, Runtime
 from synk_theano._master.controller import Controller
+from synk_theano._master.executor import Executor
 from synk_theano._rank.call import PreparedCall
 from synk_theano._rank.rank import Rank
 from synk_theano._workers import processes
 from synk_theano._workers.interrupts import AGAIN_S, LATER
 from synk_theano._workers.pool import WorkerPool
 from synk_theano._workers.processes import Keeper, Worker
-from synk_theano._workers.starting import start_workers
+from synk_theano._workers.pool import start_workers
 from synk_theano.exceptions import (
     ReplicasDiffer,
     ReplicaWarning,
@@ -431,7 +432,7 @@ def test_an_interrupt_out_of_a_call_means_that_it_did_not_happen(size, atomic):
     with nothing_left(), Runtime(size, atomic=atomic) as runtime:
         f = runtime.function([x], (x.sum(), "sum"), updates=[(count, count + 1)])
         f(np.ones(4))
-        functions = [Function.__call__, Runtime.perform, Controller.run, Rank._finish]
+        functions = [Function.__call__, Executor.perform, Controller.run, Rank._finish]
         counts, given, place, struck = 1, set(), 0, True
         while struck:
             place += 1

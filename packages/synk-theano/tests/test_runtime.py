@@ -197,7 +197,7 @@ def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkey
         f = runtime.function([x], (x.sum(), "sum"))
         held = runtime.data(np.ones(4))
         assert f(held) == 4.0
-        key = runtime.ref(held).key
+        key = runtime._executor.ref(held).key
         assert key in runtime._rank.arrays._held
         del held
         gc.collect()
@@ -205,7 +205,7 @@ def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkey
         def struck(_keys):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(runtime._controller.book, "release", struck)
+        monkeypatch.setattr(runtime._controller.acts, "forget_arrays", struck)
         with pytest.raises(KeyboardInterrupt):
             f(np.ones(2))
         monkeypatch.undo()
@@ -213,7 +213,7 @@ def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkey
         assert key not in runtime._rank.arrays._held
 
 
-def test_a_store_hears_of_data_that_move_or_end_until_it_is_cleared():
+def test_a_store_hears_of_data_that_move_or_end_until_it_is_closed():
     one, other = DataStore(), DataStore()
     data = one.make(np.ones(3))
     key = data.key
@@ -223,7 +223,7 @@ def test_a_store_hears_of_data_that_move_or_end_until_it_is_cleared():
     data.set_length(100)
     assert one.released_keys() == other.released_keys() == (key,)
     other.forget((key,))
-    other.clear()
+    other.close()
     data.set_length(10_000)
     assert one.released_keys() == (key, key)
     one.forget((key, key))

@@ -309,7 +309,7 @@ def test_bad_arguments(pair):
 
 def test_not_from_inside_of_a_call(pair):
     watch = pair.watch_replicas(theano.shared(np.zeros(2), name="w"))
-    with pair.exclusive, pytest.raises(NestedCall):
+    with pair._controller.lock, pytest.raises(NestedCall):
         watch.check()
     assert watch.check() == []
     watch.stop()

@@ -40,7 +40,7 @@ FAST = {"mode": "FAST_COMPILE"}
 def watched(runtime):
     with runtime.watch_finite():
         yield runtime
-    assert runtime._rank.finite == [None]
+    assert runtime._rank.check_finite == [None]
 
 
 @pytest.fixture
@@ -416,7 +416,7 @@ def test_on_and_off(pair):
         with pair.watch_finite():
             pass
         failure(pair.master, f2, bad)
-        with pytest.raises(NestedCall), pair.exclusive:
+        with pytest.raises(NestedCall), pair._controller.lock:
             pair.watch_finite(False)
     assert repr(watch) == "<FiniteWatch, stopped>"
     watch.stop()

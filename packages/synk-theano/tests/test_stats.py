@@ -12,7 +12,7 @@ import theano.tensor as T
 from theano.compile.ops import as_op
 
 from synk_theano import Runtime
-from synk_theano._master.acts import LIMIT, Book
+from synk_theano._master.acts import LIMIT, ActTable
 from synk_theano._wire.messages import ArrayRef, Call, Collective, Form, Step, Stop
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -120,53 +120,53 @@ def call_of(*keys):
 
 
 def test_the_book_forgets_what_lies_elsewhere_now():
-    book = Book()
-    first, second = book.enter(call_of(1, 2)), book.enter(call_of(2, 3))
-    extras = book.extras()
+    table = ActTable()
+    first, second = table.enter(call_of(1, 2)), table.enter(call_of(2, 3))
+    extras = table.extras()
     assert list(extras.acts) == [first, second]
-    assert list(book.extras().acts) == [first, second], "nobody has said that they were sent"
-    book.sent(extras)
-    assert book.extras() is None
-    book.release([1])
-    extras = book.extras()
+    assert list(table.extras().acts) == [first, second], "nobody has said that they were sent"
+    table.sent(extras)
+    assert table.extras() is None
+    table.forget_arrays([1])
+    extras = table.extras()
     assert (extras.acts, extras.forget_acts, extras.forget_arrays) == ({}, (first,), (1,))
-    assert first not in book
-    assert second in book
-    book.release([3])
-    assert second not in book
+    assert first not in table
+    assert second in table
+    table.forget_arrays([3])
+    assert second not in table
 
 
 def test_the_book_keeps_what_has_a_name_and_drops_what_is_for_once():
-    book = Book()
-    named = book.enter(Collective("gather", (1,)), name=("gather", 1))
-    once = book.enter(Collective("scatter", (1,)))
-    stop = book.enter(Stop())
-    assert book.enter(Collective("gather", (1,)), name=("gather", 1)) == named
-    extras = book.extras()
+    table = ActTable()
+    named = table.enter(Collective("gather", (1,)), name=("gather", 1))
+    once = table.enter(Collective("scatter", (1,)))
+    stop = table.enter(Stop())
+    assert table.enter(Collective("gather", (1,)), name=("gather", 1)) == named
+    extras = table.extras()
     assert set(extras.acts) == {named, once, stop}
-    book.sent(extras)
-    book.end([Step(number) for number in (named, once, stop)])
-    assert once not in book
-    assert set(book.extras().forget_acts) == {once, stop}
-    book.forget([named])
-    assert book.enter(Collective("gather", (1,)), name=("gather", 1)) != named
+    table.sent(extras)
+    table.end([Step(number) for number in (named, once, stop)])
+    assert once not in table
+    assert set(table.extras().forget_acts) == {once, stop}
+    table.forget([named])
+    assert table.enter(Collective("gather", (1,)), name=("gather", 1)) != named
 
 
 def test_the_book_does_not_grow_without_end():
-    book = Book()
-    numbers = [book.enter(call_of(i), name=i) for i in range(LIMIT + 50)]
-    assert all(number in book for number in numbers), "they may be part of one step"
-    book.end([])
-    assert sum(number in book for number in numbers) == LIMIT
-    assert numbers[0] not in book
-    assert numbers[-1] in book
+    table = ActTable()
+    numbers = [table.enter(call_of(i), name=i) for i in range(LIMIT + 50)]
+    assert all(number in table for number in numbers), "they may be part of one step"
+    table.end([])
+    assert sum(number in table for number in numbers) == LIMIT
+    assert numbers[0] not in table
+    assert numbers[-1] in table
 
 
 def test_what_travelled_with_an_order_that_failed_travels_again():
-    book = Book()
-    number = book.enter(call_of(1), name="call")
-    extras = book.extras()
-    book.failed(extras)
-    assert number not in book
-    again = book.enter(call_of(1), name="call")
-    assert list(book.extras().acts) == [again]
+    table = ActTable()
+    number = table.enter(call_of(1), name="call")
+    extras = table.extras()
+    table.failed(extras)
+    assert number not in table
+    again = table.enter(call_of(1), name="call")
+    assert list(table.extras().acts) == [again]

@@ -254,8 +254,8 @@ def test_closing_during_a_call_does_not_wait_for_it(tmp_path):
     runtime = Runtime(2, timeline=str(path))
     mean, *_ = mean_and_rows(runtime)
     mean(np.ones((4, 3)))
-    with runtime.exclusive:  # as a handler of signals finds it
-        runtime._controller.turn.running = True
+    with runtime._controller.lock:  # as a handler of signals finds it
+        runtime._controller.lock.running = True
         runtime.close()
     assert runtime.closed
     assert loaded(path)["otherData"]["missing ranks"] == [1]

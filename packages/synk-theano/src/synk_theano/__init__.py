@@ -41,11 +41,10 @@ from .exceptions import (
 
 if TYPE_CHECKING:
     from ._api.collectives import Collectives, DelayedCollectives
-    from ._api.finite_watch import FiniteWatch
-    from ._api.function import Function
+    from ._api.function import Delayed, Function
     from ._api.replica_watch import ReplicaDifference, ReplicaWatch
     from ._api.runtime import Runtime
-    from ._api.step import Delayed
+    from ._api.watches import FiniteWatch
     from ._graph.rowwise.check import Verdict, Verdicts
     from ._tracebacks import brief_traceback
     from ._watch.findings import Finding, Findings
@@ -61,11 +60,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "._graph.rowwise.check": "Verdict Verdicts",
     "._wire.data": "Data",
-    "._api.step": "Delayed",
-    "._api.function": "Function",
+    "._api.function": "Delayed Function",
     "._watch.findings": "Finding Findings",
     "._api.runtime": "Runtime",
-    "._api.finite_watch": "FiniteWatch",
+    "._api.watches": "FiniteWatch",
     "._api.replica_watch": "ReplicaDifference ReplicaWatch",
     "._api.collectives": "Collectives DelayedCollectives",
     "._watch.stats": "FunctionStats Stats",

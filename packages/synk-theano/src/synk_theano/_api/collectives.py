@@ -8,6 +8,7 @@ import numpy as np
 
 from synk_theano._graph.facts import Event
 from synk_theano._graph.shared import value_of
+from synk_theano._master.executor import ALONE, Executor, Prepared, Standing
 from synk_theano._plan.rows import Selection, is_int, split_rows
 from synk_theano._text import shown
 from synk_theano._wire.data import Data
@@ -23,10 +24,7 @@ from .arguments import (
     selected_rows,
     way_of,
 )
-from .function import Function
-from .launcher import Launcher
-from .planner import staged_rows
-from .step import ALONE, Delayed, Prepared, Standing
+from .function import Delayed, Function
 
 Arguments = Tuple[Dict[str, Any], int]
 """Of an act, and the lowest row that it takes."""
@@ -45,8 +43,8 @@ class Collectives:
     All block until every rank has done its part.
     """
 
-    def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
 
     def broadcast(self, shared_vars: Any, values: Any = None) -> Any:
         """Give every rank the master's values, or `values`.
@@ -91,8 +89,8 @@ class Collectives:
                 selections = [selected_rows(variables, arrays, batch)]
             rows = []
             for selection in selections:
-                bounds = split_rows(selection.count, self._launcher.size)
-                rows.append(staged_rows(self._launcher, selection, bounds, place)[1])
+                bounds = split_rows(selection.count, self._executor.size)
+                rows.append(self._executor.rows(selection, bounds, place)[1])
             several = tuple(rows * (len(arrays) // len(rows)))
             return {"values": self._refs(arrays, place), "rows": several}, selections[0].lowest
 
@@ -182,7 +180,7 @@ class Collectives:
             if batch is not None:
                 selection = selected_rows(variables, arrays, batch)
                 bounds = ((0, selection.count),)
-                _, rows = staged_rows(self._launcher, selection, bounds, place)
+                _, rows = self._executor.rows(selection, bounds, place)
                 origin = selection.lowest
             return {"values": self._refs(arrays, place), "rank": int(rank), "rows": rows}, origin
 
@@ -233,26 +231,26 @@ class Collectives:
 
         def prepare(standing: Standing) -> Prepared:
             given, origin = arguments(standing) if callable(arguments) else (arguments, 0)
-            numbers = self._launcher.numbers(variables)
+            numbers = self._executor.numbers(variables)
             name = (kind, numbers, *given.items()) if again else None
-            number = self._launcher.enter(Collective(kind, numbers, given), name)
+            number = self._executor.enter(Collective(kind, numbers, given), name)
             event = Event(
                 # What does not change the variables is all one to `lint()`.
                 "gather" if given.get("in_place") is False else kind,
                 variables=numbers,
                 rank=given.get("rank"),
             )
-            tally = self._launcher.tally(f"{kind}()")
+            tally = self._executor.tally(f"{kind}()")
             return Prepared(Step(number, origin), finish, tally, event)
 
         return self._do(prepare)
 
     def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
-        with self._launcher.exclusive:
-            return self._launcher.perform((prepare(ALONE),))[0]
+        with self._executor.lock:
+            return self._executor.perform((prepare(ALONE),))[0]
 
     def _require_own(self, function: Function) -> None:
-        if not function.belongs_to(self._launcher):
+        if not function.belongs_to(self._executor):
             raise InputValueError(f"weights: {function!r} belongs to another runtime")
 
     def _checked_weights(self, weights: Any) -> Optional[Tuple[float, ...]]:
@@ -264,30 +262,30 @@ class Collectives:
             raise InputTypeError(
                 f"weights: got {shown(weights)}, expected a function of this runtime (of a "
                 f"TrainFunction, its grad_function), or one number for each of "
-                f"{self._launcher.size} ranks"
+                f"{self._executor.size} ranks"
             ) from None
         finite = all(0 <= number < np.inf for number in (*numbers, sum(numbers)))
-        if len(numbers) != self._launcher.size or not finite or not any(numbers):
+        if len(numbers) != self._executor.size or not finite or not any(numbers):
             raise InputValueError(
                 f"weights: got {shown(numbers)}, expected one non-negative number for each of "
-                f"{self._launcher.size} ranks, not all of them 0"
+                f"{self._executor.size} ranks, not all of them 0"
             )
         return numbers
 
     def _check_rank(self, rank: int) -> None:
-        if not is_int(rank) or not 0 <= rank < self._launcher.size:
+        if not is_int(rank) or not 0 <= rank < self._executor.size:
             raise InputValueError(
-                f"rank: got {shown(rank)}, expected an int from 0 to {self._launcher.size - 1}"
+                f"rank: got {shown(rank)}, expected an int from 0 to {self._executor.size - 1}"
             )
 
     def _refs(self, values: Sequence[Any], place: int) -> List[ArrayRef]:
         refs = []
         for i, value in enumerate(values):
             if isinstance(value, Data):
-                refs.append(self._launcher.ref(value))
+                refs.append(self._executor.ref(value))
                 continue
             slot, what = ("value", i, place), f"value {i} of a collective"
-            target, ref = self._launcher.room(slot, value.dtype, value.shape, what)
+            target, ref = self._executor.room(slot, value.dtype, value.shape, what)
             target[...] = value
             refs.append(ref)
         return refs
@@ -297,7 +295,7 @@ class DelayedCollectives(Collectives):
     """The same for `step()`: what it returns is performed by the step."""
 
     def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
-        return Delayed(self._launcher, prepare)
+        return Delayed(self._executor, prepare)
 
 
 def _rows_of(function: Function) -> Tuple[int, ...]:

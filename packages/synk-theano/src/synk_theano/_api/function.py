@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 
 from synk_theano._graph.facts import Event
 from synk_theano._graph.inputs import Signature
 from synk_theano._graph.spec import FunctionSpec, unnamed
 from synk_theano._graph.values import on_host
+from synk_theano._master.executor import Executor, Prepared, Standing
 from synk_theano._text import shown
 from synk_theano._tracebacks import brief_traceback, shortened
 from synk_theano._watch.verify import Report, verify
 from synk_theano._wire.data import Data
 from synk_theano.exceptions import InputTypeError
 
-from .launcher import Launcher
 from .planner import DEFAULT, Options, Planner
-from .step import Delayed, Prepared
+
+
+class Delayed:
+    """A call or a collective for `step()`; made by ``f.delayed(...)`` and ``delayed.all_reduce``.
+
+    Args:
+        executor: of the runtime that is to perform it.
+        prepare: checks and stages it, given its position in the step.
+        function: the number of the function that it calls; None for a collective.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        prepare: Callable[[Standing], Prepared],
+        function: Optional[int] = None,
+    ) -> None:
+        self.executor = executor
+        self.prepare = prepare
+        self.function = function
 
 
 class Function:
@@ -27,21 +46,29 @@ class Function:
         rows: how many rows each rank computed in the last call, or None before the first: the
             weights with which ``all_reduce(..., weights=f)`` averages exactly.
         number: of the function in its runtime.
-        spec: what was given to ``function()``.
+        spec: the arguments of ``function()``.
         keepers: functions that `verify` has made for this one.
+
+    Args:
+        spec: the arguments of ``function()``.
+        function_id: its number.
+        plain: its plain form, compiled.
+        executor: of the runtime.
+        runtime: for `verify`, which builds functions.
     """
 
     def __init__(
-        self, spec: FunctionSpec, function_id: int, plain: Any, launcher: Launcher
+        self, spec: FunctionSpec, function_id: int, plain: Any, executor: Executor, runtime: Any
     ) -> None:
         self.spec = spec
         self.number = function_id
         self._plain = plain
-        self._launcher = launcher
+        self._executor = executor
+        self._runtime = runtime
         self._signature = Signature(spec)
-        self._planner = Planner(spec, function_id, self._signature, launcher, repr(self))
+        self._planner = Planner(spec, function_id, self._signature, executor, repr(self))
         self._event = Event("call", function_id)
-        self._tally = launcher.tally(spec.name or unnamed(function_id))
+        self._tally = executor.tally(spec.name or unnamed(function_id))
         self.keepers: Dict[str, Any] = {}
         self.rows: Optional[Tuple[int, ...]] = None
 
@@ -65,9 +92,9 @@ class Function:
         shared: List[Any] = self._plain.get_shared()
         return shared
 
-    def belongs_to(self, launcher: Launcher) -> bool:
-        """Whether it was built by this runtime."""
-        return self._launcher is launcher
+    def belongs_to(self, executor: Executor) -> bool:
+        """Whether this executor's runtime has built it."""
+        return self._executor is executor
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -78,7 +105,7 @@ class Function:
     def __repr__(self) -> str:
         return (
             f"<synkhronos function {self.name or ''}({self._signature}) on "
-            f"{self._launcher.size} ranks>"
+            f"{self._executor.size} ranks>"
         )
 
     def __call__(
@@ -128,9 +155,9 @@ class Function:
         ):
             options = Options(output_subset, batch, batch_s, num_slices)
         try:
-            with self._launcher.exclusive:
+            with self._executor.lock:
                 prepared = self._prepare(self._signature.ordered(args, kwargs), options, 0)
-                return self._launcher.perform((prepared,))[0]
+                return self._executor.perform((prepared,))[0]
         except BaseException as error:  # noqa: BLE001 - it is raised again
             raise shortened(error)  # noqa: B904 - the same error
 
@@ -151,7 +178,7 @@ class Function:
         values = self._signature.ordered(args, kwargs)
         options = Options(output_subset, batch, batch_s, num_slices)
         return Delayed(
-            self._launcher,
+            self._executor,
             lambda standing: self._prepare(values, options, standing.place),
             self.number,
         )
@@ -168,7 +195,7 @@ class Function:
         """
         values = self._signature.ordered(args, kwargs)
         wanted = self._planner.wanted(output_subset)
-        self._launcher.enter_device()
+        self._executor.enter_device()
         arrays = (v.data if isinstance(v, Data) else v for v in values)
         plain = self._plain(*arrays)
         if wanted is not None:  # not every linker of Theano's can leave the others out
@@ -210,7 +237,7 @@ class Function:
         """
         return verify(
             self,
-            self._launcher,
+            self._runtime,
             args,
             kwargs,
             batch=batch,
@@ -247,7 +274,7 @@ class Function:
                 f"{len(values)} inputs"
             )
         datas = tuple(
-            self._launcher.data(
+            self._executor.data(
                 value,
                 variable,
                 force_cast=force_cast,
@@ -259,8 +286,8 @@ class Function:
         )
         return datas[0] if len(datas) == 1 else datas
 
-    def release(self) -> None:
-        """Let go of shared memory; the runtime has ended."""
+    def close(self) -> None:
+        """Drop references to shared memory; the runtime has ended."""
         self._planner.clear()
 
     def _prepare(self, values: Sequence[Any], options: Options, place: int) -> Prepared:
@@ -292,8 +319,8 @@ class Function:
         return values[0] if self.spec.returns == "single" else values
 
 
-def as_delayed(act: Any, place: int, launcher: Launcher) -> Delayed:
-    """An act of a step; a function without inputs stands for its call.
+def as_delayed(act: Any, place: int, executor: Executor) -> Delayed:
+    """Return an act of a step as `Delayed`; a function without inputs stands for its call.
 
     Raises:
         InputTypeError: it is something else, or another runtime's.
@@ -306,6 +333,6 @@ def as_delayed(act: Any, place: int, launcher: Launcher) -> Delayed:
             f"f.delayed(...), delayed.all_reduce(...) and the like, or a function without "
             f"inputs"
         )
-    if act.launcher is not launcher:
+    if act.executor is not executor:
         raise InputTypeError(f"step(): act {place} belongs to another runtime")
     return act

@@ -12,8 +12,8 @@ import numpy as np
 
 from synk_theano._graph.inputs import Copy, Signature, tokens
 from synk_theano._graph.spec import FunctionSpec
+from synk_theano._master.executor import Executor
 from synk_theano._plan.rows import (
-    Bounds,
     Selection,
     Selector,
     as_int,
@@ -30,24 +30,21 @@ from synk_theano._wire.messages import (
     ArrayRef,
     Call,
     Form,
-    Rows,
     ScatteredInput,
     StagedSelector,
     Step,
 )
 from synk_theano.exceptions import InputTypeError, InputValueError, OpError
 
-from .launcher import Launcher
-
 PLANS = 256
-"""Plans that a function keeps; the oldest give way."""
+"""Plans that a function keeps; the oldest are dropped."""
 
 MOST_SLICES = 1 << 20
-"""More are taken for so many: each rank makes a list of them, and a row is the least slice."""
+"""Slices at most: each rank makes a list of them, and no slice is smaller than a row."""
 
 
 class Options(NamedTuple):
-    """What a call says besides its inputs; see `Function.__call__`."""
+    """The options of a call; see `Function.__call__`."""
 
     output_subset: Optional[Sequence[int]] = None
     batch: Any = None
@@ -59,27 +56,28 @@ DEFAULT = Options()
 
 
 class Plan:
-    """A call that was made before, as far as it is the same again.
+    """The parts of a call that stay the same when it is repeated.
 
     Attributes:
+        number: of the act; 0 once it is forgotten.
         step: the act, for rows that begin at 0.
         copies: of inputs that are arrays.
         index_room: where the selection's index goes, or None.
         selectors: where `batch_s` goes, by rank.
         nbytes: of inputs that the ranks read.
-        prepared: whatever the caller keeps for calls whose rows begin at 0.
+        prepared: kept by the caller, for calls whose rows begin at 0.
     """
 
     def __init__(
         self,
         call: Call,
-        launcher: Launcher,
+        executor: Executor,
         copies: List[Copy],
         index_room: Optional[np.ndarray],
         selectors: List[np.ndarray],
         nbytes: int,
     ) -> None:
-        self.number = launcher.enter(call, holder=self)
+        self.number = executor.enter(call, holder=self)
         self.step = Step(self.number)
         self.copies = copies
         self.index_room = index_room
@@ -87,14 +85,15 @@ class Plan:
         self.nbytes = nbytes
         self.prepared: Any = None
 
-    def release(self) -> None:
-        """Let go of shared memory: the act is forgotten, some of its arrays lie elsewhere now."""
+    def close(self) -> None:
+        """Drop references to shared memory: the act is forgotten, some of its arrays have moved."""
+        self.number = 0
         self.copies, self.selectors = [], []
         self.index_room = self.prepared = None
 
 
 class Known(NamedTuple):
-    """Inputs that were accepted before: what selections are checked against."""
+    """Lengths of accepted inputs, for checking selections."""
 
     lengths: List[int]
     is_minibatch: List[bool]
@@ -107,7 +106,7 @@ class Planner:
         spec: the function as written.
         number: of the function.
         signature: its inputs.
-        launcher: the runtime.
+        executor: of the runtime.
         label: the function in messages.
     """
 
@@ -116,13 +115,13 @@ class Planner:
         spec: FunctionSpec,
         number: int,
         signature: Signature,
-        launcher: Launcher,
+        executor: Executor,
         label: str,
     ) -> None:
         self._spec = spec
         self._number = number
         self._signature = signature
-        self._launcher = launcher
+        self._executor = executor
         self._label = label
         self._plans: Dict[Hashable, Plan] = {}
         self._known: Dict[Hashable, Known] = {}
@@ -131,7 +130,7 @@ class Planner:
         """Check and plan a call, and copy its arrays.
 
         Args:
-            place: among the acts of a step: what two of them stage must not meet.
+            place: of the act in its step: two acts stage their arrays in different rooms.
 
         Returns:
             The plan, and the step to perform.
@@ -139,11 +138,12 @@ class Planner:
         Raises:
             InputTypeError, InputValueError, BatchError, OpError: bad arguments.
         """
+        self._executor.require_ready()
         token: Hashable = tokens(values)
         key: Hashable = (place, token)
         if options is DEFAULT:
             plan = self._plans.get(key)
-            if plan is not None and self._launcher.knows(plan.number):
+            if plan is not None and plan.number:
                 for copy in plan.copies:
                     copy(values[copy.place], None)
                 return plan, plan.step
@@ -168,7 +168,7 @@ class Planner:
                 all_ranges(selectors),
             )
         plan = self._plans.get(key)
-        if plan is None or not self._launcher.knows(plan.number):
+        if plan is None or not plan.number:
             self._check_own_result(selection, wanted)
             plan = self._plan(values, selection, selectors, wanted, num_slices, place)
             if len(self._plans) >= PLANS:
@@ -187,12 +187,12 @@ class Planner:
         return plan, Step(plan.number, origin) if origin else plan.step
 
     def clear(self) -> None:
-        """Forget all plans, and with them where arrays lie in shared memory."""
+        """Drop all plans, and with them references to shared memory."""
         self._plans.clear()
         self._known.clear()
 
     def _get_to_know(self, inputs: Sequence[Any]) -> Tuple[Hashable, Known]:
-        """What selections of these accepted inputs are checked against, and its name."""
+        """Return the token of accepted inputs, and their lengths."""
         scattered = inputs[: self._spec.n_scattered]
         is_minibatch = [isinstance(item, Data) and item.minibatch for item in scattered]
         known = Known([len(item) for item in scattered], is_minibatch)
@@ -213,38 +213,38 @@ class Planner:
     ) -> Plan:
         self._check_single_rows(selection)
         form = self._form(selectors, num_slices)
-        self._launcher.require_form(self._number, form)
+        self._executor.require_form(self._number, form)
         if self._may_lack_rows(selection):
-            self._launcher.require_form(self._number, ROWLESS)
+            self._executor.require_form(self._number, ROWLESS)
         n = self._spec.n_scattered
         copies: List[Copy] = []
         scattered: List[ScatteredInput] = []
         broadcast: List[ArrayRef] = []
         for i, item in enumerate(inputs):
             if isinstance(item, Data):
-                ref = self._launcher.ref(item)
-                # A row for each entry of an index: there is nothing to select.
+                ref = self._executor.ref(item)
+                # It has one row for each entry of an index: nothing to select.
                 selects = item.minibatch and selection is not None and selection.index is not None
                 scattered.append(ScatteredInput(ref, item.minibatch, selects))
             else:
-                # What is copied anyway is copied selected.
+                # The copy takes the selected rows alone.
                 selects = i < n and selection is not None and not selection.covers(len(item))
                 shape = item.shape
                 if selects and selection is not None:
                     shape = (selection.count, *shape[1:])
                 slot, what = (self._number, i, place), self._signature.what(i)
-                target, ref = self._launcher.room(slot, item.dtype, shape, what)
+                target, ref = self._executor.room(slot, item.dtype, shape, what)
                 copies.append(Copy(i, target, selects))
                 scattered.append(ScatteredInput(ref, selected=selects))
             if i >= n:
                 broadcast.append(scattered.pop().array)
         index, rows = None, None
         if selection is not None:
-            bounds = split_rows(selection.count, self._launcher.size)
+            bounds = split_rows(selection.count, self._executor.size)
             needs_index = any(not item.selected for item in scattered)
-            index, rows = staged_rows(self._launcher, selection, bounds, place, needs_index)
+            index, rows = self._executor.rows(selection, bounds, place, needs_index)
         staged = [
-            self._launcher.room(
+            self._executor.room(
                 (self._number, "batch_s", rank, place), text.dtype, text.shape, "batch_s"
             )
             for rank, text in enumerate(written(chosen) for chosen in selectors)
@@ -267,16 +267,16 @@ class Planner:
             for i, item in enumerate(inputs)
         )
         targets = [target for target, _ in staged]
-        return Plan(call, self._launcher, copies, index, targets, nbytes)
+        return Plan(call, self._executor, copies, index, targets, nbytes)
 
     def _may_lack_rows(self, selection: Optional[Selection]) -> bool:
-        """Whether a rank may have no rows; of sliceable variables each has its own number."""
+        """Whether a rank may have no rows; sliceable variables differ in length by rank."""
         if selection is None:
             return bool(self._spec.sliceable)
-        return selection.count < self._launcher.size
+        return selection.count < self._executor.size
 
     def _check_single_rows(self, selection: Optional[Selection]) -> None:
-        """An input that is broadcastable along axis 0 has one row, also as a selection."""
+        """Refuse several rows of an input that is broadcastable along axis 0."""
         if selection is None or selection.count < 2:
             return
         signature = self._signature
@@ -289,10 +289,10 @@ class Planner:
                 )
 
     def wanted(self, output_subset: Any) -> Optional[Tuple[int, ...]]:
-        """The positions of the outputs that are asked for; None for all.
+        """Return the positions of the wanted outputs; None for all.
 
         Raises:
-            InputValueError: it is no list of positions.
+            InputValueError: not a list of positions.
         """
         if output_subset is None:
             return None
@@ -335,12 +335,12 @@ class Planner:
         return min(int(num_slices), MOST_SLICES)
 
     def _selectors(self, batch_s: Any) -> Tuple[Selector, ...]:
-        """One selector per rank, or () for all rows everywhere."""
+        """Return one selector per rank, or () for all rows everywhere."""
         if batch_s is not None and not self._spec.sliceable:
             raise InputTypeError(
                 f"{self._label} got batch_s, but has no sliceable_shareds; list them in function()"
             )
-        return selectors_for(batch_s, self._launcher.size)
+        return selectors_for(batch_s, self._executor.size)
 
     def _selection(self, known: Known, batch: Any) -> Optional[Selection]:
         if not known.lengths:
@@ -355,16 +355,16 @@ class Planner:
     def _check_own_result(
         self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]
     ) -> None:
-        """An output with op None is the master's own: it needs a row there."""
+        """Require a row in the master if an output has op None: its result is the master's own."""
         ops = self._spec.output_ops
         positions = range(len(ops)) if wanted is None else wanted
         if selection is None or not selection.count or all(ops[i] is not None for i in positions):
             return
-        start, stop = split_rows(selection.count, self._launcher.size)[self._launcher.master]
+        start, stop = split_rows(selection.count, self._executor.size)[self._executor.master]
         if start == stop:
             raise InputValueError(
                 f"{self._label} has an output with op None, which is the master's own result, but "
-                f"rank {self._launcher.master}, the master, gets none of {selection.count} rows; "
+                f"rank {self._executor.master}, the master, gets none of {selection.count} rows; "
                 f"use more rows, or another op"
             )
 
@@ -379,19 +379,3 @@ class Planner:
 
 def _row_bytes(item: Any) -> int:
     return int(item.dtype.itemsize * np.prod(item.shape[1:], dtype=np.int64))
-
-
-def staged_rows(
-    launcher: Launcher,
-    selection: Selection,
-    bounds: Sequence[Bounds],
-    place: int = 0,
-    needs_index: bool = True,
-) -> Tuple[Optional[np.ndarray], Rows]:
-    """The rows of an act: where its index goes (None if there is none), and each rank's part."""
-    if selection.index is None or not needs_index:
-        return None, Rows(tuple(bounds), selection.step, is_regular=selection.index is None)
-    index = selection.index
-    target, ref = launcher.room(("index", place), index.dtype, index.shape, "the rows of batch=")
-    target[...] = index
-    return target, Rows(tuple(bounds), 1, ref)

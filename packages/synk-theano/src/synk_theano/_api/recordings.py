@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, Optional, Union
+from typing import Callable, Dict, Optional, Union
 
 from synk_theano._master.controller import Controller
+from synk_theano._master.executor import Executor
 from synk_theano._watch.timeline import CLOSE_TIMEOUT_S, Recorded, Timeline
-from synk_theano._wire.messages import Act, Record, Step
+from synk_theano._wire.messages import RecordSpans
 from synk_theano.exceptions import InputValueError
 
 
 class Recordings:
-    """Begins and ends what `Timeline` writes.
+    """Begins and ends the recordings that `Timeline` writes.
 
     Args:
-        controller: has all ranks record.
-        enter: gives an act a number.
-        path: of the recording that the ranks begin with, or None.
+        controller, executor: of the runtime.
+        path: of a recording from the start, or None.
     """
 
-    def __init__(
-        self, controller: Controller, enter: Callable[[Act], int], path: Optional[str]
-    ) -> None:
+    def __init__(self, controller: Controller, executor: Executor, path: Optional[str]) -> None:
         self._controller = controller
-        self._enter = enter
+        self._executor = executor
         self._current: Optional[Timeline] = None
         if path is not None:
             controller.rank.recorder.start()
@@ -40,12 +38,12 @@ class Recordings:
             raise InputValueError(
                 f"timeline(): {self._current.path} is being recorded already; stop() it first"
             )
-        with self._controller.turn:
-            self._current = self._new(path, lambda: self._record(True))
+        with self._controller.lock:
+            self._current = self._new(path, self._begin)
         return self._current
 
     def close(self) -> None:
-        """The runtime is about to end: write what was recorded."""
+        """Write the recording under way, before the runtime ends."""
         if self._current is not None:
             self._current.close()
 
@@ -55,20 +53,21 @@ class Recordings:
         rank = self._controller.rank
         return Timeline(path, begin, self._end, rank.size, rank.rank)
 
-    def _record(self, begin: bool, timeout_s: Optional[float] = None) -> Any:
-        (result,) = self._controller.run([Step(self._enter(Record(begin)))], timeout_s)
-        return result
+    def _begin(self) -> None:
+        self._executor.run_act(RecordSpans(True), tally=None)
 
     def _end(self, closing: bool) -> Dict[int, Recorded]:
-        """What every rank has recorded; of a closed or failing runtime what the master has."""
+        """Return the spans of every rank; of the master alone if the runtime is closed or fails."""
         controller = self._controller
-        # The end does not wait: neither for an order under way, nor for workers' start.
-        leaves = closing and (controller.turn.running or not controller.joined)
+        # The end waits neither for an order under way nor for workers that start.
+        leaves = closing and (controller.lock.running or not controller.joined)
         if not controller.closed and not leaves:
             try:
-                with controller.turn:
+                with controller.lock:
                     timeout_s = CLOSE_TIMEOUT_S if closing else None
-                    return dict(enumerate(self._record(False, timeout_s)))
+                    act = RecordSpans(False)
+                    spans = self._executor.run_act(act, tally=None, timeout_s=timeout_s)
+                    return dict(enumerate(spans))
             except Exception:
                 if not controller.closed:
                     raise

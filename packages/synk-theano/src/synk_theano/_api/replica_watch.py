@@ -1,16 +1,14 @@
-"""Do the ranks still have the same values? Asked every so many calls, with digests."""
+"""Compare the ranks' values of shared variables every so many calls, by digests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import (
     Any,
-    ContextManager,
     Dict,
     Iterable,
     List,
     Optional,
-    Protocol,
     Sequence,
     Tuple,
 )
@@ -18,11 +16,12 @@ from typing import (
 from synk_theano._api.arguments import listed_variables
 from synk_theano._graph.facts import Event
 from synk_theano._graph.leaves import is_random_state, is_row_share
+from synk_theano._master.executor import Executor
 from synk_theano._plan.rows import is_int
 from synk_theano._text import shown
 from synk_theano._warn import warn_user
 from synk_theano._watch.history import History
-from synk_theano._wire.messages import Act, Collective
+from synk_theano._wire.messages import Collective
 from synk_theano.exceptions import InputValueError, ReplicasDiffer, ReplicaWarning
 
 ACTIONS = ("warn", "raise", "broadcast")
@@ -35,14 +34,13 @@ TALLY = "watch_replicas()"
 
 @dataclass(frozen=True)
 class ReplicaDifference:
-    """A variable that has not the same value on all ranks.
+    """A variable whose values differ between ranks.
 
     Attributes:
         variable: the shared variable.
-        groups: the ranks, those together that agree with each other; a rank that agrees with
-            nobody is a group of its own.
-        written: what wrote the variable last, in words: a function or a collective.
-        calls: how many calls there have been since the watch began.
+        groups: the ranks, grouped by equal value.
+        written: the function or collective that wrote the variable last, in words.
+        calls: number of calls since the watch began.
         equal_at: the same number when the ranks were last found to agree, or None.
     """
 
@@ -62,49 +60,29 @@ class ReplicaDifference:
         )
 
 
-class Runner(Protocol):
-    """What a watch needs of the runtime."""
-
-    size: int
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is of no more use."""
-
-    @property
-    def exclusive(self) -> ContextManager[Any]:
-        """Held while something is staged and performed: other threads wait."""
-
-    def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
-        """The shared variables' numbers; those that the workers lack are sent first."""
-
-    def run_alone(self, act: Act, tally: str, name: Any = None) -> Any:
-        """Have all ranks perform an act by itself; the caller has the turn."""
-
-
 class ReplicaWatch:
     """Compares the ranks' values of shared variables; made by `synkhronos.watch_replicas`.
 
     A context manager: it stops at the end of the block.
 
     Args:
-        runner: the runtime.
-        writers: who knows what was written by what.
+        executor: of the runtime.
+        writers: finds the last writer of a variable.
         shared_vars: one variable or a list of them.
         every: calls from one comparison to the next.
         action: "warn", "raise" or "broadcast".
 
     Attributes:
         variables: the shared variables.
-        calls: how many calls there have been since it began, as far as they succeeded.
-        watching: whether it goes on.
+        calls: number of successful calls since it began.
+        watching: False once it is stopped.
 
     Raises:
         NotSharedVariable, InputTypeError, InputValueError: bad arguments.
     """
 
     def __init__(
-        self, runner: Runner, writers: Writers, shared_vars: Any, every: Any, action: Any
+        self, executor: Executor, writers: Writers, shared_vars: Any, every: Any, action: Any
     ) -> None:
         if not is_int(every) or every < 1:
             raise InputValueError(
@@ -124,7 +102,7 @@ class ReplicaWatch:
                 )
         self.calls = 0
         self.watching = True
-        self._runner = runner
+        self._executor = executor
         self._writers = writers
         self._every = int(every)
         self._action = action
@@ -141,34 +119,34 @@ class ReplicaWatch:
         self.stop()
 
     def stop(self) -> None:
-        """Compare no more. Idempotent, and harmless when the runtime is closed."""
+        """Stop comparing. Idempotent, and harmless when the runtime is closed."""
         self.watching = False
 
     def check(self) -> List[ReplicaDifference]:
-        """Compare now, also if it was stopped; blocks until all ranks have done their part.
+        """Compare now, even if stopped; blocks until all ranks have done their part.
 
         Returns:
             The differences; an empty list if all ranks have the same values, bit by bit.
 
         Raises:
-            ReplicasDiffer: there are some, and the action is "raise".
+            ReplicasDiffer: some differ, and the action is "raise".
             Closed: the runtime is closed.
         """
-        with self._runner.exclusive:
+        with self._executor.lock:
             return self._compare()
 
     def called(self) -> None:
-        """An order with calls is done; the caller has the turn."""
+        """Count an order with calls; the caller holds the lock."""
         self.calls += 1
         if self.calls % self._every == 0:
             self._compare()
 
     def _compare(self) -> List[ReplicaDifference]:
-        numbers = self._runner.numbers(self.variables)
-        if self._runner.size == 1:
+        numbers = self._executor.numbers(self.variables)
+        if self._executor.size == 1:
             return []
         act = Collective("get_digests", numbers)
-        digests = self._runner.run_alone(act, TALLY, ("get_digests", numbers))
+        digests = self._executor.run_act(act, TALLY, ("get_digests", numbers))
         differences, differing = [], []
         for number, variable, ranks in zip(numbers, self.variables, digests):
             groups = grouped(ranks)
@@ -194,24 +172,24 @@ class ReplicaWatch:
             )
         if self._action == "broadcast":
             arguments = {"values": None, "forms": None}
-            self._runner.run_alone(Collective("broadcast", numbers, arguments), TALLY)
+            self._executor.run_act(Collective("broadcast", numbers, arguments), TALLY)
             self._equal_at.update(dict.fromkeys(numbers, self.calls))
             text += "\nAll ranks have been given the master's values of this."
         warn_user(text, ReplicaWarning)
 
 
 class Writers:
-    """Who wrote a variable last.
+    """Finds the last writer of a variable.
 
     Args:
-        history: what was done.
+        history: the calls and collectives so far.
     """
 
     def __init__(self, history: History) -> None:
         self._history = history
 
     def last(self, number: int) -> str:
-        """In words; the variable is told by its number."""
+        """Return the last writer of the variable with this number, in words."""
         for event in self._history.latest():
             if event.kind == "call" and event.function_id is not None:
                 name, updated = self._history.updated_by(event.function_id)
@@ -223,7 +201,7 @@ class Writers:
 
 
 def grouped(digests: Sequence[str]) -> Tuple[Tuple[int, ...], ...]:
-    """The ranks in groups of equal digests, each in rank order, by their lowest rank.
+    """Group ranks by equal digests, each group in rank order, by their lowest rank.
 
     >>> grouped(["a", "b", "a"])
     ((0, 2), (1,))

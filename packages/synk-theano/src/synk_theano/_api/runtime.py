@@ -2,14 +2,14 @@
 
 ::
 
-    user ─ Function, Collectives ─> Controller.run(steps) ─┬─> worker 1: Rank.perform ─┐
-           (checks, plans: acts)    (gives an order)       ├─> worker 2: Rank.perform ─┤ they
-                                                           └─> master:   Rank.perform ─┘ collect
+    user ─ Function, Collectives ─> Executor, Controller ─┬─> worker 1: Rank.perform ─┐
+           (checks, plans: acts)    (gives an order)      ├─> worker 2: Rank.perform ─┤ they
+                                                          └─> master:   Rank.perform ─┘ collect
 
 1. `Function.__call__` checks its arguments and plans (`planner`): which rank takes which rows.
    What the workers lack is sent first (`Distributor`); arrays lie in shared memory (`DataStore`).
-2. What is to be done becomes a numbered *act* in the `Book`; a call like an earlier one has the
-   earlier number. `Controller.run` makes an order of such numbers.
+2. A call becomes a numbered *act* in the `ActTable`; a call like an earlier one has the earlier
+   number. `Executor.perform` hands such numbers to `Controller.run`, which makes an order of them.
 3. `Rank.perform` does one rank's part, the same code everywhere: it reads the order
    (`_wire.orders`) and performs its acts (`_rank.call`, `_rank.collectives`): arrays are read from
    shared memory, results go through the communicator.
@@ -29,7 +29,6 @@ from typing import (
     Callable,
     ContextManager,
     Dict,
-    Hashable,
     Iterator,
     List,
     Optional,
@@ -37,8 +36,6 @@ from typing import (
     Tuple,
     Union,
 )
-
-import numpy as np
 
 from synk_theano._graph.cache_safety import warn_of_cache
 from synk_theano._graph.devices.assignment import choose, choose_nccl
@@ -48,26 +45,24 @@ from synk_theano._graph.rowwise.check import Verdicts, check_spec, check_updates
 from synk_theano._graph.spec import FunctionSpec, make_spec
 from synk_theano._master.builder import Builder
 from synk_theano._master.controller import Controller
-from synk_theano._master.distributor import Distributor
-from synk_theano._master.lock import Turn
+from synk_theano._master.executor import Executor, Standing
 from synk_theano._master.store import DataStore
 from synk_theano._text import shown
 from synk_theano._watch.findings import Findings
 from synk_theano._watch.history import History
-from synk_theano._watch.stats import Ledger, Stats, Tally
+from synk_theano._watch.stats import Stats
 from synk_theano._watch.timeline import Timeline, checked_path
 from synk_theano._wire.data import Data, checked_flag
-from synk_theano._wire.messages import Act, ArrayRef, Form, Step
+from synk_theano._wire.messages import Settings
 from synk_theano._workers.interrupts import held_back
 from synk_theano._workers.stalls import checked_seconds
 from synk_theano.exceptions import InputTypeError, InputValueError
 
 from .collectives import Collectives, DelayedCollectives
-from .finite_watch import FiniteWatch, Sentinels
 from .function import Function, as_delayed
 from .recordings import Recordings
 from .replica_watch import ReplicaWatch
-from .step import Prepared, Standing
+from .watches import FiniteWatch, Watches
 
 
 class Runtime:
@@ -116,8 +111,8 @@ class Runtime:
         profile_workers: bool = False,
         *,
         backend: str = "shm",
-        timeout_s: float = 3600.0,
-        stall_s: float = 60.0,
+        timeout_s: float = Settings.timeout_s,
+        stall_s: float = Settings.stall_s,
         atomic: bool = True,
         random_streams: str = "per_rank",
         devices: Optional[Sequence[str]] = None,
@@ -137,6 +132,16 @@ class Runtime:
         self.size, self.master = ranks.size, int(master_rank)
         self._records = timeline is not None
         through_nccl, note = choose_nccl(ranks, nccl)
+        settings = Settings(
+            backend=backend,
+            timeout_s=checked_seconds(timeout_s, "timeout_s"),
+            stall_s=checked_seconds(stall_s, "stall_s"),
+            atomic=bool(atomic),
+            random_streams=random_streams,
+            nccl=through_nccl,
+            profile=bool(profile_workers),
+            records=timeline is not None,
+        )
         self._report, self._track = report or (lambda _line: None), track
         self._specs: Dict[int, FunctionSpec] = {}
         self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
@@ -148,30 +153,22 @@ class Runtime:
             self._controller = Controller(
                 ranks,
                 self.master,
-                backend=backend,
-                timeout_s=checked_seconds(timeout_s, "timeout_s"),
-                stall_s=checked_seconds(stall_s, "stall_s"),
-                atomic=bool(atomic),
-                profile=profile_workers,
+                settings,
                 report=self._report,
                 store=self._store,
-                reseed=random_streams == "per_rank",
-                on_end=self._forget_functions,
-                nccl=through_nccl,
-                record=timeline is not None,
+                on_end=self._forget_all,
             )
             self._rank = self._controller.rank
-            self._recordings = Recordings(self._controller, self.enter, timeline)
-            atexit.register(self.close)
             self._history = History(self._rank.registry, self._specs, self.size)
-            self._sentinels = Sentinels(self, self._rank, self._history)
-            self._ledger = Ledger(self.size, self.master)
             self._builder = Builder(self._rank, self._specs, track)
-            releases = self._controller.releases
-            self._distributor = Distributor(self._rank, self.run_alone, self._store, releases.look)
-            releases.on_function = self._let_go
-            self.collectives = Collectives(self)
-            self.delayed = DelayedCollectives(self)
+            self._executor = Executor(self._controller, self._store, self._builder, self._history)
+            self._recordings = Recordings(self._controller, self._executor, timeline)
+            atexit.register(self.close)
+            self._watches = Watches(self._executor, self._rank, self._history)
+            self._executor.called = self._watches.called
+            self._controller.garbage.on_function = self._forget
+            self.collectives = Collectives(self._executor)
+            self.delayed = DelayedCollectives(self._executor)
 
     @property
     def closed(self) -> bool:
@@ -216,22 +213,23 @@ class Runtime:
     ) -> ReplicaWatch:
         """Compare the ranks' values every so many calls; see `synkhronos.watch_replicas`."""
         self._controller.require_open()
-        return self._sentinels.watch_replicas(shared_vars, every, action)
+        return self._watches.watch_replicas(shared_vars, every, action)
 
     def watch_finite(self, on: bool = True) -> FiniteWatch:
         """Find the first NaN or infinity; see `synkhronos.watch_finite`."""
         self._controller.require_open()
-        return self._sentinels.watch_finite(on)
+        return self._watches.watch_finite(on)
 
-    def _let_go(self, function_id: int) -> None:
-        """Nobody has a function any more; the builder last, who drops what history looks at."""
-        for keeper in (self._history, self._distributor, self._ledger, self._builder):
-            keeper.let_go(function_id)
+    def _forget(self, function_id: int) -> None:
+        """Forget a function that the program has dropped; its spec last, which history reads."""
+        executor = self._executor
+        for one in (self._history, executor.distributor, executor.ledger, self._builder):
+            one.forget(function_id)
 
-    def _forget_functions(self) -> None:
+    def _forget_all(self) -> None:
         # Users may keep functions; these must not keep shared memory.
         for function in self._functions:
-            function.release()
+            function.close()
         self._specs.clear()
         if not self._records:
             atexit.unregister(self.close)
@@ -240,19 +238,15 @@ class Runtime:
         """Build a function; see `synkhronos.function`."""
         self._controller.require_open()
         spec, plain = self._builder.compile(make_spec(inputs, outputs, **kwargs))
-        with self.exclusive:
+        with self._controller.lock:
             function_id = self._builder.enter(spec, plain)
             self._history.hide(function_id)
-            function = Function(spec, function_id, plain, self)
+            function = Function(spec, function_id, plain, self._executor, self)
             self._functions.add(function)
-            self._controller.releases.watch(function, function_id)
+            self._controller.garbage.watch(function, function_id)
         if self.size > 1:
             warn_of_wrong(spec)
         return function
-
-    def enter_device(self) -> None:
-        """Make this thread fit to compute where this rank does."""
-        self._rank.device.enter()
 
     def row_share(self) -> Any:
         """A symbolic scalar; see `synkhronos.row_share`."""
@@ -261,35 +255,35 @@ class Runtime:
 
     def data(self, value: Any = None, var: Any = None, **settings: Any) -> Data:
         """Make a `Data`; see `synkhronos.data`."""
-        self._controller.require_open()
-        return self._store.make(value, var, **settings)
+        return self._executor.data(value, var, **settings)
 
     def distribute(self) -> None:
         """Replicate what is new; see `synkhronos.distribute`."""
-        with self.exclusive:
+        with self._controller.lock:
             self._controller.require_open()
             with self._track("waiting for the workers' start"):
                 self._controller.await_workers()
             self._report("Synkhronos distributing functions...")
             start = perf_counter()
             with self._track("distributing functions and variables"):
-                self._distributor.send_all()
+                self._executor.distributor.send_all()
         self._report(f"...distribution complete ({perf_counter() - start:.0f} s).")
 
     def step(self, *acts: Any) -> List[Any]:
         """Perform several calls and collectives as one; see `synkhronos.step`."""
-        with self.exclusive:
-            delayed = [as_delayed(act, place, self) for place, act in enumerate(acts)]
+        executor = self._executor
+        with executor.lock:
+            delayed = [as_delayed(act, place, executor) for place, act in enumerate(acts)]
             called = [act.function for act in delayed]
             prepared = [
                 act.prepare(Standing(i, frozenset(n for n in called[:i] if n is not None)))
                 for i, act in enumerate(delayed)
             ]
-            return self.perform(prepared) if prepared else []
+            return executor.perform(prepared) if prepared else []
 
     def check(self, function: Function) -> Verdicts:
         """Is each output decomposable over rows? See `synkhronos.check`."""
-        if not isinstance(function, Function) or not function.belongs_to(self):
+        if not isinstance(function, Function) or not function.belongs_to(self._executor):
             raise InputTypeError(
                 f"check(): got {shown(function)}, expected what function() of this runtime has "
                 f"returned, not a Theano function"
@@ -307,94 +301,17 @@ class Runtime:
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:
-        """The turn, for several calls one after the other; none of them is `lint()`'s business."""
-        with self.exclusive:
-            replicas = self._controller.replicas
-            self._history.on, self.exclusive.several, replicas.on = False, True, False
+        """Hold the lock for several calls, which `lint()` and the watches ignore."""
+        lock, replicas = self._controller.lock, self._controller.replicas
+        with lock:
+            self._history.on, lock.several, replicas.on = False, True, False
             try:
-                with self._sentinels.paused():
+                with self._watches.paused():
                     yield
             finally:
-                self._history.on, self.exclusive.several, replicas.on = True, False, True
+                self._history.on, lock.several, replicas.on = True, False, True
                 replicas.see_all()
 
     def stats(self, reset: bool = False) -> Stats:
         """Where the time went; see `synkhronos.stats`."""
-        return self._ledger.stats(checked_flag(reset, "reset"))
-
-    # What functions and collectives need: the `Launcher`.
-
-    @property
-    def exclusive(self) -> Turn:
-        """Held while something is staged and performed: other threads wait."""
-        return self._controller.turn
-
-    def perform(self, prepared: Sequence[Prepared]) -> List[Any]:
-        """Have all ranks perform acts, in order; blocks until they have."""
-        controller = self._controller
-        began = perf_counter()
-        results = controller.run([act.step for act in prepared])
-        run_s = perf_counter() - began
-        self._ledger.record(prepared, controller.times, began - controller.turn.began, run_s)
-        finished, events = [], []
-        for act, result in zip(prepared, results):
-            finished.append(act.finish(result))
-            events.append(act.event)
-        # Last: a reminder may be an error, where the user's filters make it one.
-        self._history.note(events)
-        if self._sentinels.watches:
-            self._sentinels.called(events)
-        return finished
-
-    def enter(self, act: Act, name: Optional[Hashable] = None, holder: Any = None) -> int:
-        """Give an act a number; the same again for a `name` that is known."""
-        self._controller.releases.look()
-        return self._controller.book.enter(act, name, holder)
-
-    def knows(self, number: int) -> bool:
-        """Whether an act still has this number."""
-        self._controller.require_open()
-        self._controller.releases.look()
-        return number in self._controller.book
-
-    def ref(self, data: Data) -> ArrayRef:
-        """Where the workers find a `Data`; what refers to it goes when it goes."""
-        return self._store.ref(data)
-
-    def room(
-        self, slot: Tuple[Any, ...], dtype: Any, shape: Tuple[int, ...], what: str
-    ) -> Tuple[np.ndarray, ArrayRef]:
-        """An array in shared memory that is reused for `slot`."""
-        self._controller.require_open()
-        return self._store.room(slot, dtype, shape, what)
-
-    def tally(self, name: str) -> Tally:
-        """Where the figures of a function or collective are kept."""
-        return self._ledger.tally(name)
-
-    def run_alone(self, act: Act, tally: str = "distribute()", name: Any = None) -> Any:
-        """Have all ranks perform an act by itself; the caller has the turn."""
-        began = perf_counter()
-        (result,) = self._controller.run([Step(self._controller.book.enter(act, name))])
-        self._ledger.tally(tally).add(perf_counter() - began)
-        # A call that had to wait for this begins now, as far as figures go.
-        self._controller.turn.began = perf_counter()
-        return result
-
-    def require_form(self, function_id: int, form: Form) -> None:
-        """Have `form` of the function on every rank; compiles and distributes if needed."""
-        self._controller.require_open()
-        self._builder.require_form(function_id, form)
-        if not self._distributor.has_form(function_id, form):
-            self._distributor.send((function_id,))
-
-    def numbers(self, variables: Sequence[Any]) -> Tuple[int, ...]:
-        """The variables' numbers; those that the workers do not have yet are sent first.
-
-        The caller has the turn.
-        """
-        self._controller.require_open()
-        numbers = tuple(self._rank.registry.number_of(variable) for variable in variables)
-        if not self._distributor.has_all_variables():
-            self._distributor.send()
-        return numbers
+        return self._executor.ledger.stats(checked_flag(reset, "reset"))

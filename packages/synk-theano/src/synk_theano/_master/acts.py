@@ -1,4 +1,4 @@
-"""The master's book of acts: which numbers the workers know, and what they have to forget."""
+"""The master's table of acts: the numbers that workers know, and those that they have to forget."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Dict, Hashable, List, Optional, Sequence, Set
 from synk_theano._wire.messages import Act, Call, Collective, Extras, Step
 
 LIMIT = 1000
-"""Acts that are kept; the oldest give way."""
+"""Acts that are kept; the oldest are forgotten."""
 
 
-class Book:
-    """Numbers acts. What was entered travels with the next order that is given."""
+class ActTable:
+    """Numbers acts. New ones travel with the next order."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -33,14 +33,14 @@ class Book:
         return number in self._acts
 
     def get(self, number: int) -> Optional[Act]:
-        """The act of this number, if it is still there."""
+        """Return the act of this number; None if it is forgotten."""
         return self._acts.get(number)
 
     def enter(self, act: Act, name: Optional[Hashable] = None, holder: Any = None) -> int:
-        """Give `act` a number, that of before if the `name` is known.
+        """Return a number for `act`; a known `name` has the same as before.
 
-        Its `holder`, if it is still there, is told by its `release()` when the act is forgotten.
-        What is no call and has no name is kept for one order only.
+        When the act is forgotten, its `holder`, if it still exists, is closed by its `close()`. An
+        act that is no call and has no name is kept for one order only.
         """
         if name is not None and name in self._named:
             return self._named[name]
@@ -60,7 +60,7 @@ class Book:
         return number
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Drop acts, here and with the next order in the workers."""
+        """Forget acts, here and with the next order in the workers."""
         for number in numbers:
             act = self._acts.pop(number, None)
             if act is None:
@@ -68,7 +68,7 @@ class Book:
             self._once.discard(number)
             holder = self._holders.pop(number, None)
             if holder is not None:
-                holder.release()
+                holder.close()
             self._named.pop(self._names.pop(number, None), None)
             if isinstance(act, Call):
                 for key in act.array_keys():
@@ -82,14 +82,14 @@ class Book:
             else:
                 self._forgotten.append(number)
 
-    def release(self, keys: Sequence[int]) -> None:
-        """Arrays are gone, or lie elsewhere now: drop what refers to them."""
+    def forget_arrays(self, keys: Sequence[int]) -> None:
+        """Forget acts that refer to arrays which are gone or have moved."""
         for key in keys:
             self.forget(tuple(self._users.get(key, ())))
         self._forgotten_arrays += keys
 
-    def drop_function(self, function_id: int) -> None:
-        """The user has let go of a function: nobody will call it any more."""
+    def forget_function(self, function_id: int) -> None:
+        """Forget a function that the program has dropped, and its calls."""
         calls = [
             number
             for number, act in self._acts.items()
@@ -98,8 +98,8 @@ class Book:
         self.forget(calls)
         self._forgotten_functions.append(function_id)
 
-    def drop_variables(self, numbers: Sequence[int]) -> None:
-        """Nobody has these shared variables any more: drop what refers to them."""
+    def forget_variables(self, numbers: Sequence[int]) -> None:
+        """Forget shared variables that the program has dropped, and their collectives."""
         gone = set(numbers)
         collectives = [
             number
@@ -110,7 +110,7 @@ class Book:
         self._forgotten_variables += numbers
 
     def extras(self) -> Optional[Extras]:
-        """What the workers have to know before the next order, or None."""
+        """Return what the workers need before the next order; None if that is nothing."""
         if not (
             self._unsent
             or self._forgotten
@@ -128,7 +128,7 @@ class Book:
         )
 
     def sent(self, extras: Extras) -> None:
-        """All ranks have taken these in."""
+        """Note that all ranks have taken these in."""
         del self._forgotten[: len(extras.forget_acts)]
         del self._forgotten_arrays[: len(extras.forget_arrays)]
         del self._forgotten_functions[: len(extras.forget_functions)]
@@ -136,13 +136,13 @@ class Book:
         self._unsent = [number for number in self._unsent if number not in extras.acts]
 
     def failed(self, extras: Optional[Extras]) -> None:
-        """An order with these failed: nobody knows which ranks have taken them in."""
+        """Forget the acts that came with a failed order: some ranks may have taken them in."""
         if extras is not None:
             self._unsent = [number for number in self._unsent if number not in extras.acts]
             self.forget(tuple(extras.acts))
 
     def end(self, steps: Sequence[Step]) -> None:
-        """An order is over: drop what was only for this one, and what is too many."""
+        """After an order, forget the acts that were for it alone, and the oldest beyond `LIMIT`."""
         if self._once:
             self.forget([step.number for step in steps if step.number in self._once])
         if len(self._acts) > LIMIT:

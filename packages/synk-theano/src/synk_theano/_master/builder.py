@@ -1,4 +1,4 @@
-"""Functions as the master holds them: it builds them, and their further forms when needed."""
+"""Compiles functions in the master, and further forms of them on demand."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ from synk_theano._graph.leaves import new_row_share, replicated_updates
 from synk_theano._graph.reduce_op import reductions_of
 from synk_theano._graph.spec import FunctionSpec, unnamed
 from synk_theano._rank.functions import LoadedFunction
-from synk_theano._rank.rank import Rank
+from synk_theano._rank.workplace import Workplace
 from synk_theano._wire.messages import PLAIN, Form, Recipe
 
 
 class Builder:
-    """Compiles functions into the master's rank, and numbers them and their variables.
+    """Compiles functions in the master, and numbers them and their variables.
 
     Args:
-        rank: the master's.
-        specs: where those of functions are kept, by number.
-        track: shows work that takes long.
+        here: the master.
+        specs: filled with those of functions, by number.
+        track: shows progress of long work.
     """
 
     def __init__(
         self,
-        rank: Rank,
+        here: Workplace,
         specs: Dict[int, FunctionSpec],
         track: Callable[[str], ContextManager[Any]],
     ) -> None:
-        self._rank = rank
+        self._here = here
         self._specs = specs
         self._numbers = itertools.count()
         self._track = track
         self._row_share: Any = None
 
     def compile(self, spec: FunctionSpec) -> Tuple[FunctionSpec, Any]:
-        """Build the plain form; return the spec with Theano's default updates, and what it runs."""
+        """Compile the plain form; return the spec with Theano's default updates, and that form."""
         plain = self._compile(spec, PLAIN)
         check_sliceable(spec, plain)
         return with_default_updates(spec, plain), plain
 
     def enter(self, spec: FunctionSpec, plain: Any) -> int:
-        """Number a function; the caller has the turn."""
+        """Number a function; the caller holds the lock."""
         function_id = next(self._numbers)
         self._register_variables(plain)
         loaded = LoadedFunction(self._recipe(spec, function_id, plain))
         loaded.forms[PLAIN] = plain
-        self._rank.functions[function_id] = loaded
+        self._here.functions[function_id] = loaded
         self._specs[function_id] = spec
         return function_id
 
-    def let_go(self, function_id: int) -> None:
-        """Nobody has a function any more."""
+    def forget(self, function_id: int) -> None:
+        """Forget a function that the program has dropped."""
         self._specs.pop(function_id, None)
 
     def require_form(self, function_id: int, form: Form) -> None:
-        """Have `form` of a function in the master; the caller has the turn.
+        """Compile `form` of a function unless it exists; the caller holds the lock.
 
-        There is no rowless form where there is nothing for it to do.
+        A rowless form without updates is left out.
         """
-        loaded, spec = self._rank.functions[function_id], self._specs[function_id]
+        loaded, spec = self._here.functions[function_id], self._specs[function_id]
         if form in loaded.forms:
             return
         if form.rowless:
@@ -84,19 +84,19 @@ class Builder:
         return self._row_share
 
     def _compile(self, spec: FunctionSpec, form: Form) -> Any:
-        self._rank.device.enter()
+        self._here.device.enter()
         name, began = spec.name or "function", perf_counter()
         with self._track(f"compiling {name!r}"):
-            compiled = compile_form(spec, form, self._rank.device.is_gpu, self._rank.journal.on)
-        self._rank.recorder.add("compile", name, began, perf_counter())
+            compiled = compile_form(spec, form, self._here.device.is_gpu, self._here.journal.on)
+        self._here.recorder.add("compile", name, began, perf_counter())
         return compiled
 
     def _register_variables(self, compiled: Any) -> None:
         for variable in compiled.get_shared():
-            self._rank.registry.number_of(variable)
+            self._here.registry.number_of(variable)
 
     def _recipe(self, spec: FunctionSpec, function_id: int, plain: Any) -> Recipe:
-        number_of = self._rank.registry.number_of
+        number_of = self._here.registry.number_of
         return Recipe(
             function_id=function_id,
             name=spec.name or unnamed(function_id),
@@ -109,7 +109,7 @@ class Builder:
                 for variable in plain.get_shared()
                 if getattr(variable.tag, "synk_row_share", False)
             ),
-            # Else there is no graph to be walked for it.
+            # Without reductions there is no need to walk the graph.
             replicated=tuple((number_of(target), op) for target, op in replicated_updates(spec))
             if reductions_of(plain)
             else (),

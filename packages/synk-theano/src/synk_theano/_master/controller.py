@@ -21,56 +21,49 @@ from synk_theano._graph.devices.assignment import Ranks, take
 from synk_theano._rank.rank import Rank
 from synk_theano._text import text_of
 from synk_theano._watch.flight import WORDS, Flight
-from synk_theano._wire.messages import Call, Collective, Join, Order, Step, Stop
+from synk_theano._wire.messages import Call, Collective, Join, Order, Settings, Step, Stop
 from synk_theano._wire.orders import STEPS_IN_LINE
 from synk_theano._workers.blackbox import BlackBox
 from synk_theano._workers.interrupts import LATER, Interrupts
+from synk_theano._workers.pool import start_workers
 from synk_theano._workers.processes import Keeper
 from synk_theano._workers.stalls import StallWatch
-from synk_theano._workers.starting import start_workers
 from synk_theano.exceptions import Closed, InputValueError, Interrupted, SynkError, WorkerDied
 
-from .acts import Book
+from .acts import ActTable
 from .failures import add_note, mismatch, worker_failed
-from .garbage import Releases
-from .lock import Turn
+from .garbage import Garbage
+from .lock import OrderLock
 from .replicas import Replicas
 from .store import DataStore
 
 TELL_TIMEOUT_S = 0.5
-"""For workers that are to stop, to listen: idle ones do at once."""
+"""Seconds for workers to take the order to stop: idle ones do at once."""
 
 _CAN_BE_UNDONE = (Call, Collective)
 
 FAILURE_TIMEOUT_S = 0.05
-"""For what workers have said already."""
+"""Seconds to read failures that workers have reported already."""
 
 
 class Controller:
     """The master's rank, its workers and the group that connects them.
 
     Args:
-        ranks: how many there are, and where they compute.
+        ranks: their number and devices.
         master: the rank of this process.
-        backend: "shm" or "zmq".
-        timeout_s: seconds that a rank waits for the others inside a collective.
-        stall_s: seconds of waiting after which to tell for whom.
-        atomic: undo what an order changed if any rank fails.
-        profile: have each worker write a profile.
+        settings: of the runtime.
         report: takes lines of progress.
         store: the arrays in shared memory that orders refer to.
-        reseed: give each worker's random streams a seed of their own.
-        on_end: called when all has ended.
-        nccl: whether collectives of devices go through NCCL.
-        record: have all ranks record spans of time from the start.
+        on_end: called at the end of all.
 
     Attributes:
         rank: the master's.
-        book: the acts that orders are made of.
-        turn: held while something is staged and performed.
+        acts: numbers the acts that orders are made of.
+        lock: held while acts are staged and performed.
         times: seconds that each rank computed in the last order, by act and rank.
-        releases: what the program has let go of.
-        replicas: what is known of variables whose values may not be the same on all ranks.
+        garbage: forgets what the program has dropped.
+        replicas: notices variables whose values may differ between ranks.
 
     Returns at once; workers start in the background.
     """
@@ -79,18 +72,11 @@ class Controller:
         self,
         ranks: Ranks,
         master: int,
+        settings: Settings,
         *,
-        backend: str,
-        timeout_s: float,
-        stall_s: float,
-        atomic: bool,
-        profile: bool,
         report: Callable[[str], None],
         store: DataStore,
-        reseed: bool,
         on_end: Callable[[], None],
-        nccl: bool,
-        record: bool,
     ) -> None:
         size = ranks.size
         with contextlib.ExitStack() as undo:
@@ -101,14 +87,14 @@ class Controller:
             what, words = "the flight record", (WORDS * size,)
             room, flight_ref = store.room(("flight",), np.dtype(np.int64), words, what)
             room[...] = 0
-            self.rank = Rank(master, size, master, flight=Flight(room, master), atomic=atomic)
+            self.rank = Rank(master, size, master, settings, flight=Flight(room, master))
             self._box = BlackBox(room, size, master, self.rank.functions)
-            self.replicas = Replicas(self.rank, atomic, not reseed)
+            self.replicas = Replicas(self.rank, settings)
             self._ranks = ranks
-            self.book = Book()
-            self.turn = Turn()
-            self.releases = Releases(self.rank, self.book, store, self.replicas)
-            self._timeout_s, self._on_end, self._report = timeout_s, on_end, report
+            self.acts = ActTable()
+            self.lock = OrderLock()
+            self.garbage = Garbage(self.rank, self.acts, store, self.replicas)
+            self._settings, self._on_end, self._report = settings, on_end, report
             self._store = store
             steps = (STEPS_IN_LINE * size,)
             times, times_ref = store.room(("times",), np.dtype(float), steps, "times of steps")
@@ -117,27 +103,18 @@ class Controller:
             self._serials = itertools.count(1)
             self._threads = environment.ThreadLimit(size)
             environment.keep_freed_memory()
-            self._joined = self._released = False
+            self._joined = self._ended = False
             self._closed: Optional[str] = None
             self._owner = os.getpid()
-            self._group = synk_comm.create_group(size, backend) if size > 1 else None
+            self._group = synk_comm.create_group(size, settings.backend) if size > 1 else None
             if self._group is not None:
                 undo.callback(self._group.discard)
             self._pool = start_workers(
-                self.rank,
-                ranks.devices,
-                self._group,
-                times=times_ref,
-                flight=flight_ref,
-                profile=profile,
-                reseed=reseed,
-                nccl=nccl,
-                record=record,
-                keeper=keeper,
+                self.rank, settings, ranks.devices, self._group, times_ref, flight_ref, keeper
             )
             undo.pop_all()
         self._pids = [*self._pool.pids[:master], self._owner, *self._pool.pids[master:]]
-        self._stalls = StallWatch(self._box, master, self._pool.stacks, stall_s)
+        self._stalls = StallWatch(self._box, master, self._pool.stacks, settings.stall_s)
         self._interrupts = Interrupts(
             self.rank, self._box.flights, lambda: self._pool.pids, self._box.look
         )
@@ -145,7 +122,7 @@ class Controller:
         atexit.register(self.close)
         try:
             # At the same time as the workers take theirs.
-            self.rank.device = take(ranks.devices[master] if ranks.devices else None, nccl)
+            self.rank.device = take(ranks.devices[master] if ranks.devices else None, settings.nccl)
         except BaseException as error:
             self._end(f"{type(error).__name__} at its start")
             raise
@@ -210,7 +187,7 @@ class Controller:
             self._pool.wait_ready(tick=lambda _late: self._stalls.check())
             self._pool.send(pickle.dumps(Join()), "starting")
             ticket = None if self._group is None else self._group.ticket(self.rank.rank)
-            self.rank.join(ticket, self._timeout_s, self._watch)
+            self.rank.join(ticket, self._settings.timeout_s, self._watch)
         except BaseException as error:
             self._fail_start(error)
             raise
@@ -220,42 +197,42 @@ class Controller:
         self._report(f"Synkhronos: {self._ranks.noun} initialized, master rank: {self.rank.master}")
 
     def run(self, steps: List[Step], timeout_s: Optional[float] = None) -> List[Any]:
-        """Have all ranks perform these acts; blocks until they have. The caller has the turn.
+        """Have all ranks perform these acts; blocks until they have. The caller holds the lock.
 
         Args:
-            timeout_s: wait so long at most until all listen; None takes the communicator's own.
+            timeout_s: seconds until all ranks have taken the order; None for the communicator's.
 
         Returns:
-            What each act gives.
+            The result of each act.
 
         Raises:
             WorkerFailed: user code raised on a worker; all goes on.
             WorkerDied: a worker process is gone; everything is closed.
             WorkerStalled: a worker took too long; everything is closed.
-            ReplicasDiffer: nothing was done, because ranks may have different values.
-            Exception: what user code raised in the master.
+            ReplicasDiffer: ranks may have different values; nothing was done.
+            Exception: user code raised it in the master.
             KeyboardInterrupt: nothing was done.
         """
         self.require_open()
         LATER.at_the_next_chance()
         self.await_workers()
-        acts = [self.book.get(step.number) for step in steps]
+        acts = [self.acts.get(step.number) for step in steps]
         self.replicas.require_equal(acts)
         self._threads.apply()
         extras = None
         self._box.begin()
         self._stalls.begin()
-        # What interrupts anywhere in here leaves nothing half sent, and the turn free.
+        # An interrupt anywhere in here leaves nothing half sent, and the lock free.
         try:
-            self.turn.running = True
-            extras = self.book.extras()
+            self.lock.running = True
+            extras = self.acts.extras()
             order = Order(next(self._serials), steps, extras)
             self._interrupts.begin(order.serial)
-            results = self.rank.perform(order, self.turn.began, timeout_s)
+            results = self.rank.perform(order, self.lock.began, timeout_s)
             struck = self._interrupts.finish()
             if extras is not None:
                 sent, extras = extras, None
-                self.book.sent(sent)
+                self.acts.sent(sent)
             if struck and self.rank.journal.on and all(isinstance(a, _CAN_BE_UNDONE) for a in acts):
                 self.rank.take_back(KeyboardInterrupt())
             self.replicas.done(acts)
@@ -269,12 +246,12 @@ class Controller:
             finally:
                 if self._closed is None:
                     self.replicas.failed(acts)
-                self.book.failed(extras)
+                self.acts.failed(extras)
             self._log(error)
             raise
         finally:
-            self.turn.running = False
-            self.book.end(steps)
+            self.lock.running = False
+            self.acts.end(steps)
         if self._interrupts.end():
             LATER.put_off()
         return results or []
@@ -354,7 +331,7 @@ class Controller:
 
     def close(self) -> None:
         """Stop the workers and free what they hold. Idempotent; returns within seconds."""
-        if self._released or self.is_foreign:
+        if self._ended or self.is_foreign:
             return
         was_open, self._closed = self._closed is None, self._closed or "by close()"
         LATER.leaving = False  # no order's result is under way any more
@@ -363,13 +340,13 @@ class Controller:
                 self._tell_to_stop()
             self._pool.stop()
         finally:
-            self._release()
+            self._free()
 
     def _tell_to_stop(self) -> None:
         """Tell the workers to stop, if they listen; they also stop when their channel ends."""
-        if self._joined and self.rank.in_step and not self.turn.running:
-            number = self.book.enter(Stop())
-            order = Order(next(self._serials), [Step(number)], self.book.extras())
+        if self._joined and self.rank.in_step and not self.lock.running:
+            number = self.acts.enter(Stop())
+            order = Order(next(self._serials), [Step(number)], self.acts.extras())
             self._stalls.begin()
             with contextlib.suppress(synk_comm.CommError, WorkerDied):
                 self.rank.tell(order, TELL_TIMEOUT_S)
@@ -380,21 +357,21 @@ class Controller:
         try:
             self._pool.kill()
         finally:
-            self._release()
+            self._free()
 
-    def _release(self) -> None:
+    def _free(self) -> None:
         self._pool.kill()
         self._interrupts.restore()
         self.times.release()
         self._box.release()
-        self.replicas.clear()
+        self.replicas.close()
         self.rank.close()
         if self._group is not None:
             # Ranks that never joined have left what they would have removed.
             self._group.close() if self._joined else self._group.discard()
-        self._store.clear()
+        self._store.close()
         self._pool.dismiss_keeper()
         self._on_end()
         self._threads.restore()
-        self._released = True
+        self._ended = True
         atexit.unregister(self.close)

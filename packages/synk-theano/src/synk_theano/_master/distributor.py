@@ -1,4 +1,4 @@
-"""What the workers have already, and the message that brings them the rest."""
+"""Sends functions and variables to the workers, and remembers which ones they have."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Callable, Iterable, List, Set, Tuple
 import numpy as np
 
 from synk_theano._graph.transfer.pickling import dumps
-from synk_theano._rank.payload import pack
-from synk_theano._rank.rank import Rank
+from synk_theano._rank.distribute import pack
+from synk_theano._rank.workplace import Workplace
 from synk_theano._wire.messages import Distribute, Form
 from synk_theano.exceptions import SpecError
 
@@ -19,23 +19,23 @@ class Distributor:
     """Sends new shared variables, functions and compiled forms; each only once.
 
     Args:
-        rank: the master's.
-        run: has all ranks perform a command.
-        store: where the message lies on its way.
-        look: notices what nobody has any more; `run` does not.
+        here: the master.
+        run: has all ranks perform an act.
+        store: holds the message.
+        collect: forgets what the program has dropped; `run` does not.
     """
 
     def __init__(
         self,
-        rank: Rank,
+        here: Workplace,
         run: Callable[[Distribute], Any],
         store: DataStore,
-        look: Callable[[], None],
+        collect: Callable[[], None],
     ) -> None:
-        self._rank = rank
+        self._here = here
         self._run = run
         self._store = store
-        self._look = look
+        self._collect = collect
         self._variables = 0
         self._forms: Set[Tuple[int, Form]] = set()
 
@@ -45,29 +45,29 @@ class Distributor:
 
     def has_all_variables(self) -> bool:
         """Whether the workers have every variable of the registry."""
-        return self._variables == self._rank.registry.end
+        return self._variables == self._here.registry.end
 
-    def let_go(self, function_id: int) -> None:
-        """Nobody has a function any more."""
+    def forget(self, function_id: int) -> None:
+        """Forget a function that the program has dropped."""
         self._forms = {(number, form) for number, form in self._forms if number != function_id}
 
     def send_all(self) -> None:
         """Send every function and variable that the workers do not have yet."""
-        self.send(self._rank.functions)
+        self.send(self._here.functions)
 
     def send(self, function_ids: Iterable[int] = ()) -> None:
         """Send these functions, with the forms that the workers lack, and all new variables.
 
-        Blocks until the workers have them. If it fails, nothing counts as sent, and the workers
-        have kept nothing of it; other functions can still be sent.
+        Blocks until the workers have them. If that fails, nothing counts as sent, the workers keep
+        nothing of it, and other functions can still be sent.
 
         Raises:
-            SpecError: something that a function uses cannot be pickled.
+            SpecError: a function uses an object that cannot be pickled.
             WorkerFailed: a worker cannot build a function.
         """
-        # What went with the order that forgets it would stay on the workers.
-        self._look()
-        functions = {number: self._rank.functions[number] for number in function_ids}
+        # A function sent with the order that forgets it would stay on the workers.
+        self._collect()
+        functions = {number: self._here.functions[number] for number in function_ids}
         forms = [
             (number, form, compiled)
             for number, loaded in functions.items()
@@ -76,11 +76,11 @@ class Distributor:
         ]
         known = {number for number, _ in self._forms}
         recipes = [loaded.recipe for number, loaded in functions.items() if number not in known]
-        if self._rank.size > 1 and (forms or not self.has_all_variables()):
-            # Functions first: pickling them can bring variables to light.
+        if self._here.size > 1 and (forms or not self.has_all_variables()):
+            # Functions first: pickling them can reveal new variables.
             names = ", ".join(repr(recipe.name) for recipe in recipes)
             pickled_functions = self._pickle((recipes, forms), names)
-            records = self._rank.registry.records(self._variables)
+            records = self._here.registry.records(self._variables)
             names = ", ".join(
                 repr(record.name or "a variable without a name") for record in records
             )
@@ -90,12 +90,12 @@ class Distributor:
             for start, stop, part in parts:
                 payload.data[start:stop] = np.frombuffer(part, np.uint8)
             self._run(Distribute(self._store.ref(payload), variables, compiled))
-        self._variables = self._rank.registry.end
+        self._variables = self._here.registry.end
         self._forms.update((number, form) for number, form, _ in forms)
 
     def _pickle(self, content: Any, what: str) -> Tuple[bytes, List[memoryview]]:
         try:
-            return dumps(content, self._rank.registry)
+            return dumps(content, self._here.registry)
         except Exception as error:
             raise SpecError(
                 f"cannot send {what} to the workers: something in it cannot be pickled "

@@ -1,7 +1,7 @@
-"""What the program has let go of: functions, arrays and shared variables, on all ranks.
+"""Forgets functions, arrays and shared variables on all ranks, once the program has dropped them.
 
-It is told in deques, at any time and by any thread. What is to be forgotten goes with the next
-order.
+Weak references put them into queues, at any time and from any thread. The workers forget them with
+the next order.
 """
 
 from __future__ import annotations
@@ -9,36 +9,38 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Callable, Deque, Dict
 
-from synk_theano._rank.rank import Rank
+from synk_theano._rank.workplace import Workplace
 from synk_theano._weakqueue import Farewell
 
-from .acts import Book
+from .acts import ActTable
 from .replicas import Replicas
 from .store import DataStore
 
 LINGERING_ORDERS = 2
-"""So many orders later nobody here has what a function had: acts are forgotten with the first, and
-what the journal keeps with the one after it."""
+"""Orders until the master itself has dropped a function's variables: acts are forgotten with the
+first, and the journal's values with the second."""
 
 
-class Releases:
-    """Looks at what is of no more use.
+class Garbage:
+    """Collects what the program has dropped.
 
     Args:
-        rank: the master's.
-        book: of acts; it has the workers forget.
+        here: the master.
+        acts: has the workers forget.
         store: of arrays.
-        replicas: what is known of the variables' values.
+        replicas: of variables.
 
     Attributes:
-        on_function: called with the number of each function that nobody has any more.
+        on_function: called with the number of each function that was dropped.
     """
 
-    def __init__(self, rank: Rank, book: Book, store: DataStore, replicas: Replicas) -> None:
+    def __init__(
+        self, here: Workplace, acts: ActTable, store: DataStore, replicas: Replicas
+    ) -> None:
         self.on_function: Callable[[int], None] = lambda _number: None
-        self._rank = rank
-        self._registry = rank.registry
-        self._book = book
+        self._here = here
+        self._registry = here.registry
+        self._acts = acts
         self._store = store
         self._replicas = replicas
         self._functions: Dict[int, Farewell] = {}
@@ -46,50 +48,50 @@ class Releases:
         self._lingers_until = -1
 
     def watch(self, function: Any, number: int) -> None:
-        """Notice when nobody has a function any more."""
+        """Forget a function once the program has dropped it."""
         self._functions[number] = Farewell(function, self._gone, number)
 
-    def look(self) -> None:
-        """Have everybody forget what is gone, or lies elsewhere; the caller has the turn.
+    def collect(self) -> None:
+        """Forget what is gone, and acts whose arrays have moved; the caller holds the lock.
 
-        Before anything is staged: an older act may refer to where it goes.
+        To be called before staging: an older act may refer to the same room.
         """
         if self._gone or self._registry.left or self._store.released or self._lingers():
-            self._look()
+            self._collect()
 
     def _lingers(self) -> bool:
-        """Whether what something that is gone has had may still be kept here."""
-        return self._rank.serial <= self._lingers_until
+        """Whether the master may still hold variables of something that is gone."""
+        return self._here.serial <= self._lingers_until
 
-    def _look(self) -> None:
-        # What is removed from the deques is so last: after an interrupt it is looked at once more.
+    def _collect(self) -> None:
+        # Removed from the queues last: after an interrupt it is handled once more.
         if self._gone or self._registry.left:
-            self._lingers_until = self._rank.serial + LINGERING_ORDERS
+            self._lingers_until = self._here.serial + LINGERING_ORDERS
         while self._gone:
-            self._drop_function(self._gone[0].number)
+            self._forget_function(self._gone[0].number)
             self._gone.popleft()
         if self._store.released:
             keys = self._store.released_keys()
-            self._book.release(keys)
+            self._acts.forget_arrays(keys)
             self._store.forget(keys)
         if self._lingers():
-            self._drop_variables()
+            self._forget_variables()
 
-    def _drop_function(self, number: int) -> None:
+    def _forget_function(self, number: int) -> None:
         self.on_function(number)
-        self._book.drop_function(number)
-        self._store.drop(number)
-        self._replicas.drop_function(number)
-        loaded = self._rank.functions.pop(number, None)
+        self._acts.forget_function(number)
+        self._store.forget_function(number)
+        self._replicas.forget_function(number)
+        loaded = self._here.functions.pop(number, None)
         if loaded is not None:
             for form in loaded.forms.values():
                 self._registry.watch(form)
         self._functions.pop(number, None)
 
-    def _drop_variables(self) -> None:
+    def _forget_variables(self) -> None:
         count = len(self._registry.left)
         numbers = self._registry.unused()
-        self._replicas.drop_variables(numbers)
-        self._book.drop_variables(numbers)
+        self._replicas.forget_variables(numbers)
+        self._acts.forget_variables(numbers)
         self._registry.let_go(numbers)
         self._registry.looked_at(count)

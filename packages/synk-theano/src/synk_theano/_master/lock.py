@@ -1,4 +1,4 @@
-"""Whose turn it is: one order at a time, and none within another."""
+"""The lock of a runtime: one order at a time, and none within another."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from synk_theano.exceptions import NestedCall
 _RLock: Any = _thread.RLock
 
 
-class Turn(_RLock):  # type: ignore[misc] # Any, because some versions' stubs are final
+class OrderLock(_RLock):  # type: ignore[misc] # Any, because some versions' stubs are final
     """A lock around staging and performing. Other threads wait for it.
 
     The thread that holds it cannot take it again: that would be a call from inside a computation,
     or from a signal handler, which would write into the memory that the outer one has prepared.
 
-    It is left in C, as plain locks are: Ctrl-C comes before that or after, and nobody stays inside.
+    Its release is written in C, as plain locks' is: Ctrl-C comes before or after it.
 
     Attributes:
         running: whether an order is being performed.
-        several: the holder does several calls one after the other, as `verify()` does.
-        began: when the turn was taken, or the latest of several calls began, in seconds of
+        several: the holder makes several calls one after the other, as `verify()` does.
+        began: when the lock was taken, or the latest of several calls began, in seconds of
             `time.perf_counter`.
     """
 
@@ -43,7 +43,7 @@ class Turn(_RLock):  # type: ignore[misc] # Any, because some versions' stubs ar
             self.acquire()
             if not nested or self.several:
                 self.began = perf_counter()
-        except BaseException:  # a signal: nobody will leave
+        except BaseException:  # a signal: `__exit__` will not run
             if not nested and self._is_owned():
                 self.release()
             raise

@@ -1,36 +1,33 @@
-"""What the master knows of variables that may not have the same value on all ranks."""
+"""Notices variables whose values may differ between ranks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from numpy.random import RandomState
 
 from synk_theano._graph.leaves import is_random_state, is_row_share
 from synk_theano._graph.shared import Storage, value_of
 from synk_theano._graph.values import is_array, on_host
+from synk_theano._rank.workplace import Workplace
 from synk_theano._warn import warn_user
-from synk_theano._wire.messages import PLAIN, Act, Call, Collective, Distribute
+from synk_theano._wire.messages import PLAIN, Act, Call, Collective, Distribute, Settings
 from synk_theano.exceptions import ReplicasDiffer, ReplicaWarning
-
-if TYPE_CHECKING:
-    from synk_theano._rank.rank import Rank
 
 _LOOKS = frozenset({"broadcast", "get_value", "gather", "get_shapes", "get_digests"})
 """Collectives that mend a difference, or show it."""
 
 
 class Replicas:
-    """Looks at orders before they are given, and after.
+    """Checks orders before and after they are performed.
 
     Args:
-        rank: the master's.
-        atomic: a failed order has changed nothing.
-        same_streams: random streams are the same on all ranks.
+        here: the master.
+        settings: of the runtime.
 
     Attributes:
-        on: whether a value that was changed behind the runtime's back is told.
-        note: what to say of a failure that was not atomic.
+        on: whether to warn of values that the program has changed in the master alone.
+        note: added to the message of a failure that was not atomic.
     """
 
     note = (
@@ -38,22 +35,22 @@ class Replicas:
         "differ now. Use broadcast(), or fork(atomic=True).\n"
     )
 
-    def __init__(self, rank: Rank, atomic: bool, same_streams: bool) -> None:
+    def __init__(self, here: Workplace, settings: Settings) -> None:
         self.on = True
-        self._registry = rank.registry
-        self._functions = rank.functions
-        self._is_alone = rank.size == 1
-        self._atomic = atomic or self._is_alone
-        self._same_streams = same_streams
+        self._registry = here.registry
+        self._functions = here.functions
+        self._is_alone = here.size == 1
+        self._atomic = settings.atomic or self._is_alone
+        self._same_streams = not settings.reseeds
         self._differ: Set[int] = set()
         self._seen: Dict[int, Any] = {}
         self._uses: Dict[int, List[Tuple[int, Storage]]] = {}
 
     def require_equal(self, acts: Sequence[Optional[Act]]) -> None:
-        """Look at what an order will use, before it is given.
+        """Check the variables of an order before it is given.
 
         Raises:
-            ReplicasDiffer: after a failure ranks may have different values of it.
+            ReplicasDiffer: after a failure, ranks may have different values of some.
         """
         if self._differ:
             self._require_all(acts)
@@ -68,11 +65,11 @@ class Replicas:
                         break
 
     def done(self, acts: Sequence[Optional[Act]]) -> None:
-        """An order has been performed by all ranks."""
+        """Note that all ranks have performed an order."""
         seen = self._seen
         for act in acts:
             if isinstance(act, Call):
-                # Operations may change variables that are no updates.
+                # Operations may change variables without an update.
                 for number, storage in self._use(act.function_id):
                     seen[number] = storage[0]
             elif isinstance(act, Collective):
@@ -84,34 +81,34 @@ class Replicas:
                 self._see([n for n in self._registry.variables if n not in known])
 
     def failed(self, acts: Sequence[Optional[Act]]) -> None:
-        """An order has failed on some rank."""
+        """Note that an order has failed on some rank."""
         if self._atomic:
             return
         for act in acts:
             if isinstance(act, Call):
                 self._differ.update(self._functions[act.function_id].recipe.updated)
-                if self._same_streams:  # that a number is drawn is no update that the recipe names
+                if self._same_streams:  # drawing a number is no update of the recipe
                     self._differ.update(self._states(act.function_id))
                 self._see(number for number, _ in self._use(act.function_id))
             elif isinstance(act, Collective) and act.kind not in _LOOKS - {"broadcast"}:
                 self._differ.update(act.variables)
 
     def see_all(self) -> None:
-        """Take all values as they are now for known."""
+        """Remember all values as they are now."""
         self._see(list(self._seen))
 
-    def drop_function(self, number: int) -> None:
-        """Nobody has a function any more."""
+    def forget_function(self, number: int) -> None:
+        """Forget a function that the program has dropped."""
         self._uses.pop(number, None)
 
-    def drop_variables(self, numbers: Iterable[int]) -> None:
-        """Nobody has these shared variables any more."""
+    def forget_variables(self, numbers: Iterable[int]) -> None:
+        """Forget shared variables that the program has dropped."""
         for number in numbers:
             self._seen.pop(number, None)
             self._differ.discard(number)
 
-    def clear(self) -> None:
-        """Forget everything: the runtime has ended."""
+    def close(self) -> None:
+        """Drop everything: the runtime has ended."""
         self._differ.clear()
         self._seen.clear()
         self._uses.clear()
@@ -126,7 +123,7 @@ class Replicas:
                 self._require(used, mended, f"function {self._name(act)!r}")
             elif isinstance(act, Collective):
                 if act.kind == "broadcast":
-                    # What comes after it in the same order may use the variables.
+                    # Later acts of the same order may use the variables.
                     mended.update(act.variables)
                 elif act.kind not in _LOOKS:
                     self._require(act.variables, mended, f"{act.kind}()")
@@ -150,14 +147,14 @@ class Replicas:
             )
 
     def _tell_of_changes(self, act: Call) -> None:
-        """Warn of values that the master alone has: it was not the runtime that set them."""
+        """Warn of values that the program has set in the master alone."""
         seen, registry = self._seen, self._registry
         changed = [
             number
             for number, storage in self._use(act.function_id)
             if number in seen and seen[number] is not storage[0]
         ]
-        # The value of before is no news, as after a look at what `as_theano()` makes of it.
+        # An equal value is no change, as after `as_theano()` and the old value again.
         news = [n for n in changed if not _same(seen[n], value_of(registry[n]))]
         self._see(changed)
         if not news:
@@ -178,8 +175,7 @@ class Replicas:
             seen[number] = registry[number].container.storage[0]
 
     def _use(self, function_id: int) -> List[Tuple[int, Storage]]:
-        """The variables that a function uses and that ought to be alike on all ranks: their
-        numbers, and where their values lie."""
+        """Return number and storage of the variables of a function that ranks have in common."""
         use = self._uses.get(function_id)
         if use is None:
             loaded = self._functions[function_id]
@@ -191,7 +187,7 @@ class Replicas:
         return use
 
     def _states(self, function_id: int) -> List[int]:
-        """The numbers of the random states that a function uses."""
+        """Return the numbers of the random states that a function uses."""
         shared = self._functions[function_id].forms[PLAIN].get_shared()
         return [self._registry.number_of(v) for v in shared if is_random_state(v)]
 

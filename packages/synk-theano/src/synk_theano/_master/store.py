@@ -1,4 +1,4 @@
-"""The runtime's `Data`: made here, and reused for arrays that calls bring."""
+"""The `Data` of a runtime: the user's, and rooms for the arrays of calls."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from synk_theano.exceptions import InputTypeError
 
 
 class DataStore:
-    """Makes `Data`, and remembers which of them are gone, so that workers drop their mappings.
+    """Makes `Data`, and collects the keys of those that are gone, for workers to unmap.
 
     Args:
-        named: whether arrays have names; without workers nobody needs them.
+        named: whether segments have names; without workers they need none.
 
     Attributes:
-        released: of `Data` that lie elsewhere the keys, and the farewells of those that are gone,
+        released: keys of `Data` that have moved, and the weak references of those that are gone,
             oldest first. It grows at any time and in any thread.
     """
 
@@ -74,7 +74,7 @@ class DataStore:
         return data
 
     def ref(self, data: Data) -> ArrayRef:
-        """Where the workers find it, whichever runtime it is from."""
+        """Return where the workers find a `Data`, whichever runtime has made it."""
         if data.key not in self._watched:
             self._watch(data)
         return data._ref()
@@ -86,38 +86,38 @@ class DataStore:
     def room(
         self, slot: Tuple[Any, ...], dtype: np.dtype, shape: Tuple[int, ...], what: str
     ) -> Tuple[np.ndarray, ArrayRef]:
-        """An array in shared memory that is reused for `slot`, and where the workers find it.
+        """Return an array in shared memory, reused for `slot`, and where the workers find it.
 
         Args:
-            what: it is, in words.
+            what: its name in errors.
         """
         data = self._staged.get(slot)
         if data is None or data.dtype != dtype or data.ndim != len(shape):
             data = self._staged[slot] = self.make(dtype=dtype, ndim=len(shape))
         return data._room(shape, what), self.ref(data)
 
-    def drop(self, function_id: int) -> None:
-        """Free what was staged for a function."""
+    def forget_function(self, function_id: int) -> None:
+        """Free the rooms of a function."""
         for slot in [slot for slot in self._staged if slot[0] == function_id]:
             del self._staged[slot]
 
     def released_keys(self) -> Tuple[int, ...]:
-        """The keys of what was released up to now."""
-        # Not by iterating: more may come meanwhile.
+        """Return the keys released up to now."""
+        # By position: more may come meanwhile.
         several = [self.released[place] for place in range(len(self.released))]
         return tuple(one.number if isinstance(one, Farewell) else one for one in several)
 
     def forget(self, keys: Sequence[int]) -> None:
-        """These keys, the first that were released, have been dealt with."""
+        """Forget these keys, the oldest of those released."""
         for key in keys:
             if isinstance(self.released[0], Farewell):
                 self._watched.pop(key, None)
             self.released.popleft()
 
-    def clear(self) -> None:
-        """Free what was staged."""
+    def close(self) -> None:
+        """Free the rooms."""
         for data in self._staged.values():
-            # An error that the user keeps may keep the memory, but nobody shall find it any more.
+            # An error that the user keeps may keep the memory; without a name nobody finds it.
             if synk_shm.is_shared(data.data):
                 synk_shm.unlink(data.data, missing_ok=True)
         self._staged.clear()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,12 +27,9 @@ from synk_theano.exceptions import InputValueError, SynkError
 
 from .collect import collect, collect_on_device, require_own_result
 from .finite.execution import Execution
-from .functions import LoadedFunction
-from .in_graph import meeting_for
+from .in_graph import reductions_in
 from .slices import Accumulator
-
-if TYPE_CHECKING:
-    from .rank import Rank
+from .workplace import Workplace
 
 # Members of enums are slow to look up in some versions of Python.
 _COPY, _COMPUTE, _SLICE = Phase.COPY, Phase.COMPUTE, Phase.SLICE
@@ -50,32 +47,25 @@ class PreparedCall:
     """A call that this rank has read and can perform again and again.
 
     Args:
-        rank: whose share it is.
-        loaded: the function.
-        call: what to compute.
+        here: this rank.
+        call: the function, and where its inputs lie.
 
     Attributes:
         name: of the function.
-        doing: what this is, in words.
+        doing: the act, in words.
         synchronizes: whether the master has the result only when all ranks have computed.
+        record: kind, subject, rows and bytes, for the flight record.
     """
 
-    def __init__(self, rank: Rank, loaded: LoadedFunction, call: Call) -> None:
-        arrays, device, comm = rank.arrays, rank.device, rank.comm
-        self._rank = rank
-        self._loaded = loaded
-        self._device = device
-        self._recorder = rank.recorder
-        self._flight = rank.flight
-        self._arrays = arrays
-        self._call = call
-        self._registry = rank.registry
+    def __init__(self, here: Workplace, call: Call) -> None:
+        arrays, comm, loaded = here.arrays, here.comm, here.functions[call.function_id]
+        self._here = here
         self._comm = comm
-        self._master = rank.master
-        self._times = rank.times
+        self._call = call
+        self._loaded = loaded
         self._function = loaded.forms[call.form]
-        reductions = loaded.reductions(call.form)
-        self._meeting = meeting_for(reductions, loaded.recipe.replicated, rank)
+        nodes = loaded.reductions(call.form)
+        self._reductions = reductions_in(nodes, loaded.recipe.replicated, here)
         self._scattered = [(arrays.get(item.array), item) for item in call.scattered]
         self._broadcast = [arrays.get(ref) for ref in call.broadcast]
         self._selectors = [(arrays.get(s.array), s.is_slice) for s in call.selectors]
@@ -107,16 +97,16 @@ class PreparedCall:
         for i, array in enumerate(inputs):
             if not self._brought[i]:
                 continue
-            if i < len(self._scattered) and device.wants_buffer(array):
+            if i < len(self._scattered) and here.device.wants_buffer(array):
                 self._copies = True
             elif i >= len(self._scattered) or self._index is None:
-                device.lock(array)
+                here.device.lock(array)
         self._trusting = trusting(self._function, inputs)
-        # What it gives new values: the journal keeps the old ones.
+        # These get new values: the journal keeps the old ones.
         self._changed = changed_by(self._function)
         if call.form.accumulate:
-            self._changed += [self._registry[n].container.storage for n in recipe.updated]
-        self._changed += [self._registry[n].container.storage for n in recipe.row_shares]
+            self._changed += [self._here.registry[n].container.storage for n in recipe.updated]
+        self._changed += [self._here.registry[n].container.storage for n in recipe.row_shares]
         self.name = recipe.name
         self.doing = f"function {recipe.name!r}"
         self.synchronizes = any(op is not None for op in self._ops)
@@ -134,52 +124,52 @@ class PreparedCall:
         Returns:
             On the master the outputs, None elsewhere.
         """
-        counts, rank, recorder = self._counts, self._comm.rank, self._recorder
-        flight = self._flight
-        self._rank.journal.keep(self._changed)
+        here, counts = self._here, self._counts
+        rank, recorder, flight = here.rank, here.recorder, here.flight
+        here.journal.keep(self._changed)
         begin = perf_counter()
         values: Optional[List[Any]]
         selection = None
         if self._selects:
             selection, counts = self._select_rows()
             begin = perf_counter()
-        if self._meeting is not None:
-            self._meeting.begin(counts, self._call.num_slices)
+        if self._reductions is not None:
+            self._reductions.begin(counts, self._call.num_slices)
         if self._whole:
             values = self._compute_whole(origin)
         else:
             compute = self._compute if counts[rank] else self._compute_without_rows
             values = compute(origin, counts, selection)
-        if self._meeting is not None:
+        if self._reductions is not None:
             flight.enter(_COLLECTIVE)
-            self._meeting.finish()
+            self._reductions.finish()
         flight.enter(_REDUCE)
         computed = perf_counter()
-        if place < len(self._times):
-            self._times[place] = computed - begin
+        if place < len(here.times):
+            here.times[place] = computed - begin
         if recorder.on:
             recorder.add("compute", self.name, begin, computed, rows=counts[rank])
         self._loaded.counts = counts
         # A call without rows is the master's alone, whose result counts whole.
         weight = float(counts[rank]) or 1.0
-        if self._device.takes_collectives and all(counts):
-            results = collect_on_device(self._comm, self._master, self._ops, values or [], weight)
+        if here.device.takes_collectives and all(counts):
+            results = collect_on_device(self._comm, here.master, self._ops, values or [], weight)
         else:
             results = [
-                collect(self._comm, self._master, op, None if values is None else values[i], weight)
+                collect(self._comm, here.master, op, None if values is None else values[i], weight)
                 for i, op in enumerate(self._ops)
             ]
         if recorder.on and self.synchronizes:
             recorder.add("reduce", self.name, computed, perf_counter())
-        if rank != self._master:
+        if not here.is_master:
             return None
-        return CallResult(self._device.send(results), counts)
+        return CallResult(here.device.send(results), counts)
 
     def _compute_whole(self, origin: int) -> List[Any]:
         """One execution on views of the inputs, or on excerpts by index."""
         start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
         if origin != self._origin or self._copies:
-            self._flight.enter(_COPY)
+            self._here.flight.enter(_COPY)
             # What interrupts in between leaves no rows that pass for others.
             self._origin = None
             self._arguments = self._inputs(origin, start, stop)
@@ -192,31 +182,31 @@ class PreparedCall:
         self, function: Any, arguments: Sequence[np.ndarray], origin: int, begin: int
     ) -> List[Any]:
         """Run the function on rows of the selection, of which `begin` is the first."""
-        finite, meeting = self._rank.finite[0], self._meeting
+        check, reductions = self._here.check_finite[0], self._reductions
         try:
-            if finite is None:
-                return self._launch(function, arguments, meeting)
+            if check is None:
+                return self._launch(function, arguments, reductions)
             loaded, call, launch = self._loaded, self._call, partial(self._launch, function)
-            about = loaded, call, origin, begin, self._piece, meeting, launch, arguments
-            return finite.run(Execution(*about))
+            about = loaded, call, origin, begin, self._piece, reductions, launch, arguments
+            return check(Execution(*about))
         except Exception as error:
             if self._scattered and not isinstance(error, SynkError):
                 end, total = begin + len(arguments[0]) - 1, sum(self._counts)
-                self._rank.doing = f"{self.doing}, rows {begin} to {end} of the call's {total}"
+                self._here.doing = f"{self.doing}, rows {begin} to {end} of the call's {total}"
             raise
 
-    def _launch(self, function: Any, arguments: Sequence[np.ndarray], meeting: Any) -> List[Any]:
+    def _launch(self, function: Any, arguments: Sequence[np.ndarray], reductions: Any) -> List[Any]:
         try:
             if self._brings:
-                self._flight.enter(_COPY)
-                bring, began = self._device.bring, perf_counter()
+                self._here.flight.enter(_COPY)
+                bring, began = self._here.device.bring, perf_counter()
                 arguments = [bring(a) if b else a for a, b in zip(arguments, self._brought)]
-                self._recorder.add("copy", "to the device", began, perf_counter())
-            self._flight.enter(_SLICE if self._piece else _COMPUTE, self._piece)
-            if meeting is None:
+                self._here.recorder.add("copy", "to the device", began, perf_counter())
+            self._here.flight.enter(_SLICE if self._piece else _COMPUTE, self._piece)
+            if reductions is None:
                 results: List[Any] = function(*arguments)
             else:
-                results = meeting.execute(function, arguments)
+                results = reductions.execute(function, arguments)
         except BaseException:
             # Theano does so only after a success; here it would keep shared memory alive.
             for container in self._function.input_storage[: len(arguments)]:
@@ -224,12 +214,11 @@ class PreparedCall:
             raise
         finally:
             if self._brings:
-                self._device.settle()
+                self._here.device.settle()
         return results
 
-    def release(self) -> None:
-        """Let go of shared memory: others may still hold this object."""
-        self._times = ()
+    def close(self) -> None:
+        """Drop references to shared memory: others may still hold this object."""
         self._scattered = []
         self._broadcast = []
         self._selectors = []
@@ -242,12 +231,12 @@ class PreparedCall:
         Blocks until all ranks know theirs.
         """
         began = perf_counter()
-        self._flight.enter(_COPY)
+        self._here.flight.enter(_COPY)
         selection = self._select()
-        self._flight.enter(_COLLECTIVE)
+        self._here.flight.enter(_COLLECTIVE)
         counts = self._agree_on_rows(selection)
-        require_own_result(self._ops, counts, self._master, self.doing)
-        self._recorder.add("wait", "agree on rows", began, perf_counter())
+        require_own_result(self._ops, counts, self._here.master, self.doing)
+        self._here.recorder.add("wait", "agree on rows", began, perf_counter())
         return selection, counts
 
     def _agree_on_rows(self, selection: Selection) -> Tuple[int, ...]:
@@ -266,7 +255,7 @@ class PreparedCall:
             InputValueError: their lengths differ, or do not fit the scattered inputs' share.
             BatchError: `batch_s` asks for rows that are not there.
         """
-        rank, registry = self._comm.rank, self._registry
+        rank, registry = self._comm.rank, self._here.registry
         named = {
             registry.label(n): value_of(registry[n]).shape[0] for n in self._loaded.recipe.sliceable
         }
@@ -303,8 +292,8 @@ class PreparedCall:
             for i, (start, stop) in enumerate(pieces):
                 began = perf_counter()
                 self._piece = i + 1 if sliced else 0
-                self._flight.enter(_COPY, self._piece)
-                self._rank.heed_interrupt()
+                self._here.flight.enter(_COPY, self._piece)
+                self._here.heed_interrupt()
                 self._set_row_share((stop - start) / total if total else 1.0)
                 values = self._execute(origin, first, start, stop, selection)
                 for accumulator, value in zip(accumulators, values):
@@ -312,7 +301,7 @@ class PreparedCall:
                     accumulator.add(value, stop - start or 1)
                 if sliced:
                     name = f"slice {i + 1} of {len(pieces)}"
-                    self._recorder.add("slice", name, began, perf_counter(), rows=stop - start)
+                    self._here.recorder.add("slice", name, began, perf_counter(), rows=stop - start)
         finally:
             self._piece = 0
             self._set_row_share(1.0)
@@ -321,7 +310,7 @@ class PreparedCall:
         results = [accumulator.result() for accumulator in accumulators]
         n_outputs = len(self._ops)
         for number, value in zip(recipe.updated, results[n_outputs:]):
-            store(self._registry[number], value)
+            store(self._here.registry[number], value)
         return results[:n_outputs]
 
     def _compute_without_rows(
@@ -332,8 +321,8 @@ class PreparedCall:
         If no rank has rows, the master computes outputs on nothing.
         """
         values = None
-        if not any(counts) and self._comm.rank == self._master:
-            keep = copy.copy if self._rank.journal.on else copy.deepcopy
+        if not any(counts) and self._comm.rank == self._here.master:
+            keep = copy.copy if self._here.journal.on else copy.deepcopy
             before = [(storage, keep(storage)[0]) for storage in self._changed]
             try:
                 values = self._compute(origin, counts, selection)
@@ -342,16 +331,16 @@ class PreparedCall:
                     storage[0] = value
         rowless = self._loaded.forms.get(ROWLESS)
         if rowless is not None:
-            self._rank.heed_interrupt()
-            self._flight.enter(_COMPUTE)
+            self._here.heed_interrupt()
+            self._here.flight.enter(_COMPUTE)
             brought = self._brought[len(self._scattered) :]
-            bring = self._device.bring
+            bring = self._here.device.bring
             rowless(*(bring(a) if b else a for a, b in zip(self._broadcast, brought)))
         return values
 
     def _set_row_share(self, share: float) -> None:
         for number in self._loaded.recipe.row_shares:
-            variable = self._registry[number]
+            variable = self._here.registry[number]
             store(variable, np.asarray(share, dtype=variable.dtype))
 
     def _execute(
@@ -370,8 +359,8 @@ class PreparedCall:
         """The arguments for rows ``start:stop`` of the selection."""
         began = perf_counter()
         excerpts = [self._excerpt(i, origin, start, stop) for i in range(len(self._scattered))]
-        if self._copies and self._recorder.on:
-            self._recorder.add("copy", "rows", began, perf_counter(), rows=stop - start)
+        if self._copies and self._here.recorder.on:
+            self._here.recorder.add("copy", "rows", began, perf_counter(), rows=stop - start)
         return excerpts + self._broadcast
 
     def _excerpt(self, position: int, origin: int, start: int, stop: int) -> np.ndarray:
@@ -380,14 +369,14 @@ class PreparedCall:
         if item.selected:
             return array[start:stop]
         if self._index is not None:
-            buffer = self._loaded.buffer(position, array, stop - start, self._device)
-            return self._arrays.take(array, self._index[start:stop], buffer)
+            buffer = self._loaded.buffer(position, array, stop - start, self._here.device)
+            return self._here.arrays.take(array, self._index[start:stop], buffer)
         step, offset = self._rows.step, origin if item.minibatch else 0
         begin = self._rows.first(origin) - offset + start * step
         end = begin + (stop - start) * step
         rows = array[begin : (None if end < 0 else end) : step]
         if self._copies and self._brought[position]:
-            buffer = self._loaded.buffer(position, array, stop - start, self._device)
+            buffer = self._loaded.buffer(position, array, stop - start, self._here.device)
             np.copyto(buffer, rows)
             return buffer
         return rows

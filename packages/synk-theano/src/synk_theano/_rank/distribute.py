@@ -1,15 +1,41 @@
-"""The acts that are no work of the user's: to take over what is new, and to record spans."""
+"""The acts of the runtime itself: take over new functions and variables, and record spans."""
 
 from __future__ import annotations
 
+import copy
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, List, Sequence
 
+import numpy as np
+
+from synk_theano._graph import random_streams
+from synk_theano._graph.transfer.pickling import loads
+from synk_theano._plan.rows import Bounds
 from synk_theano._watch.flight import KINDS, Phase
-from synk_theano._wire.messages import Distribute, Record
+from synk_theano._wire.messages import Distribute, RecordSpans
+from synk_theano_compat import locks
 
-if TYPE_CHECKING:
-    from .rank import Rank
+from .functions import LoadedFunction
+from .workplace import Workplace
+
+
+def pack(*pickles: Any) -> Any:
+    """Lay out pickles and their buffers: (parts, extents of each pickle, total bytes).
+
+    Buffers start at multiples of 64 bytes, so that arrays in them are aligned.
+    """
+    parts: List[Any] = []
+    extents: List[List[Bounds]] = []
+    end = 0
+    for data, buffers in pickles:
+        places: List[Bounds] = []
+        for part in (data, *buffers):
+            start = -(-end // 64) * 64
+            end = start + len(part)
+            places.append((start, end))
+            parts.append((start, end, part))
+        extents.append(places)
+    return parts, [tuple(places) for places in extents], end
 
 
 class PreparedDistribution:
@@ -19,38 +45,62 @@ class PreparedDistribution:
     synchronizes = False
     record = (KINDS.index("distribute"), 0, 0, 0)
 
-    def __init__(self, rank: Rank, act: Distribute) -> None:
-        self._rank = rank
+    def __init__(self, here: Workplace, act: Distribute) -> None:
+        self._here = here
         self._act = act
 
     def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
-        began = perf_counter()
-        self._rank.flight.enter(Phase.DISTRIBUTE)
-        self._rank.take_over(self._act)
-        self._rank.recorder.add("distribute", "take over", began, perf_counter())
+        """On a worker, build the functions and variables that the master has sent."""
+        here, began = self._here, perf_counter()
+        here.flight.enter(Phase.DISTRIBUTE)
+        if not here.is_master:
+            self._take_over(here.arrays.get(self._act.payload))
+        here.recorder.add("distribute", "take over", began, perf_counter())
+
+    def _take_over(self, payload: np.ndarray) -> None:
+        here, act = self._here, self._act
+        # The master has compiled everything: with its cache, nothing is compiled here.
+        locks.refresh_cache()
+        for record in self._load(payload, act.variables, copied=False):
+            value = record.value
+            if record.is_random and here.seed is not None:
+                value = random_streams.reseed(value, here.seed)
+            # A copy for each: pickle keeps two variables with one array together.
+            here.registry.adopt(record, copy.deepcopy(value))
+        recipes, forms = self._load(payload, act.functions)
+        for recipe in recipes:
+            here.functions[recipe.function_id] = LoadedFunction(recipe)
+        for function_id, form, function in forms:
+            here.functions[function_id].forms[form] = function
+
+    def _load(self, payload: np.ndarray, extents: Sequence[Bounds], copied: bool = True) -> Any:
+        """Unpickle; the result's arrays outlive the payload if they are `copied` from it."""
+        data, *buffers = (payload[start:stop] for start, stop in extents)
+        buffers = [np.array(buffer) for buffer in buffers] if copied else buffers
+        return loads(data.tobytes(), self._here.registry, buffers)
 
 
 class PreparedRecording:
-    """An act of `Record`."""
+    """An act of `RecordSpans`."""
 
     name = doing = "timeline()"
     synchronizes = False
     record = (KINDS.index("timeline"), 0, 0, 0)
 
-    def __init__(self, rank: Rank, act: Record) -> None:
-        self._rank = rank
+    def __init__(self, here: Workplace, act: RecordSpans) -> None:
+        self._here = here
         self._begin = act.begin
 
     def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
-        """Begin; or end, with what all ranks have, in the master."""
-        rank = self._rank
+        """Begin; or end, and return all ranks' spans in the master."""
+        here = self._here
         if self._begin:
-            rank.recorder.start()
+            here.recorder.start()
             return None
-        recorded = rank.recorder.take()
-        rank.flight.enter(Phase.COLLECTIVE)
+        recorded = here.recorder.take()
+        here.flight.enter(Phase.COLLECTIVE)
         try:
-            return rank.comm.gather_object(recorded, root=rank.master)
+            return here.comm.gather_object(recorded, root=here.master)
         except BaseException:
-            rank.recorder.put_back(recorded)
+            here.recorder.put_back(recorded)
             raise

@@ -75,7 +75,7 @@ class History:
         if not self.on:
             self._hidden.add(function_id)
 
-    def let_go(self, function_id: int) -> None:
+    def forget(self, function_id: int) -> None:
         """Nobody has a function any more: keep of its graph what is needed to judge the program."""
         spec = self._specs.get(function_id)
         if spec is None:

@@ -147,7 +147,7 @@ class Ledger:
             tally = self._tallies[name] = Tally(self._size)
         return tally
 
-    def let_go(self, function_id: int) -> None:
+    def forget(self, function_id: int) -> None:
         """Nobody has a function any more: without a name it counts among all such ones."""
         tally = self._tallies.pop(unnamed(function_id), None)
         if tally is not None:

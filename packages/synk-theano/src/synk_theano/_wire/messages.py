@@ -175,8 +175,8 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Record:
-    """Begin to record spans of time, or end it and hand them to the master."""
+class RecordSpans:
+    """Begin to record spans of time; or end it, and gather them in the master."""
 
     begin: bool
 
@@ -193,7 +193,7 @@ class Stop:
     """Leave."""
 
 
-Act = Union[Distribute, Call, Collective, Record, WatchFinite, Stop]
+Act = Union[Distribute, Call, Collective, RecordSpans, WatchFinite, Stop]
 
 
 class Step(NamedTuple):
@@ -233,35 +233,58 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Hello:
-    """The first message to a worker: what it has to know before it can obey.
+class Settings:
+    """The settings of a runtime, the same in all its processes.
 
     Attributes:
-        times: where each rank writes how long it computed; see `_watch.stats`.
-        reseed: give the states of random streams a seed of this rank's own.
-        device: where it computes, by Theano's name; None for the processor.
+        backend: "shm" or "zmq": the transport of collectives.
+        timeout_s: seconds that a rank waits for the others in a collective before all give up.
+        stall_s: seconds of waiting before a `StallWarning`.
+        atomic: undo the changes of an order that fails on any rank.
+        random_streams: "per_rank" or "identical": the numbers that ranks draw.
         nccl: whether collectives of devices go through NCCL.
-        record: record spans of time from the start.
-        flight: where each rank writes what it is doing; see `_watch.flight`.
-        atomic: undo what an order changed if any rank fails.
-        authkey: the master's, of multiprocessing: by it shared memory knows who belongs together.
+        profile: whether each worker writes a profile.
+        records: whether all ranks record spans of time from the start.
+    """
+
+    backend: str = "shm"
+    timeout_s: float = 3600.0
+    stall_s: float = 60.0
+    atomic: bool = True
+    random_streams: str = "per_rank"
+    nccl: bool = False
+    profile: bool = False
+    records: bool = False
+
+    @property
+    def reseeds(self) -> bool:
+        """Whether each worker seeds its random streams anew."""
+        return self.random_streams == "per_rank"
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message to a worker: everything it needs to become a rank.
+
+    Attributes:
+        ticket: for joining the other ranks.
+        directory: the master's current folder.
+        times, flight: shared arrays; see `_watch.stats` and `_watch.flight`.
+        device: where to compute, by Theano's name; None for the processor.
+        authkey: the master's, of multiprocessing: shared memory identifies a family by it.
     """
 
     rank: int
     size: int
     master: int
+    settings: Settings
     ticket: str
     sys_path: Tuple[str, ...]
     directory: str
     theano_config: Dict[str, Any]
-    profile_path: Optional[str]
     times: ArrayRef
-    reseed: bool
-    device: Optional[str]
-    nccl: bool
-    record: bool
     flight: ArrayRef
-    atomic: bool
+    device: Optional[str]
     authkey: bytes
 
 

@@ -14,11 +14,15 @@ import select
 import sys
 import time
 import weakref
+from multiprocessing.process import current_process
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
+import synk_comm
 import synk_shm
+from synk_theano._graph import environment
+from synk_theano._rank.workplace import Workplace
 from synk_theano._wire.channel import ChannelClosed
-from synk_theano._wire.messages import Failure, Hello, Ready
+from synk_theano._wire.messages import ArrayRef, Failure, Hello, Ready, Settings
 from synk_theano.exceptions import StartError, WorkerDied
 
 from .processes import Keeper, Worker, reap_later
@@ -307,3 +311,54 @@ def _calling(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], Non
             bound()
 
     return call
+
+
+def start_workers(
+    master: Workplace,
+    settings: Settings,
+    devices: Optional[Sequence[str]],
+    group: Optional[synk_comm.Group],
+    times: ArrayRef,
+    flight: ArrayRef,
+    keeper: Optional[Keeper],
+) -> WorkerPool:
+    """Start a worker for each rank but the master's; returns while they start.
+
+    Args:
+        master: this process's rank.
+        settings: of the runtime.
+        devices: each rank's device, or None for CPU processes.
+        group: for them to join; None if there are no workers.
+        times, flight: see `Hello`.
+        keeper: watches them.
+
+    Raises:
+        StartError: a process could not be started; the others are ended.
+    """
+    if group is None:
+        return WorkerPool(())
+    variables = environment.worker_environment(master.size, bool(devices))
+    options, import_path = environment.theano_options(), environment.import_path()
+    folder, authkey = environment.current_folder(), bytes(current_process().authkey)
+    starts = [
+        (
+            Hello(
+                rank=rank,
+                size=master.size,
+                master=master.rank,
+                settings=settings,
+                ticket=group.ticket(rank),
+                sys_path=import_path,
+                directory=folder,
+                theano_config=options,
+                times=times,
+                flight=flight,
+                device=devices[rank] if devices else None,
+                authkey=authkey,
+            ),
+            variables,
+        )
+        for rank in range(master.size)
+        if rank != master.rank
+    ]
+    return WorkerPool(starts, group.fds, group.folder, keeper)

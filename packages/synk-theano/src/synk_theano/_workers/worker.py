@@ -95,7 +95,7 @@ def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
     channel = Channel.from_fd(channel_fd)
     try:
         hello: Hello = pickle.loads(channel.recv())
-        with _profiled(hello.profile_path):
+        with _profiled(hello):
             serve(channel, hello)
     except ChannelClosed:
         leave(1)
@@ -106,8 +106,8 @@ def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _profiled(path: Optional[str]) -> Iterator[None]:
-    if path is None:
+def _profiled(hello: Hello) -> Iterator[None]:
+    if not hello.settings.profile:
         yield
         return
     import cProfile
@@ -118,7 +118,8 @@ def _profiled(path: Optional[str]) -> Iterator[None]:
         yield
     finally:
         profile.disable()
-        profile.dump_stats(path)
+        name = f"synkhronos_profile_rank{hello.rank}.prof"
+        profile.dump_stats(os.path.join(hello.directory, name))
 
 
 def serve(channel: Channel, hello: Hello) -> None:
@@ -189,19 +190,12 @@ def _prepare(hello: Hello) -> Any:
     keep_freed_memory()
     apply_theano_options(hello.theano_config)
     locks.worker_cache()
-    device = take(hello.device, hello.nccl)
-    rank = Rank(
-        hello.rank,
-        hello.size,
-        hello.master,
-        reseed=hello.reseed,
-        device=device,
-        flight=Flight(synk_shm.attach(hello.flight.handle), hello.rank),
-        atomic=hello.atomic,
-    )
+    device = take(hello.device, hello.settings.nccl)
+    flight = Flight(synk_shm.attach(hello.flight.handle), hello.rank)
+    rank = Rank(hello.rank, hello.size, hello.master, hello.settings, device, flight)
     times: Any = synk_shm.attach(hello.times.handle)
     rank.times = memoryview(times)
-    if hello.record:
+    if hello.settings.records:
         rank.recorder.start()
     obey(rank)
     # What is imported stays: to look through it whenever a function goes would take longer.

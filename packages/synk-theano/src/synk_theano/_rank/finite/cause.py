@@ -1,14 +1,15 @@
-"""To what is it owed that an execution gave something that is not finite?
+"""Find out why an execution gave a value that is not finite.
 
-First the inputs are looked at, then the shared variables that the function reads; if these are
-all finite, the function is run again on fewer of the rows. That leaves no trace: before each run
-the variables get back what they had, states of random streams included, and at the end the call
-fails, which undoes the rest. Only this rank computes: in-graph reductions pass on its own part.
+The search checks the inputs, then the shared variables that the function reads; if all of these are
+finite, it runs the function again on fewer rows. Nothing of that stays: before each run the
+variables get their old values back, states of random streams included, and at the end the call
+fails, which undoes the rest. Only this rank computes: in-graph reductions return its own
+contribution.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,57 +18,52 @@ from synk_theano._graph.shared import value_of
 from synk_theano._graph.values import is_array, on_host
 from synk_theano._rank.finite.execution import Execution, Suspect, computed, is_finite
 from synk_theano._rank.finite.search import Found, search
+from synk_theano._rank.workplace import Workplace
 from synk_theano.exceptions import NotFinite
-
-if TYPE_CHECKING:
-    from synk_theano._rank.rank import Rank
-
-Span = Tuple[int, int]
-"""Rows of the execution, from and to."""
 
 
 class Cause(NamedTuple):
-    """What a search has come to.
+    """The result of a search.
 
     Attributes:
         source: in words.
-        rows: of the execution; None if it is owed to none.
-        place: of the scattered input that is to blame, if it is one.
+        rows: (start, stop) of the execution's rows that cause it; None if no rows do.
+        place: of the scattered input that causes it; None for another cause.
     """
 
     source: str
-    rows: Optional[Span] = None
+    rows: Optional[Tuple[int, int]] = None
     place: Optional[int] = None
 
 
-class Blame:
-    """Looks for the cause, on the rank on which it happened.
+class CauseSearch:
+    """A search for the cause, on the rank whose execution failed.
 
     Args:
-        rank: this one.
-        execution: what was computed.
-        changed: where the variables have their values that the function gives new ones.
-        before: what these were.
+        here: this rank.
+        execution: the one that gave a value that is not finite.
+        changed: storages of the variables that the function updates.
+        before: their values before the execution.
     """
 
     def __init__(
-        self, rank: Rank, execution: Execution, changed: List[List[Any]], before: List[Any]
+        self, here: Workplace, execution: Execution, changed: List[List[Any]], before: List[Any]
     ) -> None:
-        self._rank = rank
+        self._here = here
         self._execution = execution
         self._changed = changed
         self._before = before
         recipe = execution.loaded.recipe
-        self._sliceable = [rank.registry[number] for number in recipe.sliceable]
+        self._sliceable = [here.registry[number] for number in recipe.sliceable]
         self._count = self._count_rows()
 
     def error(self, suspect: Suspect, value: Any) -> NotFinite:
-        """What to raise for something that is not finite."""
+        """Return the error to raise for a suspect that is not finite."""
         what = self._named(suspect)
         cause = self._cause(suspect)
         return self._error(what, described(value), cause)
 
-    # What is looked at, in this order.
+    # The checks, in order.
 
     def _cause(self, suspect: Suspect) -> Cause:
         self._put_back()
@@ -76,7 +72,7 @@ class Blame:
             return cause
         if not self._count:
             return Cause("All that it was computed from is finite, and there are no rows")
-        if not self._rank.journal.on:
+        if not self._here.journal.on:
             return Cause(
                 "All inputs are finite; which row it is owed to is not looked for with "
                 "fork(atomic=False), where what was there before is overwritten"
@@ -114,7 +110,7 @@ class Blame:
             if not is_array(value) or is_finite(value):
                 continue
             name = repr(variable.name) if variable.name else str(variable)
-            number = self._rank.registry.known_number(storage)
+            number = self._here.registry.known_number(storage)
             if number in self._execution.loaded.recipe.sliceable:
                 rows = self._rows_of(on_host(value))
                 if is_finite(rows):
@@ -128,8 +124,8 @@ class Blame:
         return None
 
     def _is_bad(self, suspect: Suspect, start: int, stop: int) -> bool:
-        """Whether the same is not finite if only these rows are computed."""
-        self._rank.heed_interrupt()
+        """Whether the suspect is not finite either if only these rows are computed."""
+        self._here.heed_interrupt()
         self._put_back()
         execution, probe = self._execution, Probe(self._execution.reductions)
         kept = self._cut_variables(start, stop)
@@ -139,7 +135,7 @@ class Blame:
                 return suspect.place in probe.bad
             return any(
                 one == suspect and not is_finite(value)
-                for one, value in computed(execution, results, self._rank.registry)
+                for one, value in computed(execution, results, self._here.registry)
             )
         finally:
             for storage, value in kept:
@@ -171,7 +167,7 @@ class Blame:
     # The rows of an execution.
 
     def _count_rows(self) -> Optional[int]:
-        """How many there are; None if it has none."""
+        """Count the rows; None for an execution that has none."""
         execution = self._execution
         arguments = execution.arguments
         if execution.call.scattered:
@@ -185,7 +181,7 @@ class Blame:
         return None
 
     def _cut(self, start: int, stop: int) -> List[Any]:
-        """The arguments for fewer rows."""
+        """Return the arguments for fewer rows."""
         arguments = list(self._execution.arguments)
         for place in range(len(self._execution.call.scattered)):
             arguments[place] = arguments[place][start:stop]
@@ -197,7 +193,7 @@ class Blame:
         return arguments
 
     def _cut_variables(self, start: int, stop: int) -> List[Tuple[List[Any], Any]]:
-        """Have sliceable variables that are used whole hold fewer rows; what they held."""
+        """Cut sliceable variables that are used whole; return their storages and old values."""
         kept: List[Tuple[List[Any], Any]] = []
         if self._execution.call.form.select is not None:
             return kept
@@ -209,7 +205,7 @@ class Blame:
         return kept
 
     def _rows_of(self, value: np.ndarray) -> np.ndarray:
-        """The rows of a sliceable variable that the execution uses."""
+        """Return the rows of a sliceable variable that the execution uses."""
         select, arguments = self._execution.call.form.select, self._execution.arguments
         if select == "range":
             return value[int(arguments[-2]) : int(arguments[-1])]
@@ -226,11 +222,11 @@ class Blame:
             name = self._execution.function.maker.outputs[suspect.place].variable.name
             return f"output {suspect.place}" + (f" ({name!r})" if name else "")
         if suspect.kind == "update":
-            return f"the new value of {self._rank.registry.label(suspect.place)!r}"
+            return f"the new value of {self._here.registry.label(suspect.place)!r}"
         return f"what goes into in-graph all_reduce {suspect.place}"
 
     def _array_row(self, row: int, place: int) -> Optional[int]:
-        """The row of the user's array that is a row of the selection; None if nobody knows it."""
+        """Return the row of the user's array for a row of the selection; None if it is unknown."""
         execution = self._execution
         rows, arguments = execution.call.rows, execution.arguments
         item = execution.call.scattered[place] if execution.call.scattered else None
@@ -242,7 +238,7 @@ class Blame:
                 return int(arguments[-2]) + row - execution.begin
             return int(arguments[-1][row - execution.begin]) if select == "index" else row
         if rows.index is not None:
-            found = int(self._rank.arrays.get(rows.index)[row])
+            found = int(self._here.arrays.get(rows.index)[row])
         elif rows.is_regular:
             found = rows.first(execution.origin) + row * rows.step
         else:
@@ -250,7 +246,7 @@ class Blame:
         return found - (execution.origin if item.minibatch else 0)
 
     def _error(self, what: str, got: str, cause: Cause) -> NotFinite:
-        execution, rank = self._execution, self._rank.rank
+        execution, rank = self._execution, self._here.rank
         rows_of_all = execution.call.rows
         share = None if rows_of_all is None else rows_of_all.bounds[rank]
         piece = execution.piece or None
@@ -262,7 +258,7 @@ class Blame:
             array_row = self._array_row(row, cause.place or 0)
             where = self._where(start, stop, array_row, share)
         of_slice = f", slice {piece}" if piece else ""
-        undone = "" if not self._rank.journal.on else ". Nothing has changed on any rank"
+        undone = "" if not self._here.journal.on else ". Nothing has changed on any rank"
         return NotFinite(
             f"function {execution.loaded.recipe.name!r} on rank {rank}{of_slice}: got {got} in "
             f"{what}, expected finite numbers. {where}{cause.source}{undone}.",
@@ -293,13 +289,13 @@ class Blame:
 
 
 class Probe:
-    """In place of a meeting: in-graph reductions pass on what they are given, as on one rank.
+    """In place of `GraphReductions`: each reduction returns its input, as on one rank.
 
     Args:
-        nodes: the reductions, in their order.
+        nodes: the reductions, in order.
 
     Attributes:
-        bad: places of those that were given something not finite.
+        bad: places of the reductions whose input was not finite.
     """
 
     def __init__(self, nodes: Sequence[Any]) -> None:
@@ -317,8 +313,8 @@ class Probe:
             for node in self._nodes:
                 delattr(node.tag, MEETING)
 
-    def all_reduce(self, x: np.ndarray, op: AllReduce) -> np.ndarray:  # noqa: ARG002 - as a meeting
-        """Called in the middle of a graph."""
+    def all_reduce(self, x: np.ndarray, op: AllReduce) -> np.ndarray:  # noqa: ARG002 - as there
+        """Return the input; called in the middle of a graph."""
         if not is_finite(x):
             self.bad.append(self._place)
         self._place += 1
@@ -326,14 +322,14 @@ class Probe:
 
 
 def first_row(array: np.ndarray) -> Tuple[int, str]:
-    """The first row of an array that is not finite, and what is wrong there."""
+    """Return the first row of an array that is not finite, and its first bad element in words."""
     finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
     row = int(np.argmin(finite))
     return row, described(np.asarray(array[row]))
 
 
 def described(value: Any) -> str:
-    """What of an array is not finite, and where first: "nan at [0, 3]"."""
+    """Describe the first element that is not finite: "nan at [0, 3]"."""
     array = np.asarray(on_host(value))
     place = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
     kind = "nan" if np.isnan(array[place]) else "inf"

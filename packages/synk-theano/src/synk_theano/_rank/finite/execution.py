@@ -1,4 +1,4 @@
-"""One execution of a function, and what of it is looked at."""
+"""One execution of a function, and those of its values that have to be finite."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Execution(NamedTuple):
 
     Attributes:
         loaded: the function.
-        call: that it is part of.
+        call: the call that it is part of.
         origin: the lowest row of the call's selection.
         begin: the row of the selection that is row 0 here.
-        piece: the number of the slice, from 1; 0 if there are none.
-        meeting: the one with the other ranks, for in-graph reductions, or None.
-        launch: runs the function, given its arguments and a meeting.
+        piece: the number of the slice, from 1; 0 without slices.
+        in_graph: the function's `GraphReductions`, or None.
+        launch: runs the function, given its arguments and `in_graph`.
         arguments: in host memory.
     """
 
@@ -31,13 +31,13 @@ class Execution(NamedTuple):
     origin: int
     begin: int
     piece: int
-    meeting: Any
+    in_graph: Any
     launch: Callable[[Sequence[Any], Any], List[Any]]
     arguments: Sequence[Any]
 
     @property
     def function(self) -> Any:
-        """As compiled."""
+        """The compiled function."""
         return self.loaded.forms[self.call.form]
 
     @property
@@ -48,15 +48,15 @@ class Execution(NamedTuple):
 
     @property
     def reductions(self) -> List[Any]:
-        """The graph's nodes that meet other ranks."""
+        """The graph's nodes that reduce over ranks."""
         return self.loaded.reductions(self.call.form)
 
 
 class Suspect(NamedTuple):
-    """Something that was computed.
+    """A value that an execution has computed.
 
     Attributes:
-        kind: "output", "update" (of a variable), or "sent" (given to an in-graph reduction).
+        kind: "output", "update" (of a variable), or "sent" (to an in-graph reduction).
         place: among the outputs, a variable's number, or among the reductions.
     """
 
@@ -65,7 +65,7 @@ class Suspect(NamedTuple):
 
 
 def computed(execution: Execution, results: Sequence[Any], registry: VariableRegistry) -> List[Any]:
-    """All that an execution has given: (suspect, value) for wanted outputs, then for updates."""
+    """Return the values of an execution: (suspect, value) for wanted outputs, then for updates."""
     found = [(Suspect("output", place), results[place]) for place in execution.wanted]
     if execution.call.form.accumulate:
         updates = results[len(execution.loaded.recipe.output_ops) :]
@@ -83,7 +83,7 @@ def computed(execution: Execution, results: Sequence[Any], registry: VariableReg
 def first_suspect(
     execution: Execution, results: Sequence[Any], registry: VariableRegistry
 ) -> Optional[Any]:
-    """The first that is not finite, with its value; None if all is well."""
+    """Return the first value that is not finite: (suspect, value); None if all are finite."""
     for suspect, value in computed(execution, results, registry):
         if not is_finite(value):
             return suspect, value
@@ -91,7 +91,7 @@ def first_suspect(
 
 
 def is_finite(value: Any) -> bool:
-    """Whether no element is NaN or infinite. What does not consist of floats is finite.
+    """Whether no element is NaN or infinite. Everything but floats is finite.
 
     Args:
         value: an array, wherever it lies; or anything else that a Theano function gives.
@@ -99,7 +99,7 @@ def is_finite(value: Any) -> bool:
     array = np.asarray(on_host(value))
     if array.dtype.kind not in "fc":
         return True
-    # The sum of all is finite only if each is; it may overflow, so that one has to look again.
+    # The sum is finite only if each element is; it may overflow, so check those then.
     with np.errstate(all="ignore"):
         total = np.add.reduce(
             array, axis=None, dtype=np.float32 if array.dtype == np.float16 else None

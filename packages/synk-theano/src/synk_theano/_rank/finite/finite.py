@@ -1,27 +1,26 @@
-"""Is what a rank computes finite? Asked after each execution, while `watch_finite()` is on.
+"""Check after each execution that everything computed is finite, while `watch_finite()` is on.
 
-The ranks look for themselves, so that the first to know is the rank that it happened on. What is
-not finite fails the call there, like any error in a function: all ranks get back what they had.
-Before that the rank looks for the cause (`cause`).
+Each rank checks its own results. A value that is not finite fails the call on that rank, like any
+error in a function, and all ranks get their old values back. Before that the rank searches for the
+cause (`cause`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List
+from typing import Any, List
 
 import numpy as np
 
 from synk_theano._graph.shared import changed_by
-from synk_theano._rank.finite.cause import Blame
+from synk_theano._rank.finite.cause import CauseSearch
 from synk_theano._rank.finite.execution import Execution, Suspect, first_suspect, is_finite
+from synk_theano._rank.workplace import Workplace
 from synk_theano._watch.flight import KINDS
-
-if TYPE_CHECKING:
-    from synk_theano._rank.rank import Rank
+from synk_theano._wire.messages import WatchFinite
 
 
-class _Sent(Exception):
-    """What this rank was about to give to the others is not finite."""
+class _NotSent(Exception):
+    """A contribution of this rank to an in-graph reduction is not finite."""
 
     def __init__(self, place: int, value: np.ndarray) -> None:
         super().__init__(place, value)
@@ -29,71 +28,63 @@ class _Sent(Exception):
         self.value = value
 
 
-class Finite:
-    """Watches one rank's executions.
-
-    Args:
-        rank: whose.
-    """
-
-    def __init__(self, rank: Rank) -> None:
-        self.rank = rank
-
-    def run(self, execution: Execution) -> List[Any]:
-        """Run a function, and look at what it gives.
-
-        Raises:
-            NotFinite: that is not finite.
-        """
-        changed = changed_by(execution.function)
-        before = [storage[0] for storage in changed]
-        try:
-            results = self._launched(execution)
-        except _Sent as sent:
-            found: Any = Suspect("sent", sent.place), sent.value
-        else:
-            found = first_suspect(execution, results, self.rank.registry)
-            if found is None:
-                return results
-        raise Blame(self.rank, execution, changed, before).error(*found) from None
-
-    def _launched(self, execution: Execution) -> List[Any]:
-        meeting = execution.meeting
-        if meeting is None:
-            return execution.launch(execution.arguments, None)
-        places = iter(range(len(execution.reductions)))
-
-        def look(value: np.ndarray) -> None:
-            place = next(places)
-            if not is_finite(value):
-                raise _Sent(place, value)
-
-        meeting.watch = look
-        try:
-            return execution.launch(execution.arguments, meeting)
-        finally:
-            meeting.watch = None
-
-
-class FiniteSwitch:
+class PreparedFiniteWatch:
     """An act of `WatchFinite`.
 
-    Returns:
-        On the master whether the rank looked before.
+    Args:
+        here: this rank.
+        act: whether to check from now on.
     """
 
     name = doing = "watch_finite()"
     synchronizes = False
     record = (KINDS.index("watch_finite"), 0, 0, 0)
 
-    def __init__(self, rank: Rank, on: bool) -> None:
-        self._rank = rank
-        self._on = on
+    def __init__(self, here: Workplace, act: WatchFinite) -> None:
+        self._here = here
+        self._on = act.on
 
     def __call__(self, origin: int, place: int) -> bool:  # noqa: ARG002 - all acts are called alike
-        """The journal keeps what it was: a rank that fails does not leave the ranks divided."""
-        held = self._rank.finite
+        """Switch; return whether the rank checked before."""
+        held = self._here.check_finite
         was_on = held[0] is not None
-        self._rank.journal.keep([held])
-        held[0] = Finite(self._rank) if self._on else None
+        # If a rank fails here, the others switch back too.
+        self._here.journal.keep([held])
+        held[0] = self._run if self._on else None
         return was_on
+
+    def _run(self, execution: Execution) -> List[Any]:
+        """Run a function, and check its results.
+
+        Raises:
+            NotFinite: some are not finite.
+        """
+        changed = changed_by(execution.function)
+        before = [storage[0] for storage in changed]
+        try:
+            results = _launched(execution)
+        except _NotSent as sent:
+            found: Any = Suspect("sent", sent.place), sent.value
+        else:
+            found = first_suspect(execution, results, self._here.registry)
+            if found is None:
+                return results
+        raise CauseSearch(self._here, execution, changed, before).error(*found) from None
+
+
+def _launched(execution: Execution) -> List[Any]:
+    reductions = execution.in_graph
+    if reductions is None:
+        return execution.launch(execution.arguments, None)
+    places = iter(range(len(execution.reductions)))
+
+    def watch(value: np.ndarray) -> None:
+        place = next(places)
+        if not is_finite(value):
+            raise _NotSent(place, value)
+
+    reductions.watch = watch
+    try:
+        return execution.launch(execution.arguments, reductions)
+    finally:
+        reductions.watch = None

@@ -1,4 +1,4 @@
-"""Which rows is it owed to? Pure: no ranks, no Theano."""
+"""Find the rows that cause a bad result. Pure: no ranks, no Theano."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Callable, NamedTuple, Optional
 
 
 class Found(NamedTuple):
-    """The end of a search.
+    """The result of a search.
 
     Attributes:
-        length: so many rows from the beginning are enough, and one less are not.
-        alone: whether the last of these does it by itself.
-        every: whether other rows do so by themselves just the same: then it is no row's fault.
+        length: rows from the beginning that are bad together; one row fewer is not.
+        alone: whether the last of these rows is bad by itself.
+        every: whether other rows are bad by themselves too: then no single row is the cause.
     """
 
     length: int
@@ -20,9 +20,9 @@ class Found(NamedTuple):
 
 
 def search(is_bad: Callable[[int, int], bool], count: int) -> Optional[Found]:
-    """Find the smallest beginning of ``range(count)`` that is bad, in about log2(count) looks.
+    """Find the smallest beginning of ``range(count)`` that is bad, in about log2(count) tests.
 
-    What a bad beginning begins with has to be bad as well: so it is where one NaN makes all NaN.
+    Assumes that rows added to a bad beginning leave it bad, as where one NaN makes all NaN.
 
     Args:
         is_bad: whether the rows ``start:stop``, never empty, are bad by themselves.

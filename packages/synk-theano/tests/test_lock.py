@@ -1,4 +1,4 @@
-"""One order at a time: whose turn it is, whatever interrupts."""
+"""One order at a time: and none within another, whatever interrupts."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import threading
 
 import pytest
 
-from synk_theano._master.lock import Turn
+from synk_theano._master.lock import OrderLock
 from synk_theano.exceptions import NestedCall
 
 STRIKES = 5000
 
 
 def test_one_thread_at_a_time_and_none_within_itself():
-    turn, order = Turn(), []
-    with turn:
-        assert turn.began > 0
+    lock, order = OrderLock(), []
+    with lock:
+        assert lock.began > 0
 
         def other():
-            with turn:
+            with lock:
                 order.append("other")
 
         thread = threading.Thread(target=other)
         thread.start()
-        with pytest.raises(NestedCall, match="a call inside a call"), turn:
+        with pytest.raises(NestedCall, match="a call inside a call"), lock:
             pass
-        turn.several = True
-        with turn:
+        lock.several = True
+        with lock:
             order.append("inner")
-        turn.several = False
+        lock.several = False
     thread.join(10)
     assert order == ["inner", "other"]
 
 
 def test_ctrl_c_leaves_nobody_inside():
-    turn, armed = Turn(), False
+    lock, armed = OrderLock(), False
 
     def strike(*_arguments):
         nonlocal armed
@@ -51,13 +51,13 @@ def test_ctrl_c_leaves_nobody_inside():
                 armed = True
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 6e-5))
                 for _ in range(5000):
-                    with turn:
+                    with lock:
                         pass
             except KeyboardInterrupt:
                 pass
             armed = False
-            assert not turn._is_owned()
-            with turn:
+            assert not lock._is_owned()
+            with lock:
                 pass
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,0 +1,92 @@
+"""The state of one rank that acts work on. The same in the master and in the workers."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional
+
+import numpy as np
+
+import synk_comm
+from synk_theano._graph.devices.device import AnyDevice, Host
+from synk_theano._graph.environment import threads_per_rank
+from synk_theano._graph.shared import VariableRegistry
+from synk_theano._watch.flight import WORDS, Flight
+from synk_theano._watch.spans import Recorder
+from synk_theano._wire.arrays import ArrayCache
+from synk_theano._wire.messages import Settings
+from synk_theano.exceptions import Interrupted
+
+from .functions import LoadedFunction
+from .undo import Journal
+
+MOST_THREADS = 8
+"""Threads for reading rows; more of them do not read faster."""
+
+
+class Workplace:
+    """A rank's communicator, shared variables, functions and mapped arrays.
+
+    Args:
+        rank: this process's.
+        size: number of ranks.
+        master: the rank that gives the orders.
+        settings: of the runtime.
+        device: where to compute; None for the processor.
+        flight: where to record phases and acts; None for a place that no other process sees.
+
+    Attributes:
+        registry: the shared variables, by number.
+        functions: by number.
+        arrays: mapped from shared memory.
+        journal: the values that variables had before the order under way.
+        recorder: spans of time, while they are recorded.
+        times: seconds of computing in the order under way, by act and rank; in shared memory.
+        serial: of the order under way.
+        doing: the act under way, in words.
+        seed: for the states of random streams that arrive here; None keeps them as they are.
+        check_finite: runs an execution and raises `NotFinite`, while `watch_finite()` is on; in a
+            list, like a variable's value, for the journal.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        master: int,
+        settings: Settings,
+        device: Optional[AnyDevice] = None,
+        flight: Optional[Flight] = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.master = master
+        self.is_master = rank == master
+        self.registry = VariableRegistry()
+        self.functions: Dict[int, LoadedFunction] = {}
+        self.arrays = ArrayCache(min(threads_per_rank(size), MOST_THREADS))
+        self.device: AnyDevice = device or Host()
+        self.flight = flight or Flight(np.zeros(WORDS * size, np.int64), rank)
+        self.journal = Journal(settings.atomic)
+        self.recorder = Recorder()
+        self.times: Any = None
+        self.serial = 0
+        self.doing = ""
+        self.seed = rank if settings.reseeds and not self.is_master else None
+        self.check_finite: List[Optional[Callable[[Any], List[Any]]]] = [None]
+        self._comm: Optional[synk_comm.Communicator] = None
+
+    @property
+    def comm(self) -> synk_comm.Communicator:
+        """The communicator of all ranks."""
+        if self._comm is None:
+            raise RuntimeError(f"rank {self.rank} has not joined the others yet")
+        return self._comm
+
+    def heed_interrupt(self) -> None:
+        """Raise if the master gives up the order under way.
+
+        Raises:
+            Interrupted: it does.
+        """
+        if self.flight.interrupted == self.serial:
+            raise Interrupted
