@@ -27,9 +27,8 @@ from synk_theano._rank.call import PreparedCall
 from synk_theano._rank.rank import Rank
 from synk_theano._workers import processes
 from synk_theano._workers.interrupts import AGAIN_S, LATER
-from synk_theano._workers.pool import WorkerPool
+from synk_theano._workers.pool import WorkerPool, start_workers
 from synk_theano._workers.processes import Keeper, Worker
-from synk_theano._workers.pool import start_workers
 from synk_theano.exceptions import (
     ReplicasDiffer,
     ReplicaWarning,

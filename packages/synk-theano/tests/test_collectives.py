@@ -7,6 +7,8 @@ import pytest
 import theano
 
 import synk_comm
+from synk_theano._plan.collectives import COLLECTIVES
+from synk_theano._rank.collectives import PERFORMERS
 from synk_theano.exceptions import (
     BatchError,
     InputTypeError,
@@ -234,3 +236,27 @@ def test_what_is_no_array_or_has_a_fixed_length_is_refused(pair):
     assert pair.collectives.get_lengths(vector) == (1, 1)
     with pytest.raises(InputValueError, match="broadcastable"):
         pair.collectives.broadcast(row, pair.data(np.zeros((3, 2))))
+
+
+ARGUMENTS = {
+    "scatter": lambda w: (w, np.arange(6.0)),
+    "set_value": lambda w: (1, w, np.arange(3.0)),
+    "get_value": lambda w: (1, w),
+}
+
+
+def test_the_table_of_collectives_names_all_of_them():
+    assert set(PERFORMERS) == set(COLLECTIVES)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_the_table_of_collectives_says_what_each_does_to_the_values(pair, name):
+    w = theano.shared(np.zeros(3), "w")
+    before = [np.arange(3.0) + 10 * rank for rank in range(2)]
+    for rank, value in enumerate(before):
+        pair.collectives.set_value(rank, w, value)
+    getattr(pair.collectives, name)(*ARGUMENTS.get(name, lambda w: (w,))(w))
+    after = [pair.collectives.get_value(rank, w) for rank in range(2)]
+    same = [a.tobytes() == b.tobytes() for a, b in zip(before, after)]
+    assert all(same) != COLLECTIVES[name].writes
+    assert (after[0].tobytes() == after[1].tobytes()) == COLLECTIVES[name].equalizes

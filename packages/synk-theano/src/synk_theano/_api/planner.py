@@ -16,12 +16,14 @@ from synk_theano._master.executor import Executor
 from synk_theano._plan.rows import (
     Selection,
     Selector,
+    all_ranges,
     as_int,
     is_int,
     selection_for,
+    selectors_for,
     split_rows,
+    written,
 )
-from synk_theano._plan.selectors import all_ranges, selectors_for, written
 from synk_theano._text import shown
 from synk_theano._wire.data import Data
 from synk_theano._wire.messages import (

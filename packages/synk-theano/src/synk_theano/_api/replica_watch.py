@@ -17,6 +17,7 @@ from synk_theano._api.arguments import listed_variables
 from synk_theano._graph.facts import Event
 from synk_theano._graph.leaves import is_random_state, is_row_share
 from synk_theano._master.executor import Executor
+from synk_theano._plan.collectives import WRITING
 from synk_theano._plan.rows import is_int
 from synk_theano._text import shown
 from synk_theano._warn import warn_user
@@ -25,9 +26,6 @@ from synk_theano._wire.messages import Collective
 from synk_theano.exceptions import InputValueError, ReplicasDiffer, ReplicaWarning
 
 ACTIONS = ("warn", "raise", "broadcast")
-
-_WRITING = frozenset({"broadcast", "scatter", "set_value", "all_gather", "reduce", "all_reduce"})
-"""Collectives that give variables new values; a reduce that is not in place is a "gather" here."""
 
 TALLY = "watch_replicas()"
 
@@ -195,7 +193,7 @@ class Writers:
                 name, updated = self._history.updated_by(event.function_id)
                 if number in updated:
                     return f"function {name!r}"
-            elif event.kind in _WRITING and number in event.variables:
+            elif event.kind in WRITING and number in event.variables:
                 return f"{event.kind}()" + _of_rank(event)
         return "nothing since it was distributed, as far as is known"
 

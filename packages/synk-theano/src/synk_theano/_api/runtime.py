@@ -165,7 +165,6 @@ class Runtime:
             self._recordings = Recordings(self._controller, self._executor, timeline)
             atexit.register(self.close)
             self._watches = Watches(self._executor, self._rank, self._history)
-            self._executor.called = self._watches.called
             self._controller.garbage.on_function = self._forget
             self.collectives = Collectives(self._executor)
             self.delayed = DelayedCollectives(self._executor)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator, List, Sequence
+from typing import Any, Iterator, List
 
-from synk_theano._graph.facts import Event
 from synk_theano._master.executor import Executor
 from synk_theano._rank.workplace import Workplace
 from synk_theano._text import shown
 from synk_theano._watch.history import History
+from synk_theano._watch.stats import Performed
 from synk_theano._wire.messages import WatchFinite
 from synk_theano._workers.interrupts import LATER
 from synk_theano.exceptions import InputTypeError
@@ -71,14 +71,18 @@ class Watches:
         """Compare variables from now on."""
         watch = ReplicaWatch(self._executor, self._writers, shared_vars, every, action)
         self._watches.append(watch)
+        if self._observe not in self._executor.observers:
+            self._executor.observers.append(self._observe)
         return watch
 
-    def called(self, events: Sequence[Event]) -> None:
-        """Count an order of the program; the caller holds the lock."""
-        if not self._watches or not self._history.on:
+    def _observe(self, performed: Performed) -> None:
+        """Count an order of the program."""
+        if not self._history.on:
             return
         self._watches = [watch for watch in self._watches if watch.watching]
-        if any(event.kind == "call" for event in events):
+        if not self._watches:
+            self._executor.observers.remove(self._observe)
+        elif any(act.event.kind == "call" for act in performed.prepared):
             try:
                 for watch in self._watches:
                     watch.called()

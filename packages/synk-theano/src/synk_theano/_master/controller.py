@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import pickle
+import time
 from typing import Any, Callable, List, Optional, Tuple
 
 import numpy as np
@@ -182,7 +183,7 @@ class Controller:
         if self._joined:
             return
         LATER.at_the_next_chance()
-        self._stalls.begin()
+        self._stalls.began = time.monotonic()
         try:
             self._pool.wait_ready(tick=lambda _late: self._stalls.check())
             self._pool.send(pickle.dumps(Join()), "starting")
@@ -220,8 +221,7 @@ class Controller:
         self.replicas.require_equal(acts)
         self._threads.apply()
         extras = None
-        self._box.begin()
-        self._stalls.begin()
+        self._stalls.began = time.monotonic()
         # An interrupt anywhere in here leaves nothing half sent, and the lock free.
         try:
             self.lock.running = True
@@ -253,6 +253,7 @@ class Controller:
             self.lock.running = False
             self.acts.end(steps)
         if self._interrupts.end():
+            self._box.forget()
             LATER.put_off()
         return results or []
 
@@ -347,7 +348,7 @@ class Controller:
         if self._joined and self.rank.in_step and not self.lock.running:
             number = self.acts.enter(Stop())
             order = Order(next(self._serials), [Step(number)], self.acts.extras())
-            self._stalls.begin()
+            self._stalls.began = time.monotonic()
             with contextlib.suppress(synk_comm.CommError, WorkerDied):
                 self.rank.tell(order, TELL_TIMEOUT_S)
 
@@ -363,7 +364,7 @@ class Controller:
         self._pool.kill()
         self._interrupts.restore()
         self.times.release()
-        self._box.release()
+        self._box.close()
         self.replicas.close()
         self.rank.close()
         if self._group is not None:

@@ -20,7 +20,7 @@ import numpy as np
 from synk_theano._graph.facts import Event
 from synk_theano._plan.rows import Bounds, Selection
 from synk_theano._watch.history import History
-from synk_theano._watch.stats import Ledger, Tally
+from synk_theano._watch.stats import Ledger, Performed, Tally
 from synk_theano._wire.data import Data
 from synk_theano._wire.messages import Act, ArrayRef, Form, Rows, Step
 
@@ -75,7 +75,7 @@ class Executor:
         size: number of ranks.
         master: this process's rank.
         lock: held while acts are staged and performed: other threads wait.
-        called: called after each order with its events; the caller holds the lock.
+        observers: called with each order that was performed; the caller holds the lock.
         distributor: sends functions and variables to the workers.
         ledger: the figures of `stats()`.
     """
@@ -86,13 +86,12 @@ class Executor:
         rank = controller.rank
         self.size, self.master = rank.size, rank.master
         self.lock = controller.lock
-        self.called: Callable[[Sequence[Event]], None] = lambda _events: None
         self.ledger = Ledger(self.size, self.master)
+        self.observers: List[Callable[[Performed], None]] = [self.ledger.observe, history.observe]
         self.distributor = Distributor(rank, self.run_act, store, controller.garbage.collect)
         self._controller = controller
         self._store = store
         self._builder = builder
-        self._history = history
         self._acts = controller.acts
         self._registry = rank.registry
         self._device = rank.device
@@ -136,14 +135,11 @@ class Executor:
         began = perf_counter()
         results = controller.run([act.step for act in prepared])
         run_s = perf_counter() - began
-        self.ledger.record(prepared, controller.times, began - self.lock.began, run_s)
-        finished, events = [], []
-        for act, result in zip(prepared, results):
-            finished.append(act.finish(result))
-            events.append(act.event)
-        # Last: a reminder may be an error, where the user's filters make it one.
-        self._history.note(events)
-        self.called(events)
+        finished = [act.finish(result) for act, result in zip(prepared, results)]
+        performed = Performed(prepared, controller.times, began - self.lock.began, run_s)
+        # Last: a warning of theirs may be an error, where the user's filters make it one.
+        for observe in self.observers[:]:  # one that has nothing left to watch removes itself
+            observe(performed)
         return finished
 
     def run_act(

@@ -9,13 +9,11 @@ from numpy.random import RandomState
 from synk_theano._graph.leaves import is_random_state, is_row_share
 from synk_theano._graph.shared import Storage, value_of
 from synk_theano._graph.values import is_array, on_host
+from synk_theano._plan.collectives import RESTORING, WRITING
 from synk_theano._rank.workplace import Workplace
 from synk_theano._warn import warn_user
 from synk_theano._wire.messages import PLAIN, Act, Call, Collective, Distribute, Settings
 from synk_theano.exceptions import ReplicasDiffer, ReplicaWarning
-
-_LOOKS = frozenset({"broadcast", "get_value", "gather", "get_shapes", "get_digests"})
-"""Collectives that mend a difference, or show it."""
 
 
 class Replicas:
@@ -90,7 +88,7 @@ class Replicas:
                 if self._same_streams:  # drawing a number is no update of the recipe
                     self._differ.update(self._states(act.function_id))
                 self._see(number for number, _ in self._use(act.function_id))
-            elif isinstance(act, Collective) and act.kind not in _LOOKS - {"broadcast"}:
+            elif isinstance(act, Collective) and act.kind in WRITING:
                 self._differ.update(act.variables)
 
     def see_all(self) -> None:
@@ -125,7 +123,7 @@ class Replicas:
                 if act.kind == "broadcast":
                     # Later acts of the same order may use the variables.
                     mended.update(act.variables)
-                elif act.kind not in _LOOKS:
+                elif act.kind not in RESTORING:
                     self._require(act.variables, mended, f"{act.kind}()")
 
     def _require(self, numbers: Iterable[int], mended: Set[int], what: str) -> None:

@@ -19,8 +19,7 @@ import numpy as np
 from synk_theano._graph.fast_call import trusting
 from synk_theano._graph.shared import changed_by, store, value_of
 from synk_theano._graph.values import is_device_type
-from synk_theano._plan.rows import Selection, select, split_rows
-from synk_theano._plan.selectors import read_selector, selecting
+from synk_theano._plan.rows import Selection, read_selector, select, selecting, split_rows
 from synk_theano._watch.flight import KINDS, Phase
 from synk_theano._wire.messages import ROWLESS, Call, Rows
 from synk_theano.exceptions import InputValueError, SynkError

@@ -1,6 +1,6 @@
 """Collectives over shared variables: every rank does its part with the same function.
 
-Each function of `COLLECTIVES` does one rank's part of one kind of `Collective`. The master has
+Each function of `PERFORMERS` does one rank's part of one kind of `Collective`. The master has
 checked the arguments; the communicator compares the ranks' shapes before data moves, those of
 several variables in one comparison: so all change, or none.
 """
@@ -40,7 +40,7 @@ class PreparedCollective:
     def __init__(self, here: Workplace, act: Collective) -> None:
         self._here = here
         self._act = act
-        self._perform = COLLECTIVES[act.kind]
+        self._perform = PERFORMERS[act.kind]
         self._has_rows = act.arguments.get("rows") is not None
         self.name = self.doing = f"{act.kind}()"
         values = (value_of(here.registry[number]) for number in act.variables)
@@ -316,7 +316,7 @@ def _name(here: Workplace, number: int) -> str:
     return repr(here.registry.label(number))
 
 
-COLLECTIVES: Dict[str, Callable[..., Any]] = {
+PERFORMERS: Dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         broadcast,

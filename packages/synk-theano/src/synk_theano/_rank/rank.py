@@ -299,7 +299,7 @@ class Rank(Workplace):
             # First: freeing memory that the device still uses would wait for it.
             self._comm.close()
         self.times = None
-        self.flight.release()
+        self.flight.close()
         self.journal.clear()
         for act in self._acts.values():
             if isinstance(act, PreparedCall):

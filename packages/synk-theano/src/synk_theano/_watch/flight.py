@@ -12,6 +12,8 @@ from enum import IntEnum
 from time import perf_counter_ns
 from typing import Any, List, NamedTuple, Optional, Tuple
 
+from synk_theano._plan.collectives import COLLECTIVES
+
 
 class Phase(IntEnum):
     """What a rank is doing."""
@@ -43,26 +45,11 @@ class Outcome(IntEnum):
     UNDONE = 3
 
 
-KINDS = (
-    "function",
-    "broadcast",
-    "scatter",
-    "set_value",
-    "get_value",
-    "gather",
-    "all_gather",
-    "reduce",
-    "all_reduce",
-    "get_shapes",
-    "get_digests",
-    "distribute",
-    "timeline",
-    "watch_finite",
-)
-"""What acts can be. With a function goes its number."""
+KINDS = ("function", *COLLECTIVES, "distribute", "timeline", "watch_finite")
+"""Kinds of acts."""
 
 RECORDS = 128
-"""Acts that are kept of each rank."""
+"""Acts recorded of each rank; older ones are overwritten."""
 
 _PHASE, _COUNT, _INTERRUPT = range(3)
 _PHASE_BITS = 8
@@ -76,13 +63,13 @@ WORDS = _HEADER + RECORDS * _WIDTH
 """Integers of one rank's block."""
 
 
-class Act(NamedTuple):
-    """One act as its rank has recorded it.
+class ActRecord(NamedTuple):
+    """One act, recorded by its rank.
 
     Attributes:
-        serial: of the order that it was part of.
+        serial: of its order.
         kind: one of `KINDS`.
-        subject: of a function its number, else how many variables.
+        subject: the number of a function, else the number of variables.
         began_ns, ended_ns: of `time.perf_counter_ns`; `ended_ns` is 0 for an act under way.
         rows: that the rank computes; 0 where there are none.
         nbytes: of the arrays that the act refers to.
@@ -113,11 +100,11 @@ class Flight:
         self._place = _HEADER
 
     def enter(self, phase: int, detail: int = 0) -> None:
-        """Say what comes now; `detail` is the number of the slice."""
+        """Record the phase that begins; `detail` is the number of the slice."""
         self._words[_PHASE] = phase | detail << _PHASE_BITS
 
     def begin(self, serial: int, kind: int, subject: int, rows: int, nbytes: int) -> None:
-        """An act begins; `kind` is a place in `KINDS`."""
+        """Record the begin of an act; `kind` is a place in `KINDS`."""
         self._place = place = _HEADER + self._count % RECORDS * _WIDTH
         _ACT.pack_into(
             self._bytes, place * 8, serial, kind, subject, perf_counter_ns(), 0, rows, nbytes, 0
@@ -126,13 +113,13 @@ class Flight:
         self._words[_COUNT] = self._count
 
     def end(self, outcome: Outcome) -> None:
-        """The act that began last has ended."""
+        """Record the end of the act that began last."""
         words, place = self._words, self._place
         words[place + _ENDED] = perf_counter_ns()
         words[place + _OUTCOME] = outcome
 
     def mark(self, serial: int, outcome: Outcome) -> None:
-        """Say of all acts of an order how they ended after all."""
+        """Record another outcome of all acts of an order."""
         words, count = self._words, self._count
         for i in range(count - 1, max(count - RECORDS, 0) - 1, -1):
             place = _HEADER + i % RECORDS * _WIDTH
@@ -141,17 +128,17 @@ class Flight:
             words[place + _OUTCOME] = outcome
             words[place + _ENDED] = words[place + _ENDED] or perf_counter_ns()
 
-    # Read by the master.
+    # For the master.
 
     @property
     def phase(self) -> Tuple[Phase, int]:
-        """What the rank is doing, and the detail of it."""
+        """The rank's phase, and its detail."""
         word: int = self._words[_PHASE]
         return Phase(word & _PHASES), word >> _PHASE_BITS
 
     @property
     def interrupted(self) -> int:
-        """The order that is to be given up; 0 for none."""
+        """The serial of the order to give up; 0 for none."""
         serial: int = self._words[_INTERRUPT]
         return serial
 
@@ -159,7 +146,7 @@ class Flight:
     def interrupted(self, serial: int) -> None:
         self._words[_INTERRUPT] = serial
 
-    def acts(self) -> List[Act]:
+    def acts(self) -> List[ActRecord]:
         """The last acts, oldest first."""
         count = self._words[_COUNT]
         found = []
@@ -167,16 +154,18 @@ class Flight:
             values = _ACT.unpack_from(self._bytes, (_HEADER + i % RECORDS * _WIDTH) * 8)
             serial, kind, subject, began, ended, rows, nbytes, outcome = values
             found.append(
-                Act(serial, KINDS[kind], subject, began, ended, rows, nbytes, Outcome(outcome))
+                ActRecord(
+                    serial, KINDS[kind], subject, began, ended, rows, nbytes, Outcome(outcome)
+                )
             )
         return found
 
-    def last(self) -> Optional[Act]:
+    def last(self) -> Optional[ActRecord]:
         """The act that began last."""
         acts = self.acts()
         return acts[-1] if acts else None
 
-    def release(self) -> None:
-        """Let go of shared memory; what is written from now on goes nowhere."""
+    def close(self) -> None:
+        """Drop the shared memory; later records go nowhere."""
         self._words = memoryview(bytearray(WORDS * 8)).cast("q")
         self._bytes = self._words.cast("B")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import Any, Deque, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, Deque, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
 
 from synk_theano._graph.facts import Event, FunctionFacts, facts_of
 from synk_theano._graph.shared import VariableRegistry, value_of
 from synk_theano._graph.spec import FunctionSpec, unnamed
 from synk_theano._graph.values import is_array
+from synk_theano._plan.collectives import WRITING
 from synk_theano._warn import warn_user
 from synk_theano.exceptions import LintWarning
 
 from .findings import ERROR, Findings
 from .lint import lint
+from .stats import Performed
 
 EVENTS = 10_000
 """Calls and collectives that are looked back on."""
@@ -28,7 +30,6 @@ REMINDERS = (100, EVENTS)
 updates let the ranks drift apart is told of at its second call already."""
 
 DRIFT = "replicas-drift"
-COMBINING = frozenset({"broadcast", "all_reduce", "all_gather", "reduce", "scatter", "set_value"})
 
 TOLD = frozenset({"unreduced-read", DRIFT, "reduced-on-master-only"})
 """Rules of which users are reminded: their gradients or parameters are no longer common. Of a
@@ -111,10 +112,11 @@ class History:
         arrays = {number: value for number, value in values.items() if is_array(value)}
         return {n: f"{value.dtype} {tuple(value.shape)}" for n, value in arrays.items()}
 
-    def note(self, events: Iterable[Event]) -> None:
-        """Take in what was done."""
+    def observe(self, performed: Performed) -> None:
+        """Add the acts of an order; warn of replicas that drift apart."""
         if not self.on:
             return
+        events = [act.event for act in performed.prepared]
         self._events.extend(events)
         for event in events:
             if event.function_id is None:
@@ -127,7 +129,7 @@ class History:
             self.remind()
 
     def _combined(self, event: Event) -> None:
-        if self._moved and event.kind in COMBINING:
+        if self._moved and event.kind in WRITING:
             drifting = self._drifting
             self._moved = {f for f in self._moved if drifting[f].isdisjoint(event.variables)}
 

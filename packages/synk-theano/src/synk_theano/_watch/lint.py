@@ -24,6 +24,7 @@ from typing import (
 )
 
 from synk_theano._graph.facts import Event, FunctionFacts
+from synk_theano._plan.collectives import EQUALIZING
 
 from .findings import ERROR, WARNING, Finding, labels
 
@@ -115,7 +116,7 @@ def _with_stages(averaged: FrozenSet[int], functions: Sequence[FunctionFacts]) -
 
 
 @dataclass
-class _Difference:
+class _Divergence:
     """Why a variable is not equal on all ranks.
 
     `kind` is "update" (by `writer`, from the rank's own rows), "reduce", "set_value", "scatter",
@@ -168,7 +169,7 @@ class _Replay:
         self._label = label
         self._size = size
         self._known_averaged = averaged
-        self._differs: Dict[int, _Difference] = {}
+        self._differs: Dict[int, _Divergence] = {}
         self._found: Dict[Tuple[str, int, Tuple[int, ...]], Finding] = {}
         self._drifting: Dict[int, FunctionFacts] = {}
         self._combined: Set[int] = set()
@@ -249,7 +250,7 @@ class _Replay:
 
     def _collective(self, event: Event, variable: int) -> None:
         kind, before = event.kind, self._differs.get(variable)
-        if kind in ("broadcast", "all_reduce", "all_gather"):
+        if kind in EQUALIZING:
             if before is not None and before.kind in ("update", "derived", "reduce"):
                 self._combined.add(variable)
                 on_master = before.kind == "reduce" or before.on_master
@@ -257,20 +258,20 @@ class _Replay:
                     self.averaged.add(variable)
             self._differs.pop(variable, None)
         elif kind == "scatter":
-            self._differs[variable] = _Difference(kind)
+            self._differs[variable] = _Divergence(kind)
         elif kind == "reduce":
             self._combined.add(variable)
             if before is None or before.kind in ("update", "derived", "reduce"):
                 writer = None if before is None else before.writer
-                self._differs[variable] = _Difference(kind, writer)
+                self._differs[variable] = _Divergence(kind, writer)
         elif kind in ("gather", "get_value"):
             self._gathered.add(variable)
         elif kind == "set_value":
             self._set_value(event, variable, before)
 
-    def _set_value(self, event: Event, variable: int, before: Optional[_Difference]) -> None:
+    def _set_value(self, event: Event, variable: int, before: Optional[_Divergence]) -> None:
         if before is None or before.kind != "set_value":
-            before = self._differs[variable] = _Difference("set_value")
+            before = self._differs[variable] = _Divergence("set_value")
         before.ranks.add(event.rank)
         before.count += 1
         done = before.count if None in before.ranks else len(before.ranks)
@@ -293,13 +294,13 @@ class _Replay:
         }
         for variable in function.updates:
             if variable in function.rank_dependent_updates:
-                self._differs[variable] = _Difference("update", function)
+                self._differs[variable] = _Divergence("update", function)
             elif sources := differing & function.sources.get(variable, function.reads):
-                self._differs[variable] = _Difference("derived", on_master=sources <= on_masters)
+                self._differs[variable] = _Divergence("derived", on_master=sources <= on_masters)
             else:
                 self._differs.pop(variable, None)
 
-    def _read(self, reader: FunctionFacts, variable: int, difference: _Difference) -> None:
+    def _read(self, reader: FunctionFacts, variable: int, difference: _Divergence) -> None:
         """`reader` reads a variable that is not equal on all ranks, which it did not write."""
         consumers = reader.consumers(variable)
         if not consumers and not reader.has_rows:

@@ -16,6 +16,22 @@ GONE = "(gone)"
 """The line of functions without a name that nobody has any more."""
 
 
+class Performed(NamedTuple):
+    """An order that all ranks have performed.
+
+    Attributes:
+        prepared: its acts, each with its `tally`, its `event` and its `nbytes` of inputs.
+        times: seconds of computing, by act and rank.
+        scatter_s: seconds until the order was given.
+        run_s: seconds from then to its end.
+    """
+
+    prepared: Sequence[Any]
+    times: Any
+    scatter_s: float
+    run_s: float
+
+
 class FunctionStats(NamedTuple):
     """The figures of one function, or of one kind of collective, since the last reset.
 
@@ -153,15 +169,9 @@ class Ledger:
         if tally is not None:
             self.tally(GONE).take(tally)
 
-    def record(self, prepared: Sequence[Any], times: Any, scatter_s: float, run_s: float) -> None:
-        """Take in an order.
-
-        Args:
-            prepared: its acts. What cannot be told apart counts for the last of them.
-            times: seconds of computing, by act and rank.
-            scatter_s: seconds until the order was given.
-            run_s: seconds from then to its end.
-        """
+    def observe(self, performed: Performed) -> None:
+        """Add the figures of an order; those of all its acts together go to the last one."""
+        prepared, times, scatter_s, run_s = performed
         size, start = self._size, 0
         for act in prepared:
             tally = act.tally

@@ -16,7 +16,7 @@ import numpy as np
 from synk_theano import flight
 from synk_theano._rank.functions import LoadedFunction
 from synk_theano._text import text_of
-from synk_theano._watch.flight import Act, Flight, Outcome, Phase
+from synk_theano._watch.flight import ActRecord, Flight, Outcome, Phase
 
 _logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class BlackBox:
         self._functions = functions
         self._seen: Optional[List[Dict[str, Any]]] = None
 
-    def act_of(self, act: Act) -> str:
+    def act_of(self, act: ActRecord) -> str:
         """An act in words: ``function 'train'``, ``all_reduce()``."""
         if act.kind != "function":
             return f"{act.kind}()"
@@ -73,13 +73,13 @@ class BlackBox:
             Phase.FAIL: f"giving up {act}",
         }[phase]
 
-    def begin(self) -> None:
-        """An order begins: what was seen of the one before is of no more interest."""
+    def forget(self) -> None:
+        """Forget what `look` has seen: the order went on."""
         self._seen = None
 
     def look(self) -> None:
-        """Remember what all ranks are doing now: soon they will be told to stop. The first look
-        in an order counts."""
+        """Remember what all ranks are doing now, before they are interrupted; the first look at an
+        order counts."""
         if self._seen is None:
             self._seen = [self._look_at(rank) for rank in range(len(self.flights))]
 
@@ -113,6 +113,7 @@ class BlackBox:
         """
         self.look()
         ranks = [{**seen, "pid": pid} for seen, pid in zip(self._seen or [], pids)]
+        self._seen = None
         content = {
             "version": flight.VERSION,
             "when": dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds"),
@@ -139,7 +140,7 @@ class BlackBox:
             _logger.debug("no flight record was written: %s", problem)
             return None
 
-    def release(self) -> None:
-        """Let go of shared memory."""
+    def close(self) -> None:
+        """Drop the shared memory."""
         for one in self.flights:
-            one.release()
+            one.close()

@@ -36,6 +36,9 @@ class StallWatch:
         master: the rank of this process.
         stacks: gives the Python stacks of workers.
         stall_s: seconds after which to warn, then after twice as many, and so on.
+
+    Attributes:
+        began: when the order began, in seconds of `time.monotonic`; set by the master.
     """
 
     def __init__(
@@ -49,20 +52,16 @@ class StallWatch:
         self._workers = [rank for rank in range(len(box.flights)) if rank != master]
         self._stacks = stacks
         self._stall_s = stall_s
-        self._began = 0.0
-        self._next_s = stall_s
-
-    def begin(self) -> None:
-        """An order begins."""
-        self._began = time.monotonic()
-        self._next_s = self._stall_s
+        self.began = 0.0
+        self._warned = 0.0, 0.0
 
     def check(self) -> None:
         """Called while the master waits; warns when it is time."""
-        seconds = time.monotonic() - self._began
-        if seconds < self._next_s:
+        seconds = time.monotonic() - self.began
+        began, warned_s = self._warned
+        if seconds < (2 * warned_s if began == self.began else self._stall_s):
             return
-        self._next_s = 2 * seconds
+        self._warned = self.began, seconds
         ranks = self.late()
         text = self.describe(ranks, seconds, self._stacks(ranks))
         warn_user(
@@ -88,7 +87,7 @@ class StallWatch:
 
     def error(self) -> WorkerStalled:
         """The order is given up: because of whom."""
-        ranks, seconds = self.late(), time.monotonic() - self._began
+        ranks, seconds = self.late(), time.monotonic() - self.began
         stacks = self._stacks(ranks)
         doing = self._box.doing(ranks[0])
         return WorkerStalled(ranks, doing, seconds, stacks, self.describe(ranks, seconds, stacks))
