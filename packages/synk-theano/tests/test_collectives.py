@@ -240,7 +240,7 @@ def test_what_is_no_array_or_has_a_fixed_length_is_refused(pair):
 
 ARGUMENTS = {
     "scatter": lambda w: (w, np.arange(6.0)),
-    "set_value": lambda w: (1, w, np.arange(3.0)),
+    "set_value": lambda w: (1, w, np.arange(3.0) + 5),
     "get_value": lambda w: (1, w),
 }
 
