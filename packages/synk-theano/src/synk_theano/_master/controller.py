@@ -216,7 +216,8 @@ class Controller:
         """
         self.require_open()
         LATER.at_the_next_chance()
-        self.await_workers()
+        if not self._joined:
+            self.await_workers()
         acts = [self.acts.get(step.number) for step in steps]
         self.replicas.require_equal(acts)
         self._threads.apply()

@@ -135,7 +135,9 @@ class Executor:
         began = perf_counter()
         results = controller.run([act.step for act in prepared])
         run_s = perf_counter() - began
-        finished = [act.finish(result) for act, result in zip(prepared, results)]
+        finished = []
+        for act, result in zip(prepared, results):
+            finished.append(act.finish(result))
         performed = Performed(prepared, controller.times, began - self.lock.began, run_s)
         # Last: a warning of theirs may be an error, where the user's filters make it one.
         for observe in self.observers[:]:  # one that has nothing left to watch removes itself

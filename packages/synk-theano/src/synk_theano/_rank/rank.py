@@ -38,7 +38,7 @@ from .call import PreparedCall
 from .collectives import PreparedCollective
 from .distribute import PreparedDistribution, PreparedRecording
 from .finite.finite import PreparedFiniteWatch
-from .workplace import Workplace
+from .workplace import NotJoined, Workplace
 
 # Members of enums are slow to look up in some versions of Python.
 _IDLE, _END, _DONE = Phase.IDLE, Phase.END, Outcome.DONE
@@ -101,12 +101,12 @@ class Rank(Workplace):
     def join(self, ticket: Optional[str], timeout_s: float, watch: Callable[[], None]) -> None:
         """Meet the other ranks. Blocks until all are there; alone, nothing is needed."""
         if ticket is None:
-            (self._comm,) = synk_comm.local_group(1)
+            (self.comm,) = synk_comm.local_group(1)
         else:
             host = synk_comm.join(ticket, timeout_s=timeout_s, watch=watch)
-            self._comm = host
+            self.comm = host
             self._line = OrderLine(host, self.master)
-            self._comm = self.device.connect(host)
+            self.comm = self.device.connect(host)
 
     def perform(
         self,
@@ -295,9 +295,9 @@ class Rank(Workplace):
 
     def close(self) -> None:
         """Drop everything. Never blocks for long."""
-        if self._comm is not None:
+        if not isinstance(self.comm, NotJoined):
             # First: freeing memory that the device still uses would wait for it.
-            self._comm.close()
+            self.comm.close()
         self.times = None
         self.flight.close()
         self.journal.clear()

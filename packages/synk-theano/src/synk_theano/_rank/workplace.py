@@ -23,6 +23,13 @@ MOST_THREADS = 8
 """Threads for reading rows; more of them do not read faster."""
 
 
+class NotJoined:
+    """In place of a communicator, until the ranks have joined."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"{name}: this rank has not joined the others yet")
+
+
 class Workplace:
     """A rank's communicator, shared variables, functions and mapped arrays.
 
@@ -35,6 +42,7 @@ class Workplace:
         flight: where to record phases and acts; None for a place that no other process sees.
 
     Attributes:
+        comm: the communicator of all ranks.
         registry: the shared variables, by number.
         functions: by number.
         arrays: mapped from shared memory.
@@ -73,14 +81,7 @@ class Workplace:
         self.doing = ""
         self.seed = rank if settings.reseeds and not self.is_master else None
         self.check_finite: List[Optional[Callable[[Any], List[Any]]]] = [None]
-        self._comm: Optional[synk_comm.Communicator] = None
-
-    @property
-    def comm(self) -> synk_comm.Communicator:
-        """The communicator of all ranks."""
-        if self._comm is None:
-            raise RuntimeError(f"rank {self.rank} has not joined the others yet")
-        return self._comm
+        self.comm: synk_comm.Communicator = NotJoined()  # type: ignore[assignment]
 
     def heed_interrupt(self) -> None:
         """Raise if the master gives up the order under way.

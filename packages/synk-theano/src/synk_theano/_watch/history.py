@@ -116,9 +116,9 @@ class History:
         """Add the acts of an order; warn of replicas that drift apart."""
         if not self.on:
             return
-        events = [act.event for act in performed.prepared]
-        self._events.extend(events)
-        for event in events:
+        for act in performed.prepared:
+            event = act.event
+            self._events.append(event)
             if event.function_id is None:
                 self._combined(event)
             elif self._has_drifted(event.function_id):
