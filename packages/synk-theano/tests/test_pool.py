@@ -55,7 +55,7 @@ def test_the_limits_add_up():
 @pytest.mark.parametrize("stopped", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_stop_is_quick_whatever_the_workers_do(act, stopped, record_property):
     with computing(act, size=3) as pool:
-        pids = [*pool.pids, pool.keeper_pid]
+        pids = [*pool.pids, pool.watchdog_pid]
         if stopped:
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
@@ -129,12 +129,12 @@ def test_a_lifeline_is_closed_once_whoever_closes_it():
         def counted(fd):
             if fd == lifeline:
                 closed.append(fd)
-                worker.release()  # as another thread might, at this moment
+                worker.close()  # as another thread might, at this moment
             close(fd)
 
         os.close = counted
         try:
-            worker.release()
+            worker.close()
         finally:
             os.close = close
         assert closed == [lifeline]
@@ -352,7 +352,7 @@ from synk_theano.exceptions import WorkerDied
 runtime = Runtime(2)
 runtime.distribute()
 pool = runtime._controller._pool
-for pid in (pool.pids[0], pool.keeper_pid):
+for pid in (pool.pids[0], pool.watchdog_pid):
     os.kill(pid, signal.SIGKILL)
 pool._workers[0].process.wait()
 try:

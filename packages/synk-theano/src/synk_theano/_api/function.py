@@ -28,7 +28,7 @@ class Function:
             weights with which ``all_reduce(..., weights=f)`` averages exactly.
         number: of the function in its runtime.
         spec: what was given to ``function()``.
-        keepers: functions that `verify` has made for this one.
+        copiers: functions that `verify` has made to copy this one's states.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Function:
         self._planner = Planner(spec, function_id, self._signature, launcher, repr(self))
         self._event = Event("call", function_id)
         self._tally = launcher.tally(spec.name or unnamed(function_id))
-        self.keepers: Dict[str, Any] = {}
+        self.copiers: Dict[str, Any] = {}
         self.rows: Optional[Tuple[int, ...]] = None
 
     @property

@@ -20,7 +20,7 @@ _LONGEST_CHAIN = 40
 """Of symbolic links: more are a circle."""
 
 
-class Place(NamedTuple):
+class PathEntry(NamedTuple):
     """A folder, file or symbolic link on the way to where something is read.
 
     Attributes:
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 def danger(
-    places: Iterable[Place], uid: int, is_private: Callable[[int], bool] = lambda _gid: False
+    places: Iterable[PathEntry], uid: int, is_private: Callable[[int], bool] = lambda _gid: False
 ) -> Optional[str]:
     """Why another user could change what user `uid` reads at the end of this way; None if none can.
 
@@ -66,19 +66,19 @@ def danger(
     return None
 
 
-def is_closed(places: Iterable[Place]) -> bool:
+def is_closed(places: Iterable[PathEntry]) -> bool:
     """Whether there is a folder on the way that nobody but its owner (and root) can enter."""
     return any(stat.S_ISDIR(place.mode) and not place.mode & _ENTER for place in places)
 
 
-def way_to(path: str) -> Iterator[Place]:
+def way_to(path: str) -> Iterator[PathEntry]:
     """Every place that the kernel comes by on its way to `path`, links and their targets included.
 
     It ends where something is not there, or cannot be looked at.
     """
     left: List[str] = [part for part in reversed(os.path.abspath(path).split("/")) if part]
     here, links = "/", 0
-    yield _place("/", os.lstat("/"))
+    yield _entry("/", os.lstat("/"))
     while left:
         part = left.pop()
         if part == "..":
@@ -90,7 +90,7 @@ def way_to(path: str) -> Iterator[Place]:
             target = os.readlink(there) if stat.S_ISLNK(status.st_mode) else None
         except OSError:
             return
-        yield _place(there, status)
+        yield _entry(there, status)
         if target is None:
             here = there
             continue
@@ -102,8 +102,8 @@ def way_to(path: str) -> Iterator[Place]:
             here = "/"
 
 
-def _place(path: str, status: os.stat_result) -> Place:
-    return Place(path, status.st_uid, status.st_gid, status.st_mode)
+def _entry(path: str, status: os.stat_result) -> PathEntry:
+    return PathEntry(path, status.st_uid, status.st_gid, status.st_mode)
 
 
 def is_private_group(gid: int) -> bool:
@@ -132,7 +132,7 @@ def cache_danger(folder: str) -> Optional[str]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                place = _place(entry.path, entry.stat(follow_symlinks=False))
+                place = _entry(entry.path, entry.stat(follow_symlinks=False))
                 found = danger([*way, place], uid, is_private_group)
                 if found is not None:
                     return found

@@ -50,7 +50,7 @@ def lineage_of(spec: FunctionSpec) -> Lineage:
     What a given's replacement is itself computed from counts with all givens in place, whatever
     their order: at worst a leaf too many is named.
     """
-    walk = _Walk(spec)
+    walk = _LeafSets(spec)
     outputs = tuple(walk.leaves(variable) for variable in spec.outputs)
     values = [(target, value) for target, value, _ in spec.updates]
     updates = [(target, walk.leaves(value)) for target, value in values]
@@ -70,13 +70,13 @@ def lineage_of(spec: FunctionSpec) -> Lineage:
             reached.extend(_shared([leaves]))
     if walk.has_zeros:
         # Only needed so far: what is multiplied by zero brings its default update along.
-        bare = _Walk(spec, behind_zeros=False)
+        bare = _LeafSets(spec, behind_zeros=False)
         outputs = tuple(bare.leaves(variable) for variable in spec.outputs)
         updates = [(target, bare.leaves(value)) for target, value in values]
     followed = tuple(updates)
     if not walk.has_reductions:
         return Lineage(outputs, followed, followed, False)
-    short = _Walk(spec, behind_reductions=False)
+    short = _LeafSets(spec, behind_reductions=False)
     since_reduced = tuple((target, short.leaves(value)) for target, value in values)
     return Lineage(outputs, followed, since_reduced, True)
 
@@ -176,7 +176,7 @@ def _is_zero(variable: Any) -> bool:
     return isinstance(variable, Constant) and not np.any(variable.data)
 
 
-class _Walk:
+class _LeafSets:
     """Sets of leaves, as bits, for every variable seen so far.
 
     Args:

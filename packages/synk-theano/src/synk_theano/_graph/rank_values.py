@@ -35,14 +35,14 @@ class RankValues:
 
     Args:
         shared: the variables of one function.
-        keepers: where the functions that copy are kept for the next time.
+        copiers: where the functions that copy are kept for the next time.
 
     Attributes:
         variables: those that hold arrays.
         saved: their values, by rank.
     """
 
-    def __init__(self, runtime: Any, shared: Sequence[Any], keepers: Dict[str, Any]) -> None:
+    def __init__(self, runtime: Any, shared: Sequence[Any], copiers: Dict[str, Any]) -> None:
         distinct = list({id(v.container.storage): v for v in shared}.values())
         self._runtime = runtime
         self.variables = [v for v in distinct if is_array(value_of(v))]
@@ -53,10 +53,10 @@ class RankValues:
         ]
         self._put_back: Any = None
         if self._others and runtime.size > 1:
-            if not keepers:
-                keepers.update(self._make_keepers())
-            keepers["keep"]()
-            self._put_back = keepers["put back"]
+            if not copiers:
+                copiers.update(self._make_copiers())
+            copiers["keep"]()
+            self._put_back = copiers["put back"]
 
     def fetch(self, rank: int, places: Sequence[int]) -> Values:
         """Copies of one rank's values, of the variables at `places`."""
@@ -99,7 +99,7 @@ class RankValues:
         if self._put_back is not None:
             self._put_back()
 
-    def _make_keepers(self) -> Dict[str, Any]:
+    def _make_copiers(self) -> Dict[str, Any]:
         keeps, returns = [], []
         for variable, value in zip(self._others, self._masters):
             kept = type(variable)(

@@ -19,7 +19,7 @@ import numpy as np
 
 import synk_comm
 from synk_comm import cuda
-from synk_theano._graph.devices.device import AnyDevice, Gpu, Host
+from synk_theano._graph.devices.device import AnyDevice, Cpu, Gpu
 from synk_theano._graph.environment import threads_per_rank
 from synk_theano._graph.shared import VariableRegistry
 from synk_theano._text import text_of
@@ -103,7 +103,7 @@ class Rank:
         self.registry = VariableRegistry()
         self.functions: Dict[int, LoadedFunction] = {}
         self.arrays = ArrayCache(min(threads_per_rank(size), MOST_THREADS))
-        self.device: AnyDevice = device or Host()
+        self.device: AnyDevice = device or Cpu()
         self.in_step = True
         self.also_declined: Dict[int, str] = {}
         self.doing = ""

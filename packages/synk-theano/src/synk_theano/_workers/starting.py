@@ -12,7 +12,7 @@ from synk_theano._rank.rank import Rank
 from synk_theano._wire.messages import ArrayRef, Hello
 
 from .pool import WorkerPool
-from .processes import Keeper
+from .processes import Watchdog
 
 
 def start_workers(
@@ -26,7 +26,7 @@ def start_workers(
     reseed: bool,
     nccl: bool,
     record: bool,
-    keeper: Optional[Keeper],
+    watchdog: Optional[Watchdog],
 ) -> WorkerPool:
     """Start a worker for each rank but the master's; returns while they start.
 
@@ -36,7 +36,7 @@ def start_workers(
         group: that they will join; None if there are no workers.
         times, flight, reseed, nccl, record: see `Hello`.
         profile: have each worker write a profile.
-        keeper: that is to look after them.
+        watchdog: that is to look after them.
 
     Raises:
         StartError: a process could not be started; those that were are ended.
@@ -73,4 +73,4 @@ def start_workers(
         for rank in range(master.size)
         if rank != master.rank
     ]
-    return WorkerPool(starts, group.fds, group.folder, keeper)
+    return WorkerPool(starts, group.fds, group.folder, watchdog)

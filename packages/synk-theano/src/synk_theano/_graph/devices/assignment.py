@@ -19,7 +19,7 @@ from synk_theano._cores import available_cores
 from synk_theano._plan.rows import is_int
 from synk_theano.exceptions import InputTypeError, InputValueError, StartError
 
-from .device import Gpu, Host, ordinal_of
+from .device import Cpu, Gpu, ordinal_of
 
 USE_GPU = "SYNKHRONOS_USE_GPU"
 """The environment variable that says what ``use_gpu=None`` means: 0 is False, 1 is True."""
@@ -30,7 +30,7 @@ MOST_RANKS = 1024
 DOCTOR = "`synkhronos doctor` says what is there, and what to install"
 
 
-class Ranks(NamedTuple):
+class Assignment(NamedTuple):
     """How many ranks there are, and where each computes.
 
     Attributes:
@@ -62,7 +62,7 @@ def choose(
     use_gpu: Optional[bool],
     master_rank: int,
     devices: Optional[Sequence[str]],
-) -> Ranks:
+) -> Assignment:
     """Decide on the ranks; see `Runtime` for the arguments.
 
     Raises:
@@ -83,7 +83,7 @@ def choose(
             master = whole(master_rank, 0, size - 1, "master_rank")
             line = f"Synkhronos attempting to use {size} of {count} detected GPUs..."
             names, notes = _with_held([f"cuda{i}" for i in range(count)], size, master)
-            return Ranks(size, names, (line, *notes))
+            return Assignment(size, names, (line, *notes))
         if count:
             lines = (f"Synkhronos: GPUs are left alone: {problem}; {DOCTOR}",)
     held = device_in_use()
@@ -98,7 +98,7 @@ def choose(
     some = f"{size} of {cores} detected CPU cores"
     many = f"{size} processes on {cores} detected CPU cores"
     line = f"Synkhronos attempting to use {some if size <= cores else many}..."
-    return Ranks(size, (), (*lines, line))
+    return Assignment(size, (), (*lines, line))
 
 
 def _use_gpu_from_environment() -> Optional[bool]:
@@ -117,7 +117,7 @@ def _named(
     n_parallel: Optional[int],
     use_gpu: Optional[bool],
     master_rank: int,
-) -> Ranks:
+) -> Assignment:
     names = tuple(devices) if isinstance(devices, (list, tuple)) else ()
     if not names or not all(isinstance(name, str) for name in names):
         raise InputTypeError(
@@ -137,7 +137,7 @@ def _named(
         )
     whole(master_rank, 0, len(names) - 1, "master_rank")
     line = f"Synkhronos attempting to use {', '.join(names)}..."
-    return Ranks(len(names), names, (line,))
+    return Assignment(len(names), names, (line,))
 
 
 def _with_held(
@@ -203,7 +203,7 @@ def take(name: Optional[str], nccl: bool) -> Any:
         StartError: it cannot be used.
     """
     if name is None:
-        return Host()
+        return Cpu()
     problem = why_no_pygpu()
     if problem:
         raise StartError(f"device {name}: {problem}; {DOCTOR}")
@@ -247,7 +247,7 @@ def _set_values_anew() -> None:
     gpu_type.filter_inplace = filter_inplace
 
 
-def choose_nccl(ranks: Ranks, wanted: Optional[bool]) -> Tuple[bool, Tuple[str, ...]]:
+def choose_nccl(ranks: Assignment, wanted: Optional[bool]) -> Tuple[bool, Tuple[str, ...]]:
     """Whether collectives go through NCCL, and what to tell the user about it.
 
     Raises:

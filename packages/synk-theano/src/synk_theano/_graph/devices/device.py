@@ -1,6 +1,6 @@
 """A rank's device: how values get there, and which communicator takes them.
 
-Host memory goes to the device by copies that are enqueued like everything else there. From pages
+Cpu memory goes to the device by copies that are enqueued like everything else there. From pages
 that are locked such a copy is quick and asynchronous, which has a price: the memory must not
 change before the copy is done. So `settle` waits for that, before a rank says that it is ready
 with an act: it waits for copies, not for what is computed from them.
@@ -38,7 +38,7 @@ NCCL_DTYPES = frozenset(
 """What NCCL can reduce."""
 
 
-class Host:
+class Cpu:
     """The processor: everything is where it has to be."""
 
     name = "cpu"
@@ -192,7 +192,7 @@ class Gpu:
         return [_fetched(result) for result in results]
 
 
-AnyDevice = Union[Host, Gpu]
+AnyDevice = Union[Cpu, Gpu]
 
 
 def _has_device_values(result: Any) -> bool:

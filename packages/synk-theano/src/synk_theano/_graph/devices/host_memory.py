@@ -1,4 +1,4 @@
-"""Host memory that a CUDA device copies from and to by itself: pages that are locked.
+"""Cpu memory that a CUDA device copies from and to by itself: pages that are locked.
 
 From and to such pages a copy is quick, and asynchronous: who orders it goes on at once. So memory
 that is read must not change, and memory that is written has no meaning, before the copy is done.
@@ -37,7 +37,7 @@ LETTERS = 1 << 17
 
 
 class LockedPages:
-    """Host memory with locked pages, and the copies from it that are under way.
+    """Cpu memory with locked pages, and the copies from it that are under way.
 
     Args:
         device: ordinal of the device.

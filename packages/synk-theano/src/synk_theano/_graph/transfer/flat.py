@@ -78,7 +78,7 @@ _PLAIN = (str, bytes, int, float, complex, np.generic, np.dtype, type)
 _MADE_OF_ATTRIBUTES = (gof.PureOp, gof.Type, specific_out, transfer_type)
 
 
-class _Table:
+class _Distinct:
     """Objects in the order in which they are met, those that are the same once."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ def flatten(function: Any) -> FlatFunction:
             # A graph's leaves that are no inputs are constants.
             numbers[variable] = len(graph.inputs) + len(constants)
             constants.append((type(variable), variable.type, variable.data, variable.name))
-    ops, types = _Table(), _Table()
+    ops, types = _Distinct(), _Distinct()
     nodes = []
     for node in order:
         nodes.append(

@@ -69,7 +69,7 @@ def _random_state_type() -> Any:
     return random_state_type
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: Any, registry: VariableRegistry, buffers: List[Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
         self._registry = registry
@@ -103,7 +103,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-class _Unpickler(pickle.Unpickler):
+class _GraphUnpickler(pickle.Unpickler):
     def __init__(self, file: Any, registry: VariableRegistry, buffers: Iterable[Any]) -> None:
         super().__init__(file, buffers=buffers)
         self._registry = registry
@@ -125,11 +125,11 @@ def dumps(obj: Any, registry: VariableRegistry) -> Tuple[bytes, List[memoryview]
     file = io.BytesIO()
     buffers: List[Any] = []
     with deep_recursion(), no_collection():
-        _Pickler(file, registry, buffers).dump(obj)
+        _GraphPickler(file, registry, buffers).dump(obj)
     return file.getvalue(), [buffer.raw() for buffer in buffers]
 
 
 def loads(data: Any, registry: VariableRegistry, buffers: Iterable[Any] = ()) -> Any:
     """The reverse. Arrays of the result lie in `buffers`: copy what has to outlive them."""
     with deep_recursion(), no_collection(), linked_by_kind():
-        return _Unpickler(io.BytesIO(data), registry, buffers).load()
+        return _GraphUnpickler(io.BytesIO(data), registry, buffers).load()

@@ -102,8 +102,8 @@ def verify(
     several, limit = checked_slices(num_slices), checked_limit(limit)
     sync = checked_flag(sync, "sync")
     with runtime.unrecorded():
-        keepers = function.keepers
-        values = RankValues(runtime, function.get_shared(), keepers)
+        copiers = function.copiers
+        values = RankValues(runtime, function.get_shared(), copiers)
         rows_before = function.rows
         try:
             options = {"batch": batch, "batch_s": batch_s}
