@@ -17,7 +17,8 @@ from typing import (
 
 from synk_theano._api.arguments import listed_variables
 from synk_theano._graph.facts import Event
-from synk_theano._graph.leaves import is_random_state, is_row_share
+from synk_theano._graph.leaves import is_row_share
+from synk_theano._graph.random_streams import is_random_state
 from synk_theano._plan.rows import is_int
 from synk_theano._text import shown
 from synk_theano._warn import warn_user

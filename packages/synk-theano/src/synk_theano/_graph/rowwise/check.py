@@ -11,7 +11,8 @@ import os
 from dataclasses import dataclass
 from typing import Any, FrozenSet, List, Optional, Sequence, Tuple
 
-from synk_theano._graph.leaves import differs_by_rank, is_random_state, lineage_of
+from synk_theano._graph.leaves import differs_by_rank, lineage_of
+from synk_theano._graph.random_streams import is_random_state
 from synk_theano._graph.spec import FunctionSpec
 from synk_theano._warn import warn_user
 from synk_theano.exceptions import DecompositionWarning

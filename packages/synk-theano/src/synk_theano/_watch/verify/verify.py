@@ -33,10 +33,10 @@ from synk_theano._graph.leaves import (
     depends_on_rows,
     differs_by_rank,
     draws,
-    is_random_state,
     is_row_share,
     lineage_of,
 )
+from synk_theano._graph.random_streams import is_random_state
 from synk_theano._graph.rank_values import RankValues, Values, disturbed, equal_bits
 from synk_theano._wire.data import checked_flag
 
