@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # The rules register themselves when they are imported.
-from . import all_reduce, index, nnet, products, scan, shape, tensor  # noqa: F401
+from . import index, nnet, products, scan, shape, tensor  # noqa: F401
 from .reduced import describe_value
 from .walk import Note, Value, Walk, find_reshapes, layout_kind, plain, rows, unknown
 

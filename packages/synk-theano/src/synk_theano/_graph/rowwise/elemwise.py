@@ -15,15 +15,17 @@ from .reduced import CURE, SMOOTH, degree_of, known_linear, of_reduced
 from .walk import (
     FIXED,
     NOISE,
+    ZERO,
     Value,
+    along,
     first_mixed,
     first_of,
     has_shape,
     mixed,
     obstacle,
+    pairs_of_rows,
     plain,
     rule,
-    several,
     unknown,
 )
 
@@ -43,7 +45,7 @@ _FOLDS = {
 }
 
 
-@rule("Elemwise", tolerant=True)
+@rule("Elemwise", takes="all")
 def elemwise(node: Any, values: List[Value]) -> Value:
     """A scalar function of entries that lie at the same place."""
     scalar = node.op.scalar_op
@@ -74,7 +76,7 @@ _PASSING = (
 )
 
 
-@rule(*_PASSING, tolerant=True)
+@rule(*_PASSING, takes="all")
 def passes(_node: Any, values: List[Value]) -> Value:
     """What hands on its first input."""
     return values[0]
@@ -135,7 +137,7 @@ def _zero(node: Any, values: Sequence[Value]) -> Value:
         return unknown(node, "is zero in a shape that is not known")
     spread = next((value for value in values if value.axis is not None), None)
     if spread is None:
-        return FIXED._replace(literal=0.0)
+        return ZERO
     if any(value.axis not in (None, spread.axis) for value in values):
         return unknown(node, "combines each row with each other row")
     return Value("rows", 0.0, spread.axis, spread.layout, literal=0.0)
@@ -179,12 +181,9 @@ def _with_rows(node: Any, name: str, values: Sequence[Value], spread: Sequence[V
         return unknown(node, "chooses by something that was reduced over rows")
     already = first_mixed(values)
     if already is not None:
-        return already._replace(
-            axis=axis, layout=spread[0].layout if has_shape(already) else already.layout
-        )
+        return along(already, axis, spread[0].layout)
     if any(value.axis != axis for value in spread):
-        text = "combines each row with each other row"
-        return several(mixed(node, text, "return the rows with 'gather'"))
+        return pairs_of_rows(node)
     layout = merge_layouts(node, [value.layout for value in spread])
     if isinstance(layout, Value):
         return layout._replace(axis=axis)

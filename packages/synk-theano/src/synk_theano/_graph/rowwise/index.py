@@ -28,7 +28,7 @@ from .walk import (
 _CURE = "return the rows with 'gather' and select after the call"
 
 
-@rule("Subtensor", tolerant=True)
+@rule("Subtensor", takes="all")
 def subtensor(node: Any, values: List[Value]) -> Value:
     """Slices and single entries."""
     value = values[0]
@@ -119,13 +119,9 @@ def _select_rows(node: Any, value: Value, entries: Sequence[Any], lookup: Any) -
     return several(mixed(node, text, _CURE, moved.axis))
 
 
-@rule("IncSubtensor", tolerant=True)
+@rule("IncSubtensor", takes="mixed")
 def inc_subtensor(node: Any, values: List[Value]) -> Value:
     """Slices and single entries, set or added to."""
-    values = [plain(value) for value in values]
-    spoiled = obstacle(node, values)
-    if spoiled is not None:
-        return spoiled
     whole, part = values[:2]
     entries = get_idx_list(node.inputs[1:], node.op.idx_list)
     if not all(value.steady for value in values[2:]):

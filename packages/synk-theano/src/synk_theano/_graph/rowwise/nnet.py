@@ -11,8 +11,8 @@ from .shape import drawn
 from .walk import (
     FIXED,
     Value,
+    along,
     first_mixed,
-    has_shape,
     mixed,
     obstacle,
     plain,
@@ -60,15 +60,13 @@ _POOLS = frozenset(["Pool", "MaxPoolGrad", "AveragePoolGrad", "DownsampleFactorM
 _SOFTMAXES = frozenset(["Softmax", "LogSoftmax", "SoftmaxWithBias", "SoftmaxGrad"])
 
 
-@rule(*_BATCHED, tolerant=True)
+@rule(*_BATCHED, takes="mixed")
 def batched(node: Any, values: List[Value]) -> Value:
     """Operations that work on each row by itself."""
-    values = [plain(value) for value in values]
     name = next(base.__name__ for base in type(node.op).__mro__ if base.__name__ in _BATCHED)
     how = _BATCHED[name]
-    spoiled = obstacle(node, values)
-    if spoiled is not None or all(value.steady for value in values):
-        return spoiled or FIXED
+    if all(value.steady for value in values):
+        return FIXED
     spread = [values[i] for i in how.inputs if values[i].axis is not None]
     if not spread:
         return _of_reduced(node, how, values)
@@ -83,9 +81,7 @@ def batched(node: Any, values: List[Value]) -> Value:
         return unknown(node, "pools over rows")
     already = first_mixed(values)
     if already is not None:
-        return already._replace(
-            axis=0, layout=spread[0].layout if has_shape(already) else already.layout
-        )
+        return along(already, 0, spread[0].layout)
     if not all(value.steady for i, value in enumerate(values) if i not in how.inputs):
         return coupled(node, 0)
     if any(values[i].kind != "rows" for i in how.inputs):
@@ -117,13 +113,11 @@ def _of_reduced(node: Any, how: _Batched, values: Sequence[Value]) -> Value:
     return unknown(node, "works on something that was reduced over rows")
 
 
-@rule("AbstractBatchNormTrain", tolerant=True)
+@rule("AbstractBatchNormTrain", takes="mixed")
 def batch_norm(node: Any, values: List[Value]) -> List[Value]:
     """Normalization with statistics of the batch."""
-    values = [plain(value) for value in values]
-    count = len(node.outputs)
-    x, spoiled = values[0], obstacle(node, values)
-    if spoiled is not None or x.axis is None or not all(v.steady for v in values[1:]):
+    count, x = len(node.outputs), values[0]
+    if x.axis is None or not all(v.steady for v in values[1:]):
         return [unruled(node, values)] * count
     if x.kind == "mixed":
         return [x] + [x._replace(axis=None)] * (count - 1)
@@ -138,12 +132,11 @@ def batch_norm(node: Any, values: List[Value]) -> List[Value]:
     return [spoiled._replace(axis=x.axis, layout=x.layout), mean, spoiled, mean, spoiled][:count]
 
 
-@rule("AbstractBatchNormInference", tolerant=True)
+@rule("AbstractBatchNormInference", takes="mixed")
 def batch_norm_inference(node: Any, values: List[Value]) -> Value:
     """Normalization with stored statistics: entry by entry."""
-    values = [plain(value) for value in values]
-    x, spoiled = values[0], obstacle(node, values)
-    if spoiled is not None or x.axis is None:
+    x = values[0]
+    if x.axis is None:
         return unruled(node, values)
     if x.kind == "mixed":
         return x
@@ -153,31 +146,29 @@ def batch_norm_inference(node: Any, values: List[Value]) -> Value:
     return x if steady and not x.degree and x.axis in node.op.axes else unknown(node)
 
 
-@rule("AbstractBatchNormTrainGrad", tolerant=True)
+@rule("AbstractBatchNormTrainGrad", takes="mixed")
 def batch_norm_gradient(node: Any, values: List[Value]) -> List[Value]:
     """The gradient of a normalization with statistics of the batch."""
-    values = [plain(value) for value in values]
-    spoiled = obstacle(node, values)
-    x = values[0]
-    if spoiled is not None or x.axis is None:
-        return [unruled(node, values)] * len(node.outputs)
+    count, x = len(node.outputs), values[0]
+    if x.axis is None:
+        return [unruled(node, values)] * count
     if x.axis not in node.op.axes:
-        return [unknown(node)] * len(node.outputs)
+        return [unknown(node)] * count
     text = "is the gradient of a normalization by mean and variance of the rows of one rank"
     result = mixed(node, text, "use stored statistics, or accept that they are per rank")
-    return [result._replace(axis=x.axis, layout=x.layout), result, result][: len(node.outputs)]
+    return [result._replace(axis=x.axis, layout=x.layout), result, result][:count]
 
 
 # ---- random streams --------------------------------------------------------------------------
 
 
-@rule("RandomFunction", tolerant=True)
+@rule("RandomFunction", takes="all")
 def random_function(node: Any, values: List[Value]) -> List[Value]:
     """Draws of NumPy's generator: a generator, a shape, parameters -> the generator, draws."""
     return [FIXED, _draws(node, values[1].items, [plain(value) for value in values[2:]])]
 
 
-@rule("mrg_uniform", tolerant=True)
+@rule("mrg_uniform", takes="all")
 def mrg_uniform(node: Any, values: List[Value]) -> List[Value]:
     """Draws of MRG31k3p: the generator's state, a shape -> the state, draws."""
     return [FIXED, _draws(node, values[1].items, [])]

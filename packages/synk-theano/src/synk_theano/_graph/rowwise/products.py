@@ -7,27 +7,22 @@ from typing import Any, List
 from .elemwise import coupled
 from .layout import merge_layouts
 from .walk import (
-    FIXED,
     ROW,
+    ZERO,
     Value,
     first_mixed,
     mixed,
-    obstacle,
-    plain,
+    pairs_of_rows,
     rows,
     rule,
-    several,
     unknown,
 )
 
 
-@rule("Dot", "Dot22", tolerant=True)
+@rule("Dot", "Dot22", takes="mixed")
 def dot(node: Any, values: List[Value]) -> Value:
     """The last axis of the left and the first of the right are contracted."""
-    left, right = (plain(value) for value in values)
-    spoiled = obstacle(node, [left, right])
-    if spoiled is not None:
-        return spoiled
+    left, right = values
     contracted = node.inputs[0].ndim - 1
     # Where rows are in the result, if they are not contracted.
     axis = None
@@ -38,8 +33,7 @@ def dot(node: Any, values: List[Value]) -> Value:
     inside = (left.axis == contracted) + (right.axis == 0)
     crossed = None not in (left.axis, right.axis) and not inside
     if (left.zero or right.zero) and not crossed:
-        zero = FIXED._replace(literal=0.0)
-        return zero if axis is None else zero._replace(kind="rows", axis=axis, layout=ROW)
+        return ZERO if axis is None else ZERO._replace(kind="rows", axis=axis, layout=ROW)
     already = first_mixed([left, right])
     if already is not None:
         return already._replace(axis=axis)
@@ -50,8 +44,7 @@ def dot(node: Any, values: List[Value]) -> Value:
     if inside == 1:
         return unknown(node, "multiplies rows with something that has a fixed number of them")
     if crossed:
-        text = "combines each row with each other row"
-        return several(mixed(node, text, "return the rows with 'gather'"))
+        return pairs_of_rows(node)
     whole, other = (left, right) if left.axis is not None else (right, left)
     if whole.kind != "rows" or other.kind == "noise":
         return unknown(node)
@@ -81,14 +74,13 @@ def _of_reduced(node: Any, left: Value, right: Value) -> Value:
     return mixed(node, text, "return each as an output of its own, and compute this after the call")
 
 
-@rule("AbstractConv_gradWeights", tolerant=True)
+@rule("AbstractConv_gradWeights", takes="mixed")
 def filter_gradient(node: Any, values: List[Value]) -> Value:
     """The gradient of a convolution's filters: a sum over the images."""
-    values = [plain(value) for value in values]
     images, above = values[:2]
-    spoiled = obstacle(node, values) or first_mixed(values)
-    if spoiled is not None:
-        return spoiled._replace(axis=None)
+    already = first_mixed(values)
+    if already is not None:
+        return already._replace(axis=None)
     if images.axis == above.axis == 0 and all(value.steady for value in values[2:]):
         return _contracted(node, images, above)
     return unknown(node, "works on something whose first axis is not that of the rows")

@@ -14,7 +14,7 @@ from .walk import FIXED, Value, Walk, plain, rule, unknown
 _ROUNDS = 6
 
 
-@rule("Scan", tolerant=True)
+@rule("Scan", takes="all")
 def scan(node: Any, values: List[Value]) -> List[Value]:
     """A loop over the first axis."""
     op, count = node.op, len(node.outputs)

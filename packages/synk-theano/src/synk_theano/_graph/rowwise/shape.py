@@ -40,21 +40,21 @@ def shape_items(node: Any, variable: Any, value: Value) -> Optional[List[Value]]
     return items
 
 
-@rule("Shape", tolerant=True)
+@rule("Shape", takes="all")
 def shape(node: Any, values: List[Value]) -> Value:
     """All lengths."""
     items = shape_items(node, node.inputs[0], values[0])
     return unknown(node) if items is None else FIXED._replace(items=tuple(items))
 
 
-@rule("Shape_i", tolerant=True)
+@rule("Shape_i", takes="all")
 def shape_i(node: Any, values: List[Value]) -> Value:
     """One length."""
     items = shape_items(node, node.inputs[0], values[0])
     return unknown(node) if items is None else items[node.op.i]
 
 
-@rule("MakeVector", tolerant=True)
+@rule("MakeVector", takes="all")
 def make_vector(node: Any, values: List[Value]) -> Value:
     """A vector of scalars: a shape, or results."""
     if all(value.kind in ("fixed", "unknown") for value in values):
@@ -62,7 +62,7 @@ def make_vector(node: Any, values: List[Value]) -> Value:
     return union(node, values)
 
 
-@rule("Reshape", "Flatten", tolerant=True, with_walk=True)
+@rule("Reshape", "Flatten", takes="all", with_walk=True)
 def reshape(node: Any, values: List[Value], walk: Walk) -> Value:
     """Rows stay apart if the first axis keeps whole rows together."""
     value = plain(values[0])

@@ -11,6 +11,7 @@ from .reduced import union
 from .walk import (
     FIXED,
     NOISE,
+    ZERO,
     Value,
     first_mixed,
     first_of,
@@ -23,7 +24,7 @@ from .walk import (
 )
 
 
-@rule("DimShuffle", tolerant=True)
+@rule("DimShuffle", takes="all")
 def dimshuffle(node: Any, values: List[Value]) -> Value:
     """Axes change places."""
     if values[0].items is not None and node.op.new_order == (0,):
@@ -37,18 +38,14 @@ def dimshuffle(node: Any, values: List[Value]) -> Value:
     return unknown(node, "drops the axis of the rows")
 
 
-@rule("Alloc", "AllocEmpty", tolerant=True)
+@rule("Alloc", "AllocEmpty", takes="mixed")
 def alloc(node: Any, values: List[Value]) -> Value:
     """Something repeated to fill a shape."""
     empty = type(node.op).__name__ == "AllocEmpty"
-    # Nobody reads what is not written first: any part of it may be put in.
-    value, items = (
-        (FIXED._replace(literal=0.0), values) if empty else (plain(values[0]), values[1:])
-    )
-    items = [plain(item) for item in items]
-    spoiled = obstacle(node, [value, *items])
-    if spoiled is not None or not all(item.kind == "fixed" for item in items):
-        return spoiled or unknown(node, "has a shape that depends on data")
+    # All entries are written before they are read, so any value will do.
+    value, items = (ZERO, values) if empty else (values[0], values[1:])
+    if not all(item.kind == "fixed" for item in items):
+        return unknown(node, "has a shape that depends on data")
     counted = [axis for axis, item in enumerate(items) if not item.steady]
     if value.axis is not None:
         axis = value.axis + len(items) - node.inputs[0].ndim
@@ -85,7 +82,7 @@ _REDUCTIONS = {
 }  # fmt: skip
 
 
-@rule("CAReduce", "Mean", tolerant=True)
+@rule("CAReduce", "Mean", takes="all")
 def reduction(node: Any, values: List[Value]) -> Value:
     """Sum, product, maximum, minimum, any, all."""
     source = node.inputs[0]
@@ -161,7 +158,7 @@ def _over_rows(node: Any, name: str, kind: Optional[str], value: Value) -> Value
         return unknown(node, "reduces rows in a way that this check cannot follow")
     if kind == "sum":
         degree = value.degree if name == "Mean" else value.degree + 1
-        return FIXED._replace(literal=0.0) if value.zero else Value("sum", degree)
+        return ZERO if value.zero else Value("sum", degree)
     if value.degree and not value.zero:
         return mixed(
             node,
@@ -171,7 +168,7 @@ def _over_rows(node: Any, name: str, kind: Optional[str], value: Value) -> Value
     return Value(kind)
 
 
-@rule("MaxAndArgmax", "Argmax", tolerant=True)
+@rule("MaxAndArgmax", "Argmax", takes="all")
 def max_and_argmax(node: Any, values: List[Value]) -> Union[Value, Sequence[Value]]:
     """The largest, and where it is."""
     source, value = node.inputs[0], plain(values[0])
@@ -193,16 +190,12 @@ def max_and_argmax(node: Any, values: List[Value]) -> Union[Value, Sequence[Valu
     return where if len(node.outputs) == 1 else [largest, where]
 
 
-@rule("CumOp", "SortOp", "ArgSortOp", tolerant=True)
+@rule("CumOp", "SortOp", "ArgSortOp", takes="mixed")
 def along_axis(node: Any, values: List[Value]) -> Value:
     """Functions of all entries along one axis, which keep the shape."""
-    values = [plain(value) for value in values]
     value, source = values[0], node.inputs[0]
     if value.axis is None or not all(other.steady for other in values[1:]):
         return unruled(node, values)
-    spoiled = obstacle(node, values)
-    if spoiled is not None:
-        return spoiled
     cumulative = type(node.op).__name__ == "CumOp"
     if cumulative and source.dtype[0] in "iub" and np.dtype(source.dtype).itemsize < 8:
         return unknown(node, "adds up in wider integers than it says")
@@ -225,7 +218,7 @@ def along_axis(node: Any, values: List[Value]) -> Value:
 # ---- putting together and taking apart ---------------------------------------------------------
 
 
-@rule("Join", tolerant=True)
+@rule("Join", takes="all")
 def join(node: Any, values: List[Value]) -> Value:
     """Tensors one after the other, or shapes."""
     axis, parts = values[0].literal, list(values[1:])
@@ -251,13 +244,10 @@ def join(node: Any, values: List[Value]) -> Value:
     return union(node, parts)
 
 
-@rule("Split", tolerant=True)
+@rule("Split", takes="mixed")
 def split(node: Any, values: List[Value]) -> Value:
     """The opposite of Join."""
-    value, axis, lengths = (plain(part) for part in values)
-    spoiled = obstacle(node, [value, axis, lengths])
-    if spoiled is not None:
-        return spoiled
+    value, axis, lengths = values
     if not lengths.steady or value.kind == "noise":
         return unruled(node, values)
     if value.axis is None:

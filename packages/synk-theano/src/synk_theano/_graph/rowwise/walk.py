@@ -99,6 +99,7 @@ class Value(NamedTuple):
 
 
 FIXED = Value("fixed")
+ZERO = FIXED._replace(literal=0.0)
 NOISE = Value("noise")
 
 
@@ -115,6 +116,17 @@ def mixed(node: Any, text: str, cure: str = "", axis: Optional[int] = None) -> V
 def several(value: Value) -> Value:
     """A mixed value of unknown shape: it may have several axes of rows, or parts of one."""
     return value._replace(layout=("several",))
+
+
+def pairs_of_rows(node: Any) -> Value:
+    """Return the value of a node that combines each row with each other row."""
+    text = "combines each row with each other row"
+    return several(mixed(node, text, "return the rows with 'gather'"))
+
+
+def along(value: Value, axis: Optional[int], layout: Any) -> Value:
+    """Return a mixed value with its rows along `axis`, in `layout` if its shape is known."""
+    return value._replace(axis=axis, layout=layout if has_shape(value) else value.layout)
 
 
 def unknown(node: Any, text: str = "") -> Value:
@@ -142,7 +154,7 @@ Handler = Callable[..., Union[Value, Sequence[Value]]]
 
 class _Rule(NamedTuple):
     handler: Handler
-    tolerant: bool
+    takes: str
     with_walk: bool
 
 
@@ -150,19 +162,20 @@ _RULES: Dict[str, _Rule] = {}
 
 
 def rule(
-    *names: str, tolerant: bool = False, with_walk: bool = False
+    *names: str, takes: str = "known", with_walk: bool = False
 ) -> Callable[[Handler], Handler]:
     """Register the rule of Theano's own operations with these class names.
 
     Args:
-        tolerant: it also takes mixed, unknown and shuffled inputs, and shapes by their entries;
-            otherwise a node with such inputs is unknown.
-        with_walk: it is also handed the walk.
+        takes: the inputs that the rule takes: "known" ones; "mixed" ones, too; or "all", unknown
+            and shuffled ones and the entries of short vectors included. A node with other inputs is
+            unknown.
+        with_walk: whether the rule also takes the walk.
     """
 
     def register(handler: Handler) -> Handler:
         for name in names:
-            _RULES[name] = _Rule(handler, tolerant, with_walk)
+            _RULES[name] = _Rule(handler, takes, with_walk)
         return handler
 
     return register
@@ -333,12 +346,12 @@ class Walk:
         found = self._rules[op_class]
         if found is None:
             return unruled(node, values)
-        if not found.tolerant:
+        if found.takes != "all":
             values = [plain(value) for value in values]
             spoiled = obstacle(node, values)
             if spoiled is not None:
                 return spoiled
-            if first_mixed(values) is not None:
+            if found.takes != "mixed" and first_mixed(values) is not None:
                 return unruled(node, values)
         extra = (self,) if found.with_walk else ()
         try:
