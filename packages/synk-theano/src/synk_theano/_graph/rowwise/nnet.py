@@ -1,4 +1,4 @@
-"""Rows through neural network operations and random streams."""
+"""Rules for neural network operations and random streams."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class _Batched(NamedTuple):
     """An operation on one row (of axis 0) at a time.
 
     Attributes:
-        inputs: which of its inputs have rows.
-        linear: in which of these it is linear, jointly as a product.
+        inputs: indices of the inputs with rows.
+        linear: those of them in which it is linear, jointly as a product.
     """
 
     inputs: Tuple[int, ...]
@@ -62,7 +62,7 @@ _SOFTMAXES = frozenset(["Softmax", "LogSoftmax", "SoftmaxWithBias", "SoftmaxGrad
 
 @rule(*_BATCHED, takes="mixed")
 def batched(node: Any, values: List[Value]) -> Value:
-    """Operations that work on each row by itself."""
+    """Apply an operation to each row by itself."""
     name = next(base.__name__ for base in type(node.op).__mro__ if base.__name__ in _BATCHED)
     how = _BATCHED[name]
     if all(value.steady for value in values):
@@ -76,7 +76,7 @@ def batched(node: Any, values: List[Value]) -> Value:
             cure = "return its input with 'gather' and take the softmax after the call"
             result = mixed(node, text, cure, spread[0].axis)._replace(layout=spread[0].layout)
             return result if all(value.axis != 0 for value in spread) else several(result)
-        return unknown(node, "works on something whose first axis is not that of the rows")
+        return unknown(node, "works on a value whose first axis is not that of the rows")
     if name in _POOLS and node.inputs[0].ndim <= node.op.ndim:
         return unknown(node, "pools over rows")
     already = first_mixed(values)
@@ -85,17 +85,13 @@ def batched(node: Any, values: List[Value]) -> Value:
     if not all(value.steady for i, value in enumerate(values) if i not in how.inputs):
         return coupled(node, 0)
     if any(values[i].kind != "rows" for i in how.inputs):
-        return unknown(node, "combines rows with something else")
+        return unknown(node, "combines rows with a value of another kind")
     layout = merge_layouts(node, [value.layout for value in spread])
     if isinstance(layout, Value):
         return layout._replace(axis=0)
     if any(values[i].degree for i in how.inputs if i not in how.linear):
-        return mixed(
-            node,
-            "is not linear in something that was divided by the number of rows",
-            "use a sum over rows in place of the mean",
-            0,
-        )
+        text = "is not linear in a value that was divided by the number of rows"
+        return mixed(node, text, "use a sum over rows in place of the mean", 0)
     return rows(0, layout, sum(values[i].degree for i in how.linear))
 
 
@@ -110,12 +106,12 @@ def _of_reduced(node: Any, how: _Batched, values: Sequence[Value]) -> Value:
             return value
     if value.kind == "noise":
         return unruled(node, values)
-    return unknown(node, "works on something that was reduced over rows")
+    return unknown(node, "works on a value that was reduced over rows")
 
 
 @rule("AbstractBatchNormTrain", takes="mixed")
 def batch_norm(node: Any, values: List[Value]) -> List[Value]:
-    """Normalization with statistics of the batch."""
+    """Normalize with statistics of the batch."""
     count, x = len(node.outputs), values[0]
     if x.axis is None or not all(v.steady for v in values[1:]):
         return [unruled(node, values)] * count
@@ -134,7 +130,7 @@ def batch_norm(node: Any, values: List[Value]) -> List[Value]:
 
 @rule("AbstractBatchNormInference", takes="mixed")
 def batch_norm_inference(node: Any, values: List[Value]) -> Value:
-    """Normalization with stored statistics: entry by entry."""
+    """Normalize entry by entry with stored statistics."""
     x = values[0]
     if x.axis is None:
         return unruled(node, values)
@@ -148,7 +144,7 @@ def batch_norm_inference(node: Any, values: List[Value]) -> Value:
 
 @rule("AbstractBatchNormTrainGrad", takes="mixed")
 def batch_norm_gradient(node: Any, values: List[Value]) -> List[Value]:
-    """The gradient of a normalization with statistics of the batch."""
+    """Return the gradients of a normalization with statistics of the batch."""
     count, x = len(node.outputs), values[0]
     if x.axis is None:
         return [unruled(node, values)] * count
@@ -164,13 +160,13 @@ def batch_norm_gradient(node: Any, values: List[Value]) -> List[Value]:
 
 @rule("RandomFunction", takes="all")
 def random_function(node: Any, values: List[Value]) -> List[Value]:
-    """Draws of NumPy's generator: a generator, a shape, parameters -> the generator, draws."""
+    """Draw from NumPy's generator: generator, shape, parameters -> generator, draws."""
     return [FIXED, _draws(node, values[1].items, [plain(value) for value in values[2:]])]
 
 
 @rule("mrg_uniform", takes="all")
 def mrg_uniform(node: Any, values: List[Value]) -> List[Value]:
-    """Draws of MRG31k3p: the generator's state, a shape -> the state, draws."""
+    """Draw from MRG31k3p: the generator's state, a shape -> the state, draws."""
     return [FIXED, _draws(node, values[1].items, [])]
 
 

@@ -1,7 +1,7 @@
-"""Rows through scan: the inner graph is walked until the values of its states no longer change.
+"""The rule for scan: walk the inner graph until the values of its states no longer change.
 
-The states' first axis is time, so rows lie one axis further out than inside. A scan over the rows
-themselves is unknown, and so is one whose number of steps depends on data.
+The first axis of the states is time, so the axis of rows is one more outside than inside. A scan
+over the rows is unknown, and so is one whose number of steps depends on data.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _ROUNDS = 6
 
 @rule("Scan", takes="all")
 def scan(node: Any, values: List[Value]) -> List[Value]:
-    """A loop over the first axis."""
+    """Loop over the first axis."""
     op, count = node.op, len(node.outputs)
     outer = dict(zip(node.inputs, (plain(value) for value in values)))
     steps = plain(values[0])
     if steps.kind == "fixed" and not steps.steady:
         return [unknown(node, "loops over rows")] * count
     if not steps.steady or op.info.get("as_while"):
-        return [unknown(node, "takes a number of steps that this check cannot tell")] * count
+        return [unknown(node, "has an unknown number of steps")] * count
     known: Dict[Any, Value] = {}
     sequences = zip(op.inner_seqs(op.inputs), op.outer_seqs(node.inputs))
     for inner, variable in sequences:
@@ -53,7 +53,7 @@ def scan(node: Any, values: List[Value]) -> List[Value]:
 
 
 def _shape(value: Value) -> Tuple[Any, ...]:
-    """What has to be the same before and after a step."""
+    """Return the fields that have to be equal before and after a step."""
     return value.kind, value.degree, value.axis, value.layout, value.literal
 
 
@@ -70,7 +70,7 @@ def _outside(value: Value) -> Value:
 
 
 def _buffers(node: Any) -> List[Tuple[Any, List[Any], List[Any]]]:
-    """Of each state: what it starts from, and the inner graph's inputs and outputs for it."""
+    """Return for each state its initial value, and the inner graph's inputs and outputs for it."""
     op = node.op
     result: List[Tuple[Any, List[Any], List[Any]]] = []
     groups = (
