@@ -12,7 +12,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from _busy import await_stacks, computing, hold_the_lock, sleep_in_python
+from _busy import await_stacks, calling_in_threads, computing, hold_the_lock, sleep_in_python
 
 import synk_comm
 from synk_testing.processes import stat
@@ -102,21 +102,8 @@ def test_what_the_kernel_takes_long_to_end_is_left_to_a_thread(monkeypatch, capl
 
 def test_several_threads_may_end_it_at_once():
     with computing(hold_the_lock) as pool:
-        errors = []
-
-        def end(how):
-            try:
-                how()
-            except BaseException as error:
-                errors.append(error)
-
-        hows = [pool.kill, pool.stop, pool.kill, pool.stop]
-        threads = [threading.Thread(target=end, args=(how,)) for how in hows]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert errors == []
+        with calling_in_threads([pool.kill, pool.stop, pool.kill, pool.stop]):
+            pass
         assert pool.pids == ()
 
 
