@@ -231,22 +231,15 @@ class WorkerPool:
         """
         deadline = time.monotonic() + timeout_s
         wanted = set(ranks)
-        found = [
-            self._failure(worker, serial, deadline)
-            for worker in self._workers
-            if worker.rank in wanted
-        ]
-        return [failure for failure in found if failure is not None]
-
-    def _failure(self, worker: Worker, serial: int, deadline: float) -> Optional[Failure]:
-        try:
-            while True:
-                left = max(deadline - time.monotonic(), 0.001)
-                answer = pickle.loads(worker.channel.recv(left))
-                if isinstance(answer, Failure) and answer.serial == serial:
-                    return answer
-        except (ChannelClosed, TimeoutError):
-            return None
+        found = []
+        for worker in [worker for worker in self._workers if worker.rank in wanted]:
+            answer = None
+            with contextlib.suppress(ChannelClosed, TimeoutError):
+                while not isinstance(answer, Failure) or answer.serial != serial:
+                    left = max(deadline - time.monotonic(), 0.001)
+                    answer = pickle.loads(worker.channel.recv(left))
+                found.append(answer)
+        return found
 
     def stop(self) -> None:
         """Stop all workers; kill those that do not end within STOP_TIMEOUT_S.

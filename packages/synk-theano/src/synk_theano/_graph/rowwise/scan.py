@@ -6,7 +6,8 @@ over the rows is unknown, and so is one whose number of steps depends on data.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from itertools import islice
+from typing import Any, Dict, List, Tuple
 
 from .reduced import union
 from .walk import FIXED, Value, Walk, plain, rule, unknown
@@ -73,37 +74,17 @@ def _buffers(node: Any) -> List[Tuple[Any, List[Any], List[Any]]]:
     """Return for each state its initial value, and the inner graph's inputs and outputs for it."""
     op = node.op
     result: List[Tuple[Any, List[Any], List[Any]]] = []
-    groups = (
-        (
-            op.outer_mitmot(node.inputs),
-            op.inner_mitmot(op.inputs),
-            op.mitmot_taps(),
-            op.inner_mitmot_outs(op.outputs),
-            op.mitmot_out_taps(),
-        ),
-        _with_one_output(
-            op.outer_mitsot(node.inputs),
-            op.inner_mitsot(op.inputs),
-            op.mitsot_taps(),
-            op.inner_mitsot_outs(op.outputs),
-        ),
-        _with_one_output(
-            op.outer_sitsot(node.inputs),
-            op.inner_sitsot(op.inputs),
-            [[-1]] * len(op.outer_sitsot(node.inputs)),
-            op.inner_sitsot_outs(op.outputs),
-        ),
+    # The steps that each state reads and writes; () stands for one.
+    kinds: Tuple[Tuple[str, Any, Any], ...] = (
+        ("mitmot", op.mitmot_taps(), op.mitmot_out_taps()),
+        ("mitsot", op.mitsot_taps(), ()),
+        ("sitsot", (), ()),
     )
-    for initials, inner_inputs, taps, inner_outputs, out_taps in groups:
-        inputs, outputs = list(inner_inputs), list(inner_outputs)
-        for place, initial in enumerate(initials):
-            taken, given = len(taps[place]), len(out_taps[place])
-            result.append((initial, inputs[:taken], outputs[:given]))
-            inputs, outputs = inputs[taken:], outputs[given:]
+    for kind, taps, out_taps in kinds:
+        inputs = iter(getattr(op, f"inner_{kind}")(op.inputs))
+        outputs = iter(getattr(op, f"inner_{kind}_outs")(op.outputs))
+        for place, initial in enumerate(getattr(op, f"outer_{kind}")(node.inputs)):
+            taken = len(taps[place]) if taps else 1
+            given = len(out_taps[place]) if out_taps else 1
+            result.append((initial, list(islice(inputs, taken)), list(islice(outputs, given))))
     return result
-
-
-def _with_one_output(
-    initials: Sequence[Any], inputs: Sequence[Any], taps: Sequence[Any], outputs: Sequence[Any]
-) -> Tuple[Any, ...]:
-    return initials, inputs, taps, outputs, [[0]] * len(initials)
