@@ -210,6 +210,7 @@ def test_a_child_of_the_master_does_not_stand_in_for_it(program, zygote, code):
         assert is_there(child), "it was to be there all the time"
     finally:
         os.kill(child, signal.SIGKILL)
+        wait_gone([child])  # it holds the family's lock until then
         assert zygote.run("import synk_shm; synk_shm.empty(1)").status == 0
 
 
