@@ -100,7 +100,7 @@ NEWEST = str(NEWER) if NEWER.exists() else sys.executable
 # In a suite of their own, so that none takes much longer than the others.
 PROCESSES = tests_of(
     "synk-theano",
-    *("test_failures.py", "test_flight.py", "test_keeper.py", "test_pool.py", "test_releases.py"),
+    *("test_failures.py", "test_flight.py", "test_watchdog.py", "test_pool.py", "test_releases.py"),
     *("test_runtime.py", "test_security.py", "test_stacks.py"),
 )
 

@@ -80,6 +80,26 @@ def computing(act, size=2):
             assert not caller.is_alive()
 
 
+@contextmanager
+def calling_in_threads(functions):
+    """Call each function in a thread of its own; at the end none may have raised."""
+    errors = []
+
+    def call(function):
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+
+
 def await_stacks(pool, rank, word, timeout_s=30.0):
     """The stacks of all workers, once `word` is in that of `rank`."""
     deadline = time.monotonic() + timeout_s

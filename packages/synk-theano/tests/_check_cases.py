@@ -8,13 +8,13 @@ import numpy as np
 import theano
 import theano.ifelse
 import theano.tensor as T
+from _check_fuzz import combined, is_equal
 from theano.tensor.nnet.bn import batch_normalization_test, batch_normalization_train
 from theano.tensor.signal.pool import pool_2d
 
 FLOAT = "float64"
 ROWS = 11
 PARTS = [(0, 5), (5, 6), (6, 11)]
-OPS = ("avg", "sum", "max", "min", "prod", "gather")
 
 rng = np.random.RandomState(8)
 
@@ -321,51 +321,7 @@ def values_of(output: Any) -> tuple[Any, list[Any]]:
     return values[0], values[1:]
 
 
-def combined(parts: list[Any], op: str) -> Any:
-    """The parts put together by NumPy, or None if they do not fit."""
-    if any(part is None for part in parts):
-        return None
-    if op == "gather":
-        parts = [np.atleast_1d(part) for part in parts]
-        if len({part.shape[1:] for part in parts}) > 1:
-            return None
-        return np.concatenate(parts)
-    if len({part.shape for part in parts}) > 1:
-        return None
-    stacked = np.stack(parts)
-    if op == "avg":
-        weights = [(stop - start) / ROWS for start, stop in PARTS]
-        return np.tensordot(weights, stacked.astype(FLOAT), axes=1)
-    reduce = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}[op]
-    return reduce(stacked, axis=0)
-
-
-def is_equal(whole: Any, parts: list[Any], op: str) -> bool:
-    got = combined(parts, op)
-    if got is None or got.shape != (np.atleast_1d(whole) if op == "gather" else whole).shape:
-        return False
-    return np.allclose(got, whole, rtol=1e-9, atol=1e-12)
-
-
-FUNCTIONS = [
-    T.tanh, T.exp, T.sqr, abs, T.neg, T.nnet.sigmoid, T.nnet.softplus, T.floor,
-    lambda a: T.sqrt(T.sqr(a) + 0.1), lambda a: T.clip(a, -0.5, 0.5), lambda a: 2 * a - 1,
-    lambda a: 1 / (1.5 + T.sqr(a)), lambda a: T.switch(T.gt(a, 0.2), a, 0.0),
-    theano.gradient.disconnected_grad,
-]  # fmt: skip
-PAIRS = [
-    lambda a, o: a + o, lambda a, o: a - o, lambda a, o: a * o, T.maximum, T.minimum,
-    lambda a, o: a / (1.5 + T.sqr(o)), lambda a, o: T.switch(T.gt(a, o), a, o),
-]  # fmt: skip
-REDUCTIONS = [
-    T.sum, T.mean, T.max, T.min, T.prod, T.std,
-    lambda a, axis: T.exp(T.log(1 + T.sqr(a)).sum(axis=axis)),
-    lambda a, axis: T.sum(a, axis=axis) / a.shape[0],
-]  # fmt: skip
-OF_ROWS = [
-    T.nnet.softmax, lambda a: T.nnet.softmax(a.T).T, lambda a: a[::-1], lambda a: a[:, [2, 0, 1]],
-    lambda a: T.concatenate([a[:, 1:], a[:, :1]], axis=1), lambda a: a.flatten().reshape((-1, 3)),
-    lambda a: a.reshape((a.shape[0], 3, 1)).flatten(2), lambda a: T.set_subtensor(a[:, 0], 0.0),
-    lambda a: T.cumsum(a, axis=0), lambda a: T.cumsum(a, axis=1), lambda a: T.sort(a, axis=0),
-    lambda a: a.T.flatten().reshape((3, a.shape[0])).T, lambda a: T.inc_subtensor(a[:, 1], v),
-]  # fmt: skip
+def is_exact(whole: Any, parts: list[Any], op: str) -> bool:
+    """Whether the parts, put together by NumPy, are the whole."""
+    got = combined(parts, [stop - start for start, stop in PARTS], op)
+    return got is not None and is_equal(got, whole, op, 1e-9)

@@ -28,7 +28,7 @@ from synk_theano._rank.rank import Rank
 from synk_theano._workers import processes
 from synk_theano._workers.interrupts import AGAIN_S, LATER
 from synk_theano._workers.pool import WorkerPool, start_workers
-from synk_theano._workers.processes import Keeper, Worker
+from synk_theano._workers.processes import Watchdog, Worker
 from synk_theano.exceptions import (
     ReplicasDiffer,
     ReplicaWarning,
@@ -551,7 +551,7 @@ def test_ctrl_c_in_a_finalizer_comes_once_also_if_the_runtime_ends_meanwhile(mon
 
 
 STARTS = [Runtime.__init__, Controller.__init__, WorkerPool.__init__, Worker.__init__]
-STARTS += [Keeper.__init__, processes._start, start_workers]
+STARTS += [Watchdog.__init__, processes._start, start_workers]
 
 
 @pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.nightly)])

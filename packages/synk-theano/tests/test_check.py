@@ -17,13 +17,12 @@ import theano.tensor as T
 from _check_cases import (
     CASES,
     FLOAT,
-    OPS,
     PARTS,
     ROWS,
     c,
     data,
     has_convolutions,
-    is_equal,
+    is_exact,
     loss,
     q,
     scattered,
@@ -34,7 +33,7 @@ from _check_cases import (
     x,
     y,
 )
-from _check_fuzz import examine, smallest, told
+from _check_fuzz import OPS, examine, smallest, told
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
@@ -86,7 +85,7 @@ def test_verdicts_on_every_op_agree_with_numbers(case):
         verdict = _verdict(case.output, op)
         assert FAILED not in verdict.reason
         if verdict.verdict != "unknown":
-            expected = "exact" if is_equal(whole, parts, op) else "wrong"
+            expected = "exact" if is_exact(whole, parts, op) else "wrong"
             assert verdict.verdict == expected, (op, verdict.reason)
 
 
@@ -283,4 +282,4 @@ def test_recurrent_layers_of_lasagne_and_their_gradients(name):
     whole = f(words, data[y])
     parts = [f(words[start:stop], data[y][start:stop]) for start, stop in PARTS]
     for place, expected in enumerate(whole):
-        assert is_equal(expected, [part[place] for part in parts], "avg")
+        assert is_exact(expected, [part[place] for part in parts], "avg")

@@ -302,28 +302,28 @@ class Stand:
         self.gpudata = self.values.__array_interface__["data"][0]
 
 
-def test_small_results_are_sent_home_at_once_and_large_ones_fetched(monkeypatch):
+def test_small_results_are_downloaded_at_once_and_large_ones_fetched(monkeypatch):
     import ctypes
 
     driver = FakeDriver()
     ordered = []
     driver.download_on = lambda *order: ordered.append(order)
     monkeypatch.setattr(host_memory, "is_on_device", lambda value: isinstance(value, Stand))
-    letters = host_memory.Letters(driver, 3, np.zeros(64, np.uint8))
+    downloads = host_memory.Downloads(driver, 3, np.zeros(64, np.uint8))
     small = [Stand(np.float32(1.5)), Stand(np.arange(3.0)), Stand(np.zeros((0, 2)))]
     host, large = np.arange(4), Stand(np.arange(100))
-    posted = letters.post([small[0], host, large, small[1], small[2]])
-    assert posted[1] is host
-    assert posted[2] is large
-    assert posted[4] is small[2]
-    assert letters.under_way
+    started = downloads.start([small[0], host, large, small[1], small[2]])
+    assert started[1] is host
+    assert started[2] is large
+    assert started[4] is small[2]
+    assert downloads.under_way
     for stream, address, pointer, nbytes in ordered:
         assert stream == 0
         ctypes.memmove(address, pointer, nbytes)
     assert not driver.done
-    letters.arrive()
+    downloads.wait()
     assert driver.done
-    assert not letters.under_way
-    np.testing.assert_array_equal(posted[0].room, np.float32(1.5))
-    np.testing.assert_array_equal(posted[3].room, np.arange(3.0))
-    assert posted[0].room.dtype == np.float32
+    assert not downloads.under_way
+    np.testing.assert_array_equal(started[0].room, np.float32(1.5))
+    np.testing.assert_array_equal(started[3].room, np.arange(3.0))
+    assert started[0].room.dtype == np.float32

@@ -334,10 +334,10 @@ def test_refusals(pair):
     with pytest.raises(SpecError, match="'sum' for dtype bool"):
         in_graph.all_reduce(T.TensorType("bool", ())())
     scanned, _ = theano.scan(in_graph.all_reduce, sequences=[x])
-    with pytest.raises(SpecError, match="take it out of there"):
+    with pytest.raises(SpecError, match="move it out of there"):
         pair.function([x], scanned.sum())
     twice, _ = theano.scan(lambda row: theano.scan(in_graph.all_reduce, [row])[0].sum(), [x])
-    with pytest.raises(SpecError, match="take it out of there"):
+    with pytest.raises(SpecError, match="move it out of there"):
         pair.function([x], twice.sum())
     total = in_graph.all_reduce(x.sum())
     with pytest.raises(SpecError, match=r"theano\.tensor\.switch"):

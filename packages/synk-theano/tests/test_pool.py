@@ -12,7 +12,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from _busy import await_stacks, computing, hold_the_lock, sleep_in_python
+from _busy import await_stacks, calling_in_threads, computing, hold_the_lock, sleep_in_python
 
 import synk_comm
 from synk_testing.processes import stat
@@ -55,7 +55,7 @@ def test_the_limits_add_up():
 @pytest.mark.parametrize("stopped", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_stop_is_quick_whatever_the_workers_do(act, stopped, record_property):
     with computing(act, size=3) as pool:
-        pids = [*pool.pids, pool.keeper_pid]
+        pids = [*pool.pids, pool.watchdog_pid]
         if stopped:
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
@@ -102,21 +102,8 @@ def test_what_the_kernel_takes_long_to_end_is_left_to_a_thread(monkeypatch, capl
 
 def test_several_threads_may_end_it_at_once():
     with computing(hold_the_lock) as pool:
-        errors = []
-
-        def end(how):
-            try:
-                how()
-            except BaseException as error:
-                errors.append(error)
-
-        hows = [pool.kill, pool.stop, pool.kill, pool.stop]
-        threads = [threading.Thread(target=end, args=(how,)) for how in hows]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert errors == []
+        with calling_in_threads([pool.kill, pool.stop, pool.kill, pool.stop]):
+            pass
         assert pool.pids == ()
 
 
@@ -129,12 +116,12 @@ def test_a_lifeline_is_closed_once_whoever_closes_it():
         def counted(fd):
             if fd == lifeline:
                 closed.append(fd)
-                worker.release()  # as another thread might, at this moment
+                worker.close()  # as another thread might, at this moment
             close(fd)
 
         os.close = counted
         try:
-            worker.release()
+            worker.close()
         finally:
             os.close = close
         assert closed == [lifeline]
@@ -352,7 +339,7 @@ from synk_theano.exceptions import WorkerDied
 runtime = Runtime(2)
 runtime.distribute()
 pool = runtime._controller._pool
-for pid in (pool.pids[0], pool.keeper_pid):
+for pid in (pool.pids[0], pool.watchdog_pid):
     os.kill(pid, signal.SIGKILL)
 pool._workers[0].process.wait()
 try:

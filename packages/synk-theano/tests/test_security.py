@@ -23,7 +23,7 @@ import pytest
 from _run_under_test import evidence, running
 
 from synk_testing import descriptors
-from synk_theano._graph.cache_safety import Place, cache_danger, danger, way_to
+from synk_theano._graph.cache_safety import PathEntry, cache_danger, danger, way_to
 from synk_theano.testing import run_script
 
 BACKENDS = pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def folder():
 
 @pytest.mark.parametrize("backend", ["zmq", pytest.param("shm", marks=pytest.mark.nightly)])
 def test_no_process_of_a_run_has_a_socket_of_the_network_or_tells_a_secret(folder, backend):
-    """Nor one that another user could find: in a call, between calls, and with a keeper."""
+    """Nor one that another user could find: in a call, between calls, and with a watchdog."""
     with running(folder, backend) as run:
         assert len(run.workers) == 2
         wrong = []
@@ -247,7 +247,7 @@ ME, OTHER, GROUP = 1000, 1001, 100
 def places(*fields):
     """A way: (mode, owner) of each place, from the root on."""
     return [
-        Place(f"/{'/'.join('abcdefg'[:i])}", owner, GROUP, mode)
+        PathEntry(f"/{'/'.join('abcdefg'[:i])}", owner, GROUP, mode)
         for i, (mode, owner) in enumerate(fields)
     ]
 

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 from _busy import (
     await_stacks,
+    calling_in_threads,
     computing,
     hold_the_lock,
     sleep_deep_down,
@@ -170,23 +170,15 @@ def test_a_process_that_does_not_answer_is_told_apart_from_one_that_did():
 
 def test_several_threads_may_ask_and_another_one_may_close():
     with computing(hold_the_lock) as pool:
-        texts, errors = [], []
+        texts = []
 
         def ask():
-            try:
-                for _ in range(30):
-                    texts.extend(pool.stacks(timeout_s=10.0).values())
-            except BaseException as error:
-                errors.append(error)
+            for _ in range(30):
+                texts.extend(pool.stacks(timeout_s=10.0).values())
 
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        time.sleep(0.05)
-        pool.kill()
-        for thread in threads:
-            thread.join(60)
-        assert errors == []
+        with calling_in_threads([ask] * 4):
+            time.sleep(0.05)
+            pool.kill()
         assert texts
         for text in texts:
             assert text.endswith(BEGINNING) or "is gone" in text or "not written" in text, text

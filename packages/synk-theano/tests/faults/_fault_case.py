@@ -228,7 +228,7 @@ class Struck:
         self._in_time(NOTICE_S + (0 if self._state.interrupts else SHORT_S))
 
     def _kill_master(self) -> None:
-        """A master that dies takes its workers and the keeper along, and all memory."""
+        """A master that dies takes its workers and the watchdog along, and all memory."""
         host = self._hosts.take(self._key, self._ahead)
         try:
             begun = self._tell(host)

@@ -57,7 +57,7 @@ class Host:
         found: Dict[str, Any] = self.program.answer(limit_s)
         assert "broken" not in found, f"{found['broken']}\nIt printed:\n{self.program.printed()}"
         if "pids" in found:
-            self.workers = [*found["pids"], *filter(None, [found["keeper"]])]
+            self.workers = [*found["pids"], *filter(None, [found["watchdog"]])]
         else:
             self._due -= 1
         return found

@@ -182,7 +182,7 @@ class Host:
         pool = runtime._controller._pool
         worker = pool._workers[-1]
         pid = worker.process.pid
-        self._say({"pids": list(runtime.worker_pids), "keeper": pool.keeper_pid, **family()})
+        self._say({"pids": list(runtime.worker_pids), "watchdog": pool.watchdog_pid, **family()})
         if case["later"]:
             # So that whatever time passes in waiting is the fault's.
             ready = inflict.read_mark if case["point"] == "prepare" else worker.channel.pending
@@ -217,8 +217,8 @@ class Host:
     def _begun(self) -> Dict[str, Any]:
         assert self._bench is not None
         runtime = self._bench.runtime
-        keeper = runtime._controller._pool.keeper_pid
-        return {"pids": list(runtime.worker_pids), "keeper": keeper, **family()}
+        watchdog = runtime._controller._pool.watchdog_pid
+        return {"pids": list(runtime.worker_pids), "watchdog": watchdog, **family()}
 
     def _observe(self, act: Callable[[], bool], threads: List[threading.Thread]) -> Dict[str, Any]:
         """What comes of an act, and when."""

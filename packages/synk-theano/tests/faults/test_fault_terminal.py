@@ -33,7 +33,7 @@ def reach(now):
     if now != stage:
         return
     draft = folder / "draft"
-    pids = [runtime._controller._pool.keeper_pid, *runtime.worker_pids]
+    pids = [runtime._controller._pool.watchdog_pid, *runtime.worker_pids]
     draft.write_text(" ".join(map(str, pids)))
     draft.rename(folder / "reached")
     while not (folder / "gone").exists():

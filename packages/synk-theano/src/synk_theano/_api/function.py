@@ -47,7 +47,7 @@ class Function:
             weights with which ``all_reduce(..., weights=f)`` averages exactly.
         number: of the function in its runtime.
         spec: the arguments of ``function()``.
-        keepers: functions that `verify` has made for this one.
+        copiers: functions that `verify` has made to copy this one's states.
 
     Args:
         spec: the arguments of ``function()``.
@@ -69,7 +69,7 @@ class Function:
         self._planner = Planner(spec, function_id, self._signature, executor, repr(self))
         self._event = Event("call", function_id)
         self._tally = executor.tally(spec.name or unnamed(function_id))
-        self.keepers: Dict[str, Any] = {}
+        self.copiers: Dict[str, Any] = {}
         self.rows: Optional[Tuple[int, ...]] = None
 
     @property

@@ -15,7 +15,8 @@ from typing import (
 
 from synk_theano._api.arguments import listed_variables
 from synk_theano._graph.facts import Event
-from synk_theano._graph.leaves import is_random_state, is_row_share
+from synk_theano._graph.leaves import is_row_share
+from synk_theano._graph.random_streams import is_random_state
 from synk_theano._master.executor import Executor
 from synk_theano._plan.collectives import WRITING
 from synk_theano._plan.rows import is_int

@@ -1,7 +1,7 @@
-"""Who else could write what Theano reads: compiled modules, and pickles that tell of them.
+"""Find out whether other users could write the compiled modules and pickles that Theano reads.
 
-Theano loads both from its compile directory without a question, so whoever can put a file there, or
-something else in the directory's place, has this user's programs run what they like.
+Theano loads both from its compile directory without a check, so a user who can put a file there, or
+replace the directory, can make this user's programs run any code.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from synk_theano._warn import warn_user
 ROOT = 0
 _ENTER = stat.S_IXGRP | stat.S_IXOTH
 _LONGEST_CHAIN = 40
-"""Of symbolic links: more are a circle."""
+"""Symbolic links on a path at most: more are a circle."""
 
 
-class Place(NamedTuple):
-    """A folder, file or symbolic link on the way to where something is read.
+class PathEntry(NamedTuple):
+    """A folder, file or symbolic link on the path to a file.
 
     Attributes:
-        path: of this place itself.
+        path: path of this entry itself.
         uid, gid: its owner and group.
         mode: as in `os.stat_result.st_mode`.
     """
@@ -36,49 +36,49 @@ class Place(NamedTuple):
 
 
 def danger(
-    places: Iterable[Place], uid: int, is_private: Callable[[int], bool] = lambda _gid: False
+    entries: Iterable[PathEntry], uid: int, is_private: Callable[[int], bool] = lambda _gid: False
 ) -> Optional[str]:
-    """Why another user could change what user `uid` reads at the end of this way; None if none can.
+    """Return how another user could change what user `uid` reads at the end of a path; else None.
 
     Args:
-        places: from the root on, each in the folder before it.
-        uid: who reads.
-        is_private: whether a group has no other members than that user.
+        entries: from the root on, each in the folder before it.
+        uid: the user who reads.
+        is_private: returns whether a group has no other members than that user.
     """
     in_sticky = False
-    for place in places:
-        if place.uid not in (uid, ROOT):
-            return f"{place.path} belongs to user {place.uid}"
-        if stat.S_ISLNK(place.mode):
-            continue  # it can be replaced by who may write into its folder: that was asked already
-        group = place.mode & stat.S_IWGRP and not is_private(place.gid)
-        others = place.mode & stat.S_IWOTH
-        # There others can add files, but neither remove nor rename what is not theirs.
-        sticky = stat.S_ISDIR(place.mode) and place.mode & stat.S_ISVTX
+    for entry in entries:
+        if entry.uid not in (uid, ROOT):
+            return f"{entry.path} belongs to user {entry.uid}"
+        if stat.S_ISLNK(entry.mode):
+            continue  # only users who can write its folder can replace it: checked already
+        group = entry.mode & stat.S_IWGRP and not is_private(entry.gid)
+        others = entry.mode & stat.S_IWOTH
+        # In a sticky folder others can add files, but neither remove nor rename those of others.
+        sticky = stat.S_ISDIR(entry.mode) and entry.mode & stat.S_ISVTX
         in_sticky = bool((group or others) and sticky)
         if (group or others) and not sticky:
-            who = "everybody" if others else f"group {place.gid}"
-            return f"{place.path} can be written by {who} (mode {stat.S_IMODE(place.mode):04o})"
-        if is_closed([place]):
-            return None  # nobody else gets any further
+            who = "everybody" if others else f"group {entry.gid}"
+            return f"{entry.path} can be written by {who} (mode {stat.S_IMODE(entry.mode):04o})"
+        if is_closed([entry]):
+            return None  # no other user gets any further
     if in_sticky:
         return "other users can add files to its folder"
     return None
 
 
-def is_closed(places: Iterable[Place]) -> bool:
-    """Whether there is a folder on the way that nobody but its owner (and root) can enter."""
-    return any(stat.S_ISDIR(place.mode) and not place.mode & _ENTER for place in places)
+def is_closed(entries: Iterable[PathEntry]) -> bool:
+    """Return whether a folder on the path can only be entered by its owner (and root)."""
+    return any(stat.S_ISDIR(entry.mode) and not entry.mode & _ENTER for entry in entries)
 
 
-def way_to(path: str) -> Iterator[Place]:
-    """Every place that the kernel comes by on its way to `path`, links and their targets included.
+def way_to(path: str) -> Iterator[PathEntry]:
+    """Yield all entries that the kernel reads to resolve `path`, links and their targets included.
 
-    It ends where something is not there, or cannot be looked at.
+    It ends at an entry that does not exist, or cannot be read.
     """
     left: List[str] = [part for part in reversed(os.path.abspath(path).split("/")) if part]
     here, links = "/", 0
-    yield _place("/", os.lstat("/"))
+    yield _entry("/", os.lstat("/"))
     while left:
         part = left.pop()
         if part == "..":
@@ -90,7 +90,7 @@ def way_to(path: str) -> Iterator[Place]:
             target = os.readlink(there) if stat.S_ISLNK(status.st_mode) else None
         except OSError:
             return
-        yield _place(there, status)
+        yield _entry(there, status)
         if target is None:
             here = there
             continue
@@ -102,13 +102,13 @@ def way_to(path: str) -> Iterator[Place]:
             here = "/"
 
 
-def _place(path: str, status: os.stat_result) -> Place:
-    return Place(path, status.st_uid, status.st_gid, status.st_mode)
+def _entry(path: str, status: os.stat_result) -> PathEntry:
+    return PathEntry(path, status.st_uid, status.st_gid, status.st_mode)
 
 
 def is_private_group(gid: int) -> bool:
-    """Whether this user alone is in the group: many systems give each user one of that kind, and
-    let it write what the user makes."""
+    """Return whether this user is the group's only member: many systems give each user such a
+    group, which can write the user's files."""
     try:
         group = grp.getgrgid(gid)
         user = pwd.getpwuid(os.geteuid())
@@ -120,9 +120,9 @@ def is_private_group(gid: int) -> bool:
 
 
 def cache_danger(folder: str) -> Optional[str]:
-    """Why another user could change what Theano reads from its compile directory; None if none can.
+    """Return how another user could change what Theano reads from its compile directory; else None.
 
-    Looks at the way to it, and at the folders of modules in it.
+    Checks the path to it, and the folders of modules in it.
     """
     uid = os.geteuid()
     way = list(way_to(folder))
@@ -130,21 +130,21 @@ def cache_danger(folder: str) -> Optional[str]:
     if found is not None or is_closed(way):
         return found
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                place = _place(entry.path, entry.stat(follow_symlinks=False))
-                found = danger([*way, place], uid, is_private_group)
+        with os.scandir(folder) as modules:
+            for module in modules:
+                entry = _entry(module.path, module.stat(follow_symlinks=False))
+                found = danger([*way, entry], uid, is_private_group)
                 if found is not None:
                     return found
-    except OSError:  # a folder that goes meanwhile: another process cleans up
+    except OSError:  # a folder is gone by now: another process cleans up
         return None
     return None
 
 
 def warn_of_cache() -> None:
-    """Warn (`UserWarning`) if another user could change what Theano reads where it compiles.
+    """Warn (`UserWarning`) if another user could change Theano's compile directory.
 
-    Costs a look at each folder on the way, and at each entry of the directory.
+    Costs a system call for each folder on the path, and for each entry of the directory.
     """
     import theano
 
@@ -153,9 +153,9 @@ def warn_of_cache() -> None:
     if found is not None:
         warn_user(
             f"Theano's compile directory {folder} is not safe: {found}. Theano loads code from "
-            f"there, so another user could have this program run theirs. Expected folders that "
+            f"there, so another user could make this program run theirs. Expected folders that "
             f"only user {os.geteuid()} can write: `chmod go-w` them, or choose another directory, "
-            f"as in THEANO_FLAGS=base_compiledir=$HOME/.theano; if you do not trust what is in it, "
+            f"as in THEANO_FLAGS=base_compiledir=$HOME/.theano; if you do not trust its content, "
             f"remove it",
             UserWarning,
         )

@@ -1,7 +1,7 @@
-"""FunctionSpec -> compiled Theano functions. The only place that calls `theano.function`.
+"""FunctionSpec -> compiled Theano functions. Only this file calls `theano.function`.
 
-A spec has up to seven forms (see `Form`): only the plain one is built with the function, the
-others when a call first needs them.
+A spec has up to seven forms (see `Form`): the plain one is built with the function, the others when
+a call first needs them.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from synk_theano.exceptions import InputValueError, SpecError
 
 from .devices.ends import on_device
 from .leaves import rowless_updates
+from .random_streams import is_random
 from .reduce_op import in_one_order
-from .spec import FunctionSpec, default_update_op, is_random
+from .spec import FunctionSpec, default_update_op
 from .transfer.linking import linked_by_kind
 from .transfer.pickling import deep_recursion
 from .values import is_device_type
 
-# Threads may build functions at the same time; but what Theano does is set for all of them.
+# Threads may build functions at the same time, but Theano's settings are those of the process.
 _building = threading.RLock()
 
 
 def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any:
-    """Build one form, with its ends on the device if there is one; see `without_rows` for the
-    spec of the rowless one.
+    """Build one form, with device inputs and outputs if there is a device; see `without_rows` for
+    the spec of the rowless one.
 
-    An atomic one computes new values of variables into new arrays: what was there stays whole.
+    An atomic form computes new values of variables into new arrays, and keeps the old ones.
 
     Its function returns a list: outputs, then (accumulate) update values.
 
     Sliceable shared variables are replaced by their selected rows in the whole graph: the
-    replacements come first in the givens, so that they also reach into the values of the user's
-    givens, into updates and into default updates of random states.
+    replacements come first in the givens, so that they also reach the values of the user's givens,
+    updates and default updates of random states.
     """
     # Inputs that are added here have no test values; the user's graph has been tested.
     with _building, deep_recursion(), change_flags(compute_test_value="off"):
@@ -55,7 +56,7 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> 
 
 
 def _without_value(spec: FunctionSpec) -> str:
-    """Which variables a function needs that are no inputs; "" if there are none."""
+    """Return an error about variables that the function needs as inputs; "" if there are none."""
     known = {*spec.variables, *(key for key, _ in spec.givens)}
     wanted = [*spec.outputs, *(value for _, value, _ in spec.updates)]
     wanted += [value for _, value in spec.givens]
@@ -87,7 +88,7 @@ def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any
     givens += spec.givens
 
     outputs = [
-        # A variable of a device would else be returned from there.
+        # Otherwise a device variable would be returned as a device array.
         variable.transfer("cpu") if through_host and is_device_type(variable.type) else variable
         for variable, through_host in zip(spec.outputs, spec.host_outputs)
     ]
@@ -99,11 +100,11 @@ def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any
             target.type.filter_variable(value, allow_convert=True)
             for target, value, _ in spec.accumulated
         ]
-        # Random states are left: every slice has to draw numbers of its own.
+        # Random states stay updates: every slice has to draw numbers of its own.
         updates = [(target, value) for target, value in updates if is_random(target)]
         if kwargs.get("no_default_updates") is not True:
             kwargs["no_default_updates"] = [*(kwargs.get("no_default_updates") or ()), *targets]
-    # A device's function is linked twice: with and without its ends.
+    # A function for a device is linked twice: as compiled, and with device inputs and outputs.
     with (
         linked_by_kind() if is_gpu else nullcontext(),
         out_of_place() if atomic else nullcontext(),
@@ -116,8 +117,8 @@ def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any
 
 
 def without_rows(spec: FunctionSpec) -> FunctionSpec:
-    """What the rowless form is built of: `spec` without its scattered inputs, its outputs, and all
-    updates that rows go into."""
+    """Return the spec of the rowless form: `spec` without its scattered inputs, its outputs, and
+    all updates that depend on rows."""
     updates = tuple((target, value, "last") for target, value in rowless_updates(spec))
     return replace(
         spec,
@@ -135,12 +136,12 @@ def without_rows(spec: FunctionSpec) -> FunctionSpec:
 def out_of_place() -> Iterator[None]:
     """For the duration of the block, build functions that overwrite no shared variable's value.
 
-    Theano would have operations work in place on a variable that is updated. A function that
-    fails in the middle would then leave it destroyed.
+    Theano makes operations work in place on a variable that is updated. A function that fails in
+    the middle would then leave it overwritten in part.
 
-    Only where no other thread of this package builds functions meanwhile.
+    No other thread of this package may build functions meanwhile.
     """
-    # By its name in `theano.compile` it is a function.
+    # The name in `theano.compile` is the function, not the module.
     pfunc: Any = sys.modules["theano.compile.pfunc"]
     plain = pfunc.orig_function
 
@@ -158,10 +159,10 @@ def out_of_place() -> Iterator[None]:
 
 
 def with_default_updates(spec: FunctionSpec, plain: Any) -> FunctionSpec:
-    """`spec`, with the default updates of its variables among those that accumulate.
+    """Return `spec` with the default updates of its variables among those that accumulate.
 
     Args:
-        plain: the plain form, which tells which default updates Theano has found.
+        plain: the plain form, with the default updates that Theano has found.
     """
     explicit = [target for target, _, _ in spec.updates]
     found = [
@@ -176,9 +177,10 @@ def with_default_updates(spec: FunctionSpec, plain: Any) -> FunctionSpec:
 
 
 def check_sliceable(spec: FunctionSpec, plain: Any) -> None:
-    """
+    """Return if the function uses all sliceable variables.
+
     Raises:
-        InputValueError: a variable is listed as sliceable, but the function does not use it.
+        InputValueError: it does not use one of them.
     """
     used = {id(variable.container.storage) for variable in plain.get_shared()}
     for variable in spec.sliceable:
@@ -189,7 +191,7 @@ def check_sliceable(spec: FunctionSpec, plain: Any) -> None:
 
 
 def _like(variable: Any, selected: Any) -> Any:
-    """`selected` with the broadcast pattern of `variable` (a slice loses that of axis 0)."""
+    """Return `selected` with the broadcast pattern of `variable` (a slice loses that of axis 0)."""
     if selected.broadcastable != variable.broadcastable:
         return T.patternbroadcast(selected, variable.broadcastable)
     return selected

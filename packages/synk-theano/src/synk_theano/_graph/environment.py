@@ -1,4 +1,4 @@
-"""The environment of a worker process: everything that has to be set before it imports anything."""
+"""The environment of a worker process: all settings that it needs before its first import."""
 
 from __future__ import annotations
 
@@ -13,36 +13,35 @@ from synk_theano._cores import available_cores
 from synk_theano.exceptions import StartError
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Read by the libraries when they are loaded."""
+"""Names of variables that the libraries read when they are loaded."""
 
 _SHARED_OPTIONS = ("floatX", "cast_policy", "exception_verbosity", "warn_float64")
 """Theano options that programs set after importing it, and that matter when graphs are run."""
 
-
 _MALLOC_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20
-"""More is refused (see mallopt(3)); what is larger is given back in any case."""
+"""Bytes at most (see mallopt(3)); larger blocks always go back to the kernel."""
 
 _KEPT_BYTES = 256 << 20
 
-
 _NO_DEVICE = "device=cpu,force_device=True,init_gpu_device=,contexts="
-"""Theano's flags with which it takes no device into use when it is imported."""
+"""Flags with which Theano initializes no device when it is imported."""
 
 
 def threads_per_rank(size: int) -> int:
-    """Threads for each of `size` ranks, so that together they use each core once."""
+    """Return the threads for each of `size` ranks with which they use each core once."""
     return max(1, available_cores() // size)
 
 
 def import_path() -> Tuple[str, ...]:
-    """This process's ``sys.path``, with the current folder spelt out."""
+    """Return this process's ``sys.path``, with the current folder's name in place of ""."""
     return tuple(entry or current_folder() for entry in sys.path)
 
 
 def current_folder() -> str:
-    """
+    """Return the current folder.
+
     Raises:
         StartError: it has been removed.
     """
@@ -56,27 +55,28 @@ def current_folder() -> str:
 
 
 def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
-    """The environment for any worker of a group of `size` ranks.
+    """Return the environment for any worker of a group of `size` ranks.
 
     The user's own settings of thread counts win.
 
     Args:
-        on_device: the worker will take a device of its own into use, not the one that the user's
-            flags name for this process.
+        on_device: whether the worker will initialize a device of its own, not the one that the
+            user's flags name for this process.
     """
     import theano
 
     environment = dict(os.environ)
-    # Theano sets it for processes that were forked from one that uses a GPU; these are not.
+    # Theano sets it for processes that are forked from one that uses a GPU; workers are not.
     environment.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)
     flags = [environment.get("THEANO_FLAGS", "")]
     if on_device or _lacks_its_device():
         flags.append(_NO_DEVICE)
     if not theano.config.cxx:
-        # Theano has told the user, in two ways; once is enough.
+        # This process's Theano has warned the user; workers need not repeat it.
         flags.append("cxx=")
-        told = [environment.get("PYTHONWARNINGS", ""), "ignore::UserWarning:theano.configdefaults"]
-        environment["PYTHONWARNINGS"] = ",".join(filter(None, told))
+        old = environment.get("PYTHONWARNINGS", "")
+        filters = [old, "ignore::UserWarning:theano.configdefaults"]
+        environment["PYTHONWARNINGS"] = ",".join(filter(None, filters))
     environment["THEANO_FLAGS"] = ",".join(filter(None, flags))
     environment["PYTHONPATH"] = os.pathsep.join(import_path())
     for name in THREAD_VARIABLES:
@@ -85,7 +85,7 @@ def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
 
 
 def _lacks_its_device() -> bool:
-    """Whether flags name a GPU that Theano has told the user it cannot use; once is enough."""
+    """Return whether flags name a GPU that Theano has already reported that it cannot use."""
     import theano
 
     named = str(theano.config.device).startswith(("cuda", "opencl"))
@@ -93,27 +93,27 @@ def _lacks_its_device() -> bool:
 
 
 def compiler_note() -> Tuple[str, ...]:
-    """What to tell the user who has no compiler."""
+    """Return lines to report if there is no compiler."""
     import theano
 
     if theano.config.cxx or "cxx=" in os.environ.get("THEANO_FLAGS", ""):
         return ()
     line = (
         "Synkhronos: there is no C++ compiler, so functions are computed in Python, many times "
-        "slower; install one (apt install g++); `synkhronos doctor` says what else is missing"
+        "slower; install one (apt install g++); `synkhronos doctor` shows what else is missing"
     )
     return (line,)
 
 
 def theano_options() -> Dict[str, Any]:
-    """Options of this process's Theano that the workers have to share."""
+    """Return options of this process's Theano that the workers have to share."""
     import theano
 
     return {name: getattr(theano.config, name) for name in _SHARED_OPTIONS}
 
 
 def apply_theano_options(options: Dict[str, Any]) -> None:
-    """Set what `theano_options` of the master gave."""
+    """Set the options that `theano_options` returned in the master."""
     import theano
 
     for name, value in options.items():
@@ -121,27 +121,27 @@ def apply_theano_options(options: Dict[str, Any]) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what arrays free, for the next ones.
+    """Make the C library keep freed memory for new arrays.
 
-    A function allocates its intermediate results anew in each call. Beyond some megabytes glibc
-    gives such memory back to the kernel each time, which then clears each page anew: that took a
-    tenth of the time of a few matrix products. Settings of the user's own win.
+    A function allocates its intermediate results anew in each call. glibc returns blocks of some
+    megabytes to the kernel each time, which then clears each page anew: that took a tenth of the
+    time of a few matrix products. The user's own settings win.
     """
     if any(name in os.environ for name in _MALLOC_SETTINGS):
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library, with ways of its own
+    except (OSError, AttributeError):  # another C library
         return
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 class ThreadLimit:
-    """Keeps the master's own thread pools to its share of the cores, while there are workers.
+    """Limits the master's thread pools to its share of the cores, while there are workers.
 
-    Pools are limited as their libraries get loaded, which may be at any compilation: `apply` is
-    cheap when nothing was loaded since. The user's settings in the environment win.
+    A pool can be limited once its library is loaded, which may be at any compilation: `apply` is
+    cheap if none was loaded since. The user's settings in the environment win.
     """
 
     def __init__(self, size: int) -> None:
@@ -151,14 +151,14 @@ class ThreadLimit:
         self._seen = -1
 
     def apply(self) -> None:
-        """Limit what is loaded now."""
+        """Limit the pools of the libraries that are loaded now."""
         if not self._wanted or len(sys.modules) == self._seen:
             return
-        # A new library comes with a new module: looking for it costs milliseconds.
+        # A new library comes with a new module; searching for libraries takes milliseconds.
         self._seen = len(sys.modules)
         self._limits.append(threadpoolctl.threadpool_limits(self._limit))
 
     def restore(self) -> None:
-        """Set the pools as they were."""
+        """Restore the limits of before."""
         while self._limits:
             self._limits.pop().restore_original_limits()

@@ -1,4 +1,4 @@
-"""What `lint()` has to know: of each function, and of what was done."""
+"""The facts that `lint()` checks: properties of functions, and the calls and collectives made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from theano.compile import SharedVariable
 
 from synk_theano._warn import Place
 
-from .leaves import differs_by_rank, is_random_state, is_row_share, lineage_of
+from .leaves import differs_by_rank, is_row_share, lineage_of
+from .random_streams import is_random_state
 from .shared import value_of
 from .spec import FunctionSpec, unnamed
 from .values import is_array
@@ -17,20 +18,20 @@ from .values import is_array
 
 @dataclass(frozen=True)
 class FunctionFacts:
-    """What the lint rules need to know of a function; variables are named by their numbers.
+    """The properties of a function that the lint rules use; variables are given by their numbers.
 
-    States of random streams and `row_share()` are left out: they ought to differ.
+    States of random streams and `row_share()` are left out: they should differ between ranks.
 
     Attributes:
-        reads: what outputs and updates are computed from.
-        updates: what a call gives a new value.
-        rank_dependent_updates: those whose new value is computed from the rank's own rows,
-            random numbers, or `row_share()`.
-        sliceable: as declared.
-        sources: for each update, what its new value is computed from; without an entry it is
-            all that the function reads.
+        reads: variables that outputs and updates are computed from.
+        updates: variables that a call updates.
+        rank_dependent_updates: updated variables whose new value is computed from the rank's own
+            rows, random numbers, or `row_share()`.
+        sliceable: variables declared sliceable.
+        sources: for each update, the variables that its new value is computed from; an update
+            without an entry may depend on all that the function reads.
         has_rows: whether it has scattered inputs or sliceable variables.
-        shown: what its outputs are computed from.
+        shown: variables that its outputs are computed from.
         built_at: the user's line.
     """
 
@@ -47,25 +48,25 @@ class FunctionFacts:
 
     @property
     def drifting(self) -> FrozenSet[int]:
-        """What goes into its own next value together with the rank's own rows: where nothing
-        combines it between two calls, each rank goes a way of its own."""
+        """Variables whose next value is computed from their own and the rank's rows: unless they
+        are combined between two calls, the ranks' values diverge."""
         return frozenset(u for u in self.rank_dependent_updates if u in self.reads)
 
     def consumers(self, variable: int) -> List[int]:
-        """The variables whose new value is computed from `variable`."""
+        """Return the variables whose new value is computed from `variable`."""
         return sorted(u for u in self.updates if variable in self.sources.get(u, self.reads))
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that all ranks did.
+    """A call or collective that all ranks performed.
 
     Attributes:
         kind: "call", or the name of a collective. A reduce that is not in place is a "gather":
             it changes nothing. Unknown kinds are ignored.
-        function_id: of a call.
-        variables: of a collective.
-        rank: of "set_value", where known.
+        function_id: number of the function of a call.
+        variables: variables of a collective.
+        rank: rank of a "set_value", if known.
     """
 
     kind: str
@@ -75,9 +76,9 @@ class Event:
 
 
 def unequal_replicas(collectives: Any, variables: Mapping[int, Any]) -> FrozenSet[int]:
-    """Which of these variables, by number, have different values on the ranks now.
+    """Return the numbers of those variables whose values differ between the ranks now.
 
-    States of random streams and `row_share()` ought to, and are left out.
+    States of random streams and `row_share()` are left out: they should differ.
     """
     asked = {
         number: variable
@@ -93,11 +94,11 @@ def unequal_replicas(collectives: Any, variables: Mapping[int, Any]) -> FrozenSe
 
 
 def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int) -> FunctionFacts:
-    """Walk a function's graph.
+    """Return the facts of a function from its graph.
 
     Args:
         spec: the function as written.
-        numbers: gives a shared variable's number.
+        numbers: returns a shared variable's number.
         function_id: the function's own number.
     """
     lineage = lineage_of(spec)

@@ -1,8 +1,7 @@
-"""Compiled functions without their wrapper: what is left of `theano.Function.__call__` when every
-argument is known to fit.
+"""Calls of compiled functions without `theano.Function.__call__`, for arguments known to fit.
 
-The wrapper looks at each argument, keeps times and puts defaults back; that takes some two
-microseconds, more than a small computation. Its results are the same.
+That wrapper checks each argument, measures times and restores defaults, which takes some two
+microseconds, more than a small computation. The results are the same without it.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from theano.compile.function_module import Function
 
 
 def trusting(function: Any, arrays: Sequence[np.ndarray]) -> Callable[..., List[Any]]:
-    """What computes `function`, given positional arguments that are like `arrays`.
+    """Return a callable that computes `function` of positional arguments like `arrays`.
 
-    The function itself, if these are not what its variables take as they are. Where the wrapper has
-    something else to do it is called, without its look at the arguments.
+    That is the function itself, if its variables do not take such arrays unchanged. If the wrapper
+    has something else to do, it is called, without its check of the arguments.
     """
     if not _takes_as_they_are(function, arrays):
         call: Callable[..., List[Any]] = function
@@ -34,7 +33,7 @@ def _takes_as_they_are(function: Any, arrays: Sequence[np.ndarray]) -> bool:
 
 
 def _needs_no_wrapper(function: Any) -> bool:
-    """Whether updates are the machine's own, nothing is put back, and results are a list."""
+    """Return whether the linker makes updates, no default is restored, and results are a list."""
     return (
         type(function) is Function
         and not function.profile
@@ -64,7 +63,7 @@ def _bare(function: Any) -> Callable[..., List[Any]]:
     given = [c.storage for c in function.input_storage if c.required]
     count = function.n_returned_outputs
     found = [container.storage for container in function.output_storage]
-    # As the machine frees what it has computed on the way.
+    # With allow_gc the machine frees its own intermediate results.
     freed = []
     if getattr(machine, "allow_gc", False):
         graph = function.maker.fgraph
@@ -91,7 +90,7 @@ def _bare(function: Any) -> Callable[..., List[Any]]:
 
 
 def _raise_with_op(machine: Any) -> None:
-    """Raise the error that is being handled, with what Theano tells of the operation."""
+    """Raise the error that is being handled, with Theano's description of the operation."""
     position = machine.position_of_error
     thunk = machine.thunks[position] if hasattr(machine, "thunks") else None
     gof.link.raise_with_op(

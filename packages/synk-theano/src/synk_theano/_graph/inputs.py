@@ -1,4 +1,4 @@
-"""What a caller gives for a function's inputs: put in order, checked, and copied where needed."""
+"""The inputs of a call: put them in order, check them, and copy them where needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .spec import FunctionSpec
 
 
 class Signature:
-    """The inputs of a function, and what each of them takes."""
+    """The inputs of a function, and the values that each takes."""
 
     def __init__(self, spec: FunctionSpec) -> None:
         self.variables = spec.variables
@@ -45,11 +45,11 @@ class Signature:
         return ", ".join(self.labels)
 
     def ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """The inputs in the order of the variables.
+        """Return the inputs in the order of the variables.
 
         Args:
-            args: by position; or one dict from variables or names to values.
-            kwargs: by name.
+            args: inputs by position; or one dict from variables or names to values.
+            kwargs: inputs by name.
 
         Raises:
             InputTypeError: one is missing, unknown, or given twice.
@@ -86,10 +86,10 @@ class Signature:
         )
 
     def accepted(self, place: int, value: Any) -> Any:
-        """The input as `Data`, or as an array that the variable takes.
+        """Return the input as `Data`, or as an array that the variable takes.
 
-        A dtype that Theano would convert without loss is let through as it is: each rank
-        converts its own rows.
+        A dtype that Theano would convert without loss stays as it is: each rank converts its own
+        rows.
 
         Raises:
             InputTypeError, InputValueError: the variable does not take it.
@@ -98,7 +98,7 @@ class Signature:
         if kind is not Data and kind is not np.ndarray:
             value = self._converted(place, value)
         shape, dtype = value.shape, value.dtype
-        # First: whoever gives something else altogether, as one-hot labels, is told so.
+        # Dimensions first: for a different kind of value, as one-hot labels, that error helps most.
         if len(shape) != self._ndims[place]:
             raise InputTypeError(
                 f"{self.what(place)}: got {len(shape)} dimensions (shape {shape}), expected "
@@ -115,7 +115,7 @@ class Signature:
         return value
 
     def what(self, place: int) -> str:
-        """An input in words, for errors."""
+        """Return an input in words, for errors."""
         return f"input {self.labels[place]} of {self._name}"
 
     def _converted(self, place: int, value: Any) -> Any:
@@ -160,12 +160,12 @@ class Signature:
 
 
 class Copy:
-    """An array on its way into shared memory, in every call that has this plan.
+    """Copies an input into shared memory, in every call that has this plan.
 
     Args:
-        place: of the input.
-        target: in shared memory.
-        selects: take only the selected rows, in their order.
+        place: position of the input.
+        target: array in shared memory.
+        selects: whether to copy only the selected rows, in their order.
     """
 
     def __init__(self, place: int, target: np.ndarray, selects: bool) -> None:
@@ -182,16 +182,16 @@ class Copy:
             stop = start + step * selection.count
             self._target[...] = value[start : (None if stop < 0 else stop) : step]
         elif value.dtype == self._target.dtype and value.flags.c_contiguous:
-            # The index was checked; "clip" spares NumPy a buffer.
+            # The index was checked; with "clip" NumPy needs no buffer.
             value.take(selection.index, 0, self._target, "clip")
         else:
             self._target[...] = value[selection.index]
 
 
 def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:
-    """What checks and plans depend on: two calls with equal ones are alike.
+    """Return what checks and plans of a call depend on: equal tokens mean the same plan.
 
-    What is neither `Data` nor a plain array is alike to nothing.
+    A value that is neither `Data` nor a plain array has no plan yet.
     """
     return tuple(
         [
@@ -206,7 +206,7 @@ def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:
 
 
 class _Odd:
-    """Stands for what is no array yet; never known, because it never comes out of `accepted`."""
+    """The token of a value that is no array yet, which no plan has."""
 
 
 _ODD = _Odd()

@@ -1,8 +1,8 @@
-"""What the values of a function are computed from: its inputs and shared variables.
+"""The leaves of a function's values: the inputs and shared variables that they are computed from.
 
-The graph as the user wrote it is walked, with givens in place, and default updates of the shared
-variables that it reaches. The walk keeps its own stack, so depth does not matter, and a set of
-leaves is the bits of one int, so size hardly does.
+The graph is walked as the user wrote it, with givens in place, and so are the default updates of
+the shared variables that it reaches. The walk has its own stack, so depth does not matter, and a
+set of leaves is the bits of one int, so size hardly does.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from theano.gof import Constant
 from theano.scalar import Mul, Second
 from theano.tensor.elemwise import DimShuffle, Elemwise
 from theano.tensor.nnet.bn import AbstractBatchNormTrain
-from theano.tensor.raw_random import RandomStateType
 
+from .random_streams import is_random_state
 from .reduce_op import is_reduced
-from .spec import FunctionSpec, is_random
+from .spec import FunctionSpec
 
 Leaves = Tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """The leaves of a function's graph, by what is computed from them.
+    """The leaves of a function's outputs and updates.
 
     Attributes:
         outputs: for each output the inputs and shared variables that it is computed from.
-        updates: the same for each update, those of random states and default updates included:
-            (shared variable, leaves of its new value).
-        since_reduced: as `updates`, but in-graph reductions over ranks, whose results are equal
-            everywhere, are not looked behind: what the ranks' new values can differ by.
-        has_reductions: whether there are any such.
+        updates: (shared variable, leaves of its new value) for each update, those of random states
+            and default updates included.
+        since_reduced: as `updates`, without the leaves of in-graph reductions over ranks, whose
+            results are equal on all ranks: what the ranks' new values can differ by.
+        has_reductions: whether there are in-graph reductions.
     """
 
     outputs: Tuple[Leaves, ...]
@@ -45,12 +45,12 @@ class Lineage:
 
 
 def lineage_of(spec: FunctionSpec) -> Lineage:
-    """Walk the graph of a function.
+    """Return the leaves of a function's outputs and updates.
 
-    What a given's replacement is itself computed from counts with all givens in place, whatever
-    their order: at worst a leaf too many is named.
+    A given's replacement is walked with all givens in place, whatever their order: at worst that
+    finds a leaf too many.
     """
-    walk = _Walk(spec)
+    walk = _LeafSets(spec)
     outputs = tuple(walk.leaves(variable) for variable in spec.outputs)
     values = [(target, value) for target, value, _ in spec.updates]
     updates = [(target, walk.leaves(value)) for target, value in values]
@@ -69,21 +69,21 @@ def lineage_of(spec: FunctionSpec) -> Lineage:
             updates.append((variable, leaves))
             reached.extend(_shared([leaves]))
     if walk.has_zeros:
-        # Only needed so far: what is multiplied by zero brings its default update along.
-        bare = _Walk(spec, behind_zeros=False)
+        # So far they were needed, for the default updates of variables that zero multiplies.
+        bare = _LeafSets(spec, behind_zeros=False)
         outputs = tuple(bare.leaves(variable) for variable in spec.outputs)
         updates = [(target, bare.leaves(value)) for target, value in values]
     followed = tuple(updates)
     if not walk.has_reductions:
         return Lineage(outputs, followed, followed, False)
-    short = _Walk(spec, behind_reductions=False)
+    short = _LeafSets(spec, behind_reductions=False)
     since_reduced = tuple((target, short.leaves(value)) for target, value in values)
     return Lineage(outputs, followed, since_reduced, True)
 
 
 def replicated_updates(spec: FunctionSpec) -> List[Tuple[Any, str]]:
-    """The updates that have the same new value on all ranks if reduced over them in the graph,
-    each with its op over slices; none if nothing is reduced in the graph.
+    """Return the updates that in-graph reductions make equal on all ranks, each with its op over
+    slices; none if the graph has no reductions.
     """
     lineage = lineage_of(spec)
     if not lineage.has_reductions:
@@ -93,9 +93,9 @@ def replicated_updates(spec: FunctionSpec) -> List[Tuple[Any, str]]:
 
 
 def rowless_updates(spec: FunctionSpec) -> List[Tuple[Any, Any]]:
-    """The updates, those by default included, that no row goes into, as (target, new value).
+    """Return the updates, default ones included, that do not depend on rows: (target, new value).
 
-    They happen on every rank, also where there are no rows.
+    Every rank makes them, also one without rows.
     """
     lineage = lineage_of(spec)
     values = {id(target): value for target, value, _ in spec.updates}
@@ -107,12 +107,12 @@ def rowless_updates(spec: FunctionSpec) -> List[Tuple[Any, Any]]:
 
 
 def draws(leaves: Leaves) -> bool:
-    """Whether random numbers are drawn for a value with these leaves."""
+    """Return whether random numbers are drawn for a value with these leaves."""
     return any(is_random_state(leaf) for leaf in leaves)
 
 
 def differs_by_rank(leaves: Leaves, spec: FunctionSpec) -> bool:
-    """Whether a value differs between ranks although all shared variables are equal.
+    """Return whether a value differs between ranks although all shared variables are equal.
 
     It does if it is computed from scattered inputs, sliceable shared variables, random numbers,
     or `row_share()`.
@@ -121,19 +121,14 @@ def differs_by_rank(leaves: Leaves, spec: FunctionSpec) -> bool:
 
 
 def depends_on_rows(leaves: Leaves, spec: FunctionSpec) -> bool:
-    """Whether a value with these leaves is computed from rows, or from how many there are."""
+    """Return whether a value with these leaves is computed from rows, or from their number."""
     own = {id(variable) for variable in spec.variables[: spec.n_scattered]}
     own.update(id(variable) for variable in spec.sliceable)
     return any(id(leaf) in own or is_row_share(leaf) for leaf in leaves)
 
 
-def is_random_state(variable: Any) -> bool:
-    """Whether a variable holds the state of a random stream, tagged or not."""
-    return is_random(variable) or isinstance(variable.type, RandomStateType)
-
-
 def new_row_share() -> Any:
-    """Return a shared scalar of 1 that `is_row_share` knows, also after its runtime has ended."""
+    """Return a shared scalar of 1 for which `is_row_share` is true, also after its runtime ends."""
     one = np.asarray(1.0, dtype=theano.config.floatX)
     variable = theano.shared(one, name="row_share")
     variable.tag.synk_row_share = True
@@ -141,7 +136,7 @@ def new_row_share() -> Any:
 
 
 def is_row_share(variable: Any) -> bool:
-    """Whether a variable is a runtime's `row_share()`, which the runtime sets itself."""
+    """Return whether a variable is a runtime's `row_share()`, which the runtime sets itself."""
     return bool(getattr(variable.tag, "synk_row_share", False))
 
 
@@ -150,7 +145,8 @@ def _shared(several: Sequence[Leaves]) -> List[Any]:
 
 
 def _takes_only_a_shape(node: Any) -> bool:
-    """Whether it is ``zeros_like(s)`` and the like of a shared variable: s does not count."""
+    """Return whether a node is like ``zeros_like(s)`` of a shared variable s, which only gives the
+    shape."""
     first = node.inputs[0] if node.inputs else None
     return (
         isinstance(node.op, Elemwise)
@@ -161,8 +157,8 @@ def _takes_only_a_shape(node: Any) -> bool:
 
 
 def _is_nothing(node: Any) -> bool:
-    """Whether it is ``0 * s``, as Lasagne's batch normalization has it for its running averages:
-    so that s is in the graph, and with it the default update of s."""
+    """Return whether a node is ``0 * s``, which Lasagne's batch normalization uses to have s in the
+    graph, and with it the default update of s."""
     return (
         isinstance(node.op, Elemwise)
         and isinstance(node.op.scalar_op, Mul)
@@ -176,12 +172,12 @@ def _is_zero(variable: Any) -> bool:
     return isinstance(variable, Constant) and not np.any(variable.data)
 
 
-class _Walk:
+class _LeafSets:
     """Sets of leaves, as bits, for every variable seen so far.
 
     Args:
-        behind_reductions: look behind in-graph reductions over ranks.
-        behind_zeros: look behind what is multiplied by zero.
+        behind_reductions: include the leaves of in-graph reductions over ranks.
+        behind_zeros: include the leaves of values that are multiplied by zero.
 
     Attributes:
         has_reductions, has_zeros: whether there are such.
@@ -194,8 +190,8 @@ class _Walk:
         self._behind_reductions = behind_reductions
         self._behind_zeros = behind_zeros
         self._givens = {id(key): value for key, value in spec.givens}
-        # Keeps everything alive whose id is a key here; but for default updates, which their
-        # variables keep.
+        # Keeps all variables alive whose ids are keys here, but for default updates, which their
+        # variables keep alive.
         self._spec = spec
         self._sets: Dict[int, int] = {}
         self._leaves: List[Any] = []
@@ -227,8 +223,8 @@ class _Walk:
                     continue
             found = 0 if parents else self._bit(variable)
             for parent in parents:
-                # A replacement that is computed from what it replaces, such as {s: 2 * s},
-                # means the variable itself there.
+                # In a replacement that is computed from what it replaces, such as {s: 2 * s}, s is
+                # the variable itself.
                 known = sets.get(id(parent))
                 found |= self._bit(parent) if known is None else known
             sets[key] = found
@@ -254,7 +250,7 @@ class _Walk:
         if _takes_only_a_shape(owner):
             return list(owner.inputs[1:])
         if isinstance(owner.op, AbstractBatchNormTrain):
-            # Old running averages (inputs 5 and 6) go into their new ones (outputs 3 and 4) only.
+            # The old running averages (inputs 5 and 6) only go into the new ones (outputs 3 and 4).
             place = owner.outputs.index(variable) - 3
             return owner.inputs[:5] + (owner.inputs[5 + place :][:1] if place >= 0 else [])
         return list(owner.inputs)

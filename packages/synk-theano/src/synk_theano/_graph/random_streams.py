@@ -1,12 +1,12 @@
-"""Different random numbers on every rank.
+"""States of random streams: recognize them, and seed them differently on every rank.
 
-Replicas that draw the same dropout masks learn from the same noise. So the states of Theano's
-random streams, which are shared variables tagged ``is_rng``, are seeded anew on every worker,
-from the state that arrived and the rank. The master keeps the user's own state, as in serial
+The states of Theano's random streams are shared variables tagged ``is_rng``. If all ranks drew the
+same dropout masks, their gradients would have the same noise. So every worker seeds the states anew
+from the state that it received and its rank. The master keeps the user's own state, as in serial
 Theano.
 
 A jump by a fixed distance per rank would not do: MRG_RandomStreams starts the streams of one
-model's successive draws at such distances already, so ranks would meet each other's numbers.
+model's successive draws at such distances already, so ranks would draw each other's numbers.
 """
 
 from __future__ import annotations
@@ -15,18 +15,29 @@ import zlib
 from typing import Any
 
 import numpy as np
+from theano.tensor.raw_random import RandomStateType
 
 _MRG_M1 = 2147483647
 _MRG_M2 = 2147462579
 """Moduli of MRG31k3p (L'Ecuyer and Touzin, 2000), as in theano.sandbox.rng_mrg."""
 
 
+def is_random(variable: Any) -> bool:
+    """Return whether a shared variable is tagged as the state of a random stream."""
+    return bool(getattr(variable.tag, "is_rng", False))
+
+
+def is_random_state(variable: Any) -> bool:
+    """Return whether a variable holds the state of a random stream, tagged or not."""
+    return is_random(variable) or isinstance(variable.type, RandomStateType)
+
+
 def reseed(state: Any, rank: int) -> Any:
-    """A state of the same kind and shape, determined by `state` and `rank`.
+    """Return a state of the same kind and shape, determined by `state` and `rank`.
 
     Args:
         state: a numpy RandomState, or the int32 array of shape (streams, 6) (or (6,)) of
-            MRG_RandomStreams. Anything else is returned as it is.
+            MRG_RandomStreams. Anything else is returned unchanged.
     """
     if isinstance(state, np.random.RandomState):
         _, key, position, _, _ = state.get_state(legacy=True)
@@ -43,7 +54,7 @@ def _seed_sequence(words: np.ndarray, extra: int, rank: int) -> np.random.SeedSe
 
 
 def _reseed_mrg(state: np.ndarray, rank: int) -> np.ndarray:
-    """Row 0 is drawn anew; the others follow at the distances that Theano gives its streams."""
+    """Draw row 0 anew; the others follow at the distances of Theano's streams."""
     from theano.sandbox.rng_mrg import ff_2p72
 
     generator = np.random.Generator(np.random.PCG64(_seed_sequence(state, state.size, rank)))

@@ -1,4 +1,4 @@
-"""The values of shared variables on all ranks: to look at, to set, and to come back to."""
+"""The values of shared variables on all ranks: read, set and restore them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Values = Dict[int, np.ndarray]
 
 
 class CopyValue(Op):
-    """A copy of a value of any type, which nothing that happens to the original changes."""
+    """A deep copy of a value of any type."""
 
     __props__ = ()
 
@@ -28,21 +28,21 @@ class CopyValue(Op):
 
 
 class RankValues:
-    """All ranks' values as they are now.
+    """The current values of shared variables on all ranks.
 
-    Arrays are fetched into the master. What is no array, such as the state of a random stream,
-    has no collectives: each rank keeps a copy of its own, made by a Theano function.
+    Arrays are fetched into the master. Collectives do not take other values, such as the states of
+    random streams: a Theano function copies them on each rank.
 
     Args:
         shared: the variables of one function.
-        keepers: where the functions that copy are kept for the next time.
+        copiers: holds the functions that copy, for the next time.
 
     Attributes:
-        variables: those that hold arrays.
+        variables: the variables that hold arrays.
         saved: their values, by rank.
     """
 
-    def __init__(self, runtime: Any, shared: Sequence[Any], keepers: Dict[str, Any]) -> None:
+    def __init__(self, runtime: Any, shared: Sequence[Any], copiers: Dict[str, Any]) -> None:
         distinct = list({id(v.container.storage): v for v in shared}.values())
         self._runtime = runtime
         self.variables = [v for v in distinct if is_array(value_of(v))]
@@ -53,13 +53,13 @@ class RankValues:
         ]
         self._put_back: Any = None
         if self._others and runtime.size > 1:
-            if not keepers:
-                keepers.update(self._make_keepers())
-            keepers["keep"]()
-            self._put_back = keepers["put back"]
+            if not copiers:
+                copiers.update(self._make_copiers())
+            copiers["keep"]()
+            self._put_back = copiers["put back"]
 
     def fetch(self, rank: int, places: Sequence[int]) -> Values:
-        """Copies of one rank's values, of the variables at `places`."""
+        """Return copies of one rank's values of the variables at `places`."""
         listed = [self.variables[place] for place in places]
         if not listed:
             return {}
@@ -86,7 +86,7 @@ class RankValues:
             self._runtime.collectives.broadcast(listed, list(values.values()))
 
     def restore(self) -> None:
-        """Give every rank its own values back; only the master, if the runtime has been closed."""
+        """Restore every rank's values; only the master's, if the runtime has been closed."""
         master = self._runtime.master
         self.give(master, self.saved[master])
         for variable, value in zip(self._others, self._masters):
@@ -99,7 +99,7 @@ class RankValues:
         if self._put_back is not None:
             self._put_back()
 
-    def _make_keepers(self) -> Dict[str, Any]:
+    def _make_copiers(self) -> Dict[str, Any]:
         keeps, returns = [], []
         for variable, value in zip(self._others, self._masters):
             kept = type(variable)(
@@ -116,15 +116,15 @@ class RankValues:
 
 
 def equal_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays have one dtype, shape and contents, NaNs included."""
+    """Return whether two arrays have the same dtype, shape and bits, NaNs included."""
     same: Tuple[bool, ...] = (a.dtype == b.dtype, a.shape == b.shape)
     return all(same) and a.tobytes() == b.tobytes()
 
 
 def disturbed(value: Any) -> Any:
-    """Floats with a relative change of one epsilon up or down; anything else as it is.
+    """Return floats with a relative change of one epsilon up or down; other values unchanged.
 
-    Whole numbers stay: they may be labels, flags or masks, which a graph compares with others.
+    Whole numbers do not change: they may be labels, flags or masks, which a graph compares.
     """
     if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.size:
         return value

@@ -1,7 +1,7 @@
 """The Theano operation that reduces over ranks in the middle of a graph, and graphs that have it.
 
-How it meets the other ranks is `_rank.in_graph`'s: outside of a call of this library, as in plain
-Theano, in `as_theano()` and on a single rank, nobody is there to meet, and it passes its input on.
+`_rank.in_graph` connects it to the other ranks. Outside of a call of this library, as in plain
+Theano, in `as_theano()` and on a single rank, it returns its input.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from synk_theano.exceptions import SpecError
 
 from .transfer.flat import flatten, is_flat_able, rebuild
 
-# Set by hand where a rank has gone out to meet the others: the node knows whom.
 MEETING = "synk_meeting"
+"""Name of the tag under which a node finds the object that meets the other ranks."""
 
 
 class AllReduce(Op):  # type: ignore[misc] # Theano has no types
     r"""Rank r's output is :math:`s_r^p \sum_k s_k^q x_k`, with its share of the rows, s.
 
     Second output: a token, which the next one of a graph takes as a further input, so that all
-    ranks meet in one order. It is nothing to compute with.
+    ranks meet in the same order. It has no meaning as a value.
 
     Args:
         op: "avg" (q = 1) or "sum" (q = 0).
@@ -52,32 +52,32 @@ class AllReduce(Op):  # type: ignore[misc] # Theano has no types
         return Apply(self, [T.as_tensor_variable(x), *before], [x.type(), T.bscalar()])
 
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:
-        """Meet the other ranks, if there is a meeting."""
+        """Reduce over the ranks, if the node has a meeting."""
         x = inputs[0]
         meeting = getattr(node.tag, MEETING, None)
         outputs[0][0] = np.array(x) if meeting is None else meeting.all_reduce(x, self)
         outputs[1][0] = np.zeros((), np.int8)
 
     def infer_shape(self, node: Any, shapes: Sequence[Any]) -> List[Any]:  # noqa: ARG002 - Theano's
-        """The input's, and a scalar's."""
+        """Return the input's shape, and a scalar's."""
         return [shapes[0], ()]
 
     def connection_pattern(self, node: Any) -> List[List[bool]]:
-        """Tokens have no derivative."""
+        """Return that only the first output depends on the first input: tokens are constants."""
         return [[True, False]] + [[False, False]] * (len(node.inputs) - 1)
 
     def grad(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> List[Any]:
-        """See the class."""
+        """Return the gradients; see the class."""
         h = gradients[0]
         result = h if isinstance(h.type, DisconnectedType) else self._adjoint()(h)[0]
         return [result] + [DisconnectedType()() for _ in inputs[1:]]
 
     def R_op(self, inputs: Any, points: Sequence[Any]) -> List[Any]:  # noqa: N802, ARG002
-        """It is linear."""
+        """Apply it to the points: it is linear."""
         return [None, None] if points[0] is None else self(points[0])
 
     def do_constant_folding(self, node: Any) -> bool:  # noqa: ARG002
-        """Not while compiling: the other ranks are not there."""
+        """Return False: the other ranks do not take part in compiling."""
         return False
 
     def _adjoint(self) -> AllReduce:
@@ -86,13 +86,13 @@ class AllReduce(Op):  # type: ignore[misc] # Theano has no types
 
 
 def is_reduced(variable: Any) -> bool:
-    """Whether a variable is equal on all ranks because it was reduced over them."""
+    """Return whether a variable is equal on all ranks because it was reduced over them."""
     owner = variable.owner
     return owner is not None and isinstance(owner.op, AllReduce) and owner.op.power == 0
 
 
 def reductions_of(function: Any) -> List[Any]:
-    """The nodes of a compiled function that reduce over ranks, in the order of their meetings."""
+    """Return the nodes of a compiled function that reduce over ranks, in the order of execution."""
     graph = function.maker.fgraph
     if not any(isinstance(node.op, AllReduce) for node in graph.apply_nodes):
         return []
@@ -100,29 +100,28 @@ def reductions_of(function: Any) -> List[Any]:
 
 
 def in_one_order(function: Any) -> Any:
-    """A compiled function whose reductions come one after the other, on every rank alike.
+    """Return a compiled function whose reductions run in the same order on every rank.
 
-    Theano's linkers may run what does not depend on each other in any order, and that need not
-    be the same one where the function is built again. Here each reduction depends on the one
-    before it.
+    Theano's linkers may run independent nodes in any order, which may be another one in a function
+    that is built again. Here each reduction depends on the one before it.
 
     Raises:
-        SpecError: it is not certain that all ranks come to the same reductions.
+        SpecError: it is not certain that all ranks run the same reductions.
     """
     name = function.name or "this function"
     nodes = function.maker.fgraph.apply_nodes
     for node in nodes:
         if _reduces_inside(node.op):
             raise SpecError(
-                f"{name} has an in-graph all_reduce inside of {node.op}, which may run it another "
-                f"number of times on each rank; take it out of there, to where all ranks do it once"
+                f"{name} has an in-graph all_reduce inside {node.op}, which may run it a different "
+                f"number of times on each rank; move it out of there, so that all ranks run it once"
             )
     found = reductions_of(function)
     if not found:
         return function
     if any(type(node.op).__name__ == "IfElse" for node in nodes):
         raise SpecError(
-            f"{name} has an in-graph all_reduce and an ifelse, with which a rank may skip what "
+            f"{name} has an in-graph all_reduce and an ifelse, so a rank may skip a reduction that "
             f"others wait in; use theano.tensor.switch in place of ifelse"
         )
     if not is_flat_able(function):
@@ -144,7 +143,7 @@ def in_one_order(function: Any) -> Any:
 
 
 def _reduces_inside(op: Any) -> bool:
-    """Whether the graph that an operation has inside (Scan, OpFromGraph) reduces over ranks."""
+    """Return whether the inner graph of an operation (Scan, OpFromGraph) reduces over ranks."""
     for held in (getattr(op, name, None) for name in ("outputs", "local_outputs")):
         if not isinstance(held, (list, tuple)) or not all(isinstance(v, Variable) for v in held):
             continue

@@ -2,8 +2,8 @@
 
 A shared variable's identity is the one-element list in which its value lies
 (``sv.container.storage``): compiled functions hold that list, clones of the variable share it.
-The registry keeps the list alive until all ranks have been told to forget the variable, so that an
-identity is never used twice.
+The registry keeps the list alive until all ranks have forgotten the variable, so that an identity
+is never used twice.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Storage = List[Any]
 
 
 _OWN = 2
-"""References to a storage that nobody else has, as `sys.getrefcount` counts them in `unused`."""
+"""References that `sys.getrefcount` counts in `unused` for a storage without other holders."""
 
 _KEPT_TAGS = ("is_rng", "synk_row_share")
 
 
 @dataclass(frozen=True)
 class VariableRecord:
-    """A shared variable as it travels: never the object itself, whose tags drag graphs along."""
+    """A shared variable as it is sent; the variable itself would bring graphs along in its tags."""
 
     number: int
     cls: type
@@ -50,9 +50,10 @@ class VariableRecord:
 
 
 def require_shared(variable: Any) -> None:
-    """
+    """Return if `variable` is a Theano shared variable.
+
     Raises:
-        NotSharedVariable: if `variable` is not a Theano shared variable.
+        NotSharedVariable: it is not.
     """
     if not isinstance(variable, SharedVariable):
         raise NotSharedVariable(
@@ -62,17 +63,17 @@ def require_shared(variable: Any) -> None:
 
 
 def value_of(variable: Any) -> Any:
-    """The variable's value itself, not a copy."""
+    """Return the variable's value itself, not a copy."""
     return variable.container.storage[0]
 
 
 def store(variable: Any, value: Any) -> None:
-    """Make `value` the variable's value, without a copy where its type allows."""
+    """Set the variable's value, without a copy if its type allows that."""
     variable.set_value(value, borrow=True)
 
 
 def changed_by(compiled: Any) -> List[Storage]:
-    """Where the variables have their values that a compiled function itself gives new ones."""
+    """Return the storages of the variables that a compiled function updates."""
     return [
         container.storage
         for item, container in zip(compiled.maker.expanded_inputs, compiled.input_storage)
@@ -81,15 +82,15 @@ def changed_by(compiled: Any) -> List[Storage]:
 
 
 class VariableRegistry:
-    """Numbers for shared variables, each given once; see the module's docstring.
+    """Numbers for shared variables, each used once; see the module's docstring.
 
-    Of the user's variables it has twins, which have the same storage: so it can tell when the user
-    has let go of one.
+    It holds clones of the user's variables with the same storage, so that it can find out which
+    variables the user's program no longer refers to.
 
     Attributes:
-        variables: by number.
-        end: the number that the next new one gets.
-        left: what had variables and is gone, so that somebody may have let go of one.
+        variables: clones by number.
+        end: number of the next new variable.
+        left: holders of variables that are gone, so that a variable may be unused now.
     """
 
     def __init__(self) -> None:
@@ -105,40 +106,40 @@ class VariableRegistry:
         return self.variables[number]
 
     def number_of(self, variable: Any) -> int:
-        """The variable's number; a new one if it was not known."""
+        """Return the variable's number; a new one if it had none."""
         number = self._numbers.get(id(variable.container.storage))
         if number is None:
-            number = self._insert(self.end, _twin(variable))
+            number = self._insert(self.end, _clone(variable))
             self._users[number] = weakref.ref(variable)
             self.watch(variable.container)
         return number
 
     def known_number(self, storage: Storage) -> Optional[int]:
-        """The number of the variable whose value lies in `storage`, or None."""
+        """Return the number of the variable whose value lies in `storage`, or None."""
         return self._numbers.get(id(storage))
 
     def name_of(self, number: int) -> Optional[str]:
-        """The name of a variable, as it is now."""
+        """Return the current name of a variable."""
         name: Optional[str] = self._user(number).name
         return name
 
     def label(self, number: int) -> str:
-        """How messages call a variable."""
+        """Return the name of a variable for messages."""
         return self.name_of(number) or f"shared variable {number}"
 
     def _user(self, number: int) -> Any:
-        """The user's own variable, or what there is of it."""
+        """Return the user's own variable; the clone if it is gone."""
         reference = self._users.get(number)
         variable = None if reference is None else reference()
         return self.variables[number] if variable is None else variable
 
     def watch(self, holder: Any) -> None:
-        """Notice in `left` when something is gone that has variables."""
+        """Append to `left` when something is gone that holds variables."""
         farewell = Farewell(holder, self.left)
         self._watched[id(farewell)] = farewell
 
     def unused(self) -> List[int]:
-        """The numbers of the variables whose storage nobody else has."""
+        """Return the numbers of the variables whose storage has no other holder."""
         return [
             number
             for number, variable in self.variables.items()
@@ -147,27 +148,27 @@ class VariableRegistry:
 
     @contextmanager
     def held(self) -> Iterator[Dict[int, Any]]:
-        """All variables, by number; nobody lets go of one meanwhile."""
+        """Give all variables by number; none becomes unused during the block."""
         variables = dict(self.variables)
         storages = [variable.container.storage for variable in variables.values()]
         yield variables
         del storages
 
     def let_go(self, numbers: Iterable[int]) -> None:
-        """All ranks will be told to forget variables: nobody shall find them here any more."""
+        """Remove variables from `variables`, before all ranks forget them."""
         for number in numbers:
-            # Kept until then: their storages' identities are taken.
+            # Kept until then, because their storages' identities are in use.
             self._leaving[number] = self.variables[number]
             del self.variables[number]
 
     def looked_at(self, count: int) -> None:
-        """The first so many in `left` have been dealt with."""
+        """Remove the first `count` of `left`."""
         for _ in range(count):
             self._watched.pop(id(self.left[0]), None)
             self.left.popleft()
 
     def forget(self, number: int) -> None:
-        """Nobody has a variable any more."""
+        """Remove a variable, which no rank holds any more."""
         for variables in (self.variables, self._leaving):
             variable = variables.pop(number, None)
             if variable is not None:
@@ -175,7 +176,7 @@ class VariableRegistry:
         self._users.pop(number, None)
 
     def records(self, start: int) -> Tuple[VariableRecord, ...]:
-        """Records of all variables from number `start` on."""
+        """Return records of all variables from number `start` on."""
         return tuple(
             VariableRecord(
                 number=number,
@@ -192,16 +193,16 @@ class VariableRegistry:
         )
 
     def adopt(self, record: VariableRecord, value: Any) -> None:
-        """Make the variable of `record` on this rank, with `value` as its own.
+        """Create the variable of `record` on this rank, with `value`.
 
-        A variable that is known already stays as it is: it was sent twice.
+        A variable that exists already was sent twice, and stays as it is.
         """
         if record.number < self.end:
             return
         variable = record.cls(
             name=record.name,
             type=record.type,
-            # A strict variable of a device would refuse an array of the host.
+            # Not strict, because a variable of a device would refuse an array of the host.
             value=record.type.filter(value, strict=False, allow_downcast=record.allow_downcast),
             strict=record.strict,
             allow_downcast=record.allow_downcast,
@@ -224,12 +225,12 @@ class VariableRegistry:
         return number
 
 
-def _twin(variable: Any) -> Any:
-    """Another variable with the same storage, which keeps nothing else of this one alive."""
-    twin = variable.clone()
-    twin.container = copy.copy(variable.container)
-    twin.tag = scratchpad()
+def _clone(variable: Any) -> Any:
+    """Return a variable with the same storage that keeps nothing else of this one alive."""
+    clone = variable.clone()
+    clone.container = copy.copy(variable.container)
+    clone.tag = scratchpad()
     for name in _KEPT_TAGS:
         if hasattr(variable.tag, name):
-            setattr(twin.tag, name, getattr(variable.tag, name))
-    return twin
+            setattr(clone.tag, name, getattr(variable.tag, name))
+    return clone

@@ -1,4 +1,4 @@
-"""What a user writes in `function(...)` -> one checked description. All mistakes end here."""
+"""The arguments of `function(...)` -> one checked description; mistakes in them raise here."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from synk_theano._text import shown
 from synk_theano._warn import Place, user_place
 from synk_theano.exceptions import SpecError
 
+from .random_streams import is_random
+
 
 @dataclass(frozen=True)
 class FunctionSpec:
@@ -25,13 +27,13 @@ class FunctionSpec:
 
     Attributes:
         inputs: scattered, then broadcast ones (variables, or `theano.In`).
-        host_outputs: for each output, whether it is to be collected through host memory even if
-            it is computed on a device: "c_avg" and the like.
-        returns: how results come back: "single", "list" or "none".
+        host_outputs: for each output, whether it is collected through host memory even if it is
+            computed on a device: "c_avg" and the like.
+        returns: form of the results: "single", "list" or "none".
         updates: (shared variable, new value, op over slices).
-        accumulated: those of the updates, and of the variables' default updates, that a sliced
-            call applies once, at its end: all but those of random states.
-        kwargs: what goes on to `theano.function`.
+        accumulated: the updates, default ones included, that a sliced call applies once, at its
+            end: all but those of random states.
+        kwargs: arguments passed on to `theano.function`.
         built_at: the user's line.
     """
 
@@ -60,7 +62,7 @@ _OWN_NAMES = ("bcast_inputs", "sliceable_shareds")
 
 
 def unnamed(function_id: int) -> str:
-    """What a function is called that has no name of its own."""
+    """Return the name in messages of a function without a name."""
     return f"function {function_id}"
 
 
@@ -129,7 +131,7 @@ def _require_known(names: Mapping[str, Any]) -> None:
     """Raise `SpecError`, with the likeliest cure, for a keyword that nothing takes."""
     parameters = inspect.signature(theano.function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return  # somebody has put another function in its place, which says it itself
+        return  # replaced by another function, which raises itself
     known = {*parameters, *_OWN_NAMES}
     for name in names:
         if name not in known:
@@ -172,8 +174,8 @@ def _inputs(value: Any, what: str) -> List[Any]:
         if not hasattr(item.type, "broadcastable"):
             raise SpecError(
                 f"{what}[{place}]: got {item} of type {item.type}, expected a tensor, whose rows "
-                f"can be shared; of a sparse matrix hand over data, indices and indptr, or keep it "
-                f"in a shared variable"
+                f"can be shared; pass data, indices and indptr of a sparse matrix, or keep it in a "
+                f"shared variable"
             )
     return items
 
@@ -190,7 +192,7 @@ def _outputs(outputs: Any) -> Tuple[List[_Output], str]:
 
 
 def _is_pair(item: Any) -> bool:
-    """Whether a tuple is (variable, op) rather than several outputs."""
+    """Return whether a tuple is (variable, op) rather than several outputs."""
     return len(item) == 2 and (item[1] is None or isinstance(item[1], str))
 
 
@@ -235,13 +237,8 @@ def _updates(updates: Any) -> Tuple[Tuple[Any, Any, str], ...]:
 
 
 def default_update_op(target: Any) -> str:
-    """How an update accumulates if nothing was said: an average of integers is no integer."""
+    """Return the default op of an update over slices: an average of integers is no integer."""
     return "avg" if _is_float(target) else "last"
-
-
-def is_random(variable: Any) -> bool:
-    """Whether a shared variable is the state of a random stream."""
-    return bool(getattr(variable.tag, "is_rng", False))
 
 
 def _is_float(variable: Any) -> bool:

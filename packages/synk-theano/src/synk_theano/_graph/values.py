@@ -1,7 +1,7 @@
-"""Values of variables wherever they lie: in host memory as NumPy arrays, or on a device.
+"""Values of variables: NumPy arrays in host memory, or arrays on a device.
 
 Device arrays are libgpuarray's (`pygpu.gpuarray.GpuArray`), as Theano's GPU variables hold them.
-pygpu is never imported here: who has no device has no such arrays.
+pygpu is never imported here: a process without a device has no such arrays.
 """
 
 from __future__ import annotations
@@ -15,65 +15,65 @@ from theano.tensor import TensorType
 
 
 def is_on_device(value: Any) -> bool:
-    """Whether it is a device array."""
+    """Return whether a value is a device array."""
     gpuarray = sys.modules.get("pygpu.gpuarray")
     return gpuarray is not None and isinstance(value, gpuarray.GpuArray)
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array, wherever it lies; states of random streams may be none."""
+    """Return whether a value is an array, on the host or a device; random states may be none."""
     return isinstance(value, np.ndarray) or is_on_device(value)
 
 
 def is_tensor_variable(value: Any) -> bool:
-    """Whether it is a symbolic variable whose values are arrays."""
+    """Return whether a value is a symbolic variable whose values are arrays."""
     return isinstance(value, Variable) and hasattr(value, "ndim")
 
 
 def is_device_type(type_: Any) -> bool:
-    """Whether variables of this Theano type have their values on a device."""
+    """Return whether variables of this Theano type have their values on a device."""
     return hasattr(type_, "context_name") and hasattr(type_, "typecode")
 
 
 def host_type(variable: Any) -> Any:
-    """The type of the same arrays in host memory; the variable's own if they lie there."""
+    """Return the type of the variable's arrays in host memory."""
     type_ = variable.type
     return TensorType(type_.dtype, type_.broadcastable) if is_device_type(type_) else type_
 
 
 def on_host(value: Any) -> Any:
-    """The value in host memory; a copy if it lies on a device. Waits for the device then."""
+    """Return the value in host memory: a copy if it lies on a device, after waiting for it."""
     return np.asarray(value) if is_on_device(value) else value
 
 
 def empty_like(value: Any, shape: Tuple[int, ...], dtype: Any) -> Any:
-    """A new array where `value` lies."""
+    """Return a new array on the device (or host) of `value`."""
     if is_on_device(value):
         return _pygpu().empty(shape, dtype=np.dtype(dtype), context=value.context)
     return np.empty(shape, dtype)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether results can be received in it: it is in C order, and can be written to."""
+    """Return whether an array can receive results: it is in C order, and writable."""
     if is_on_device(value):
         return bool(value.flags["C_CONTIGUOUS"] and value.flags["WRITEABLE"])
     return bool(value.flags.writeable and value.flags.c_contiguous)
 
 
 def in_c_order(value: Any) -> Any:
-    """The array itself, or a copy, on the same device, in C order."""
+    """Return the array itself, or a copy in C order on the same device."""
     if is_on_device(value) and not value.flags["C_CONTIGUOUS"]:
         return _pygpu().ascontiguousarray(value)
     return value
 
 
 def at_least_1d(value: Any) -> Any:
-    """The array itself; of a scalar, a vector of one entry."""
+    """Return the array itself; of a scalar, a vector of one entry."""
     return value if value.ndim else value.reshape((1,))
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
-    """All of them one after the other along axis 0, where they lie.
+    """Return the arrays joined along axis 0, on their device.
 
     Raises:
         ValueError: their shapes do not allow it.

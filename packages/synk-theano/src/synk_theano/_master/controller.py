@@ -18,7 +18,7 @@ import numpy as np
 
 import synk_comm
 from synk_theano._graph import environment
-from synk_theano._graph.devices.assignment import Ranks, take
+from synk_theano._graph.devices.assignment import Assignment, take
 from synk_theano._rank.rank import Rank
 from synk_theano._text import text_of
 from synk_theano._watch.flight import WORDS, Flight
@@ -27,7 +27,7 @@ from synk_theano._wire.orders import STEPS_IN_LINE
 from synk_theano._workers.blackbox import BlackBox
 from synk_theano._workers.interrupts import LATER, Interrupts
 from synk_theano._workers.pool import start_workers
-from synk_theano._workers.processes import Keeper
+from synk_theano._workers.processes import Watchdog
 from synk_theano._workers.stalls import StallWatch
 from synk_theano.exceptions import Closed, InputValueError, Interrupted, SynkError, WorkerDied
 
@@ -71,7 +71,7 @@ class Controller:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: Assignment,
         master: int,
         settings: Settings,
         *,
@@ -82,9 +82,9 @@ class Controller:
         size = ranks.size
         with contextlib.ExitStack() as undo:
             # Before there is memory to look after.
-            keeper = Keeper(environment.import_path()) if size > 1 else None
-            if keeper is not None:
-                undo.callback(keeper.dismiss)
+            watchdog = Watchdog(environment.import_path()) if size > 1 else None
+            if watchdog is not None:
+                undo.callback(watchdog.close)
             what, words = "the flight record", (WORDS * size,)
             room, flight_ref = store.room(("flight",), np.dtype(np.int64), words, what)
             room[...] = 0
@@ -111,7 +111,7 @@ class Controller:
             if self._group is not None:
                 undo.callback(self._group.discard)
             self._pool = start_workers(
-                self.rank, settings, ranks.devices, self._group, times_ref, flight_ref, keeper
+                self.rank, settings, ranks.devices, self._group, times_ref, flight_ref, watchdog
             )
             undo.pop_all()
         self._pids = [*self._pool.pids[:master], self._owner, *self._pool.pids[master:]]
@@ -372,7 +372,7 @@ class Controller:
             # Ranks that never joined have left what they would have removed.
             self._group.close() if self._joined else self._group.discard()
         self._store.close()
-        self._pool.dismiss_keeper()
+        self._pool.close_watchdog()
         self._on_end()
         self._threads.restore()
         self._ended = True

@@ -6,7 +6,8 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from numpy.random import RandomState
 
-from synk_theano._graph.leaves import is_random_state, is_row_share
+from synk_theano._graph.leaves import is_row_share
+from synk_theano._graph.random_streams import is_random_state
 from synk_theano._graph.shared import Storage, value_of
 from synk_theano._graph.values import is_array, on_host
 from synk_theano._plan.collectives import RESTORING, WRITING

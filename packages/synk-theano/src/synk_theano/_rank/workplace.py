@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional
 import numpy as np
 
 import synk_comm
-from synk_theano._graph.devices.device import AnyDevice, Host
+from synk_theano._graph.devices.device import AnyDevice, Cpu
 from synk_theano._graph.environment import threads_per_rank
 from synk_theano._graph.shared import VariableRegistry
 from synk_theano._watch.flight import WORDS, Flight
@@ -72,7 +72,7 @@ class Workplace:
         self.registry = VariableRegistry()
         self.functions: Dict[int, LoadedFunction] = {}
         self.arrays = ArrayCache(min(threads_per_rank(size), MOST_THREADS))
-        self.device: AnyDevice = device or Host()
+        self.device: AnyDevice = device or Cpu()
         self.flight = flight or Flight(np.zeros(WORDS * size, np.int64), rank)
         self.journal = Journal(settings.atomic)
         self.recorder = Recorder()

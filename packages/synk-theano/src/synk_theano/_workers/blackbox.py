@@ -1,4 +1,4 @@
-"""The flight records of all ranks, as the master reads them: for errors, and for a file of them."""
+"""The flight records of all ranks, as the master reads them: for errors, and to write to a file."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _OUTCOMES = {
 
 
 class BlackBox:
-    """Reads what every rank is doing and has done last.
+    """Reads the current phase and the last acts of every rank.
 
     Args:
-        room: int64 vector in which the ranks write; see `_watch.flight`.
+        room: int64 vector into which the ranks write; see `_watch.flight`.
         size: number of ranks.
         master: the rank of this process.
-        functions: by number, for their names.
+        functions: functions by number, for their names.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class BlackBox:
         self._seen: Optional[List[Dict[str, Any]]] = None
 
     def act_of(self, act: ActRecord) -> str:
-        """An act in words: ``function 'train'``, ``all_reduce()``."""
+        """Return an act in words: ``function 'train'``, ``all_reduce()``."""
         if act.kind != "function":
             return f"{act.kind}()"
         loaded = self._functions.get(act.subject)
         return f"function {loaded.recipe.name!r}" if loaded else f"function {act.subject}"
 
     def doing(self, rank: int) -> str:
-        """What a rank does now, in words that go after "while it was"."""
+        """Return what a rank does now, in words that complete "while it was"."""
         phase, detail = self.flights[rank].phase
         last = self.flights[rank].last()
         act = "an order" if last is None else self.act_of(last)
@@ -74,12 +74,12 @@ class BlackBox:
         }[phase]
 
     def forget(self) -> None:
-        """Forget what `look` has seen: the order went on."""
+        """Forget what `look` has read: the order went on."""
         self._seen = None
 
     def look(self) -> None:
-        """Remember what all ranks are doing now, before they are interrupted; the first look at an
-        order counts."""
+        """Read what all ranks are doing now, before they are stopped; the first call in an order
+        counts."""
         if self._seen is None:
             self._seen = [self._look_at(rank) for rank in range(len(self.flights))]
 
@@ -104,12 +104,12 @@ class BlackBox:
     def write(
         self, error: BaseException, pids: Sequence[int], stacks: Mapping[int, str]
     ) -> Optional[str]:
-        """Write a file of what was seen; return its path, None if that cannot be done.
+        """Write a file of what was read; return its path, or None if it cannot be written.
 
         Args:
-            error: why.
-            pids: of all ranks, in order.
-            stacks: of ranks whose stacks are known.
+            error: the reason.
+            pids: process ids of all ranks, in order.
+            stacks: Python stacks by rank, as far as they are known.
         """
         self.look()
         ranks = [{**seen, "pid": pid} for seen, pid in zip(self._seen or [], pids)]
@@ -136,7 +136,7 @@ class BlackBox:
         try:
             return str(flight.write(content))
         except (OSError, ValueError) as problem:
-            # A full disk, maybe: what failed first is what the user has to see.
+            # A full disk, maybe: the user has to see the first failure, not this one.
             _logger.debug("no flight record was written: %s", problem)
             return None
 

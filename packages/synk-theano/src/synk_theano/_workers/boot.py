@@ -1,7 +1,7 @@
-"""A worker's first steps, before it imports anything of the package.
+"""The first steps of a worker, before it imports the package.
 
-To import Theano takes seconds, and now and then it hangs there, waiting for the lock of a compile
-directory: from here on a worker can be asked for its stacks. Run by `processes.Worker` as
+Importing Theano takes seconds, and can hang while it waits for the lock of a compile directory, so
+a worker must be able to write its stacks before that. `processes.Worker` runs this file as
 ``python boot.py synk_theano._workers.worker <channel fd> <lifeline fd> <stacks fd> <two signals>``.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def boot(channel_fd: int, lifeline_fd: int, stacks_fd: int, gentle: int, at_once: int) -> None:
-    """Write stacks when asked to, by either signal, and become a worker."""
+    """Install the handlers that write stacks, one for each signal, and run the worker."""
     for fd in (channel_fd, lifeline_fd, stacks_fd):
         os.set_inheritable(fd, False)
 
@@ -24,12 +24,12 @@ def boot(channel_fd: int, lifeline_fd: int, stacks_fd: int, gentle: int, at_once
         faulthandler.dump_traceback(stacks_fd, all_threads=True)
 
     signal.signal(gentle, answer)
-    # What the kernel does for it goes on: compiled code may not expect otherwise.
+    # Restart system calls: compiled code may not expect that one is interrupted.
     signal.siginterrupt(gentle, False)
-    # In C: whoever holds the interpreter's lock, it answers.
+    # In C, so that it writes them whichever thread holds the interpreter's lock.
     faulthandler.register(at_once, stacks_fd, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (gentle, at_once))
-    # Looking for garbage takes an eighth of the time of these imports, and none is found.
+    # Garbage collection takes an eighth of the time of these imports, and finds nothing.
     gc.disable()
     from synk_theano._workers.worker import main
 
@@ -38,5 +38,5 @@ def boot(channel_fd: int, lifeline_fd: int, stacks_fd: int, gentle: int, at_once
 
 if __name__ == "__main__":
     if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]  # modules in here are the package's, not top-level ones
+        del sys.path[0]  # modules in this folder belong to the package: none is top-level
     boot(*map(int, sys.argv[2:]))

@@ -1,12 +1,13 @@
-"""Ctrl-C, and giving up an order: whoever computes for it is interrupted.
+"""Ctrl-C, and giving up an order: interrupt the ranks that compute.
 
-A rank that computes can be interrupted at once: it declines its next collective, and all stay in
-step. One that waits inside a collective cannot: the ranks would lose each other. So the master's
-Ctrl-C, when it waits, first interrupts those that compute; they decline, and the wait is over.
+A rank that computes can be interrupted at once: it declines its next collective, and all ranks stay
+in step. A rank that waits inside a collective cannot, because the ranks would lose each other. So a
+Ctrl-C while the master waits first interrupts the ranks that compute; they decline, and the wait
+ends.
 
-Where all have been done when it is heard, the order is taken back (see `Rank.take_back`), and what
-cannot be taken back gives its result: a `KeyboardInterrupt` out of a call means that it did not
-happen. So none is raised between the order's end and the user's own code, but a moment later.
+If all ranks are done by then, the order is undone (see `Rank.take_back`), and an order that cannot
+be undone returns its result: a `KeyboardInterrupt` from a call means that the call did not happen.
+So none is raised between an order's end and the user's own code, but a moment later.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from synk_theano._watch.flight import OWN_WORK, Flight
 from synk_theano.exceptions import Interrupted
 
 SIGNAL = signal.SIGRTMIN + 2 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""To workers that compute; programs and batch systems have other uses for the common ones."""
+"""Signal number that interrupts workers; programs and batch systems use the common ones."""
 
 GRACE_S = 2.0
-"""From Ctrl-C until the workers that have not listened are ended."""
+"""Seconds from Ctrl-C until workers that have not reacted are killed."""
 
 AGAIN_S = 0.01
-"""From a Ctrl-C that came at the wrong moment until it is tried again."""
+"""Seconds from a Ctrl-C that came at the wrong moment until it is tried again."""
 
 LATEST_S = 0.25
-"""Of this thread's processor time: after it, Ctrl-C is raised wherever the program is. From the
-end of an order into the user's code it takes much less."""
+"""Seconds of this thread's processor time after which Ctrl-C is raised wherever the program is.
+From the end of an order to the user's code it takes much less."""
 
 _OURS = ("synk_theano", "synkhronos")
-_FINALIZERS = ("__del__", "_died")  # the second is that of arrays in shared memory
+_FINALIZERS = ("__del__", "_died")  # `_died` is that of arrays in shared memory
 _OF_WEAK_REFS = ("weakref", "_weakrefset")
 
 
 def obey(rank: Any) -> None:
-    """In a worker: let the master interrupt what it computes."""
+    """In a worker, install the handler by which the master interrupts its computation."""
 
     def interrupt(_number: int, _frame: Any) -> None:
         if rank.flight.interrupted == rank.serial and rank.flight.phase[0] in OWN_WORK:
@@ -50,52 +51,52 @@ def obey(rank: Any) -> None:
     signal.signal(SIGNAL, interrupt)
 
 
-class Later:
-    """A Ctrl-C of the main thread that came at the wrong moment, for all runtimes.
+class DelayedInterrupt:
+    """A Ctrl-C that came at the wrong moment and is raised later; one for all runtimes.
 
     Attributes:
-        leaving: the main thread may be on its way out of this package with the result of an order.
+        leaving: whether the main thread may be leaving this package with an order's result.
     """
 
     def __init__(self) -> None:
         self.leaving = False
         self._since: Optional[float] = None
         self._again = False
-        # A thread says that it strikes, and strikes: nothing of this thread comes between the two.
-        self._striking = threading.RLock()
-        os.register_at_fork(after_in_child=self._begin_anew)
+        # Held while a thread sets `_again` and sends the signal, so that no other call interferes.
+        self._sending = threading.RLock()
+        os.register_at_fork(after_in_child=self._reset_in_child)
 
-    def _begin_anew(self) -> None:
-        self._striking = threading.RLock()  # of a thread that is not in the child
+    def _reset_in_child(self) -> None:
+        self._sending = threading.RLock()  # a thread that is not in the child may hold the old one
 
     def put_off(self) -> None:
-        """Raise it as soon as the program has left this package, or calls it again."""
+        """Raise Ctrl-C as soon as the program has left this package, or calls it again."""
         self.leaving = True
         self._since = since = time.thread_time()
-        # A plain thread: to start a `threading.Thread` takes a lock, which may be taken here.
-        _thread.start_new_thread(self._strike_again, (since,))
+        # A plain thread: starting a `threading.Thread` takes a lock, which may be taken here.
+        _thread.start_new_thread(self._send_again, (since,))
 
-    def _strike_again(self, since: float) -> None:
+    def _send_again(self, since: float) -> None:
         main = threading.main_thread().ident
         while main is not None:
             time.sleep(AGAIN_S)
-            with self._striking:
+            with self._sending:
                 if self._since is not since:
                     return
                 self._again = True
                 signal.pthread_kill(main, signal.SIGINT)
 
     def _settle(self) -> bool:
-        """Nothing is put off any more; tell whether it was."""
-        with self._striking:
+        """Delay nothing any more; return whether a Ctrl-C was delayed."""
+        with self._sending:
             pending, self._since = self.is_pending(), None
         return pending
 
     def at_the_next_chance(self) -> None:
-        """This thread has come with something new to do.
+        """Raise a delayed Ctrl-C; called where this thread enters the package.
 
         Raises:
-            KeyboardInterrupt: one was put off, and this is the main thread.
+            KeyboardInterrupt: one was delayed, and this is the main thread.
         """
         if threading.current_thread() is threading.main_thread():
             self.leaving = False
@@ -103,21 +104,21 @@ class Later:
                 raise KeyboardInterrupt
 
     def is_pending(self) -> bool:
-        """Whether one is put off."""
+        """Return whether a Ctrl-C is delayed."""
         return self._since is not None
 
     def take(self) -> bool:
-        """Whether what has come is one that was put off."""
-        with self._striking:
+        """Return whether the signal that has come is a delayed one."""
+        with self._sending:
             again, self._again = self._again or self.is_pending(), False
         return again
 
     def is_the_moment(self, frame: Any, again: bool, within: bool = False) -> bool:
-        """Whether to raise one that came at this frame; it is put off if not.
+        """Return whether to raise a Ctrl-C that came at this frame; if not, delay it.
 
         Args:
-            again: it is one that was put off.
-            within: it may be raised within this package.
+            again: whether it was delayed before.
+            within: whether it may be raised within this package.
         """
         if again and self._since is None:
             return False  # it has been raised already
@@ -137,11 +138,11 @@ class Later:
         return True
 
 
-LATER = Later()
+LATER = DelayedInterrupt()
 
 
-class _Note:
-    """A handler that notes Ctrl-C for `handler`, to which a second one goes at once."""
+class _HoldingHandler:
+    """A handler that holds one Ctrl-C back; a second one goes to `handler` at once."""
 
     def __init__(self, handler: Any) -> None:
         self.handler = handler
@@ -155,25 +156,25 @@ class _Note:
 
 @contextlib.contextmanager
 def held_back(undo: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C have its effect after the block; the second one at once.
+    """Hold Ctrl-C back until the end of the block; a second one has its effect at once.
 
-    To block the signal is not enough: other threads, such as those of BLAS, would take it.
+    Blocking the signal is not enough: other threads, such as those of BLAS, would take it.
 
     Args:
-        undo: called when it is raised: nobody will have what the block has made.
+        undo: called when Ctrl-C is raised, because the result of the block is lost then.
     """
     LATER.at_the_next_chance()
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    note = _Note(handler)
-    signal.signal(signal.SIGINT, note)
+    holding = _HoldingHandler(handler)
+    signal.signal(signal.SIGINT, holding)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, note.handler)
-    if note.struck:
+        signal.signal(signal.SIGINT, holding.handler)
+    if holding.struck:
         try:
             signal.raise_signal(signal.SIGINT)
         except BaseException:
@@ -185,10 +186,10 @@ class Interrupts:
     """The master's side.
 
     Args:
-        rank: the master's.
-        flights: of all ranks.
-        pids: gives the workers' process ids.
-        look: called before anybody is interrupted.
+        rank: the master's `Rank`.
+        flights: flight records of all ranks.
+        pids: returns the workers' process ids.
+        look: called before any rank is interrupted.
     """
 
     def __init__(
@@ -212,29 +213,29 @@ class Interrupts:
         self._ended = False
 
     def install(self) -> None:
-        """Take Ctrl-C over, if it is Python's own or another runtime's: a user's handler stays.
+        """Handle Ctrl-C in place of Python's handler or another runtime's; a user's own stays.
 
-        Again and again, because notebooks set Python's own for each cell.
+        Called again and again, because notebooks set Python's own for each cell.
         """
         if threading.current_thread() is not threading.main_thread():
             return
         current = signal.getsignal(signal.SIGINT)
-        note = current if isinstance(current, _Note) else None
-        current = note.handler if note else current
-        before = link = _of_a_runtime(current)
+        holding = current if isinstance(current, _HoldingHandler) else None
+        current = holding.handler if holding else current
+        before = link = _runtime_of(current)
         while link is not None:
             if link is self:
-                return  # the handlers hand on to each other
+                return  # it is in the chain of handlers already
             link = link._before
         if before is not None or current is signal.default_int_handler:
             self._before = before
-            if note:
-                note.handler = self._on_ctrl_c
+            if holding:
+                holding.handler = self._on_ctrl_c
             else:
                 signal.signal(signal.SIGINT, self._on_ctrl_c)
 
     def restore(self) -> None:
-        """Give Ctrl-C back; the runtime has ended. One that is put off is raised first."""
+        """Restore the handler of before; the runtime has ended. A delayed Ctrl-C comes first."""
         self._ended = True
         if not LATER.is_pending():
             self._give_back()
@@ -249,22 +250,22 @@ class Interrupts:
             signal.signal(signal.SIGINT, handler)
 
     def _living_before(self) -> Optional[Interrupts]:
-        """The runtime whose handler was there before this one's, if it is still open."""
+        """Return the open runtime whose handler this one's replaced, if there is one."""
         before = self._before
         while before is not None and before._ended:
             before = before._before
         return before
 
     def begin(self, serial: int) -> None:
-        """An order begins, in this thread."""
+        """Begin an order, in this thread."""
         self._since, self._struck, self._finished, self._serial = None, False, False, serial
-        # Ctrl-C is the main thread's, whatever others are waiting for.
+        # Ctrl-C interrupts the main thread, never an order of another one.
         self._under_way = threading.get_ident() == self._main
 
     def finish(self) -> bool:
-        """All ranks have done the order; tell whether there was a Ctrl-C meanwhile.
+        """Return whether there was a Ctrl-C, now that all ranks have done the order.
 
-        One that comes from now on waits until the order's end.
+        A Ctrl-C that comes after this waits until the order's end.
         """
         self._finished = True
         if self._under_way:
@@ -272,40 +273,40 @@ class Interrupts:
         return self._since is not None
 
     def end(self) -> bool:
-        """An order has ended; tell whether there was a Ctrl-C that is still to be raised."""
+        """End an order; return whether there was a Ctrl-C that is still to be raised."""
         self._under_way = False
         pending, self._since = self._since is not None, None
         return pending
 
     def check(self) -> None:
-        """Called while the master waits.
+        """Return while the wait may go on; called while the master waits.
 
         Raises:
-            KeyboardInterrupt: some workers have not listened to a Ctrl-C.
+            KeyboardInterrupt: some workers have not reacted to a Ctrl-C.
         """
         if self._since is not None and time.monotonic() - self._since > GRACE_S:
             raise KeyboardInterrupt
 
     def give_up(self, error: BaseException) -> Optional[float]:
-        """The master has failed: have the workers stop, too.
+        """Interrupt the workers, because the master has failed.
 
         Returns:
-            For how many seconds to wait for them; None for as long as for any collective.
+            Seconds to wait for them; None for as long as for any collective.
         """
         self._look()
-        self._tell()
+        self._interrupt_workers()
         return None if isinstance(error, Exception) else GRACE_S
 
     def _on_ctrl_c(self, number: int, frame: Any) -> None:
-        self._strike(number, frame, LATER.take())
+        self._handle(number, frame, LATER.take())
 
-    def _strike(self, number: int, frame: Any, again: bool) -> None:
+    def _handle(self, number: int, frame: Any, again: bool) -> None:
         if not self._under_way or os.getpid() != self._rank.pid:
             before = self._living_before()
             if before is not None:
                 if self._ended:
                     self._give_back()
-                before._strike(number, frame, again)
+                before._handle(number, frame, again)
             elif os.getpid() != self._rank.pid or LATER.is_the_moment(frame, again):
                 if self._ended:
                     self._give_back()
@@ -322,9 +323,9 @@ class Interrupts:
         self._struck = True
         self._since = time.monotonic()
         self._look()
-        self._tell()
+        self._interrupt_workers()
 
-    def _tell(self) -> None:
+    def _interrupt_workers(self) -> None:
         for flight in self._flights:
             flight.interrupted = self._serial
         for pid in self._pids():
@@ -333,7 +334,7 @@ class Interrupts:
 
 
 def _in_a_finalizer(frame: Any) -> bool:
-    """Whether Python calls this because something has gone: what is raised there is lost."""
+    """Return whether Python runs a finalizer, where an exception would be lost."""
     while frame is not None:
         if frame.f_code.co_name in _FINALIZERS or frame.f_globals.get("__name__") in _OF_WEAK_REFS:
             return True
@@ -341,7 +342,7 @@ def _in_a_finalizer(frame: Any) -> bool:
     return False
 
 
-def _of_a_runtime(handler: Any) -> Optional[Interrupts]:
-    """Whose method a handler of signals is, if it is one of these."""
+def _runtime_of(handler: Any) -> Optional[Interrupts]:
+    """Return the object whose method a signal handler is, if it is one of these."""
     owner = getattr(handler, "__self__", None)
     return owner if isinstance(owner, Interrupts) else None

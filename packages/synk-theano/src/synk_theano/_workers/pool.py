@@ -1,7 +1,7 @@
-"""All workers of a runtime: start, watch, ask, stop. Knows nothing of Theano.
+"""All workers of a runtime: start, watch, query and stop them. Independent of Theano.
 
-Workers are fresh processes, not forks of one that may hold threads or a CUDA context. How each of
-them is started and held is told in `processes`.
+Workers are new processes, not forks of one that may have threads or a CUDA context. `processes`
+starts each of them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from synk_theano._wire.channel import ChannelClosed
 from synk_theano._wire.messages import ArrayRef, Failure, Hello, Ready, Settings
 from synk_theano.exceptions import StartError, WorkerDied
 
-from .processes import Keeper, Worker, reap_later
+from .processes import Watchdog, Worker, reap_later
 from .stacks import Stacks
 
 _logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 180.0
-"""For importing Theano, on a machine that is busy compiling for other ranks."""
+"""Seconds for importing Theano, on a machine that is busy compiling for other ranks."""
 
 STOP_TIMEOUT_S = 0.8
-"""From the end of the channel until SIGKILL."""
+"""Seconds from the end of the channel until SIGKILL."""
 
 KILL_TIMEOUT_S = 0.3
-"""From SIGKILL until a process is left to a thread: it may be stuck in the kernel."""
+"""Seconds to wait after SIGKILL; then a thread reaps the process, which may be stuck in the
+kernel."""
 
 _TICK_S = 0.05
 
@@ -46,10 +47,10 @@ class WorkerPool:
     """All workers of a runtime.
 
     Args:
-        starts: what each is told first, and its environment.
-        fds: descriptors that all of them inherit.
-        folder: that is to be removed, whoever is killed; None for none.
-        keeper: that looks after them; None for a new one.
+        starts: the first message to each worker, and its environment.
+        fds: descriptors that all workers inherit.
+        folder: the folder to remove in the end, whichever process is killed; None for none.
+        watchdog: watches the workers; None for a new one.
     """
 
     def __init__(
@@ -57,32 +58,32 @@ class WorkerPool:
         starts: Sequence[Tuple[Hello, Dict[str, str]]],
         fds: Sequence[int] = (),
         folder: Optional[str] = None,
-        keeper: Optional[Keeper] = None,
+        watchdog: Optional[Watchdog] = None,
     ) -> None:
         self._workers: List[Worker] = []
         self._stacks = Stacks()
-        # First, so that at no moment there is a worker that nobody looks after.
-        self._keeper = keeper or (Keeper(starts[0][0].sys_path) if starts else None)
-        if self._keeper is not None and folder is not None:
-            self._keeper.guard_folder(folder)
-        # A child that the user forks would hold the workers' lifelines.
-        os.register_at_fork(after_in_child=_calling(weakref.WeakMethod(self._release_in_child)))
+        # First, so that no worker is ever without a watchdog.
+        self._watchdog = watchdog or (Watchdog(starts[0][0].sys_path) if starts else None)
+        if self._watchdog is not None and folder is not None:
+            self._watchdog.guard_folder(folder)
+        # A child that the user forks would hold the workers' lifelines open.
+        os.register_at_fork(after_in_child=_calling(weakref.WeakMethod(self._close_in_child)))
         try:
             for hello, environment in starts:
                 worker = Worker(hello, environment, fds)
                 self._workers.append(worker)
-                if self._keeper is not None:
-                    self._keeper.guard(worker.process.pid)
+                if self._watchdog is not None:
+                    self._watchdog.guard(worker.process.pid)
         except BaseException:
             self.kill()
-            self.dismiss_keeper()
+            self.close_watchdog()
             raise
 
-    def _release_in_child(self) -> None:
+    def _close_in_child(self) -> None:
         for worker in self._workers:
-            worker.release()
-        if self._keeper is not None:
-            self._keeper.release()
+            worker.close()
+        if self._watchdog is not None:
+            self._watchdog.close_line()
         synk_shm.leave()
 
     @property
@@ -91,20 +92,20 @@ class WorkerPool:
         return tuple(worker.process.pid for worker in self._workers)
 
     @property
-    def keeper_pid(self) -> Optional[int]:
-        """Process id of the keeper; None if there is none."""
-        return None if self._keeper is None else self._keeper.pid
+    def watchdog_pid(self) -> Optional[int]:
+        """Process id of the watchdog; None if there is none."""
+        return None if self._watchdog is None else self._watchdog.pid
 
     def wait_ready(
         self,
         timeout_s: float = START_TIMEOUT_S,
         tick: Optional[Callable[[List[int]], None]] = None,
     ) -> None:
-        """Wait until every worker has said that it is ready. All are watched at once.
+        """Wait until every worker is ready, watching all of them at once.
 
         Args:
-            tick: called with the ranks that are not ready, at least every 0.1 s; what it raises
-                ends the wait.
+            tick: called with the ranks that are not ready, at least every 0.1 s; an exception from
+                it ends the wait.
 
         Raises:
             WorkerDied: one was killed by a signal.
@@ -138,10 +139,10 @@ class WorkerPool:
                 )
 
     def check_joining(self) -> None:
-        """Return at once if no worker has told of a failure, while they meet.
+        """Return at once if no worker has reported that it failed to join.
 
         Raises:
-            StartError: one has, and will not come.
+            StartError: one has.
         """
         answers = [_answer(worker) for worker in self._workers if worker.channel.pending()]
         failed = [answer for answer in answers if isinstance(answer, Failure)]
@@ -149,11 +150,11 @@ class WorkerPool:
             self.require_started(failed)
 
     def require_started(self, failed: Sequence[Failure]) -> None:
-        """Raise the cause, if of any worker is known that it cannot start.
+        """Return if every worker has started or still may.
 
         Raises:
             WorkerDied: one was killed by a signal.
-            StartError: one has failed, as it says itself, or has ended.
+            StartError: one has reported a failure, or has ended.
         """
         gone = self._first_gone()
         status = None if gone is None else gone.exitcode()
@@ -161,20 +162,20 @@ class WorkerPool:
             raise WorkerDied(gone.rank, status, "in its start")
         for failure in failed:
             raise StartError(
-                f"the worker of rank {failure.rank} failed in its start:\n{failure.traceback}"
+                f"the worker of rank {failure.rank} failed to start:\n{failure.traceback}"
             )
         if gone is not None:
             raise StartError(
                 f"the worker of rank {gone.rank} ended during its start with exit status "
-                f"{'unknown' if status is None else status}; what it printed is above. Can "
-                f"`{sys.executable} -c 'import synk_theano'` run?"
+                f"{'unknown' if status is None else status}; its output is above. Check that "
+                f"`{sys.executable} -c 'import synk_theano'` runs"
             )
 
     def send(self, payload: bytes, doing: str) -> None:
         """Send one message to every worker.
 
         Raises:
-            WorkerDied: one is gone.
+            WorkerDied: one has ended.
         """
         for worker in self._workers:
             try:
@@ -183,23 +184,23 @@ class WorkerPool:
                 raise WorkerDied(worker.rank, worker.exitcode(), doing) from None
 
     def check(self, doing: Union[str, Callable[[int], str]]) -> None:
-        """Return at once if all workers live.
+        """Return at once if all workers are alive.
 
         Args:
-            doing: what the runtime does, in words; or what says this of a rank.
+            doing: the runtime's activity in words, or a function that returns that of a rank.
 
         Raises:
-            WorkerDied: one is gone; of several, one that was killed by a signal.
+            WorkerDied: one has ended; among several, the error names one killed by a signal.
         """
-        if self._keeper is not None:
-            self._keeper.reap()
+        if self._watchdog is not None:
+            self._watchdog.reap()
         gone = self._first_gone()
         if gone is not None:
-            said = doing(gone.rank) if callable(doing) else doing
-            raise WorkerDied(gone.rank, gone.exitcode(), said)
+            activity = doing(gone.rank) if callable(doing) else doing
+            raise WorkerDied(gone.rank, gone.exitcode(), activity)
 
     def _first_gone(self) -> Optional[Worker]:
-        """The worker whose end is the cause of the others', if any has ended."""
+        """Return the worker whose end caused the others to end; None if all are alive."""
         gone = [worker for worker in list(self._workers) if worker.is_gone()]
         if not gone:
             return None
@@ -208,16 +209,16 @@ class WorkerPool:
             # A channel ends a moment before its process does.
             worker.exitcode(max(deadline - time.monotonic(), 0.0))
         gone += [worker for worker in list(self._workers) if worker.is_gone()]
-        return min(gone, key=_guilt)
+        return min(gone, key=_cause_order)
 
     def stacks(
         self, ranks: Optional[Iterable[int]] = None, timeout_s: float = 0.5
     ) -> Dict[int, str]:
-        """The Python stacks of all threads of these workers, or of all, by rank.
+        """Return the Python stacks of all threads of these workers (None: of all), by rank.
 
-        Written by the workers themselves, whatever they compute. Of one that cannot, because it is
-        stopped, stuck in the kernel or gone, it is said that it is. Blocks for `timeout_s` seconds
-        at most; any thread may ask.
+        The workers write them, whatever they compute. For a worker that cannot, because it is
+        stopped, stuck in the kernel or gone, the text says so. Blocks for `timeout_s` seconds at
+        most; any thread may call it.
         """
         wanted = None if ranks is None else set(ranks)
         asked = {
@@ -228,33 +229,26 @@ class WorkerPool:
         return self._stacks.gather(asked, timeout_s)
 
     def failures(self, ranks: Iterable[int], serial: int, timeout_s: float = 10.0) -> List[Failure]:
-        """What these ranks have to say of their failure in command `serial`.
+        """Return the failures that these ranks have reported in command `serial`.
 
-        All of it is read, wanted or not: a worker that nobody listens to would block.
+        All messages are read, because a worker whose messages are not read would block.
         """
         deadline = time.monotonic() + timeout_s
         wanted = set(ranks)
-        found = [
-            self._failure(worker, serial, deadline)
-            for worker in self._workers
-            if worker.rank in wanted
-        ]
-        return [failure for failure in found if failure is not None]
-
-    def _failure(self, worker: Worker, serial: int, deadline: float) -> Optional[Failure]:
-        try:
-            while True:
-                left = max(deadline - time.monotonic(), 0.001)
-                answer = pickle.loads(worker.channel.recv(left))
-                if isinstance(answer, Failure) and answer.serial == serial:
-                    return answer
-        except (ChannelClosed, TimeoutError):
-            return None
+        found = []
+        for worker in [worker for worker in self._workers if worker.rank in wanted]:
+            answer = None
+            with contextlib.suppress(ChannelClosed, TimeoutError):
+                while not isinstance(answer, Failure) or answer.serial != serial:
+                    left = max(deadline - time.monotonic(), 0.001)
+                    answer = pickle.loads(worker.channel.recv(left))
+                found.append(answer)
+        return found
 
     def stop(self) -> None:
-        """Let all workers go: kill those that do not end within STOP_TIMEOUT_S.
+        """Stop all workers; kill those that do not end within STOP_TIMEOUT_S.
 
-        Takes 1.2 s at most, whatever they do, and so does a `kill()` after it, both together.
+        Takes 1.2 s at most, including a `kill()` after it, whatever the workers do.
         """
         for worker in self._workers:
             worker.channel.close()
@@ -264,29 +258,29 @@ class WorkerPool:
         self.kill()
 
     def kill(self) -> None:
-        """End all workers now, and wait for the kernel to take them, for KILL_TIMEOUT_S."""
+        """Kill all workers, and wait at most KILL_TIMEOUT_S for the kernel to end them."""
         for worker in self._workers:
             if worker.is_alive():
                 worker.process.kill()
         deadline = time.monotonic() + KILL_TIMEOUT_S
-        # One by one, so that an interrupted kill can be repeated. Another thread may do the same.
+        # Remove them one by one, so that an interrupted kill can be repeated, also by a thread.
         for worker in list(self._workers):
             worker.exitcode(max(deadline - time.monotonic(), 0.0))
             if worker.is_alive():
                 _logger.warning("process %d is killed, but not gone yet", worker.process.pid)
                 reap_later(worker.process)
-            worker.release()
+            worker.close()
             with contextlib.suppress(ValueError):
                 self._workers.remove(worker)
 
-    def dismiss_keeper(self) -> None:
-        """Let go of the keeper, when there is no memory left that it might have to remove."""
-        if self._keeper is not None:
-            self._keeper.dismiss()
+    def close_watchdog(self) -> None:
+        """End the watchdog, once no memory is left that it might have to remove."""
+        if self._watchdog is not None:
+            self._watchdog.close()
 
 
 def _answer(worker: Worker) -> Union[Ready, Failure, None]:
-    """What a worker has to say of its start; None if that is not there yet, or never will be."""
+    """Return a worker's message about its start; None if it has sent none."""
     try:
         answer = pickle.loads(worker.channel.recv(_TICK_S))
     except (ChannelClosed, TimeoutError):
@@ -296,14 +290,14 @@ def _answer(worker: Worker) -> Union[Ready, Failure, None]:
     return answer
 
 
-def _guilt(worker: Worker) -> int:
-    """Sorts workers that are gone: killed by a signal first, then ended, then just silent."""
+def _cause_order(worker: Worker) -> int:
+    """Return a key that sorts workers: killed by a signal first, then ended, then silent."""
     status = worker.exitcode(0.0)
     return 2 if status is None else int(status >= 0)
 
 
 def _calling(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
-    """A function that calls `method` if its object is still there."""
+    """Return a function that calls `method` if its object still exists."""
 
     def call() -> None:
         bound = method()
@@ -320,7 +314,7 @@ def start_workers(
     group: Optional[synk_comm.Group],
     times: ArrayRef,
     flight: ArrayRef,
-    keeper: Optional[Keeper],
+    watchdog: Optional[Watchdog],
 ) -> WorkerPool:
     """Start a worker for each rank but the master's; returns while they start.
 
@@ -330,7 +324,7 @@ def start_workers(
         devices: each rank's device, or None for CPU processes.
         group: for them to join; None if there are no workers.
         times, flight: see `Hello`.
-        keeper: watches them.
+        watchdog: kills those that outlive the master.
 
     Raises:
         StartError: a process could not be started; the others are ended.
@@ -361,4 +355,4 @@ def start_workers(
         for rank in range(master.size)
         if rank != master.rank
     ]
-    return WorkerPool(starts, group.fds, group.folder, keeper)
+    return WorkerPool(starts, group.fds, group.folder, watchdog)

@@ -1,8 +1,8 @@
-"""The master's hold on each process it has started: the workers', and the keeper's.
+"""The processes that the master starts: `Worker` and `Watchdog`.
 
 A worker inherits one end of a socket pair for commands, and the reading end of a pipe whose
-writing end only the master has: when the master is gone, however it went, the pipe ends and the
-worker with it. One that cannot notice is ended by the keeper (`watchdog`).
+writing end only the master has. However the master ends, the pipe ends then, and the worker ends
+itself. If it cannot, the watchdog kills it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import boot, stacks, watchdog
 
 _logger = logging.getLogger(__name__)
 
-_KEEPER_TIMEOUT_S = 0.1
+_WATCHDOG_TIMEOUT_S = 0.1
 _LONGEST_DELAY_S = 0.05
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -37,7 +37,7 @@ class Worker:
     """One worker process and the master's channel to it.
 
     Attributes:
-        is_ready: whether it has said so.
+        is_ready: whether the worker has sent `Ready`.
     """
 
     def __init__(self, hello: Hello, environment: Dict[str, str], fds: Sequence[int]) -> None:
@@ -64,12 +64,12 @@ class Worker:
                 (*inherited, *fds),
             )
         except OSError as error:
-            self.release()
+            self.close()
             raise StartError(f"cannot start the worker of rank {hello.rank}: {error}") from error
         finally:
             theirs.close()
             os.close(reading)
-        # A process that is gone already is found out by `wait_ready`.
+        # If the process is gone already, `wait_ready` raises.
         with contextlib.suppress(ChannelClosed):
             self.channel.send(pickle.dumps(hello))
 
@@ -80,18 +80,18 @@ class Worker:
                 try:
                     if os.waitid(os.P_PID, self.process.pid, state) is None:
                         return True
-                except ChildProcessError:  # for `poll` that is a status of 0
+                except ChildProcessError:  # `poll` would report a status of 0
                     self._status_is_known = self.process.returncode is not None
                 self.process.poll()
         return False
 
     def is_gone(self) -> bool:
-        """Whether the process has ended, or has closed its channel with nothing left to read."""
+        """Return whether the process has ended, or has closed its channel and all was read."""
         return not self.is_alive() or self.channel.at_end()
 
     def exitcode(self, wait_s: float = 1.0) -> Optional[int]:
-        """The exit status; None if the process is still there after `wait_s`, or somebody else in
-        this process has taken it: who ignores SIGCHLD, or waits for any child."""
+        """Return the exit status; None if the process still runs after `wait_s` seconds, or if
+        other code of this process took the status (it ignores SIGCHLD, or waits for any child)."""
         deadline = time.monotonic() + wait_s
         delay = 0.0005
         while self.is_alive():
@@ -102,20 +102,20 @@ class Worker:
             delay = min(2 * delay, _LONGEST_DELAY_S)
         return self.process.returncode if self._status_is_known else None
 
-    def release(self) -> None:
-        """Close the channel and let go of the lifeline, on which a worker that is left ends."""
+    def close(self) -> None:
+        """Close the channel and the lifeline, whose end is the end of a worker still running."""
         self.channel.close()
         self.stack_file.close()
-        # Several threads may do so, and a number that is free is soon another file's.
+        # Several threads may do so, and a closed descriptor's number is soon another file's.
         with contextlib.suppress(IndexError):
             os.close(self._lifeline.pop())
 
 
-class Keeper:
-    """The master's side of the process that ends its workers when it cannot: see `watchdog`.
+class Watchdog:
+    """The master's side of the process that kills its workers when it cannot: see `watchdog`.
 
-    Without /proc, where a pid may mean any process, there is none. Should it be killed, all goes
-    on without it.
+    Without /proc no such process is started, because a pid could mean any process. If the watchdog
+    is killed, the runtime goes on without it.
     """
 
     def __init__(self, path: Sequence[str]) -> None:
@@ -139,45 +139,45 @@ class Keeper:
 
     @property
     def pid(self) -> Optional[int]:
-        """Its process id, while it is there."""
+        """Process id of the watchdog, while it runs."""
         self.reap()
         return None if self._process is None else self._process.pid
 
     def guard(self, pid: int) -> None:
-        """Have it look after this child of the calling process."""
+        """Have it kill this child of the calling process, if the calling process cannot."""
         start = watchdog.start_of(pid)
         if start is not None:
-            self._tell(b"%d %d" % (pid, start))
+            self._send(b"%d %d" % (pid, start))
 
     def guard_folder(self, folder: str) -> None:
         """Have it remove a folder, if the calling process cannot."""
-        self._tell(watchdog.FOLDER + os.fsencode(folder).hex().encode())
+        self._send(watchdog.FOLDER + os.fsencode(folder).hex().encode())
 
     def reap(self) -> None:
-        """Leave no zombie of it, should it be gone."""
+        """Leave no zombie, if the watchdog has ended."""
         if self._process is not None and self._process.poll() is not None:
             self._process = None
 
-    def dismiss(self) -> None:
-        """End it, now that there is nothing left to look after. Idempotent."""
-        self._tell(watchdog.GOODBYE)
+    def close(self) -> None:
+        """End the watchdog, once nothing is left to clean up. Idempotent."""
+        self._send(watchdog.CLOSE)
         process, self._process = self._process, None
         if process is not None:
             try:
-                process.wait(_KEEPER_TIMEOUT_S)
+                process.wait(_WATCHDOG_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
             finally:
-                # If interrupted, too: it has been told.
+                # Also if interrupted: the message has been sent.
                 if process.returncode is None:
                     reap_later(process)
-        self.release()
+        self.close_line()
 
-    def release(self) -> None:
-        """Let go of the line to it, without a word: for forked children."""
+    def close_line(self) -> None:
+        """Close the line only, so that the watchdog goes on: for forked children."""
         self._line.close()
 
-    def _tell(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         with contextlib.suppress(OSError):  # it is gone
             self._line.sendall(line + b"\n", NO_SIGPIPE)
 
@@ -185,9 +185,9 @@ class Keeper:
 def _start(
     command: Sequence[str], environment: Dict[str, str], fds: Sequence[int], quiet: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Start a process that has nothing of this one but `fds`, and what it prints unless `quiet`."""
+    """Start a process that inherits only `fds`, and the output streams unless `quiet`."""
     output = subprocess.DEVNULL if quiet else None
-    # Until the process ignores or handles them itself.
+    # Blocked until the process ignores or handles them itself.
     for_stacks = (stacks.BETWEEN_BYTECODES, stacks.AT_ONCE)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*LEFT_TO_MASTER, *for_stacks))
     try:
@@ -197,10 +197,10 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            # Nobody's modules are here.
+            # No user's modules are found here.
             cwd="/",
             # A notebook that restarts its kernel ends the processes of its group one after
-            # the other; the last one has to be a worker, which sweeps.
+            # the other; a worker has to be the last one, because it sweeps.
             start_new_session=True,
             pass_fds=fds,
         )
@@ -209,5 +209,5 @@ def _start(
 
 
 def reap_later(process: subprocess.Popen[bytes]) -> None:
-    """Leave no zombie, however long the kernel takes."""
+    """Reap a process in a thread, however long the kernel takes to end it."""
     threading.Thread(target=process.wait, name="synkhronos reaper", daemon=True).start()

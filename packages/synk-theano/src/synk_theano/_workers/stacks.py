@@ -1,12 +1,12 @@
-"""Where a worker is, in its own words: the Python stacks of all its threads.
+"""The Python stacks of all threads of a worker, written by the worker itself.
 
-They go into a file without a name that the master has made. There are two signals to ask by. The
-first has the worker's main thread write them when it is between two bytecodes. If that does not
-come, it is in compiled code, and may hold the interpreter's lock: then a signal handler in C writes
-them at once (`faulthandler`, see `boot`). Only then, because that reads what the main thread may
-be about to change: amid bytecodes it ends the process by SIGSEGV in one case of some 8,000.
+It writes them into an unnamed file that the master has made, on either of two signals. On the first
+the worker's main thread writes them between two bytecodes. A worker that does not answer runs
+compiled code, and may hold the interpreter's lock: on the second signal a handler in C writes them
+at once (`faulthandler`, see `boot`). It is the second choice because it reads what the main thread
+may be changing: amid bytecodes it ends the process by SIGSEGV in one case of some 8,000.
 
-A process that cannot answer is described by what the kernel knows of it.
+The state that the kernel reports describes a process that cannot answer.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ import time
 from typing import Dict, Mapping, Optional, Tuple
 
 BETWEEN_BYTECODES: int = signal.SIGRTMIN + 3 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
-"""Asks for stacks."""
+"""Signal number that asks for stacks."""
 
 AT_ONCE: int = signal.SIGRTMIN + 1 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""Asks for them again, whoever has not answered in `PATIENCE_S`."""
+"""Signal number that asks again, after `PATIENCE_S`."""
 
 PATIENCE_S = 0.1
+"""Seconds that a worker has to answer the first signal."""
 
 LIMIT = 1_000_000
-"""Bytes of stacks that are read."""
+"""Bytes of stacks that are read at most."""
 
 _LOOK_EVERY_S = 0.005
 _ANSWERING = re.compile(r'^  File ".*_workers/boot\.py", line \d+ in answer\n', re.MULTILINE)
@@ -39,26 +40,26 @@ _BEGINNING = re.compile(r'_workers/boot\.py", line \d+ in <module>\n')
 
 
 class StackFile:
-    """Where one worker writes; the master makes it, and the worker inherits `fd`.
+    """The file into which one worker writes; the master makes it, and the worker inherits `fd`.
 
-    It may be closed by one thread while another asks.
+    One thread may close it while another uses it.
     """
 
     def __init__(self) -> None:
         self.fd = _unnamed_file()
-        # What it writes follows what is there, also after that was cut.
+        # Appending also works after the file was truncated.
         fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_APPEND)
         self._lock = threading.Lock()
 
     def ask(self, process: subprocess.Popen[bytes], number: int) -> None:
-        """Have the process write its stacks, by one of the signals."""
+        """Send the process one of the signals on which it writes its stacks."""
         with self._lock:
             if self.fd >= 0:
                 os.ftruncate(self.fd, 0)
                 process.send_signal(number)
 
     def read(self) -> str:
-        """What has been written so far."""
+        """Return what the process has written so far."""
         with self._lock:
             text = os.pread(self.fd, LIMIT, 0).decode(errors="replace") if self.fd >= 0 else ""
         return _ANSWERING.sub("", text)
@@ -75,20 +76,20 @@ Asked = Mapping[int, Tuple["subprocess.Popen[bytes]", StackFile]]
 
 
 class Stacks:
-    """Asks workers for their stacks, one asker at a time."""
+    """Gathers the stacks of workers, for one thread at a time."""
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def gather(self, asked: Asked, timeout_s: float) -> Dict[int, str]:
-        """The stacks by rank, or why there are none. Blocks for `timeout_s` at most."""
+        """Return the stacks by rank, or why there are none. Blocks for `timeout_s` at most."""
         deadline = time.monotonic() + timeout_s
-        if not self._turn.acquire(timeout=timeout_s):
+        if not self._lock.acquire(timeout=timeout_s):
             return dict.fromkeys(asked, "another thread is asking for its stacks")
         try:
             return _gather(asked, deadline, timeout_s)
         finally:
-            self._turn.release()
+            self._lock.release()
 
 
 def _gather(asked: Asked, deadline: float, timeout_s: float) -> Dict[int, str]:
@@ -125,10 +126,10 @@ def _gather(asked: Asked, deadline: float, timeout_s: float) -> Dict[int, str]:
 
 
 def _whole(text: str) -> str:
-    """The stacks of all threads once they are there to the end, else "".
+    """Return the stacks of all threads if the text has them to the end, else "".
 
     That of the main thread comes last, and begins in `boot`. (A hundred calls deep, its beginning
-    is left out.) Who was asked twice, because it was stopped meanwhile, answers twice.
+    is left out.) A process that was asked twice, because it was stopped meanwhile, answers twice.
     """
     beginning = _BEGINNING.search(text)
     if beginning is not None:
@@ -137,7 +138,7 @@ def _whole(text: str) -> str:
 
 
 def _obstacle(process: subprocess.Popen[bytes]) -> Optional[str]:
-    """Why it makes no sense to ask; None if it does."""
+    """Return why the process cannot answer; None if it can."""
     state = _state(process.pid)
     status = process.poll()
     if status is not None:
@@ -156,7 +157,7 @@ def _obstacle(process: subprocess.Popen[bytes]) -> Optional[str]:
 
 
 def _silence(process: subprocess.Popen[bytes], timeout_s: float) -> str:
-    """What to say of a process that was asked and has not answered to the end."""
+    """Return the text for a process that was asked and has not answered to the end."""
     if _state(process.pid) == "D":
         return (
             f"process {process.pid} is in uninterruptible sleep in the kernel"
@@ -170,7 +171,7 @@ def _silence(process: subprocess.Popen[bytes], timeout_s: float) -> str:
 
 
 def _state(pid: int) -> str:
-    """The kernel's letter for what a process does; "" where there is no telling."""
+    """Return the kernel's letter for the state of a process; "" if it is not known."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name, in parentheses, may hold anything.

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting, and where: told when an order takes long, or is given up."""
+"""Warn when an order takes long, and name the ranks that the others wait for."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from synk_theano.exceptions import InputValueError, StallWarning, WorkerStalled
 from .blackbox import BlackBox
 
 _WAITING = (Phase.IDLE, Phase.REDUCE, Phase.COLLECTIVE, Phase.END, Phase.FAIL)
-"""For others: these ranks are not to blame."""
+"""Phases in which a rank waits for others: it is not the cause of a stall."""
 
 
 def checked_seconds(value: Any, what: str) -> float:
-    """
+    """Return `value` as a float.
+
     Raises:
-        InputValueError: it is no time that one can wait.
+        InputValueError: it is no number above 0.
     """
     if isinstance(value, (int, float, np.integer, np.floating)) and value > 0:
         return float(value)
@@ -29,12 +30,12 @@ def checked_seconds(value: Any, what: str) -> float:
 
 
 class StallWatch:
-    """Looks after one order at a time, while the master waits for it.
+    """Watches one order at a time, while the master waits for it.
 
     Args:
-        box: what the ranks are doing.
+        box: the flight records of all ranks.
         master: the rank of this process.
-        stacks: gives the Python stacks of workers.
+        stacks: returns the Python stacks of workers.
         stall_s: seconds after which to warn, then after twice as many, and so on.
 
     Attributes:
@@ -56,7 +57,7 @@ class StallWatch:
         self._warned = 0.0, 0.0
 
     def check(self) -> None:
-        """Called while the master waits; warns when it is time."""
+        """Warn if the order has taken too long; called while the master waits."""
         seconds = time.monotonic() - self.began
         began, warned_s = self._warned
         if seconds < (2 * warned_s if began == self.began else self._stall_s):
@@ -65,18 +66,18 @@ class StallWatch:
         ranks = self.late()
         text = self.describe(ranks, seconds, self._stacks(ranks))
         warn_user(
-            f"{text}\nIt is waited for; fork(stall_s=, timeout_s=) say when this is told, and when "
-            f"to give up.",
+            f"{text}\nStill waiting. fork(stall_s=...) sets when this warning appears, "
+            f"fork(timeout_s=...) when to give up.",
             StallWarning,
         )
 
     def late(self) -> List[int]:
-        """The workers that are at work of their own, while others wait; all, if none is."""
+        """Return the workers that are busy while others wait; all workers, if none is busy."""
         busy = [r for r in self._workers if self._box.flights[r].phase[0] not in _WAITING]
         return busy or self._workers
 
     def describe(self, ranks: Sequence[int], seconds: float, stacks: Mapping[int, str]) -> str:
-        """What these ranks are doing, in words, each with its stack."""
+        """Return a text of what these ranks are doing, each with its stack."""
         parts = []
         for rank in ranks:
             stack = stacks.get(rank, "its stack is not known").rstrip()
@@ -86,7 +87,7 @@ class StallWatch:
         return "\n".join(parts)
 
     def error(self) -> WorkerStalled:
-        """The order is given up: because of whom."""
+        """Return the error for an order that is given up, which names the late workers."""
         ranks, seconds = self.late(), time.monotonic() - self.began
         stacks = self._stacks(ranks)
         doing = self._box.doing(ranks[0])

@@ -1,13 +1,13 @@
-"""The keeper: ends the workers of a master that is gone without goodbye.
+"""The watchdog process, which kills the workers of a master that ended without closing them.
 
-A worker learns of its master's end from a thread, which cannot run while the worker computes in C
-with the interpreter's lock held, or is stopped. The keeper is a small process that waits for the
-same event. It gives the workers a moment to end by themselves, kills those that are left, and
-removes the shared memory that nobody holds any more.
+A thread in each worker notices the master's end, but it cannot run while the worker computes in C
+with the interpreter's lock held, or is stopped. The watchdog is a small process that waits for the
+same event. It gives the workers a moment to end by themselves, kills the rest, and removes the
+shared memory that no process holds any more.
 
-Run by `processes.Keeper` as ``python -I -S watchdog.py <line fd> <master's pid> <its start>
-<path...>``, alone: while it waits it has imported nothing but these. (Not even `typing`: that takes
-longest.)
+`processes.Watchdog` runs it as ``python -I -S watchdog.py <line fd> <master's pid> <its start>
+<path...>``. While it waits it has imported only the modules below; `typing` is not among them,
+because it takes longest.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import time
 from types import ModuleType
 
 GRACE_S = 1.0
-"""For workers to end by themselves."""
+"""Seconds that workers have to end by themselves."""
 
-GOODBYE = b"goodbye"
+CLOSE = b"close"
 FOLDER = b"folder "
-"""And its path, in hexadecimal digits."""
+"""Prefix of a folder's path, which follows in hexadecimal digits."""
 
 _KILL_S = 0.5
-"""From SIGKILL until a process is given up: it may be stuck in the kernel."""
+"""Seconds to wait after SIGKILL; a process stuck in the kernel may take longer."""
 
 _SWEEP_S = 30.0
 _NAP_S = 0.005
@@ -37,9 +37,9 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def start_of(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it is gone or cannot be seen.
+    """Return when a process started, in clock ticks since boot; None if it is gone or invisible.
 
-    With this, a pid means one process only.
+    A pid and its start identify one process.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -50,8 +50,8 @@ def start_of(pid: int) -> int | None:
         return None
 
 
-class Process:
-    """A process that is not this one's child: never another one that has its pid now."""
+class WatchedProcess:
+    """A process that need not be this one's child, never another that was given its pid."""
 
     def __init__(self, pid: int, start: int) -> None:
         self.pid = pid
@@ -62,7 +62,7 @@ class Process:
             self._ended.register(self.fd, select.POLLIN)
 
     def is_gone(self) -> bool:
-        """Whether it has let go of all it had."""
+        """Return whether the process has released all it held."""
         if self.fd >= 0:
             return bool(self._ended.poll(0))
         return start_of(self.pid) != self._start
@@ -78,7 +78,7 @@ class Process:
 
 
 def _pidfd(pid: int, start: int) -> int:
-    """A descriptor of the process; -1 if it is gone, or the system has no such descriptors."""
+    """Return a descriptor of the process; -1 if it is gone or the system has no pidfds."""
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         return -1
     try:
@@ -91,14 +91,14 @@ def _pidfd(pid: int, start: int) -> int:
     return -1
 
 
-def watch(fd: int, master: Process, folders: list[bytes]) -> list[Process] | None:
-    """Wait for the master's end; its workers then, or None if it has said goodbye.
+def watch(fd: int, master: WatchedProcess, folders: list[bytes]) -> list[WatchedProcess] | None:
+    """Wait for the master's end and return its workers; None if it closed the watchdog.
 
     Args:
-        folders: those are added that it would have removed.
+        folders: receives the folders that the master would have removed.
     """
-    workers: list[Process] = []
-    told = b""
+    workers: list[WatchedProcess] = []
+    partial = b""
     waiting = select.poll()
     waiting.register(fd, select.POLLIN)
     if master.fd >= 0:
@@ -111,27 +111,29 @@ def watch(fd: int, master: Process, folders: list[bytes]) -> list[Process] | Non
                 chunk = os.read(fd, 4096)
             except ConnectionResetError:
                 chunk = b""
-            *lines, told = (told + chunk).split(b"\n")
+            *lines, partial = (partial + chunk).split(b"\n")
             for line in lines:
-                if line == GOODBYE:
+                if line == CLOSE:
                     return None
                 if line.startswith(FOLDER):
                     folders.append(bytes.fromhex(line[len(FOLDER) :].decode()))
                     continue
                 pid, start = line.split()
-                workers.append(Process(int(pid), int(start)))
+                workers.append(WatchedProcess(int(pid), int(start)))
             if not chunk:
                 return workers
         elif master.is_gone():
             return workers
 
 
-def end(master: Process, workers: list[Process], folders: list[bytes], path: list[str]) -> None:
-    """End what a dead master has left: its workers, folders of sockets, and shared memory."""
+def end(
+    master: WatchedProcess, workers: list[WatchedProcess], folders: list[bytes], path: list[str]
+) -> None:
+    """Clean up after a dead master: kill its workers, remove folders and shared memory."""
     import threading
 
     deadline = time.monotonic() + GRACE_S
-    # Meanwhile. It may fail or hang: the workers are ended in any case.
+    # In a thread, because this import may fail or hang, and the workers have to end in any case.
     loaded: list[ModuleType] = []
     loading = threading.Thread(target=_load, args=(path, loaded), daemon=True)
     loading.start()
@@ -147,7 +149,7 @@ def end(master: Process, workers: list[Process], folders: list[bytes], path: lis
 
 
 def _remove(folder: bytes) -> None:
-    """Remove a folder of this user's, and the sockets in it; one that is gone is fine."""
+    """Remove a folder of this user's, and the sockets in it; do nothing if it is gone."""
     try:
         if os.lstat(folder).st_uid == os.geteuid():
             for name in os.listdir(folder):
@@ -164,7 +166,7 @@ def _load(path: list[str], loaded: list[ModuleType]) -> None:
     loaded.append(synk_shm)
 
 
-def _await_gone(processes: list[Process], deadline: float) -> None:
+def _await_gone(processes: list[WatchedProcess], deadline: float) -> None:
     while time.monotonic() < deadline:
         if all(process.is_gone() for process in processes):
             return
@@ -172,12 +174,12 @@ def _await_gone(processes: list[Process], deadline: float) -> None:
 
 
 def main(fd: int, master_pid: int, master_start: int, path: list[str]) -> None:
-    """Keep watch until the master says goodbye or is gone, and end this process."""
-    # Whoever ends all processes of a program one after the other does not end this one.
+    """Watch until the master closes the watchdog or is gone; then end this process."""
+    # Signals that are sent to all processes of a program must not end this one.
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
-    master = Process(master_pid, master_start)
+    master = WatchedProcess(master_pid, master_start)
     folders: list[bytes] = []
     orphans = watch(fd, master, folders)
     try:

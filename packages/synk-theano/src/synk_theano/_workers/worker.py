@@ -1,6 +1,6 @@
-"""A worker process: say READY, then perform one order after the other until told to stop.
+"""A worker process: send `Ready`, then perform one order after the other until a `Stop`.
 
-Started by `processes.Worker` through `boot`.
+`processes.Worker` starts it through `boot`.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from synk_theano._wire.channel import Channel, ChannelClosed
 from synk_theano._wire.messages import LEFT_TO_MASTER, Failure, Hello, Ready
 
 UNBOUNDED_S = 1e9
-"""For a worker's waiting: the master's next order may take days. The master's own waits are bounded
-by `timeout_s`, and when it gives up, or is gone, its workers learn that at once."""
+"""Seconds that a worker waits: the master's next order may take days. The master's own waits are
+bounded by `timeout_s`, and its workers notice at once when it gives up or ends."""
 
 VERDICT_S = 1.0
-"""For a worker that has failed beyond repair, to be told so before it ends by itself."""
+"""Seconds that a worker waits for the master to end it, after a failure beyond repair."""
 
-LETTING_GO_S = 1.0
-"""For a worker whose master is gone, to let go of shared memory."""
+CLEANUP_S = 1.0
+"""Seconds that a worker whose master is gone has to release shared memory."""
 
 FAILURE_LIMIT = 100_000
-"""Characters of a traceback, and bytes of a pickled exception, that are sent."""
+"""Characters of a traceback, or bytes of a pickled exception, that are sent at most."""
 
 
 class Exit:
-    """The end of this process, once: by its main thread or by the one that watches the master.
+    """Ends this process once, from its main thread or from the one that watches the master.
 
-    Whoever comes first lets go of what the process holds; only then may it end.
+    The first of the two releases what the process holds; only then may the process end.
 
     Args:
-        lifeline_fd: ends when the master does.
+        lifeline_fd: reading end of a pipe that ends when the master does.
     """
 
     def __init__(self, lifeline_fd: int) -> None:
@@ -55,38 +55,38 @@ class Exit:
                 self._await_master()
             atexit._run_exitfuncs()
             for stream in (sys.stdout, sys.stderr):
-                if stream is not None:  # of daemons they may be closed
+                if stream is not None:  # a daemon may have closed them
                     with contextlib.suppress(OSError, ValueError):
                         stream.flush()
             os._exit(status)
 
     def _await_master(self) -> None:
-        """If the master is on its way out, wait until it has let go of all it held.
+        """If the master is ending, wait until it has released all it held.
 
-        The kernel closes its files one after the other, and changes its children's parent when it
-        is done with that. The last to let go of shared memory removes it: not before.
+        The kernel closes its files one after the other, and then changes its children's parent.
+        The last process to release shared memory removes it, so this one must not come first.
         """
-        deadline = time.monotonic() + LETTING_GO_S / 2
+        deadline = time.monotonic() + CLEANUP_S / 2
         if select.select([self._lifeline_fd], [], [], 0.05)[0]:
             while os.getppid() == self._master and time.monotonic() < deadline:
                 time.sleep(0.001)
 
     def with_master(self) -> NoReturn:
-        """Block until the master is gone. Whatever this process does then is of no more use.
+        """Block until the master is gone; then end this process.
 
-        It lets go of what it holds, because the last to let go of a dead master's shared memory
-        removes it; but it does not wait for long, whatever its main thread is doing.
+        It releases shared memory first, because the last process to do so removes it, but ends
+        after CLEANUP_S in any case, whatever its main thread is doing.
         """
         while os.read(self._lifeline_fd, 1):
             pass
-        threading.Timer(LETTING_GO_S, os._exit, (1,)).start()
+        threading.Timer(CLEANUP_S, os._exit, (1,)).start()
         self(1)
 
 
 def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
-    """Run the worker, until the master says so or is gone, and end the process."""
-    # The master decides what these mean, also if they are sent to all processes, as by batch
-    # systems. They were blocked until now.
+    """Run the worker until the master stops it or is gone, and end the process."""
+    # The master alone acts on these, also if a batch system sends them to all processes. They were
+    # blocked until now.
     for number in LEFT_TO_MASTER:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_MASTER)
@@ -99,7 +99,7 @@ def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
             serve(channel, hello)
     except ChannelClosed:
         leave(1)
-    except BaseException:  # noqa: BLE001 - whatever it is, here it ends
+    except BaseException:  # noqa: BLE001 - nothing above catches it
         traceback.print_exc()
         leave(1)
     leave(0)
@@ -123,12 +123,12 @@ def _profiled(hello: Hello) -> Iterator[None]:
 
 
 def serve(channel: Channel, hello: Hello) -> None:
-    """Make ready, then obey."""
+    """Prepare, join the other ranks, and perform the master's orders."""
     import synk_comm
 
     try:
         rank = _prepare(hello)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
+    except BaseException as error:  # noqa: BLE001 - the master raises it
         channel.send(pickle.dumps(_failure(0, hello.rank, "start", error, time.perf_counter())))
         return
     channel.send(pickle.dumps(Ready(hello.rank)))
@@ -145,14 +145,15 @@ def serve(channel: Channel, hello: Hello) -> None:
     except ChannelClosed:
         return
     except (synk_comm.PeerLost, synk_comm.AbortedError):
-        # The master learns the same, and ends the group. Who ended now would look like the cause.
+        # The master notices the same, and ends the group. A worker that ended now would look like
+        # the cause.
         _await_verdict(channel)
     finally:
         rank.close()
 
 
 def _join(rank: Any, hello: Hello, channel: Channel, watch: Callable[[], None]) -> None:
-    """Meet the other ranks; tell the master what goes wrong with that here."""
+    """Join the other ranks; report a failure of that to the master."""
     from synk_theano._rank.rank import is_of_the_group
 
     try:
@@ -166,7 +167,7 @@ def _join(rank: Any, hello: Hello, channel: Channel, watch: Callable[[], None]) 
 
 
 def _await_verdict(channel: Channel, wait_s: Optional[float] = None) -> None:
-    """Block until the master gives this worker up, for `wait_s` seconds at most."""
+    """Block until the master closes the channel, for `wait_s` seconds at most."""
     with contextlib.suppress(ChannelClosed, TimeoutError):
         while True:
             channel.recv(wait_s)
@@ -205,7 +206,7 @@ def _prepare(hello: Hello) -> Any:
 
 
 def _obey(rank: Any, channel: Channel) -> bool:
-    """Perform the next order; False if it was to stop.
+    """Perform the next order; return False if it was `Stop`.
 
     Raises:
         PeerLost, AbortedError: the ranks have lost each other.
@@ -217,11 +218,11 @@ def _obey(rank: Any, channel: Channel) -> bool:
     try:
         return rank.perform() is not None
     except (synk_comm.PeerDeclined, synk_comm.MismatchError):
-        # Another rank's failure, or one that the master sees itself.
+        # The failure is another rank's, or the master raises the same.
         pass
     except (synk_comm.PeerLost, synk_comm.AbortedError):
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the master has to know
+    except BaseException as error:  # noqa: BLE001 - the master raises it
         if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
             channel.send(
                 pickle.dumps(_failure(rank.serial, rank.rank, rank.doing, error, rank.failed_at))
@@ -238,7 +239,7 @@ def _failure(serial: int, rank: int, doing: str, error: BaseException, when: flo
 
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     frames = traceback.format_list(traceback.extract_tb(without_ours(error.__traceback__)))
-    # Theano hangs its graph on some exceptions: that does not travel.
+    # Theano attaches its graph to some exceptions; it is not sent.
     for name in [name for name in vars(error) if name.startswith("__")]:
         delattr(error, name)
     try:

@@ -1,7 +1,7 @@
-"""Which devices there are, which rank gets which, and how a process takes its own into use.
+"""Count the devices, assign them to ranks, and initialize a process's own.
 
-Devices are counted without a CUDA context: nothing is allocated on them, and the process stays
-free to take any of them into use later, or none.
+Devices are counted without a CUDA context, so nothing is allocated on them, and the process can
+still use any of them later, or none.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from synk_theano._cores import available_cores
 from synk_theano._plan.rows import is_int
 from synk_theano.exceptions import InputTypeError, InputValueError, StartError
 
-from .device import Gpu, Host, ordinal_of
+from .device import Cpu, Gpu, ordinal_of
 
 USE_GPU = "SYNKHRONOS_USE_GPU"
-"""The environment variable that says what ``use_gpu=None`` means: 0 is False, 1 is True."""
+"""Name of the environment variable that sets the meaning of ``use_gpu=None``: 0 False, 1 True."""
 
 MOST_RANKS = 1024
-"""Processes on one machine: more is a mistake."""
+"""Processes on one machine at most: a larger number is a mistake."""
 
-DOCTOR = "`synkhronos doctor` says what is there, and what to install"
+DOCTOR = "`synkhronos doctor` shows what is installed, and what to install"
 
 
-class Ranks(NamedTuple):
-    """How many ranks there are, and where each computes.
+class Assignment(NamedTuple):
+    """The number of ranks, and the device of each.
 
     Attributes:
         devices: Theano's names of devices by rank; () for CPU processes.
-        lines: what to tell the user.
+        lines: lines to report to the user.
     """
 
     size: int
@@ -44,7 +44,7 @@ class Ranks(NamedTuple):
 
     @property
     def noun(self) -> str:
-        """What the ranks are, as in "2 GPUs"."""
+        """The ranks in words, as in "2 GPUs"."""
         if not self.devices:
             return f"{self.size} CPU {'process' if self.size == 1 else 'processes'}"
         kind = "GPU" if all(name.startswith("cuda") for name in self.devices) else "device"
@@ -52,7 +52,7 @@ class Ranks(NamedTuple):
 
     @property
     def distinct_gpus(self) -> bool:
-        """Whether each rank has a CUDA device to itself, as NCCL wants it."""
+        """Whether each rank has a CUDA device to itself, which NCCL needs."""
         cuda_only = all(name.startswith("cuda") for name in self.devices)
         return bool(self.devices) and cuda_only and len(set(self.devices)) == self.size
 
@@ -62,12 +62,12 @@ def choose(
     use_gpu: Optional[bool],
     master_rank: int,
     devices: Optional[Sequence[str]],
-) -> Ranks:
-    """Decide on the ranks; see `Runtime` for the arguments.
+) -> Assignment:
+    """Choose the number of ranks and their devices; see `Runtime` for the arguments.
 
     Raises:
-        InputValueError, InputTypeError: a number out of range, or a name that is none.
-        StartError: GPUs were demanded, and there are none that can be used.
+        InputValueError, InputTypeError: a number out of range, or an invalid name.
+        StartError: GPUs were requested, and none can be used.
     """
     if devices is not None:
         return _named(devices, n_parallel, use_gpu, master_rank)
@@ -83,14 +83,14 @@ def choose(
             master = whole(master_rank, 0, size - 1, "master_rank")
             line = f"Synkhronos attempting to use {size} of {count} detected GPUs..."
             names, notes = _with_held([f"cuda{i}" for i in range(count)], size, master)
-            return Ranks(size, names, (line, *notes))
+            return Assignment(size, names, (line, *notes))
         if count:
-            lines = (f"Synkhronos: GPUs are left alone: {problem}; {DOCTOR}",)
+            lines = (f"Synkhronos: GPUs are not used: {problem}; {DOCTOR}",)
     held = device_in_use()
     if held is not None:
         raise StartError(
-            f"this process uses {held} already, so its shared variables lie there, where CPU "
-            f"processes cannot have theirs; use devices=[{held!r}, ...], or a fresh process"
+            f"this process uses {held} already, so its shared variables lie on that device, which "
+            f"CPU processes do not have; use devices=[{held!r}, ...], or a new process"
         )
     cores = available_cores()
     size = cores if n_parallel is None else whole(n_parallel, 1, MOST_RANKS, "n_parallel")
@@ -98,11 +98,12 @@ def choose(
     some = f"{size} of {cores} detected CPU cores"
     many = f"{size} processes on {cores} detected CPU cores"
     line = f"Synkhronos attempting to use {some if size <= cores else many}..."
-    return Ranks(size, (), (*lines, line))
+    return Assignment(size, (), (*lines, line))
 
 
 def _use_gpu_from_environment() -> Optional[bool]:
-    """
+    """Return the meaning of ``use_gpu=None``.
+
     Raises:
         InputValueError: the variable is neither 0 nor 1.
     """
@@ -117,7 +118,7 @@ def _named(
     n_parallel: Optional[int],
     use_gpu: Optional[bool],
     master_rank: int,
-) -> Ranks:
+) -> Assignment:
     names = tuple(devices) if isinstance(devices, (list, tuple)) else ()
     if not names or not all(isinstance(name, str) for name in names):
         raise InputTypeError(
@@ -137,13 +138,14 @@ def _named(
         )
     whole(master_rank, 0, len(names) - 1, "master_rank")
     line = f"Synkhronos attempting to use {', '.join(names)}..."
-    return Ranks(len(names), names, (line,))
+    return Assignment(len(names), names, (line,))
 
 
 def _with_held(
     names: Sequence[str], size: int, master: int
 ) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
-    """The first `size` devices, the one that this process uses already at the master's place."""
+    """Return the first `size` devices, with the one that this process uses at the master's place,
+    and lines to report."""
     held = device_in_use()
     chosen = list(names[:size])
     if held is None or held not in names or chosen[master] == held:
@@ -151,11 +153,11 @@ def _with_held(
     if held in chosen:
         chosen[chosen.index(held)] = chosen[master]
     chosen[master] = held
-    return tuple(chosen), (f"Synkhronos: this process uses {held} already, which stays its own.",)
+    return tuple(chosen), (f"Synkhronos: this process uses {held} already, and keeps it.",)
 
 
 def usable_gpus() -> Tuple[int, str]:
-    """How many GPUs there are, and why Theano cannot use any of them ("" if it can)."""
+    """Return the number of GPUs, and why Theano cannot use them ("" if it can)."""
     try:
         count = cuda.Driver().device_count()
     except cuda.CudaError as error:
@@ -166,7 +168,7 @@ def usable_gpus() -> Tuple[int, str]:
 
 
 def why_no_pygpu() -> str:
-    """Why Theano's GPU back end cannot be loaded; "" if it can."""
+    """Return why Theano's GPU back end cannot be loaded; "" if it can."""
     try:
         importlib.import_module("pygpu")
     except Exception as error:  # noqa: BLE001 - one made for another NumPy raises anything
@@ -177,7 +179,7 @@ def why_no_pygpu() -> str:
 
 
 def device_in_use() -> Optional[str]:
-    """The device that this process has as its default one already, by number if it is CUDA's."""
+    """Return the default device that this process uses already, by number if it is CUDA's."""
     gpuarray = sys.modules.get("theano.gpuarray")
     if gpuarray is None or getattr(gpuarray, "pygpu", None) is None:
         return None
@@ -192,18 +194,18 @@ def device_in_use() -> Optional[str]:
 
 
 def take(name: Optional[str], nccl: bool) -> Any:
-    """Take a device into use in this process: from now on new shared variables of floats lie
-    there, and functions compute there.
+    """Initialize a device in this process: from now on new shared variables of floats lie there,
+    and functions compute there.
 
     Args:
         name: Theano's name; None for the processor.
         nccl: whether collectives go through NCCL.
 
     Raises:
-        StartError: it cannot be used.
+        StartError: the device cannot be used.
     """
     if name is None:
-        return Host()
+        return Cpu()
     problem = why_no_pygpu()
     if problem:
         raise StartError(f"device {name}: {problem}; {DOCTOR}")
@@ -212,16 +214,16 @@ def take(name: Optional[str], nccl: bool) -> Any:
     held = device_in_use()
     if held is not None and held != name:
         raise StartError(
-            f"device {name}: this process uses {held} already, and can use only one; give it "
-            f"{held}, by master_rank= or devices=, or start a fresh process"
+            f"device {name}: this process uses {held} already, and can use only one; assign "
+            f"{held} to it by master_rank= or devices=, or start a new process"
         )
     try:
-        # Where it is in use already, this sees to it that new variables and functions use it.
+        # If it is in use already, this makes new variables and functions use it.
         theano.gpuarray.use(_known_as(name) if held else name)
         context = theano.gpuarray.get_context(None)
     except Exception as error:
         raise StartError(
-            f"device {name} cannot be taken into use: {type(error).__name__}: {error}; {DOCTOR}"
+            f"device {name} cannot be initialized: {type(error).__name__}: {error}; {DOCTOR}"
         ) from error
     _set_values_anew()
     device = Gpu(name, context, nccl)
@@ -231,10 +233,10 @@ def take(name: Optional[str], nccl: bool) -> Any:
 
 @cache
 def _set_values_anew() -> None:
-    """From now on `set_value` of a device's variable makes a new array, as on the host.
+    """Make `set_value` of a device's variable store a new array from now on, as on the host.
 
-    Theano writes what comes from host memory into the array that is there: it could not be given
-    back if the order fails, and nobody would notice that the program has set a value.
+    Theano would overwrite the old array with the new values: it could not be restored if the order
+    fails, and the runtime would not notice that the program has set a value.
     """
     gpu_type = sys.modules["theano.gpuarray.type"].GpuArrayType
     in_place = gpu_type.filter_inplace
@@ -247,11 +249,11 @@ def _set_values_anew() -> None:
     gpu_type.filter_inplace = filter_inplace
 
 
-def choose_nccl(ranks: Ranks, wanted: Optional[bool]) -> Tuple[bool, Tuple[str, ...]]:
-    """Whether collectives go through NCCL, and what to tell the user about it.
+def choose_nccl(ranks: Assignment, wanted: Optional[bool]) -> Tuple[bool, Tuple[str, ...]]:
+    """Return whether collectives go through NCCL, and lines to report about it.
 
     Raises:
-        StartError: it was demanded, and cannot be.
+        StartError: NCCL was requested, and cannot be used.
     """
     if wanted is False or ranks.size == 1 or not ranks.devices:
         problem = "" if not wanted or ranks.size == 1 else "there are no GPUs"
@@ -269,13 +271,14 @@ def choose_nccl(ranks: Ranks, wanted: Optional[bool]) -> Tuple[bool, Tuple[str, 
 
 
 def _known_as(name: str) -> str:
-    """The name under which Theano knows a device that is in use: perhaps "cuda" alone."""
+    """Return Theano's name of a device that is in use, which may be "cuda" alone."""
     known = sys.modules["theano.gpuarray"].init_dev.devmap
     return name if name in known else "cuda"
 
 
 def whole(value: Any, lowest: int, highest: Optional[int], what: str) -> int:
-    """
+    """Return `value` as an int.
+
     Raises:
         InputValueError: `value` is no int in the range.
     """

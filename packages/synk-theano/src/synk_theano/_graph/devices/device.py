@@ -1,9 +1,8 @@
-"""A rank's device: how values get there, and which communicator takes them.
+"""The device of a rank: copies of values to and from it, and the communicator that takes them.
 
-Host memory goes to the device by copies that are enqueued like everything else there. From pages
-that are locked such a copy is quick and asynchronous, which has a price: the memory must not
-change before the copy is done. So `settle` waits for that, before a rank says that it is ready
-with an act: it waits for copies, not for what is computed from them.
+Copies from host memory to the device are enqueued there like all other work. From locked pages such
+a copy is quick and asynchronous, but the memory must not change before the copy is done. So a rank
+calls `settle` before it ends an act: it waits for the copies, not for what is computed from them.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from synk_comm import cuda
 from synk_theano._graph.values import is_on_device, on_host
 
 from .host_memory import (
+    DOWNLOAD_BYTES,
     LARGEST_LOCK,
-    LETTERS,
     SMALLEST_LOCK,
     STREAM,
-    Letter,
-    Letters,
+    Download,
+    Downloads,
     LockedPages,
     owner_of,
 )
@@ -35,43 +34,43 @@ NCCL_DTYPES = frozenset(
         *("float16", "float32", "float64"),
     )
 )
-"""What NCCL can reduce."""
+"""Dtypes that NCCL can reduce."""
 
 
-class Host:
-    """The processor: everything is where it has to be."""
+class Cpu:
+    """The processor, which needs no copies."""
 
     name = "cpu"
     is_gpu = False
     takes_collectives = False
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
-        """The communicator for values, given the one for host memory."""
+        """Return the communicator for values: that for host memory."""
         return comm
 
     def enter(self) -> None:
-        """Nothing: every thread can compute."""
+        """Do nothing: every thread can compute."""
 
     def empty(self, shape: Tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Room in host memory for what is to be brought."""
+        """Return an array for rows to copy into."""
         return np.empty(shape, dtype)
 
     def lock(self, array: np.ndarray) -> None:
-        """Nothing: there are no copies to be made quicker."""
+        """Do nothing."""
 
     def wants_buffer(self, array: np.ndarray) -> bool:  # noqa: ARG002 - as of any device
-        """Whether rows should be copied to a buffer of `empty` first."""
+        """Return False: rows need not be copied first."""
         return False
 
     def bring(self, array: np.ndarray) -> Any:
-        """The array itself."""
+        """Return the array itself."""
         return array
 
     def settle(self) -> None:
-        """Nothing is under way."""
+        """Do nothing."""
 
     def send(self, values: List[Any]) -> List[Any]:
-        """The values themselves: they are where they have to be."""
+        """Return the values themselves."""
         return values
 
 
@@ -91,23 +90,23 @@ class Gpu:
         self._context = context
         self._nccl = nccl
         self._pages: Optional[LockedPages] = None
-        self._letters: Optional[Letters] = None
+        self._downloads: Optional[Downloads] = None
         self._comm: Any = None  # through NCCL, once there is one
         if name.startswith("cuda"):
             self._driver = driver = cuda.Driver()
             self._pages = LockedPages(driver, ordinal_of(driver, name, context))
 
     def enter(self) -> None:
-        """Make this thread fit to compute on the device.
+        """Make the device this thread's current one.
 
         Some of Theano's operations (cuDNN's reductions and batch normalization) do not name their
-        device: they work on the thread's current one, which is the first if nothing was said.
+        device: they work on the thread's current one, by default the first.
         """
         if self._pages is not None and self._driver.current_device() != self._pages.device:
             self._driver.make_current(self._pages.device)
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
-        """The communicator for values, given the one for host memory; all ranks do so together."""
+        """Return the communicator for values, given that for host memory; all ranks call it."""
         if not self._nccl or self._pages is None or comm.size == 1:
             return comm
         self._comm = synk_comm.nccl(comm, device=self._pages.device, stream=STREAM)
@@ -115,31 +114,31 @@ class Gpu:
 
     @property
     def takes_collectives(self) -> bool:
-        """Whether the communicator takes device arrays."""
+        """Return whether the communicator takes device arrays."""
         return self._comm is not None
 
     def empty(self, shape: Tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Room in host memory for what is to be brought, its pages locked."""
+        """Return an array in host memory with locked pages, for rows to copy into."""
         size = int(np.prod(shape, dtype=np.int64))
         if self._pages is None or size * np.dtype(dtype).itemsize < SMALLEST_LOCK:
             return np.empty(shape, dtype)
-        # Pages of its own: no other array's may be among those that are locked.
+        # Pages of its own, so that no other array's are locked, too.
         pages = mmap.mmap(-1, size * np.dtype(dtype).itemsize)
         array = np.frombuffer(pages, dtype, size)
         self._pages.lock(array)
         return array.reshape(shape)
 
     def lock(self, array: np.ndarray) -> None:
-        """Lock the pages of an array, for as long as it lives, if that makes copies quicker."""
+        """Lock the pages of an array for as long as it exists, if that makes copies quicker."""
         if self._pages is not None and array.nbytes >= SMALLEST_LOCK:
             self._pages.lock(array)
 
     def wants_buffer(self, array: np.ndarray) -> bool:
-        """Whether rows should be copied to a buffer of `empty` first: the array is too large."""
+        """Return whether the array is too large to lock, so that rows need a buffer of `empty`."""
         return self._pages is not None and owner_of(array).nbytes > LARGEST_LOCK
 
     def bring(self, array: np.ndarray) -> Any:
-        """A new device array with these values.
+        """Return a new device array with these values.
 
         The memory of `array` must not change before `settle`.
         """
@@ -154,9 +153,9 @@ class Gpu:
         return value
 
     def settle(self) -> None:
-        """Wait until all that was brought has been read.
+        """Wait until the device has read all arrays given to `bring`.
 
-        That may be behind a collective: while it waits it notices if a rank dies.
+        The copies may come after a collective, so the wait notices if a rank dies.
         """
         if self._pages is not None and self._pages.under_way:
             if self._comm is not None:
@@ -164,40 +163,40 @@ class Gpu:
             self._pages.settle()
 
     def send(self, values: List[Any]) -> List[Any]:
-        """Order small values to host memory, now: what is ordered after that need not be awaited.
+        """Start to copy small values to host memory, before any work that is ordered later.
 
         Returns:
-            The values, small device arrays replaced by what `fetch` makes host arrays of.
+            The values, with a `Download` in place of each small device array; see `fetch`.
         """
         if self._pages is None:
             return values
-        if self._letters is None:
-            room = self.empty((LETTERS,), np.uint8)
-            self._letters = Letters(self._driver, self._pages.device, room)
-        return self._letters.post(values)
+        if self._downloads is None:
+            room = self.empty((DOWNLOAD_BYTES,), np.uint8)
+            self._downloads = Downloads(self._driver, self._pages.device, room)
+        return self._downloads.start(values)
 
     def fetch(self, results: List[Any]) -> List[Any]:
-        """Results as the user gets them: in host memory. Waits for the device.
+        """Return results in host memory, as the user gets them. Waits for the device.
 
-        While it waits it notices if a rank dies that the device waits for.
+        The wait notices if a rank dies that the device waits for.
         """
-        letters = self._letters
+        downloads = self._downloads
         if self._comm is not None:
             if _has_device_values(results):
                 self._comm.synchronize()
-            elif letters is not None and letters.under_way:
-                self._comm.synchronize(event=letters.event)
-        if letters is not None:
-            letters.arrive()
+            elif downloads is not None and downloads.under_way:
+                self._comm.synchronize(event=downloads.event)
+        if downloads is not None:
+            downloads.wait()
         return [_fetched(result) for result in results]
 
 
-AnyDevice = Union[Host, Gpu]
+AnyDevice = Union[Cpu, Gpu]
 
 
 def _has_device_values(result: Any) -> bool:
-    """Whether there is a device array in a result that is not on its way already."""
-    if isinstance(result, Letter):
+    """Return whether a result has device arrays that are not being downloaded already."""
+    if isinstance(result, Download):
         return False
     if isinstance(result, (list, tuple)):
         return any(map(_has_device_values, result))
@@ -205,7 +204,7 @@ def _has_device_values(result: Any) -> bool:
 
 
 def _fetched(result: Any) -> Any:
-    if isinstance(result, Letter):
+    if isinstance(result, Download):
         return np.array(result.room)
     if isinstance(result, list):
         return [_fetched(item) for item in result]
@@ -215,7 +214,7 @@ def _fetched(result: Any) -> Any:
 
 
 def ordinal_of(driver: Any, name: str, context: Any) -> int:
-    """The number of a device among those that this process sees; "cuda" alone may be any."""
+    """Return the number of a device among those that this process sees; "cuda" may be any."""
     if name[4:].isdigit():
         return int(name[4:])
     where = str(context.unique_id).lower()
@@ -226,5 +225,5 @@ def ordinal_of(driver: Any, name: str, context: Any) -> int:
 
 
 def takes_reduction(values: Sequence[Any]) -> bool:
-    """Whether NCCL can reduce values of these dtypes."""
+    """Return whether NCCL can reduce values of these dtypes."""
     return all(value.dtype in NCCL_DTYPES for value in values)

@@ -1,10 +1,10 @@
-"""A compiled function whose inputs and outputs stay on the device.
+"""Compiled functions whose inputs and outputs stay on the device.
 
-Theano compiles a function of host variables so that arguments come from host memory and results
-go there: at the moment when the computation has come to them, while the host waits. Here the
-first and the last step are taken off the compiled graph: what is only ever copied to the device
-becomes an input that lies there, and what is copied to the host last of all is returned as it is.
-The rank brings arguments and fetches results itself (`_graph.devices.device`), when that suits it.
+A function of host variables, as Theano compiles it, copies arguments from host memory and results
+to it in the middle of the computation, while the host waits. This file removes these copies from
+the compiled graph: an input that is only ever copied to the device becomes a device input, and an
+output that is copied to the host as the last step becomes a device output. The rank copies
+arguments and results itself (`_graph.devices.device`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,25 @@ from typing import Any, Dict, List, Sequence, Set, Tuple
 
 from theano.compile.ops import deep_copy_op
 
-from synk_theano._graph.transfer.flat import FlatFunction, flatten, is_flat_able, rebuild
+from synk_theano._graph.transfer.flat import (
+    FlatFunction,
+    FlatInput,
+    flatten,
+    is_flat_able,
+    rebuild,
+)
 
 _SHAPES = ("Shape", "Shape_i")
-"""Operations that tell of an array's shape, wherever it lies."""
+"""Operations that return an array's shape, wherever the array lies."""
 
 Node = Tuple[int, Tuple[int, ...], Tuple[Tuple[int, Any], ...]]
 
 
 def on_device(function: Any, host_outputs: Sequence[bool]) -> Any:
-    """The same function with device inputs and outputs, where its graph allows.
+    """Return the function with device inputs and outputs, as far as its graph allows.
 
     Args:
-        host_outputs: for each output, whether it is to be in host memory all the same.
+        host_outputs: for each output, whether it stays in host memory.
     """
     # A profile belongs to the function as it was compiled.
     if not is_flat_able(function) or function.profile:
@@ -37,7 +43,7 @@ def on_device(function: Any, host_outputs: Sequence[bool]) -> Any:
 
 
 class _Ends:
-    """The rewriting of one flat function."""
+    """Rewrites one flat function."""
 
     def __init__(self, flat: FlatFunction, host_outputs: Sequence[bool]) -> None:
         self._flat = flat
@@ -54,7 +60,7 @@ class _Ends:
                 self._types.append(flat.types[type_])
 
     def moved(self) -> Any:
-        """The function with its ends moved; None if there is nothing to move."""
+        """Return the function with its ends moved; None if there is nothing to move."""
         inputs, outputs = self._inputs(), self._outputs()
         return self._rewritten(inputs, outputs) if inputs or outputs else None
 
@@ -62,7 +68,7 @@ class _Ends:
         return self._flat.ops[self._flat.nodes[place][0]]
 
     def _inputs(self) -> Dict[int, Any]:
-        """Arguments that are only ever copied to the default device: number -> type there."""
+        """Return the arguments that are only copied to the default device: number -> type."""
         flat = self._flat
         arguments = {
             number
@@ -76,12 +82,12 @@ class _Ends:
                 if _is_copy(self._op(place), "GpuFromHost") and source not in candidates:
                     candidates[source] = flat.types[outputs[0][0]]
                 elif type(self._op(place)).__name__ not in _SHAPES:
-                    # Also a second copy: an in-place operation may use up each of them.
+                    # A second copy counts, too: an in-place operation may overwrite either of them.
                     spoiled.add(source)
         return {number: type_ for number, type_ in candidates.items() if number not in spoiled}
 
     def _outputs(self) -> Set[int]:
-        """Positions of the outputs that are copied to the host as the last step of all."""
+        """Return the positions of outputs that are copied to the host as the last step."""
         flat = self._flat
         found = set()
         for position in range(len(flat.borrowed_outputs)):
@@ -99,7 +105,7 @@ class _Ends:
         numbers = {number: number for number in range(self._first_made)}
         nodes: List[Node] = []
         count = self._first_made
-        # Who else reads what is copied to the host still gets it.
+        # Copies to the host that other nodes read stay.
         read = {source for _, sources, _ in flat.nodes for source in sources}
         read.update(n for i, n in enumerate(flat.outputs) if i not in outputs)
         dropped = {flat.outputs[position] for position in outputs} - read
@@ -120,18 +126,16 @@ class _Ends:
             if position not in outputs:
                 results.append(numbers[old])
                 continue
-            # A copy, as before, but on the device: what it is a copy of may be changed later.
+            # A copy on the device in place of that to the host: its source may be changed later.
             (source,) = flat.nodes[self._makers[old]][1]
-            made = ((_place(types, self._types[source]), None),)
-            nodes.append((_place(ops, deep_copy_op), (numbers[source],), made))
+            made = ((_index_in(types, self._types[source]), None),)
+            nodes.append((_index_in(ops, deep_copy_op), (numbers[source],), made))
             results.append(count)
             count += 1
         return replace(
             flat,
             inputs=tuple(
-                replace(item, cls=inputs[i].Variable, type=inputs[i], strict=False)
-                if i in inputs
-                else item
+                _device_input(item, inputs[i]) if i in inputs else item
                 for i, item in enumerate(flat.inputs)
             ),
             ops=tuple(ops),
@@ -141,8 +145,14 @@ class _Ends:
         )
 
 
+def _device_input(item: FlatInput, type_: Any) -> FlatInput:
+    return replace(
+        item, cls=type_.Variable, type=type_, settings={**item.settings, "strict": False}
+    )
+
+
 def _is_copy(op: Any, name: str) -> bool:
-    """Whether an op copies between host memory and the default device."""
+    """Return whether an op copies between host memory and the default device."""
     module = sys.modules.get("theano.gpuarray.basic_ops")
     return (
         module is not None
@@ -151,8 +161,8 @@ def _is_copy(op: Any, name: str) -> bool:
     )
 
 
-def _place(items: List[Any], item: Any) -> int:
-    """Where an item stands in a list; it is added if need be."""
+def _index_in(items: List[Any], item: Any) -> int:
+    """Return the place of an item in a list, to which it is added if need be."""
     for place, held in enumerate(items):
         if held is item or (type(held) is type(item) and held == item):
             return place

@@ -1,7 +1,7 @@
-"""Host memory that a CUDA device copies from and to by itself: pages that are locked.
+"""Locked pages of host memory, from and to which a CUDA device copies by itself.
 
-From and to such pages a copy is quick, and asynchronous: who orders it goes on at once. So memory
-that is read must not change, and memory that is written has no meaning, before the copy is done.
+Such a copy is quick and asynchronous: the call returns at once. So memory that is read must not
+change, and memory that is written has no meaning, before the copy is done.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from synk_theano._graph.values import is_on_device
 _logger = logging.getLogger(__name__)
 
 SMALLEST_LOCK = 1 << 16
-"""Bytes; for less, to lock pages takes longer than it saves."""
+"""Bytes below which locking pages takes longer than it saves."""
 
 LARGEST_LOCK = 1 << 30
-"""Bytes; rows of larger arrays go by way of a buffer with locked pages. To lock takes a third of a
-second for a gigabyte, and what is locked cannot be swapped out."""
+"""Bytes above which rows go through a buffer with locked pages: locking takes a third of a second
+for a gigabyte, and locked pages cannot be swapped out."""
 
 STREAM = 0
-"""The default stream: libgpuarray's own waits for it, and it for libgpuarray's."""
+"""Number of the default stream, which waits for libgpuarray's own, and that for it."""
 
 _BUSY_S, _NAP_S = 0.002, 0.00005
-"""How long a wait looks all the time, and how long it sleeps then between two looks."""
+"""Seconds that a wait polls without pause, and that it sleeps then between two polls."""
 
-LETTERS = 1 << 17
-"""Bytes of results that are sent home as soon as they are ready."""
+DOWNLOAD_BYTES = 1 << 17
+"""Bytes of results that are copied to host memory as soon as they are ready."""
 
 
 class LockedPages:
@@ -43,8 +43,8 @@ class LockedPages:
         device: ordinal of the device.
 
     Attributes:
-        event: happens when the copies that were ordered last are done.
-        under_way: whether there are any.
+        event: happens when the last copies are done.
+        under_way: whether copies are under way.
     """
 
     def __init__(self, driver: Any, device: int) -> None:
@@ -57,9 +57,9 @@ class LockedPages:
         self._owner = os.getpid()
 
     def lock(self, array: np.ndarray) -> None:
-        """Lock the pages of an array for as long as it lives; nothing if that is refused.
+        """Lock the pages of an array for as long as it exists; do nothing if that is refused.
 
-        The pages are those of the array that it is a view of: whole ones never overlap.
+        Those of the array that it is a view of are locked, because whole arrays never overlap.
         """
         array = owner_of(array)
         begin = _address(array)
@@ -71,8 +71,8 @@ class LockedPages:
             with self._driver.entered(self.device):
                 self._driver.lock_pages(begin, end - begin)
         except cuda.CudaError as error:
-            # A limit of the container, or pages that are locked under another array: copies from
-            # pages that are not locked are right, too.
+            # A limit of the container, or pages that are locked for another array. Copies from
+            # other pages are slower, but right.
             self._refused[begin] = end
             _logger.debug("pages of %d bytes are not locked: %s", array.nbytes, error)
             return
@@ -81,13 +81,13 @@ class LockedPages:
 
     def _unlock(self, begin: int) -> None:
         if os.getpid() == self._owner and self._spans.pop(begin, None) is not None:
-            self._refused.clear()  # it may have been in the way
+            self._refused.clear()  # these pages may have been the reason
             self.settle()
             with self._driver.entered(self.device):
                 self._driver.unlock_pages(begin)
 
     def _holds(self, begin: int, end: int) -> bool:
-        spans = tuple(self._spans.items())  # a finalizer may change it at any time
+        spans = tuple(self._spans.items())  # a finalizer may change the dict at any time
         return any(start <= begin and end <= stop for start, stop in spans)
 
     def copy(self, array: np.ndarray, pointer: int) -> bool:
@@ -112,7 +112,7 @@ class LockedPages:
 
 
 def owner_of(array: np.ndarray) -> np.ndarray:
-    """The array whose memory it is; itself, if it is no view of another."""
+    """Return the array that owns the memory; the array itself if it is no view of another."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -122,26 +122,26 @@ def _address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-class Letter(NamedTuple):
-    """A device array on its way to host memory.
+class Download(NamedTuple):
+    """A device array that is being copied to host memory.
 
     Attributes:
-        room: where it will be.
-        value: the array itself, which has to live until then.
+        room: host memory that it is copied to.
+        value: the device array, which has to exist until then.
     """
 
     room: np.ndarray
     value: Any
 
 
-class Letters:
-    """Small device arrays that are copied to host memory as soon as they are ready.
+class Downloads:
+    """Copies of small device arrays to host memory, made as soon as the arrays are ready.
 
-    Without them a result comes after all that was ordered later, such as the step of the
-    parameters, and only then the next order can be given: the device would wait for it.
+    Otherwise a result would come after all work that was enqueued later, such as the step of the
+    parameters, and the device would wait for the next order meanwhile.
 
     Args:
-        room: uint8 vector in host memory, its pages locked.
+        room: uint8 vector in host memory with locked pages.
     """
 
     def __init__(self, driver: Any, device: int, room: np.ndarray) -> None:
@@ -156,9 +156,9 @@ class Letters:
     def under_way(self) -> bool:
         return self._used > 0
 
-    def post(self, values: List[Any]) -> List[Any]:
-        """Order the copies of what there is room for."""
-        posted = list(values)
+    def start(self, values: List[Any]) -> List[Any]:
+        """Start copies as far as there is room; return the values with `Download`s for them."""
+        started = list(values)
         with self._driver.entered(self._device):
             for i, value in enumerate(values):
                 if not is_on_device(value) or not value.size:
@@ -167,23 +167,23 @@ class Letters:
                 if self._used + nbytes > len(self._room) or not value.flags["C_CONTIGUOUS"]:
                     continue
                 room = self._room[self._used : self._used + nbytes]
-                # Each begins where any dtype may.
+                # Aligned for any dtype.
                 self._used += -(-nbytes // 16) * 16
                 pointer = int(value.gpudata) + int(value.offset)
                 self._driver.download_on(STREAM, _address(room), pointer, nbytes)
-                posted[i] = Letter(room.view(value.dtype).reshape(value.shape), value)
+                started[i] = Download(room.view(value.dtype).reshape(value.shape), value)
             self._driver.record(self.event, STREAM)
-        return posted
+        return started
 
-    def arrive(self) -> None:
-        """Wait for all copies that were ordered; then there is room again."""
+    def wait(self) -> None:
+        """Wait for all copies; then there is room again."""
         if self._used:
             _await(self._driver, self._device, self.event)
             self._used = 0
 
 
 def _await(driver: Any, device: int, event: int) -> None:
-    """Wait for an event. What keeps it waiting in turn is watched by the communicator."""
+    """Wait for an event; the communicator watches the ranks that it may depend on."""
     began = time.monotonic()
     with driver.entered(device):
         while not driver.has_happened(event):

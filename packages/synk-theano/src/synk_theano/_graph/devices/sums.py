@@ -1,6 +1,6 @@
-"""The sums that accumulate values of slices on a device: one kernel each.
+"""Kernels that accumulate the values of slices on a device.
 
-A kernel is made for each operation and dtypes at its first use; libgpuarray keeps it compiled.
+A kernel is made for each operation and dtypes at its first use; libgpuarray caches it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Tuple
 import numpy as np
 
 _NAN_FIRST = "a = (a != a) ? a : ((b != b) ? b : (a {} b ? a : b))"
-"""As NumPy's maximum and minimum: what is no number wins."""
+"""Expression of NumPy's maximum and minimum, whose result is NaN if either value is."""
 
 _COMBINE = {
     "sum": "a = a + b",
@@ -22,7 +22,7 @@ _COMBINE = {
 
 
 def scaled(value: Any, factor: float) -> Any:
-    """A new array, ``factor * value``; float16 in float32."""
+    """Return a new array, ``factor * value``; of float16 in float32."""
     result = value.astype(_wide(value.dtype), copy=True)
     _kernel(value.context, "a = a * w", _names(result.dtype), True)(
         result, result.dtype.type(factor)
@@ -31,20 +31,20 @@ def scaled(value: Any, factor: float) -> Any:
 
 
 def add_scaled(into: Any, value: Any, factor: float) -> Any:
-    """``into + factor * value``, in the dtype of `into`, which is used up."""
+    """Return ``into + factor * value`` in the dtype of `into`, which is overwritten."""
     kernel = _kernel(into.context, "a = a + b * w", _names(into.dtype, value.dtype), True)
     kernel(into, value, into.dtype.type(factor))
     return into
 
 
 def combine(op: str, into: Any, value: Any) -> Any:
-    """``into op value``: sum, prod, max or min; `into` is used up."""
+    """Return ``into op value`` (sum, prod, max or min); `into` is overwritten."""
     _kernel(into.context, _COMBINE[op], _names(into.dtype, value.dtype), False)(into, value)
     return into
 
 
 def quotient(value: Any, divisor: float, dtype: Any) -> Any:
-    """``value / divisor`` in a dtype; `value` is used up."""
+    """Return ``value / divisor`` in a dtype; `value` is overwritten."""
     kernel = _kernel(value.context, "a = a / w", _names(value.dtype), True)
     kernel(value, value.dtype.type(divisor))
     return value.astype(dtype, copy=False)

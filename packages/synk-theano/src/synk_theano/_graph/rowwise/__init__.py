@@ -1,14 +1,14 @@
-"""What the variables of a graph have to do with the rows of its inputs; begin with `walk`."""
+"""How the variables of a graph depend on the rows of its inputs; start with `walk`."""
 
 from __future__ import annotations
 
-# The rules register themselves when they are imported.
-from . import all_reduce, index, nnet, products, scan, shape, tensor  # noqa: F401
+# Importing a module of rules registers them.
+from . import index, nnet, products, scan, shape, tensor  # noqa: F401
 from .reduced import describe_value
-from .walk import Note, Value, Walk, find_reshapes, layout_kind, plain, rows, unknown
+from .walk import Reason, Value, Walk, find_reshapes, layout_kind, plain, rows, unknown
 
 __all__ = [
-    "Note",
+    "Reason",
     "Value",
     "Walk",
     "describe_value",

@@ -1,8 +1,8 @@
-"""Is each output of a function, with its op, exact on any split of the rows?
+"""Decide whether each output of a function, with its op, is exact on any split of the rows.
 
-Reads the graph; runs nothing. "wrong" means that the structure says so: results of parts of the
-rows cannot be combined to the result of all. Terms that happen to cancel are not seen. Whatever
-this check cannot follow is "unknown", never "wrong".
+The check reads the graph and runs nothing. "wrong" follows from the structure: results of parts of
+the rows cannot be combined to the result of all. Terms that happen to cancel are not recognized. A
+graph that the check cannot follow is "unknown", never "wrong".
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import os
 from dataclasses import dataclass
 from typing import Any, FrozenSet, List, Optional, Sequence, Tuple
 
-from synk_theano._graph.leaves import differs_by_rank, is_random_state, lineage_of
+from synk_theano._graph.leaves import differs_by_rank, lineage_of
+from synk_theano._graph.random_streams import is_random_state
 from synk_theano._graph.spec import FunctionSpec
 from synk_theano._warn import warn_user
 from synk_theano.exceptions import DecompositionWarning
 
 from . import (
-    Note,
+    Reason,
     Value,
     Walk,
     describe_value,
@@ -31,15 +32,15 @@ from . import (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found about one output, or one update.
+    """The verdict on one output or update.
 
     Attributes:
-        position: among the outputs, or among the updates.
+        position: index among the outputs, or among the updates.
         output: the output's name, or a short form; of an update, the shared variable's.
-        op: how it is collected; of an update, how it accumulates over slices.
-        verdict: "exact", "wrong", or "unknown" (this check cannot tell); of an update "exact" if
+        op: the op that collects it; of an update, the op over slices.
+        verdict: "exact", "wrong", or "unknown" (the check cannot decide); of an update "exact" if
             all ranks have the same value after a call, or "differs".
-        reason: what it is, the node that matters, and the cure.
+        reason: a description of it, the node that matters, and the cure.
     """
 
     position: int
@@ -50,10 +51,10 @@ class Verdict:
 
 
 def check_spec(spec: FunctionSpec) -> List[Verdict]:
-    """One verdict for each output, in their order.
+    """Return a verdict for each output, in their order.
 
-    Rows are axis 0 of the scattered inputs and of the sliceable shared variables. With neither,
-    there are no rows to split, and every output is the ranks' own: exact.
+    Rows are axis 0 of the scattered inputs and of the sliceable shared variables. With neither
+    there are no rows to split, and every output is exact.
     """
     walk = _walk(spec)
     return [
@@ -63,9 +64,9 @@ def check_spec(spec: FunctionSpec) -> List[Verdict]:
 
 
 def check_updates(spec: FunctionSpec) -> List[Verdict]:
-    """One verdict for each update: do all ranks have the same new value after a call?
+    """Return a verdict for each update: whether all ranks have the same new value after a call.
 
-    Those of random states are left out: they ought to differ.
+    Updates of random states are left out: they should differ.
     """
     ops = {id(target): op for target, _, op in spec.accumulated}
     lineage = lineage_of(spec)
@@ -74,14 +75,14 @@ def check_updates(spec: FunctionSpec) -> List[Verdict]:
     for place, (target, leaves) in enumerate(lineage.since_reduced):
         if is_random_state(target):
             continue
-        verdict, reason = "exact", "It is the same on all ranks: no row goes into it."
+        verdict, reason = "exact", "It is the same on all ranks: it does not depend on rows."
         if differs_by_rank(leaves, spec):
             verdict = "differs"
             carried = any(leaf is target for leaf in leaves)
             reason = _OF_OWN_ROWS.format("its old value and " if carried else "")
             reason += _CURE_OF_CARRIED if carried else "all_reduce() it before it is used."
         elif differs_by_rank(behind[id(target)], spec):
-            reason = "It is the same on all ranks: what comes from rows is reduced in the graph."
+            reason = "It is the same on all ranks: its terms of rows are reduced in the graph."
         name, op = _shorten(str(target)), ops.get(id(target))
         verdicts.append(Verdict(place, name, op, verdict, reason))
     return verdicts
@@ -91,12 +92,12 @@ _OF_OWN_ROWS = "It is computed from {}the rank's own rows, so each rank has anot
 
 _CURE_OF_CARRIED = (
     "all_reduce() it after each call; to train, build the step with make_train_function(loss, "
-    "params, inputs, updates.adam) of synkhronos.extensions, which takes those of a single process."
+    "params, inputs, updates.adam) of synkhronos.extensions, which makes those of one process."
 )
 
 
 def describe(verdicts: Sequence[Verdict], updates: Sequence[Verdict] = ()) -> str:
-    """A report to read: a line for each verdict, and its reason below."""
+    """Return a report: a line for each verdict, and its reason below."""
     lines = [] if verdicts else ["no outputs: nothing to check"]
     for several, what in ((verdicts, ""), (updates, "update ")):
         for verdict in several:
@@ -108,7 +109,7 @@ def describe(verdicts: Sequence[Verdict], updates: Sequence[Verdict] = ()) -> st
 
 
 def _walk(spec: FunctionSpec) -> Optional[Walk]:
-    """A walk that knows where rows are; None if there are none."""
+    """Return a walk that starts from the inputs with rows; None if there are none."""
     sources = [*spec.variables[: spec.n_scattered], *spec.sliceable]
     if not sources:
         return None
@@ -116,7 +117,7 @@ def _walk(spec: FunctionSpec) -> Optional[Walk]:
     ends += [replacement for _, replacement in spec.givens]
     known = {variable: _source(variable) for variable in sources}
     walk = Walk(known, find_reshapes(ends))
-    # As Theano does: each replacement is built with those before it in place.
+    # As in Theano, each replacement is built with those before it in place.
     for key, replacement in spec.givens:
         walk.values[key] = walk.value(replacement)
         if replacement in walk.random:
@@ -127,7 +128,7 @@ def _walk(spec: FunctionSpec) -> Optional[Walk]:
 def _source(variable: Any) -> Value:
     broadcastable = getattr(variable.type, "broadcastable", None)
     if broadcastable is None or not broadcastable or broadcastable[0]:
-        return unknown(None, f"rows of {variable} ({variable.type}) are not those of an array")
+        return unknown(None, f"rows of {variable} ({variable.type}) are not along axis 0")
     return rows()
 
 
@@ -136,7 +137,7 @@ def _verdict(
 ) -> Verdict:
     name = _shorten(str(named))
     if op is None:
-        return Verdict(place, name, op, "exact", "It is the master's own, from its own rows.")
+        return Verdict(place, name, op, "exact", "It is the master's own result, of its own rows.")
     if walk is None:
         return Verdict(place, name, op, "exact", "No input is scattered: there are no rows.")
     value = plain(walk.value(variable))
@@ -152,7 +153,7 @@ def _verdict(
 
 
 def _fitting(value: Value) -> FrozenSet[str]:
-    """The ops that are exact for a value."""
+    """Return the ops that are exact for a value."""
     if value.kind == "fixed" and value.steady:
         always = {"avg", "max", "min", "last"}
         if value.zero:
@@ -169,34 +170,34 @@ def _fitting(value: Value) -> FrozenSet[str]:
 
 
 def _judge(value: Value, op: str) -> Tuple[str, str]:
-    """The verdict, and its reason."""
+    """Return the verdict, and its reason."""
     if value.kind == "noise":
-        return "unknown", "Cannot tell: it is random draws of a shape that is not known."
+        return "unknown", "Cannot tell: it is random draws of an unknown shape."
     if value.kind == "unknown":
-        return "unknown", f"Cannot tell: {_of_note(value.note)}."
+        return "unknown", f"Cannot tell: {_described(value.reason)}."
     if value.kind in ("mixed", "shuffled"):
-        cure = value.note.cure if value.note is not None else ""
-        return "wrong", f"{_of_note(value.note)}." + (f" To be exact, {cure}." if cure else "")
+        cure = value.reason.cure if value.reason is not None else ""
+        return "wrong", f"{_described(value.reason)}." + (f" To be exact, {cure}." if cure else "")
     what = describe_value(value)
     fitting = _fitting(value)
     if op in fitting:
         return "exact", f"It is {what}."
     if op == "last":
-        return "unknown", f"It is {what}; the value of the last slice is kept."
+        return "unknown", f"It is {what}; the last slice's value is the result."
     return "wrong", f"It is {what}, declared {op!r}: {_cure(value, op, fitting)}."
 
 
 def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
     if value.kind == "fixed" and value.steady:
-        times = {"sum": "it would count once for each rank", "prod": "it would count once for "
-                 "each rank", "gather": "each rank would add a copy"}  # fmt: skip
-        return f"{times[op]}. To be exact, declare it 'avg'"
+        once = "it would count once for each rank"
+        why = "each rank would add a copy" if op == "gather" else once
+        return f"{why}. To be exact, declare it 'avg'"
     if value.kind == "rows":
         if value.degree:
             return (
-                "each row was divided (or multiplied) by the number of rows of its rank, as in the "
+                "each row was divided (or multiplied) by its rank's number of rows, as in the "
                 "gradient of a mean. To be exact, use a sum over rows in place of the mean, "
-                "'gather', and divide after the call"
+                "declare it 'gather', and divide after the call"
             )
         if value.axis != 0:
             return (
@@ -206,7 +207,7 @@ def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
         if not fitting:
             return (
                 "its rows are not in the order of the inputs. To be exact, gather them in that "
-                "order, and put them in another after the call"
+                "order, and reorder them after the call"
             )
         return "to be exact, declare it 'gather', or return its mean or sum over axis 0"
     if fitting == {"sum"} and op == "avg":
@@ -224,14 +225,14 @@ def _cure(value: Value, op: str, fitting: FrozenSet[str]) -> str:
 # ---- naming nodes ----------------------------------------------------------------------------
 
 
-def _of_note(note: Optional[Note]) -> str:
-    if note is None:
-        return "the graph holds something that is not known"
-    return note.text if note.node is None else f"{_node(note.node)} {note.text}"
+def _described(reason: Optional[Reason]) -> str:
+    if reason is None:
+        return "the graph has something unknown"
+    return reason.text if reason.node is None else f"{_node(reason.node)} {reason.text}"
 
 
 def _node(node: Any) -> str:
-    """An operation's name, that of its result if it has one, and where it was written."""
+    """Return an operation's name, its result's name if it has one, and its line."""
     name = next((output.name for output in node.outputs if output.name), None)
     text = _shorten(str(node.op))
     text += f" (named {name!r})" if name else ""
@@ -243,7 +244,7 @@ _NOT_USERS = ("theano", "synk_theano")
 
 
 def _written_at(variable: Any) -> str:
-    """The line of the user's that made a variable: the innermost one outside Theano and this."""
+    """Return the user's line that made a variable: the innermost one outside of both packages."""
     traces: Sequence[Any] = getattr(variable.tag, "trace", None) or ()
     for trace in traces[:1]:
         for frame in reversed(trace):
@@ -259,7 +260,7 @@ def _shorten(text: str, length: int = 60) -> str:
 
 
 def wrong(verdicts: Sequence[Verdict]) -> List[Verdict]:
-    """Those that are certain to be wrong: what to warn of when a function is built."""
+    """Return the verdicts to warn of when a function is built."""
     return [verdict for verdict in verdicts if verdict.verdict == "wrong"]
 
 
@@ -279,11 +280,11 @@ class Verdicts(List[Verdict]):
 
 
 def warn_of_wrong(spec: FunctionSpec) -> None:
-    """Warn of outputs that are certain to be wrong, at the line outside of this library."""
+    """Warn of outputs that are certainly wrong, at the user's line."""
     what = f"function {spec.name!r}" if spec.name else "this function"
     try:
         bad = wrong(check_spec(spec))
-    except Exception as error:  # noqa: BLE001 - no function shall fail for a check's own mistake
+    except Exception as error:  # noqa: BLE001 - a bug of the check must not refuse a function
         text = f"could not be checked ({type(error).__name__}: {error}); please report it"
         warn_user(f"{what} {text}", DecompositionWarning)
         return

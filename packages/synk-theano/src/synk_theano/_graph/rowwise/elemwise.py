@@ -1,13 +1,11 @@
-"""Which scalar functions keep rows apart, and which go with a reduction over rows.
+"""Rules for scalar functions, entry by entry.
 
-Entry by entry, everything is row-wise. What takes care is a function of something that has been
-reduced over rows already: f(sum over rows) can be combined from parts if f is linear, f(largest)
-if f is monotone, and so on. A function of pieces (a clip, an absolute value) may or may not
-change a reduced value, which the graph cannot tell: unknown.
+Of rows alone every such function is row-wise. `reduced` has the rules for values without rows.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, List, Optional, Sequence, Tuple
 
 from .layout import merge_layouts
@@ -15,41 +13,35 @@ from .reduced import CURE, SMOOTH, degree_of, known_linear, of_reduced
 from .walk import (
     FIXED,
     NOISE,
+    ZERO,
     Value,
+    along,
     first_mixed,
     first_of,
     has_shape,
     mixed,
     obstacle,
+    pairs_of_rows,
     plain,
     rule,
-    several,
     unknown,
 )
-
-
-def _product(numbers: Sequence[float]) -> float:
-    result = 1.0
-    for number in numbers:
-        result *= number
-    return result
-
 
 _FOLDS = {
     "Add": sum,
     "Neg": lambda numbers: -numbers[0],
     "Sub": lambda numbers: numbers[0] - numbers[1],
-    "Mul": _product,
+    "Mul": math.prod,
 }
 
 
-@rule("Elemwise", tolerant=True)
+@rule("Elemwise", takes="all")
 def elemwise(node: Any, values: List[Value]) -> Value:
-    """A scalar function of entries that lie at the same place."""
+    """Apply a scalar function to the entries at each place."""
     scalar = node.op.scalar_op
     name = type(scalar).__name__
     if name == "Composite":
-        name = ""  # more than one function: nothing is known but that it is one of entries
+        name = ""  # several functions: it is only known to work entry by entry
     elif name == "UltraFastScalarSigmoid":
         name = "ScalarSigmoid"
     if any(value.items is not None for value in values):
@@ -74,14 +66,14 @@ _PASSING = (
 )
 
 
-@rule(*_PASSING, tolerant=True)
+@rule(*_PASSING, takes="all")
 def passes(_node: Any, values: List[Value]) -> Value:
-    """What hands on its first input."""
+    """Return the first input."""
     return values[0]
 
 
 def _spread(values: Sequence[Value]) -> Optional[List[Tuple[Value, ...]]]:
-    """The arguments of each entry of a short vector; None if lengths are not known."""
+    """Return the arguments of each entry of a short vector; None if lengths are unknown."""
     lengths = {len(v.items) for v in values if v.items is not None and len(v.items) != 1}
     if len(lengths) > 1:
         return None
@@ -91,7 +83,7 @@ def _spread(values: Sequence[Value]) -> Optional[List[Tuple[Value, ...]]]:
         if value.items is None:
             if value.kind not in ("fixed", "unknown"):
                 return None
-            # It may be a vector itself: one value stands for all its entries.
+            # It may be a vector: one value stands for all its entries.
             columns.append((value,) * length)
         else:
             columns.append(value.items if len(value.items) == length else value.items * length)
@@ -132,17 +124,17 @@ def _zero(node: Any, values: Sequence[Value]) -> Value:
         return unknown(node, "is zero unless a rank's part is infinite")
     unshaped = next((value for value in values if not has_shape(value)), None)
     if unshaped is not None and not all(node.outputs[0].broadcastable):
-        return unknown(node, "is zero in a shape that is not known")
+        return unknown(node, "is zero in an unknown shape")
     spread = next((value for value in values if value.axis is not None), None)
     if spread is None:
-        return FIXED._replace(literal=0.0)
+        return ZERO
     if any(value.axis not in (None, spread.axis) for value in values):
         return unknown(node, "combines each row with each other row")
     return Value("rows", 0.0, spread.axis, spread.layout, literal=0.0)
 
 
 def _second(node: Any, values: Sequence[Value]) -> Value:
-    """The second input, in the shape of the first."""
+    """Return the second input in the shape of the first."""
     shape, value = values
     if None not in (shape.axis, value.axis) and shape.axis != value.axis:
         return unknown(node, "combines each row with each other row")
@@ -151,7 +143,7 @@ def _second(node: Any, values: Sequence[Value]) -> Value:
     if value.axis is not None:
         return value
     if not has_shape(shape):
-        return unknown(node, "has a shape that is not known")
+        return unknown(node, "has an unknown shape")
     if value.kind in ("mixed", "unknown", "noise"):
         return value._replace(axis=shape.axis) if value.kind == "mixed" else value
     if value.kind != "fixed":
@@ -160,14 +152,11 @@ def _second(node: Any, values: Sequence[Value]) -> Value:
 
 
 def coupled(node: Any, axis: Optional[int]) -> Value:
-    """Rows together with a reduction over them."""
-    return mixed(
-        node,
-        "combines each row with a reduction over all rows, which in each rank covers only the "
-        "rank's own rows",
-        CURE,
-        axis,
+    """Return the value of a node that combines rows with a reduction over them."""
+    text = (
+        "combines each row with a reduction over all rows, which on each rank covers only its own"
     )
+    return mixed(node, text, CURE, axis)
 
 
 # ---- with rows -------------------------------------------------------------------------------
@@ -176,15 +165,12 @@ def coupled(node: Any, axis: Optional[int]) -> Value:
 def _with_rows(node: Any, name: str, values: Sequence[Value], spread: Sequence[Value]) -> Value:
     axis = spread[0].axis
     if name == "Switch" and values[0].axis is None and not values[0].steady:
-        return unknown(node, "chooses by something that was reduced over rows")
+        return unknown(node, "chooses by a value that was reduced over rows")
     already = first_mixed(values)
     if already is not None:
-        return already._replace(
-            axis=axis, layout=spread[0].layout if has_shape(already) else already.layout
-        )
+        return along(already, axis, spread[0].layout)
     if any(value.axis != axis for value in spread):
-        text = "combines each row with each other row"
-        return several(mixed(node, text, "return the rows with 'gather'"))
+        return pairs_of_rows(node)
     layout = merge_layouts(node, [value.layout for value in spread])
     if isinstance(layout, Value):
         return layout._replace(axis=axis)
@@ -194,19 +180,15 @@ def _with_rows(node: Any, name: str, values: Sequence[Value], spread: Sequence[V
         return coupled(node, axis)
     for variable, value in zip(node.inputs, values):
         if value.kind == "fixed" and not variable.broadcastable[axis]:
-            return unknown(node, "combines rows with something that has a fixed number of them")
+            return unknown(node, "combines rows with a fixed number of rows")
     if any(value.kind == "position" for value in values):
         return _of_positions(node, name, values)
     degree = degree_of(known_linear(node, name), values)
     if degree is None and name not in SMOOTH:
-        return unknown(node, "may or may not change what was divided by the number of rows")
+        return unknown(node, "may or may not change a value divided by the number of rows")
     if degree is None:
-        return mixed(
-            node,
-            "is not linear in something that was divided or multiplied by the number of rows",
-            "use a sum over rows in place of the mean",
-            axis,
-        )
+        text = "is not linear in a value that was divided or multiplied by the number of rows"
+        return mixed(node, text, "use a sum over rows in place of the mean", axis)
     return Value("rows", degree, axis, layout)
 
 

@@ -1,4 +1,4 @@
-"""Rows through indexing: selecting within each row keeps rows apart, selecting rows does not."""
+"""Rules for indexing: selecting within each row keeps rows separate, selecting rows does not."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from .walk import (
 _CURE = "return the rows with 'gather' and select after the call"
 
 
-@rule("Subtensor", tolerant=True)
+@rule("Subtensor", takes="all")
 def subtensor(node: Any, values: List[Value]) -> Value:
-    """Slices and single entries."""
+    """Select slices and single entries."""
     value = values[0]
     entries = get_idx_list(node.inputs, node.op.idx_list)
     lookup = dict(zip(node.inputs[1:], values[1:]))
@@ -45,7 +45,7 @@ def subtensor(node: Any, values: List[Value]) -> Value:
     if value.axis is not None and value.axis < len(entries):
         return _select_rows(node, value, entries, lookup)
     if not all(number.steady for number in numbers):
-        return unknown(node, "selects by something that depends on the rows")
+        return unknown(node, "selects by a value that depends on the rows")
     if value.axis is None:
         return value
     return value._replace(axis=value.axis - _dropped(entries, value.axis))
@@ -56,7 +56,7 @@ def _dropped(entries: Sequence[Any], axis: int) -> int:
 
 
 def _literal(bound: Any, lookup: Any) -> Tuple[Optional[float], Value]:
-    """A bound's number, if it is known, and its value."""
+    """Return a bound's number, if it is known, and its value."""
     if bound is None or isinstance(bound, int):
         return bound, FIXED
     value = plain(lookup[bound])
@@ -73,7 +73,7 @@ def _of_items(node: Any, items: Sequence[Value], entry: Any, lookup: Any) -> Val
     for bound in (entry.start, entry.stop, entry.step):
         number = _literal(bound, lookup)[0]
         if bound is not None and number is None:
-            return unknown(node, "takes a part of a shape that is not known")
+            return unknown(node, "takes an unknown part of a shape")
         bounds.append(None if number is None else int(number))
     return FIXED._replace(items=tuple(items[slice(*bounds)]))
 
@@ -83,13 +83,13 @@ def _select_rows(node: Any, value: Value, entries: Sequence[Any], lookup: Any) -
     for place, entry in enumerate(entries):
         parts = (entry.start, entry.stop, entry.step) if isinstance(entry, slice) else (entry,)
         if place != axis and not all(_literal(part, lookup)[1].steady for part in parts):
-            return unknown(node, "selects by something that depends on the rows")
+            return unknown(node, "selects by a value that depends on the rows")
     entry = entries[axis]
     moved = value._replace(axis=axis - _dropped(entries, axis))
     ordered = layout_kind(value.layout) not in ("joined", "any")
     if not isinstance(entry, slice):
         if not ordered or not _literal(entry, lookup)[1].steady:
-            return unknown(node, "selects one row by something that depends on the rows")
+            return unknown(node, "selects one row by a value that depends on the rows")
         text = "selects one row by its position, which each rank counts from 0"
         result = mixed(node, text, _CURE)
         return result if has_shape(value) else several(result)
@@ -99,7 +99,7 @@ def _select_rows(node: Any, value: Value, entries: Sequence[Any], lookup: Any) -
     whole_stop = entry.stop is None or (
         last.degree == 1 and last.layout == length_layout(value.layout)
     )
-    # A bound that is not known may be any number: it is not one that was left out.
+    # An unknown bound may be any number; one that was left out is None.
     from_first, one_by_one = entry.start is None or start == 0, entry.step is None or step == 1
     if from_first and one_by_one and whole_stop:
         return moved
@@ -115,27 +115,21 @@ def _select_rows(node: Any, value: Value, entries: Sequence[Any], lookup: Any) -
     if missing or not ordered:
         return unknown(node, "selects rows by bounds that this check cannot follow")
     text = "selects rows by their positions, which each rank counts from 0"
-    # Along this axis lie some rows, not all of them.
+    # This axis has some of the rows, not all of them.
     return several(mixed(node, text, _CURE, moved.axis))
 
 
-@rule("IncSubtensor", tolerant=True)
+@rule("IncSubtensor", takes="mixed")
 def inc_subtensor(node: Any, values: List[Value]) -> Value:
-    """Slices and single entries, set or added to."""
-    values = [plain(value) for value in values]
-    spoiled = obstacle(node, values)
-    if spoiled is not None:
-        return spoiled
+    """Set, or add to, slices and single entries."""
     whole, part = values[:2]
     entries = get_idx_list(node.inputs[1:], node.op.idx_list)
     if not all(value.steady for value in values[2:]):
-        return unknown(node, "changes what is selected by something that depends on the rows")
+        return unknown(node, "changes entries at places that depend on the rows")
     if whole.axis is None:
-        return (
-            unknown(node, "puts rows into something")
-            if part.axis is not None
-            else union(node, [whole, part])
-        )
+        if part.axis is not None:
+            return unknown(node, "puts rows into a value without rows")
+        return union(node, [whole, part])
     axis = whole.axis
     if axis < len(entries) and entries[axis] != slice(None):
         return unknown(node, "changes rows by their positions")
@@ -146,9 +140,11 @@ def inc_subtensor(node: Any, values: List[Value]) -> Value:
 
 
 def _put(node: Any, whole: Value, part: Value, there: int, layout: Any) -> Value:
-    """Rows of which a part was changed; `there` is the axis of the part along which rows lie.
+    """Return rows in which a part was changed.
 
-    `layout` is that of the entries that were changed.
+    Args:
+        there: the axis of rows in the part.
+        layout: layout of the entries that were changed.
     """
     if part.axis is None:
         if there >= 0 and not node.inputs[1].broadcastable[there]:
@@ -175,7 +171,7 @@ def _is_full(variable: Any) -> bool:
 
 
 def _select(node: Any, whole: Value, places: Sequence[Any], by: Any) -> Value:
-    """What indexing by tensors gives; `places` are the indices, `by` their values."""
+    """Return the value of indexing by tensors; `places` are the indices, `by` their values."""
     tensors = [(p, v) for p, v in zip(places, by) if not _is_slice(p)]
     wide = max((place.ndim for place, _ in tensors), default=0)
     if any(isinstance(place.type, NoneTypeT) for place in places):
@@ -209,7 +205,7 @@ def _select_by_tensors(node: Any, whole: Value, tensors: Any, wide: int) -> Valu
     there = {value.axis + wide - place.ndim for place, value in spread}
     layouts = {value.layout for _, value in spread if value.kind == "rows"}
     if len(there) != 1 or len(layouts) > 1 or any(value.degree for _, value in spread):
-        return unknown(node, "indexes by rows that do not lie side by side")
+        return unknown(node, "indexes by rows of different axes or layouts")
     out = there.pop()
     for place, value in tensors:
         own = out - (wide - place.ndim)
@@ -219,7 +215,7 @@ def _select_by_tensors(node: Any, whole: Value, tensors: Any, wide: int) -> Valu
 
 
 def _select_by_rows(node: Any, whole: Value, tensors: Any, out: int) -> Value:
-    """Indices that have rows along axis `out` of the result."""
+    """Return the value of indexing by rows, which lie along axis `out` of the result."""
     axis = whole.axis
     layouts = {value.layout for _, value in tensors if value.kind == "rows"}
     if axis is None:
@@ -239,7 +235,7 @@ def _select_by_rows(node: Any, whole: Value, tensors: Any, out: int) -> Value:
 
 @rule("AdvancedSubtensor1", "AdvancedSubtensor")
 def advanced_subtensor(node: Any, values: List[Value]) -> Value:
-    """Entries at places that tensors name."""
+    """Select entries by tensors of indices."""
     if any(value.kind == "noise" for value in values):
         return unruled(node, values)
     return _select(node, values[0], node.inputs[1:], values[1:])
@@ -247,7 +243,7 @@ def advanced_subtensor(node: Any, values: List[Value]) -> Value:
 
 @rule("AdvancedIncSubtensor1", "AdvancedIncSubtensor")
 def advanced_inc_subtensor(node: Any, values: List[Value]) -> Value:
-    """Entries at places that tensors name, set or added to; each row adding is a sum over rows."""
+    """Set, or add to, entries by tensors of indices; adding for each row is a sum over rows."""
     if any(value.kind == "noise" for value in values):
         return unruled(node, values)
     whole, part = values[:2]
@@ -256,9 +252,9 @@ def advanced_inc_subtensor(node: Any, values: List[Value]) -> Value:
         return unknown(node, "changes entries in a way that this check cannot follow")
     if chosen.axis is None:
         if part.axis is not None:
-            return unknown(node, "puts rows into something")
+            return unknown(node, "puts rows into a value without rows")
         return union(node, [whole, part])
-    # How many axes the selection has: those of the indices, and those of the source left over.
+    # The selection has the axes of the indices, and the remaining ones of the source.
     tensors = [place for place in node.inputs[2:] if not _is_slice(place)]
     wide = max(place.ndim for place in tensors)
     there = chosen.axis - (node.inputs[0].ndim - len(tensors) + wide - node.inputs[1].ndim)
@@ -266,10 +262,10 @@ def advanced_inc_subtensor(node: Any, values: List[Value]) -> Value:
         return _put(node, whole, part, there, chosen.layout)
     if node.op.set_instead_of_inc:
         return unknown(node, "lets rows overwrite each other")
-    if part.axis is None and (part.kind != "fixed" or (
-        there >= 0 and not node.inputs[1].broadcastable[there]
-    )):  # fmt: skip
-        return unknown(node, "adds something that has a fixed number of rows")
-    if part.axis is not None and (part.axis != there or part.kind != "rows"):
-        return unknown(node, "adds rows along another axis, or what is none")
+    if part.axis is None:
+        fits = there < 0 or node.inputs[1].broadcastable[there]
+        if part.kind != "fixed" or not fits:
+            return unknown(node, "adds a fixed number of rows")
+    elif part.axis != there or part.kind != "rows":
+        return unknown(node, "adds rows along another axis, or values that are no rows")
     return union(node, [whole, Value("sum", part.degree + 1)])

@@ -1,4 +1,4 @@
-"""How the entries along an axis belong to rows, and along axes made from it (see `ROW`)."""
+"""The relation of the entries along an axis to rows, and along axes made from it (see `ROW`)."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from .walk import ROW, Value, layout_kind, unknown
 
 
 def merge_layouts(node: Any, layouts: Sequence[Any]) -> Any:
-    """The layout of rows that lie side by side, or an unknown value."""
+    """Return the layout of rows that are combined entry by entry, or an unknown value."""
     first = layouts[0]
     for layout in layouts[1:]:
         kinds = {layout_kind(first), layout_kind(layout)}
         if layout == first or layout_kind(layout) == "any":
             continue
         if layout_kind(first) == "any" or (kinds <= {"", "block"} and layout == ROW):
-            # In order and of equal length: then both have the same number of entries per row.
+            # In order and of equal length, so both have the same number of entries per row.
             first = layout
         elif kinds <= {"", "block"}:
             continue
         elif "reversed" in kinds and kinds <= {"", "block", "reversed"}:
             return unknown(node, "combines rows with rows in reverse order")
         else:
-            return unknown(node, "combines rows that are laid out in different ways")
+            return unknown(node, "combines rows of different layouts")
     return first
 
 
 def length_layout(layout: Any) -> Any:
-    """What the length of an axis with this layout has for a layout."""
+    """Return the layout of the length of an axis with this layout."""
     if layout is None or isinstance(layout, str):
         return layout
     if layout[0] == "any":
@@ -40,7 +40,7 @@ def length_layout(layout: Any) -> Any:
 
 
 def multiplied(values: Sequence[Value]) -> Any:
-    """The layout of a product of lengths; None if they cannot be told from others."""
+    """Return the layout of a product of lengths; None if one of them is not identified."""
     dims: List[Any] = []
     base: Any = None
     for value in values:

@@ -1,4 +1,4 @@
-"""Rows through neural network operations and random streams."""
+"""Rules for neural network operations and random streams."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .shape import drawn
 from .walk import (
     FIXED,
     Value,
+    along,
     first_mixed,
-    has_shape,
     mixed,
     obstacle,
     plain,
@@ -28,8 +28,8 @@ class _Batched(NamedTuple):
     """An operation on one row (of axis 0) at a time.
 
     Attributes:
-        inputs: which of its inputs have rows.
-        linear: in which of these it is linear, jointly as a product.
+        inputs: indices of the inputs with rows.
+        linear: those of them in which it is linear, jointly as a product.
     """
 
     inputs: Tuple[int, ...]
@@ -60,15 +60,13 @@ _POOLS = frozenset(["Pool", "MaxPoolGrad", "AveragePoolGrad", "DownsampleFactorM
 _SOFTMAXES = frozenset(["Softmax", "LogSoftmax", "SoftmaxWithBias", "SoftmaxGrad"])
 
 
-@rule(*_BATCHED, tolerant=True)
+@rule(*_BATCHED, takes="mixed")
 def batched(node: Any, values: List[Value]) -> Value:
-    """Operations that work on each row by itself."""
-    values = [plain(value) for value in values]
+    """Apply an operation to each row by itself."""
     name = next(base.__name__ for base in type(node.op).__mro__ if base.__name__ in _BATCHED)
     how = _BATCHED[name]
-    spoiled = obstacle(node, values)
-    if spoiled is not None or all(value.steady for value in values):
-        return spoiled or FIXED
+    if all(value.steady for value in values):
+        return FIXED
     spread = [values[i] for i in how.inputs if values[i].axis is not None]
     if not spread:
         return _of_reduced(node, how, values)
@@ -78,28 +76,22 @@ def batched(node: Any, values: List[Value]) -> Value:
             cure = "return its input with 'gather' and take the softmax after the call"
             result = mixed(node, text, cure, spread[0].axis)._replace(layout=spread[0].layout)
             return result if all(value.axis != 0 for value in spread) else several(result)
-        return unknown(node, "works on something whose first axis is not that of the rows")
+        return unknown(node, "works on a value whose first axis is not that of the rows")
     if name in _POOLS and node.inputs[0].ndim <= node.op.ndim:
         return unknown(node, "pools over rows")
     already = first_mixed(values)
     if already is not None:
-        return already._replace(
-            axis=0, layout=spread[0].layout if has_shape(already) else already.layout
-        )
+        return along(already, 0, spread[0].layout)
     if not all(value.steady for i, value in enumerate(values) if i not in how.inputs):
         return coupled(node, 0)
     if any(values[i].kind != "rows" for i in how.inputs):
-        return unknown(node, "combines rows with something else")
+        return unknown(node, "combines rows with a value of another kind")
     layout = merge_layouts(node, [value.layout for value in spread])
     if isinstance(layout, Value):
         return layout._replace(axis=0)
     if any(values[i].degree for i in how.inputs if i not in how.linear):
-        return mixed(
-            node,
-            "is not linear in something that was divided by the number of rows",
-            "use a sum over rows in place of the mean",
-            0,
-        )
+        text = "is not linear in a value that was divided by the number of rows"
+        return mixed(node, text, "use a sum over rows in place of the mean", 0)
     return rows(0, layout, sum(values[i].degree for i in how.linear))
 
 
@@ -114,16 +106,14 @@ def _of_reduced(node: Any, how: _Batched, values: Sequence[Value]) -> Value:
             return value
     if value.kind == "noise":
         return unruled(node, values)
-    return unknown(node, "works on something that was reduced over rows")
+    return unknown(node, "works on a value that was reduced over rows")
 
 
-@rule("AbstractBatchNormTrain", tolerant=True)
+@rule("AbstractBatchNormTrain", takes="mixed")
 def batch_norm(node: Any, values: List[Value]) -> List[Value]:
-    """Normalization with statistics of the batch."""
-    values = [plain(value) for value in values]
-    count = len(node.outputs)
-    x, spoiled = values[0], obstacle(node, values)
-    if spoiled is not None or x.axis is None or not all(v.steady for v in values[1:]):
+    """Normalize with statistics of the batch."""
+    count, x = len(node.outputs), values[0]
+    if x.axis is None or not all(v.steady for v in values[1:]):
         return [unruled(node, values)] * count
     if x.kind == "mixed":
         return [x] + [x._replace(axis=None)] * (count - 1)
@@ -138,12 +128,11 @@ def batch_norm(node: Any, values: List[Value]) -> List[Value]:
     return [spoiled._replace(axis=x.axis, layout=x.layout), mean, spoiled, mean, spoiled][:count]
 
 
-@rule("AbstractBatchNormInference", tolerant=True)
+@rule("AbstractBatchNormInference", takes="mixed")
 def batch_norm_inference(node: Any, values: List[Value]) -> Value:
-    """Normalization with stored statistics: entry by entry."""
-    values = [plain(value) for value in values]
-    x, spoiled = values[0], obstacle(node, values)
-    if spoiled is not None or x.axis is None:
+    """Normalize entry by entry with stored statistics."""
+    x = values[0]
+    if x.axis is None:
         return unruled(node, values)
     if x.kind == "mixed":
         return x
@@ -153,33 +142,31 @@ def batch_norm_inference(node: Any, values: List[Value]) -> Value:
     return x if steady and not x.degree and x.axis in node.op.axes else unknown(node)
 
 
-@rule("AbstractBatchNormTrainGrad", tolerant=True)
+@rule("AbstractBatchNormTrainGrad", takes="mixed")
 def batch_norm_gradient(node: Any, values: List[Value]) -> List[Value]:
-    """The gradient of a normalization with statistics of the batch."""
-    values = [plain(value) for value in values]
-    spoiled = obstacle(node, values)
-    x = values[0]
-    if spoiled is not None or x.axis is None:
-        return [unruled(node, values)] * len(node.outputs)
+    """Return the gradients of a normalization with statistics of the batch."""
+    count, x = len(node.outputs), values[0]
+    if x.axis is None:
+        return [unruled(node, values)] * count
     if x.axis not in node.op.axes:
-        return [unknown(node)] * len(node.outputs)
+        return [unknown(node)] * count
     text = "is the gradient of a normalization by mean and variance of the rows of one rank"
     result = mixed(node, text, "use stored statistics, or accept that they are per rank")
-    return [result._replace(axis=x.axis, layout=x.layout), result, result][: len(node.outputs)]
+    return [result._replace(axis=x.axis, layout=x.layout), result, result][:count]
 
 
 # ---- random streams --------------------------------------------------------------------------
 
 
-@rule("RandomFunction", tolerant=True)
+@rule("RandomFunction", takes="all")
 def random_function(node: Any, values: List[Value]) -> List[Value]:
-    """Draws of NumPy's generator: a generator, a shape, parameters -> the generator, draws."""
+    """Draw from NumPy's generator: generator, shape, parameters -> generator, draws."""
     return [FIXED, _draws(node, values[1].items, [plain(value) for value in values[2:]])]
 
 
-@rule("mrg_uniform", tolerant=True)
+@rule("mrg_uniform", takes="all")
 def mrg_uniform(node: Any, values: List[Value]) -> List[Value]:
-    """Draws of MRG31k3p: the generator's state, a shape -> the state, draws."""
+    """Draw from MRG31k3p: the generator's state, a shape -> the state, draws."""
     return [FIXED, _draws(node, values[1].items, [])]
 
 

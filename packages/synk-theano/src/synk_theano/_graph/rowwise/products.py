@@ -1,4 +1,4 @@
-"""Rows through products of matrices and vectors: contracting the rows' axis sums over rows."""
+"""Rules for products of matrices and vectors: contracting the rows' axis sums over rows."""
 
 from __future__ import annotations
 
@@ -7,29 +7,24 @@ from typing import Any, List
 from .elemwise import coupled
 from .layout import merge_layouts
 from .walk import (
-    FIXED,
     ROW,
+    ZERO,
     Value,
     first_mixed,
     mixed,
-    obstacle,
-    plain,
+    pairs_of_rows,
     rows,
     rule,
-    several,
     unknown,
 )
 
 
-@rule("Dot", "Dot22", tolerant=True)
+@rule("Dot", "Dot22", takes="mixed")
 def dot(node: Any, values: List[Value]) -> Value:
-    """The last axis of the left and the first of the right are contracted."""
-    left, right = (plain(value) for value in values)
-    spoiled = obstacle(node, [left, right])
-    if spoiled is not None:
-        return spoiled
+    """Contract the last axis of the left and the first of the right."""
+    left, right = values
     contracted = node.inputs[0].ndim - 1
-    # Where rows are in the result, if they are not contracted.
+    # The axis of rows in the result, if they are not contracted.
     axis = None
     if left.axis is not None and left.axis != contracted:
         axis = left.axis
@@ -38,8 +33,7 @@ def dot(node: Any, values: List[Value]) -> Value:
     inside = (left.axis == contracted) + (right.axis == 0)
     crossed = None not in (left.axis, right.axis) and not inside
     if (left.zero or right.zero) and not crossed:
-        zero = FIXED._replace(literal=0.0)
-        return zero if axis is None else zero._replace(kind="rows", axis=axis, layout=ROW)
+        return ZERO if axis is None else ZERO._replace(kind="rows", axis=axis, layout=ROW)
     already = first_mixed([left, right])
     if already is not None:
         return already._replace(axis=axis)
@@ -48,10 +42,9 @@ def dot(node: Any, values: List[Value]) -> Value:
     if inside == 2:
         return _contracted(node, left, right)
     if inside == 1:
-        return unknown(node, "multiplies rows with something that has a fixed number of them")
+        return unknown(node, "multiplies rows with a fixed number of rows")
     if crossed:
-        text = "combines each row with each other row"
-        return several(mixed(node, text, "return the rows with 'gather'"))
+        return pairs_of_rows(node)
     whole, other = (left, right) if left.axis is not None else (right, left)
     if whole.kind != "rows" or other.kind == "noise":
         return unknown(node)
@@ -66,7 +59,7 @@ def _contracted(node: Any, left: Value, right: Value) -> Value:
         return layout
     if left.kind == right.kind == "rows":
         return Value("sum", left.degree + right.degree + 1)
-    return mixed(node, "sums up what depends on the positions of rows")
+    return mixed(node, "sums up values that depend on the positions of rows")
 
 
 def _of_reduced(node: Any, left: Value, right: Value) -> Value:
@@ -78,17 +71,16 @@ def _of_reduced(node: Any, left: Value, right: Value) -> Value:
     if "noise" in (left.kind, right.kind):
         return unknown(node)
     text = "multiplies or adds reductions over rows"
-    return mixed(node, text, "return each as an output of its own, and compute this after the call")
+    return mixed(node, text, "return each as an output, and compute this after the call")
 
 
-@rule("AbstractConv_gradWeights", tolerant=True)
+@rule("AbstractConv_gradWeights", takes="mixed")
 def filter_gradient(node: Any, values: List[Value]) -> Value:
-    """The gradient of a convolution's filters: a sum over the images."""
-    values = [plain(value) for value in values]
+    """Return the gradient of a convolution's filters: a sum over the images."""
     images, above = values[:2]
-    spoiled = obstacle(node, values) or first_mixed(values)
-    if spoiled is not None:
-        return spoiled._replace(axis=None)
+    already = first_mixed(values)
+    if already is not None:
+        return already._replace(axis=None)
     if images.axis == above.axis == 0 and all(value.steady for value in values[2:]):
         return _contracted(node, images, above)
-    return unknown(node, "works on something whose first axis is not that of the rows")
+    return unknown(node, "works on a value whose first axis is not that of the rows")

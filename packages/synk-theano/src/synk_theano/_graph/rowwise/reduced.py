@@ -1,13 +1,13 @@
-"""Functions of what was reduced over rows already, and of what no row has to do with.
+"""Rules for functions of values that were reduced over rows, or do not depend on rows.
 
-f(sum over rows) can be combined from parts if f is linear, f(largest) if f is monotone, and so
-on. A function of pieces (a clip, an absolute value) may or may not change a reduced value, which
-the graph cannot tell: unknown.
+f(sum over rows) can be combined from parts if f is linear, f(maximum) if f is monotone, and so on.
+A piecewise function (a clip, an absolute value) may or may not change a reduced value; the graph
+does not show which, so the result is unknown.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from .walk import (
     first_mixed,
     mixed,
     obstacle,
+    plain,
     rule,
     unknown,
 )
@@ -29,8 +30,8 @@ _INCREASING = frozenset([
     "ScalarSigmoid", "ScalarSoftplus", "Erf", "Floor", "Ceil", "Trunc", "Sgn", "RoundHalfToEven",
     "RoundHalfAwayFromZero"
 ])
-# From some number on; below it, one rank's NaN would be the result of all. A rank's minimum is
-# below it only if that of all rows is.
+# Increasing from some number on. Below it one rank's NaN would be the result of all, but a rank's
+# minimum is below it only if that of all rows is.
 _INCREASING_FROM = frozenset(["Log", "Log2", "Log10", "Log1p", "Sqrt"])
 _DECREASING = frozenset(["Neg", "Erfc", "Invert"])
 SMOOTH = frozenset([
@@ -45,17 +46,14 @@ _COMPARISONS = frozenset(["LT", "GT", "LE", "GE", "EQ", "NEQ"])
 _POWERS = {"Sqr": 2.0, "Sqrt": 0.5, "Inv": -1.0}
 _AS_POWERS: Dict[Optional[float], str] = {1.0: "Identity", 2.0: "Sqr", 0.5: "Sqrt", -1.0: "Inv"}
 
-CURE = (
-    "return what it is made of as outputs of their own (sums over rows with 'sum'), and compute "
-    "this after the call"
-)
+CURE = "return its terms as outputs (sums over rows with 'sum'), and compute this after the call"
 _ONCE_PER_RANK = (
     "multiply the constant by row_share(), or add it after the call; or return the mean with 'avg'"
 )
 
 
 def degree_of(name: str, values: Sequence[Value]) -> Optional[float]:
-    """The power of n that a scalar function of such values has; None if it has none."""
+    """Return the power of n of a scalar function of such values; None if it has none."""
     degrees = [value.degree for value in values]
     if name in ("Add", "Sub", "Maximum", "Minimum") or name in _COMPARISONS:
         found = {v.degree for v in values if not v.zero}
@@ -80,16 +78,15 @@ def degree_of(name: str, values: Sequence[Value]) -> Optional[float]:
 
 
 def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
-    """A scalar function of values that have no rows."""
+    """Return the value of a scalar function of values without rows."""
     if name == "Pow" and _keeps_order(node):
         name = _AS_POWERS.get(values[1].literal, name)
         values = values[: 2 if name == "Pow" else 1]
     if all(value.kind == "fixed" for value in values):
         degree = degree_of(known_linear(node, name), values)
         if degree is None:
-            return unknown(
-                node, "is a function of the number of rows that this check cannot follow"
-            )
+            text = "is a function of the number of rows that this check cannot follow"
+            return unknown(node, text)
         layout = values[0].layout if name in ("Identity", "Cast") else None
         if name == "Mul" and degree in (0, 1):
             layout = multiplied(values)
@@ -98,7 +95,7 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
         return _added(node, name, values)
     if name == "Switch":
         if not values[0].steady:
-            return unknown(node, "chooses by something that was reduced over rows")
+            return unknown(node, "chooses by a value that was reduced over rows")
         return union(node, values[1:])
     result = (
         _linear(node, name, values)
@@ -109,11 +106,11 @@ def of_reduced(node: Any, name: str, values: List[Value]) -> Value:
         return result
     already = first_mixed(values)
     if name not in SMOOTH:
-        return unknown(node, "may or may not change something that was reduced over rows")
+        return unknown(node, "may or may not change a value that was reduced over rows")
     if already is not None:
         return already
     if all(value.kind in ("max", "min", "fixed") for value in values):
-        return unknown(node, "is monotone only for some values, and is taken of a maximum")
+        return unknown(node, "is monotone only for some values, and its argument is a maximum")
     return mixed(node, f"is not linear in {_phrase(values)}", CURE)
 
 
@@ -125,18 +122,15 @@ def _phrase(values: Sequence[Value]) -> str:
 
 
 def describe_value(value: Value) -> str:
-    """A phrase for what a value is."""
+    """Return a phrase that describes a value."""
     if value.kind == "sum":
         names: Dict[float, str] = {1.0: "a sum over rows", 0.0: "a mean over rows"}
         return names.get(value.degree, "a sum over rows, scaled by the number of rows")
     if value.kind == "fixed":
         if value.degree == 0 or value.zero:
             return "something that does not depend on the rows"
-        return (
-            "proportional to the number of rows"
-            if value.degree == 1
-            else ("a function of the number of rows")
-        )
+        proportional = value.degree == 1
+        return "proportional to the number of rows" if proportional else _OF_NUMBER
     phrases = {
         "max": "a maximum over rows",
         "min": "a minimum over rows",
@@ -167,17 +161,10 @@ def _added(node: Any, name: str, values: Sequence[Value]) -> Value:
         if len(degrees) == 1:
             return Value("sum", degrees.pop())
         if any(term.steady for term in moved) and any(term.degree == 1 for term in moved):
-            return mixed(
-                node,
-                "adds something that does not depend on the rows to a sum over rows: it would "
-                "count once for each rank",
-                _ONCE_PER_RANK,
-            )
-        return mixed(
-            node,
-            "adds terms that grow differently with the number of rows (a sum and a mean)",
-            "make both sums or both means",
-        )
+            text = "adds a term that does not depend on the rows to a sum over rows: it would count"
+            return mixed(node, f"{text} once for each rank", _ONCE_PER_RANK)
+        text = "adds terms that grow differently with the number of rows (a sum and a mean)"
+        return mixed(node, text, "make both sums or both means")
     return mixed(node, "adds reductions over rows of different kinds", CURE)
 
 
@@ -205,24 +192,22 @@ def _linear(node: Any, name: str, values: Sequence[Value]) -> Optional[Value]:
                 return unknown(node, _WRAPS)
             flipped = "min" if whole.kind == "max" else "max"
             return whole._replace(kind=whole.kind if factor.literal > 0 else flipped)
-        return mixed(
-            node,
-            "multiplies a product over rows: the factor would count once for each rank",
-            "multiply after the call",
-        )
+        text = "multiplies a product over rows: the factor would count once for each rank"
+        return mixed(node, text, "multiply after the call")
     return None
 
 
 def known_linear(node: Any, name: str) -> str:
-    """The name of a scalar function; none of a cast that loses fractions."""
+    """Return the name of a scalar function; "" for a cast that loses fractions."""
     return "" if name == "Cast" and not _is_wide(node) else name
 
 
-_WRAPS = "may go beyond what its integers hold, and is taken of a maximum or minimum"
+_WRAPS = "may exceed the range of its integers, and its argument is a maximum or minimum"
+_OF_NUMBER = "a function of the number of rows"
 
 
 def _keeps_order(node: Any) -> bool:
-    """Whether its results are floats, which do not wrap around as integers do."""
+    """Return whether the results are floats, which do not wrap around as integers do."""
     return str(node.outputs[0].dtype).startswith("float")
 
 
@@ -231,13 +216,13 @@ def _has_floats(node: Any) -> bool:
 
 
 def _keeps_order_in_cast(node: Any) -> bool:
-    """Whether a cast keeps all values of its dtype in order: no integer wraps around."""
+    """Return whether a cast keeps all values of its dtype in order: no integer wraps around."""
     source, target = str(node.inputs[0].dtype), str(node.outputs[0].dtype)
     return _keeps_order(node) or bool(np.can_cast(source, target, "safe"))
 
 
 def _is_wide(node: Any) -> bool:
-    """Whether a cast loses no fraction: sums survive it."""
+    """Return whether a cast loses no fractions, so that it can be applied to parts of a sum."""
     target, source = str(node.outputs[0].dtype), str(node.inputs[0].dtype)
     whole = ("int", "uint", "bool")
     return target.startswith(("float", "complex")) or (
@@ -246,7 +231,7 @@ def _is_wide(node: Any) -> bool:
 
 
 def _extremes(node: Any, name: str, values: Sequence[Value]) -> Optional[Value]:
-    """Functions that go with a maximum or minimum over rows."""
+    """Return the value of a function that can be combined from maxima or minima over rows."""
     moving = [value for value in values if value.kind != "fixed"]
     kinds = {value.kind for value in moving}
     if len(kinds) != 1 or not kinds <= {"max", "min"}:
@@ -273,14 +258,14 @@ def _extremes(node: Any, name: str, values: Sequence[Value]) -> Optional[Value]:
     if name in ("GT", "GE", "LT", "LE") and len(moving) == 1:
         rising = (name in ("GT", "GE")) == (whole is values[0])
         result = whole if rising else flipped
-        # A NaN is neither more nor less: that of one rank has to decide for all.
+        # Comparisons with NaN are false, and the NaN of one rank has to decide for all.
         exact = result.kind == "min" or not _has_floats(node)
         return result if exact else None
     return None
 
 
 def _products(node: Any, name: str, values: Sequence[Value]) -> Optional[Value]:
-    """Functions that go with a product over rows, and those that lead to one or away from it."""
+    """Return the value of a function of a product over rows, or that is one."""
     first = values[0]
     if name in ("Exp", "Exp2") and first.kind == "sum" and first.degree == 1:
         return Value("prod")
@@ -301,21 +286,21 @@ def _products(node: Any, name: str, values: Sequence[Value]) -> Optional[Value]:
 
 @rule("IfElse")
 def ifelse(node: Any, values: List[Value]) -> List[Value]:
-    """One of two lists of values."""
+    """Return one of two lists of values."""
     count = node.op.n_outs
     if not values[0].steady:
-        return [unknown(node, "chooses by something that depends on the rows")] * count
+        return [unknown(node, "chooses by a value that depends on the rows")] * count
     return [union(node, [values[1 + i], values[1 + count + i]]) for i in range(count)]
 
 
 def union(node: Any, values: Sequence[Value]) -> Value:
-    """What holds for entries of which some come from one value and some from another."""
+    """Return the value of entries that come from any of the values."""
     spoiled = obstacle(node, values) or first_mixed(values)
     if spoiled is not None:
         return spoiled
     spread = [value for value in values if value.axis is not None]
     if 0 < len(spread) < len(values):
-        return unknown(node, "puts rows together with something that has a fixed number of them")
+        return unknown(node, "puts rows together with a fixed number of rows")
     moved = [value for value in values if not value.zero] or list(values[:1])
     kinds = {value.kind for value in moved}
     if kinds <= {"sum", "fixed"} and len({value.degree for value in moved}) == 1:
@@ -332,3 +317,23 @@ def union(node: Any, values: Sequence[Value]) -> Value:
         if not isinstance(layout, Value):
             return moved[0]._replace(layout=layout, literal=None)
     return unknown(node, "puts together values of different kinds")
+
+
+@rule("AllReduce")
+def all_reduce(node: Any, values: List[Value]) -> Union[Value, Sequence[Value]]:
+    """Return a sum or average over ranks, times a power of the rank's share of the rows."""
+    value, op = plain(values[0]), node.op
+    wanted = 1.0 if op.op == "sum" else 0.0
+    if value.zero:
+        return [value, FIXED]
+    if value.kind in ("sum", "fixed"):
+        if value.degree == wanted:
+            return [Value("fixed", float(op.power)), FIXED]
+        if value.steady:
+            text = "adds up a value that does not depend on the rows: it counts once for each rank"
+            return [mixed(node, text, "reduce it with 'avg'"), FIXED]
+        average = op.op == "avg"
+        text = "averages a value that is no mean" if average else "adds up a value that is no sum"
+        cure = "reduce a mean over rows with 'avg', or a sum with 'sum'"
+        return [mixed(node, text, cure), FIXED]
+    return [unknown(node, "reduces a value over ranks that was not reduced over rows"), FIXED]

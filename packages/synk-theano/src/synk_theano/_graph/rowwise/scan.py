@@ -1,12 +1,13 @@
-"""Rows through scan: the inner graph is walked until the values of its states no longer change.
+"""The rule for scan: walk the inner graph until the values of its states no longer change.
 
-The states' first axis is time, so rows lie one axis further out than inside. A scan over the rows
-themselves is unknown, and so is one whose number of steps depends on data.
+The first axis of the states is time, so the axis of rows is one more outside than inside. A scan
+over the rows is unknown, and so is one whose number of steps depends on data.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from itertools import islice
+from typing import Any, Dict, List, Tuple
 
 from .reduced import union
 from .walk import FIXED, Value, Walk, plain, rule, unknown
@@ -14,16 +15,16 @@ from .walk import FIXED, Value, Walk, plain, rule, unknown
 _ROUNDS = 6
 
 
-@rule("Scan", tolerant=True)
+@rule("Scan", takes="all")
 def scan(node: Any, values: List[Value]) -> List[Value]:
-    """A loop over the first axis."""
+    """Loop over the first axis."""
     op, count = node.op, len(node.outputs)
     outer = dict(zip(node.inputs, (plain(value) for value in values)))
     steps = plain(values[0])
     if steps.kind == "fixed" and not steps.steady:
         return [unknown(node, "loops over rows")] * count
     if not steps.steady or op.info.get("as_while"):
-        return [unknown(node, "takes a number of steps that this check cannot tell")] * count
+        return [unknown(node, "has an unknown number of steps")] * count
     known: Dict[Any, Value] = {}
     sequences = zip(op.inner_seqs(op.inputs), op.outer_seqs(node.inputs))
     for inner, variable in sequences:
@@ -53,7 +54,7 @@ def scan(node: Any, values: List[Value]) -> List[Value]:
 
 
 def _shape(value: Value) -> Tuple[Any, ...]:
-    """What has to be the same before and after a step."""
+    """Return the fields that have to be equal before and after a step."""
     return value.kind, value.degree, value.axis, value.layout, value.literal
 
 
@@ -70,40 +71,20 @@ def _outside(value: Value) -> Value:
 
 
 def _buffers(node: Any) -> List[Tuple[Any, List[Any], List[Any]]]:
-    """Of each state: what it starts from, and the inner graph's inputs and outputs for it."""
+    """Return for each state its initial value, and the inner graph's inputs and outputs for it."""
     op = node.op
     result: List[Tuple[Any, List[Any], List[Any]]] = []
-    groups = (
-        (
-            op.outer_mitmot(node.inputs),
-            op.inner_mitmot(op.inputs),
-            op.mitmot_taps(),
-            op.inner_mitmot_outs(op.outputs),
-            op.mitmot_out_taps(),
-        ),
-        _with_one_output(
-            op.outer_mitsot(node.inputs),
-            op.inner_mitsot(op.inputs),
-            op.mitsot_taps(),
-            op.inner_mitsot_outs(op.outputs),
-        ),
-        _with_one_output(
-            op.outer_sitsot(node.inputs),
-            op.inner_sitsot(op.inputs),
-            [[-1]] * len(op.outer_sitsot(node.inputs)),
-            op.inner_sitsot_outs(op.outputs),
-        ),
+    # The steps that each state reads and writes; () stands for one.
+    kinds: Tuple[Tuple[str, Any, Any], ...] = (
+        ("mitmot", op.mitmot_taps(), op.mitmot_out_taps()),
+        ("mitsot", op.mitsot_taps(), ()),
+        ("sitsot", (), ()),
     )
-    for initials, inner_inputs, taps, inner_outputs, out_taps in groups:
-        inputs, outputs = list(inner_inputs), list(inner_outputs)
-        for place, initial in enumerate(initials):
-            taken, given = len(taps[place]), len(out_taps[place])
-            result.append((initial, inputs[:taken], outputs[:given]))
-            inputs, outputs = inputs[taken:], outputs[given:]
+    for kind, taps, out_taps in kinds:
+        inputs = iter(getattr(op, f"inner_{kind}")(op.inputs))
+        outputs = iter(getattr(op, f"inner_{kind}_outs")(op.outputs))
+        for place, initial in enumerate(getattr(op, f"outer_{kind}")(node.inputs)):
+            taken = len(taps[place]) if taps else 1
+            given = len(out_taps[place]) if out_taps else 1
+            result.append((initial, list(islice(inputs, taken)), list(islice(outputs, given))))
     return result
-
-
-def _with_one_output(
-    initials: Sequence[Any], inputs: Sequence[Any], taps: Sequence[Any], outputs: Sequence[Any]
-) -> Tuple[Any, ...]:
-    return initials, inputs, taps, outputs, [[0]] * len(initials)

@@ -1,4 +1,4 @@
-"""Rows through shapes: what is the number of rows, and where a reshape puts them."""
+"""Rules for shapes, which may have the number of rows, and for reshaping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .walk import (
 
 
 def shape_items(node: Any, variable: Any, value: Value) -> Optional[List[Value]]:
-    """The lengths of a variable's axes; None if it has none."""
+    """Return the lengths of a variable's axes; None if it is no tensor."""
     ndim = getattr(variable, "ndim", None)
     if ndim is None:
         return None
@@ -32,7 +32,7 @@ def shape_items(node: Any, variable: Any, value: Value) -> Optional[List[Value]]
         if broadcast:
             items.append(FIXED._replace(literal=1.0))
         elif not has_shape(value):
-            items.append(unknown(node, "is the shape of something that is not known"))
+            items.append(unknown(node, "is the shape of an unknown value"))
         elif axis == value.axis:
             items.append(Value("fixed", 1.0, layout=length_layout(value.layout)))
         else:
@@ -40,31 +40,31 @@ def shape_items(node: Any, variable: Any, value: Value) -> Optional[List[Value]]
     return items
 
 
-@rule("Shape", tolerant=True)
+@rule("Shape", takes="all")
 def shape(node: Any, values: List[Value]) -> Value:
-    """All lengths."""
+    """Return all lengths."""
     items = shape_items(node, node.inputs[0], values[0])
     return unknown(node) if items is None else FIXED._replace(items=tuple(items))
 
 
-@rule("Shape_i", tolerant=True)
+@rule("Shape_i", takes="all")
 def shape_i(node: Any, values: List[Value]) -> Value:
-    """One length."""
+    """Return one length."""
     items = shape_items(node, node.inputs[0], values[0])
     return unknown(node) if items is None else items[node.op.i]
 
 
-@rule("MakeVector", tolerant=True)
+@rule("MakeVector", takes="all")
 def make_vector(node: Any, values: List[Value]) -> Value:
-    """A vector of scalars: a shape, or results."""
+    """Make a vector of scalars: a shape, or results."""
     if all(value.kind in ("fixed", "unknown") for value in values):
         return FIXED._replace(items=tuple(plain(value) for value in values))
     return union(node, values)
 
 
-@rule("Reshape", "Flatten", tolerant=True, with_walk=True)
+@rule("Reshape", "Flatten", takes="all", with_walk=True)
 def reshape(node: Any, values: List[Value], walk: Walk) -> Value:
-    """Rows stay apart if the first axis keeps whole rows together."""
+    """Reshape: rows stay separate if the first axis keeps whole rows together."""
     value = plain(values[0])
     spoiled = obstacle(node, [value])
     if spoiled is not None:
@@ -83,27 +83,25 @@ def reshape(node: Any, values: List[Value], walk: Walk) -> Value:
         return value
     if value.steady and not items and plain(values[1]).steady:
         return value
-    return unknown(node, "gives something a shape that is not known")
+    return unknown(node, "gives a value an unknown shape")
 
 
 def _reshape_rows(node: Any, value: Value, items: Sequence[Value], ndim: int) -> Value:
     if ndim == 1 and not (items and items[0].steady and items[0].literal != -1):
         return _flattened(node, value, items)
     if len(items) != ndim or not all(item.kind == "fixed" for item in items):
-        return unknown(node, "gives rows a shape that is not known")
+        return unknown(node, "gives rows an unknown shape")
     counted = [axis for axis, item in enumerate(items) if item.degree == 1 and not item.zero]
     inferred = [axis for axis, item in enumerate(items) if item.literal == -1]
     steady = sum(item.steady for item in items)
     if not counted and len(inferred) == 1 and steady == ndim:
         counted = inferred
     elif len(counted) != 1 or steady != ndim - 1:
-        return unknown(
-            node,
-            "gives rows a shape with a fixed number of rows; use x.shape[0] or -1 in its place",
-        )
+        text = "gives rows a shape with a fixed number of rows; use x.shape[0] or -1 in its place"
+        return unknown(node, text)
     axis, length = counted[0], items[counted[0]].layout
     if value.axis == node.inputs[0].ndim - 1 and axis == ndim - 1 and length is not None:
-        # Rows are the fastest to change, before and after.
+        # Rows are the last axis before and after.
         if length == length_layout(value.layout):
             return value._replace(axis=axis)
     if value.axis == 0 and axis == 0:
@@ -119,17 +117,17 @@ def _reshape_rows(node: Any, value: Value, items: Sequence[Value], ndim: int) ->
 
 
 def _undone(node: Any, value: Value, walk: Walk) -> Optional[Value]:
-    """Rows back in the shape of what was reshaped to theirs: the gradient of a reshape.
+    """Return rows in the shape of a variable that was reshaped to theirs: a reshape's gradient.
 
-    Lengths other than that of the rows cannot be compared here, so something else that has its
-    rows in the same place counts as the same shape.
+    Lengths other than that of the rows cannot be compared here, so a value with its rows along the
+    same axis counts as having the same shape.
     """
     source = node.inputs[1].owner
     if source is None or type(source.op).__name__ != "Shape":
         return None
     shaped = source.inputs[0]
     before = walk.values[shaped]
-    # Out of the way, lest a reshape whose shape depends on this node comes back here.
+    # Removed meanwhile, because a reshape whose shape depends on this node would come back here.
     forwards = walk.reshapes.pop(shaped, [])
     afters = [(walk.value(f.outputs[0]), f.outputs[0].ndim) for f in forwards if f is not node]
     walk.reshapes[shaped] = forwards
@@ -150,7 +148,7 @@ def _flattened(node: Any, value: Value, items: Sequence[Value]) -> Value:
 
 
 def _in_front(node: Any, value: Value, length: Any) -> Value:
-    """The first axis stays that of the rows, now of this length (None: not known)."""
+    """Return rows that stay along the first axis, now of this length (None: unknown)."""
     if length_layout(value.layout) == length:
         return value
     if layout_kind(value.layout) == "any":
@@ -165,12 +163,12 @@ def _in_front(node: Any, value: Value, length: Any) -> Value:
 
 
 def _dims_before(variable: Any, axis: int) -> Tuple[Any, ...]:
-    """The identities of a variable's first lengths, in the form in which they are multiplied."""
+    """Return the identities of a variable's first lengths, in the form of `multiplied`."""
     return tuple(sorted((id(variable), i) for i in range(axis) if not variable.broadcastable[i]))
 
 
 def drawn(items: Optional[Sequence[Value]]) -> Value:
-    """Draws of a shape: for each row its own if one length is the number of rows."""
+    """Return draws of a shape: one for each row if one length is the number of rows."""
     if not items:
         return NOISE
     counted = [axis for axis, item in enumerate(items) if item.kind == "fixed" and item.degree == 1]

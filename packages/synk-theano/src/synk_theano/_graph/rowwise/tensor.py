@@ -1,4 +1,4 @@
-"""Rows through transpositions, filling, reductions, joining and splitting."""
+"""Rules for transpositions, filling, reductions, joining and splitting."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any, List, Optional, Sequence, Union
 import numpy as np
 
 from .layout import multiplied
-from .reduced import union
+from .reduced import describe_value, union
 from .walk import (
     FIXED,
     NOISE,
+    ZERO,
     Value,
     first_mixed,
     first_of,
@@ -23,9 +24,9 @@ from .walk import (
 )
 
 
-@rule("DimShuffle", tolerant=True)
+@rule("DimShuffle", takes="all")
 def dimshuffle(node: Any, values: List[Value]) -> Value:
-    """Axes change places."""
+    """Permute, add or drop axes."""
     if values[0].items is not None and node.op.new_order == (0,):
         return values[0]
     value = plain(values[0])
@@ -37,18 +38,14 @@ def dimshuffle(node: Any, values: List[Value]) -> Value:
     return unknown(node, "drops the axis of the rows")
 
 
-@rule("Alloc", "AllocEmpty", tolerant=True)
+@rule("Alloc", "AllocEmpty", takes="mixed")
 def alloc(node: Any, values: List[Value]) -> Value:
-    """Something repeated to fill a shape."""
+    """Fill a shape by repeating a value."""
     empty = type(node.op).__name__ == "AllocEmpty"
-    # Nobody reads what is not written first: any part of it may be put in.
-    value, items = (
-        (FIXED._replace(literal=0.0), values) if empty else (plain(values[0]), values[1:])
-    )
-    items = [plain(item) for item in items]
-    spoiled = obstacle(node, [value, *items])
-    if spoiled is not None or not all(item.kind == "fixed" for item in items):
-        return spoiled or unknown(node, "has a shape that depends on data")
+    # All entries are written before they are read, so any value will do.
+    value, items = (ZERO, values) if empty else (values[0], values[1:])
+    if not all(item.kind == "fixed" for item in items):
+        return unknown(node, "has a shape that depends on data")
     counted = [axis for axis, item in enumerate(items) if not item.steady]
     if value.axis is not None:
         axis = value.axis + len(items) - node.inputs[0].ndim
@@ -68,7 +65,7 @@ def alloc(node: Any, values: List[Value]) -> Value:
 
 @rule("ARange")
 def arange(node: Any, values: List[Value]) -> Value:
-    """The positions of rows, if it counts them."""
+    """Return the positions of rows, if it counts them."""
     start, stop, step = values
     if all(value.steady for value in values):
         return FIXED
@@ -85,9 +82,9 @@ _REDUCTIONS = {
 }  # fmt: skip
 
 
-@rule("CAReduce", "Mean", tolerant=True)
+@rule("CAReduce", "Mean", takes="all")
 def reduction(node: Any, values: List[Value]) -> Value:
-    """Sum, product, maximum, minimum, any, all."""
+    """Reduce by a sum, product, maximum, minimum, any or all."""
     source = node.inputs[0]
     axes = range(source.ndim) if node.op.axis is None else node.op.axis
     axes = {axis % source.ndim for axis in axes} if source.ndim else set()
@@ -114,7 +111,7 @@ def _fold_items(node: Any, name: str, items: Sequence[Value]) -> Value:
 
 
 def reduce_axes(node: Any, name: str, value: Value, axes: Any) -> Value:
-    """The value of a reduction over some axes of a tensor."""
+    """Return the value of a reduction over some axes of a tensor."""
     spoiled = obstacle(node, [value])
     if spoiled is not None:
         return spoiled
@@ -141,17 +138,8 @@ def reduce_axes(node: Any, name: str, value: Value, axes: Any) -> Value:
         return value
     if kind is None:
         return unknown(node, "reduces in a way that this check cannot follow")
-    text = f"reduces, in another way, what is {_reduced(value)} already"
-    cure = "return what it reduces as an output of its own, and reduce it after the call"
-    return mixed(node, text, cure)
-
-
-def _reduced(value: Value) -> str:
-    return {
-        "sum": "a sum or mean over rows",
-        "max": "a maximum over rows",
-        "min": "a minimum over rows",
-    }.get(value.kind, "a product over rows")
+    text = f"reduces {describe_value(value)} in another way"
+    return mixed(node, text, "return its argument as an output, and reduce it after the call")
 
 
 def _over_rows(node: Any, name: str, kind: Optional[str], value: Value) -> Value:
@@ -161,29 +149,23 @@ def _over_rows(node: Any, name: str, kind: Optional[str], value: Value) -> Value
         return unknown(node, "reduces rows in a way that this check cannot follow")
     if kind == "sum":
         degree = value.degree if name == "Mean" else value.degree + 1
-        return FIXED._replace(literal=0.0) if value.zero else Value("sum", degree)
+        return ZERO if value.zero else Value("sum", degree)
     if value.degree and not value.zero:
-        return mixed(
-            node,
-            "reduces rows that were scaled by the number of rows",
-            "use a sum over rows in place of the mean",
-        )
+        text = "reduces rows that were scaled by the number of rows"
+        return mixed(node, text, "use a sum over rows in place of the mean")
     return Value(kind)
 
 
-@rule("MaxAndArgmax", "Argmax", tolerant=True)
+@rule("MaxAndArgmax", "Argmax", takes="all")
 def max_and_argmax(node: Any, values: List[Value]) -> Union[Value, Sequence[Value]]:
-    """The largest, and where it is."""
+    """Return the largest entry, and its position."""
     source, value = node.inputs[0], plain(values[0])
     axes = node.op.axis
     axes = set(range(source.ndim)) if axes is None else {int(axis) % source.ndim for axis in axes}
     largest = reduce_axes(node, "Maximum", value, axes)
     if value.axis in axes and value.kind != "unknown":
-        where = mixed(
-            node,
-            "is the position of a row among the rows of one rank",
-            "return the rows with 'gather' and look for it after the call",
-        )
+        text = "is the position of a row among the rows of one rank"
+        where = mixed(node, text, "return the rows with 'gather' and find it after the call")
     elif value.axis is not None:
         where = largest._replace(degree=0.0)
     elif value.steady:
@@ -193,19 +175,15 @@ def max_and_argmax(node: Any, values: List[Value]) -> Union[Value, Sequence[Valu
     return where if len(node.outputs) == 1 else [largest, where]
 
 
-@rule("CumOp", "SortOp", "ArgSortOp", tolerant=True)
+@rule("CumOp", "SortOp", "ArgSortOp", takes="mixed")
 def along_axis(node: Any, values: List[Value]) -> Value:
-    """Functions of all entries along one axis, which keep the shape."""
-    values = [plain(value) for value in values]
+    """Apply a function of all entries along one axis that keeps the shape."""
     value, source = values[0], node.inputs[0]
     if value.axis is None or not all(other.steady for other in values[1:]):
         return unruled(node, values)
-    spoiled = obstacle(node, values)
-    if spoiled is not None:
-        return spoiled
     cumulative = type(node.op).__name__ == "CumOp"
     if cumulative and source.dtype[0] in "iub" and np.dtype(source.dtype).itemsize < 8:
-        return unknown(node, "adds up in wider integers than it says")
+        return unknown(node, "adds up in wider integers than its result has")
     axis = node.op.axis if cumulative else values[1].literal
     if axis is not None and int(axis) % source.ndim != value.axis:
         if value.kind != "rows" or (value.degree and (not cumulative or node.op.mode != "add")):
@@ -225,9 +203,9 @@ def along_axis(node: Any, values: List[Value]) -> Value:
 # ---- putting together and taking apart ---------------------------------------------------------
 
 
-@rule("Join", tolerant=True)
+@rule("Join", takes="all")
 def join(node: Any, values: List[Value]) -> Value:
-    """Tensors one after the other, or shapes."""
+    """Join tensors, or shapes."""
     axis, parts = values[0].literal, list(values[1:])
     if all(part.items is not None for part in parts):
         return FIXED._replace(items=tuple(item for part in parts for item in part.items or ()))
@@ -239,7 +217,7 @@ def join(node: Any, values: List[Value]) -> Value:
     if all(part.kind == "noise" or part.steady for part in parts) and first_of("noise", parts):
         return NOISE
     if axis is None and any(part.axis is not None for part in parts):
-        return unknown(node, "puts rows side by side along an axis that is not known")
+        return unknown(node, "joins rows along an unknown axis")
     if axis is not None and all(part.kind == "rows" for part in parts):
         axis = int(axis) % node.outputs[0].ndim
         if all(part.axis == axis for part in parts):
@@ -251,13 +229,10 @@ def join(node: Any, values: List[Value]) -> Value:
     return union(node, parts)
 
 
-@rule("Split", tolerant=True)
+@rule("Split", takes="mixed")
 def split(node: Any, values: List[Value]) -> Value:
-    """The opposite of Join."""
-    value, axis, lengths = (plain(part) for part in values)
-    spoiled = obstacle(node, [value, axis, lengths])
-    if spoiled is not None:
-        return spoiled
+    """Split a tensor."""
+    value, axis, lengths = values
     if not lengths.steady or value.kind == "noise":
         return unruled(node, values)
     if value.axis is None:

@@ -1,28 +1,27 @@
-"""What each variable of a graph has to do with the rows: the values, and the walk over the graph.
+"""How each variable of a graph depends on the rows: the values, and the walk over the graph.
 
-An abstract interpretation of the graph as it was written, before any optimization. Let n be the
-number of rows that an execution sees. Each variable gets a `Value`:
+This is an abstract interpretation of the graph as it was written, before any optimization. Let n be
+the number of rows of an execution. Each variable gets a `Value`:
 
 =========  ======================================================================================
 kind       the variable is
 =========  ======================================================================================
-fixed      n^degree times something that no row has to do with (degree 0: parameters, constants;
+fixed      n^degree times something that does not depend on rows (degree 0: parameters, constants;
            degree 1: the number of rows, a row share)
 rows       n^degree times a row-wise result: entry i along `axis` depends on row i alone
 sum        n^(degree - 1) times a sum over rows (degree 1: a sum, degree 0: a mean)
 max, min   the largest or smallest over rows of a row-wise result
 prod       the product over rows of a row-wise result
 position   the numbers 0 ... n - 1 along `axis`
-noise      draws that no row has to do with, of a shape that is not known
+noise      random draws, independent of rows, of an unknown shape
 shuffled   rows whose order depends on all of them (sorted, for example)
-mixed      none of these for certain: `note` says which node spoiled it
-unknown    not known: `note` says which node was not understood
+mixed      none of these for certain: `reason` has the node that is the cause
+unknown    not known: `reason` has the node that the check cannot follow
 =========  ======================================================================================
 
-The degree makes gradients of means come out right: they spread 1/n over the rows, so each row has
-degree -1, and summing them up gives degree 0, a mean. The rules are in
-`elemwise` and `reduced` (scalar functions), `shape`, `index`,
-`tensor`, `products`, `nnet` and `scan`; verdicts in `check`.
+The degree is what makes gradients of means right: they spread 1/n over the rows, so each row has
+degree -1, and their sum has degree 0, that of a mean. The rules are in `elemwise` and `reduced`
+(scalar functions), `shape`, `index`, `tensor`, `products`, `nnet` and `scan`; verdicts in `check`.
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ from theano.gof import Apply, Constant, Variable
 from synk_theano._graph.reduce_op import AllReduce
 
 ROW = "row"
-"""The layout of an axis with one entry per row, in order. Others:
+"""Layout of an axis with one entry per row, in order. Others are:
 
 - ("block", key): several adjacent entries per row;
-- ("outer", dims, layout): all rows, several times, as when (time, rows) is made one axis;
-- ("any", length layout): entries that are alike or drawn, so that they may belong to any row;
+- ("outer", dims, layout): all rows, several times, as when (time, rows) become one axis;
+- ("any", length layout): entries that are equal or drawn, so that they may belong to any row;
 - ("reversed", layout), ("joined", layout, ...): in reverse order, one after the other;
-- ("several",): of mixed values whose shape is not known, or known only in part.
+- ("several",): of mixed values whose shape is unknown at least in part.
 
 A fixed value that is the length of such an axis has its layout, or ("times", dims, layout) for the
-length of a layout times other lengths; and any other length that can be told from others has
-("dims", identities)."""
+length of a layout times other lengths. Any other identified length has ("dims", identities).
+"""
 
 
-class Note(NamedTuple):
-    """What is to be said about a node that spoiled a value, or was not understood."""
+class Reason(NamedTuple):
+    """The node that made a value mixed or unknown, with a text about it and the cure."""
 
     node: Any
     text: str
@@ -69,14 +68,14 @@ class Note(NamedTuple):
 
 
 class Value(NamedTuple):
-    """What a variable has to do with the rows.
+    """How a variable depends on the rows.
 
     Attributes:
-        axis: where rows lie (rows, position; of mixed and shuffled if it is known).
-        layout: how entries along `axis` belong to rows; of a fixed value of degree 1: of which
-            layout it is the length, if it is one.
-        literal: of fixed values and rows, the number that every entry is, where known.
-        items: of a short vector (a shape), its entries. The other fields say nothing then.
+        axis: axis of the rows (of rows and positions; of mixed and shuffled values if known).
+        layout: relation of the entries along `axis` to rows; of a fixed value of degree 1 that is a
+            length, the layout of that axis.
+        literal: number that every entry of a fixed or row-wise value equals, if known.
+        items: entries of a short vector (a shape). The other fields have no meaning then.
     """
 
     kind: str
@@ -85,11 +84,11 @@ class Value(NamedTuple):
     layout: Any = None
     literal: Optional[float] = None
     items: Optional[Tuple[Any, ...]] = None
-    note: Optional[Note] = None
+    reason: Optional[Reason] = None
 
     @property
     def zero(self) -> bool:
-        """Whether every entry is known to be 0: it can be added to anything."""
+        """Whether every entry is known to be 0, so that it can be added to any value."""
         return self.literal == 0
 
     @property
@@ -99,31 +98,43 @@ class Value(NamedTuple):
 
 
 FIXED = Value("fixed")
+ZERO = FIXED._replace(literal=0.0)
 NOISE = Value("noise")
 
 
 def rows(axis: int = 0, layout: Any = ROW, degree: float = 0.0) -> Value:
-    """A row-wise value."""
+    """Return a row-wise value."""
     return Value("rows", degree, axis, layout)
 
 
 def mixed(node: Any, text: str, cure: str = "", axis: Optional[int] = None) -> Value:
-    """A value that parts of the rows do not combine to; without an axis, none is that of rows."""
-    return Value("mixed", axis=axis, note=Note(node, text, cure))
+    """Return a value that parts of the rows do not combine to; without `axis` it has no rows."""
+    return Value("mixed", axis=axis, reason=Reason(node, text, cure))
 
 
 def several(value: Value) -> Value:
-    """A mixed value of unknown shape: it may have several axes of rows, or parts of one."""
+    """Return a mixed value of unknown shape: it may have several axes of rows, or parts of one."""
     return value._replace(layout=("several",))
 
 
+def pairs_of_rows(node: Any) -> Value:
+    """Return the value of a node that combines each row with each other row."""
+    text = "combines each row with each other row"
+    return several(mixed(node, text, "return the rows with 'gather'"))
+
+
+def along(value: Value, axis: Optional[int], layout: Any) -> Value:
+    """Return a mixed value with its rows along `axis`, in `layout` if its shape is known."""
+    return value._replace(axis=axis, layout=layout if has_shape(value) else value.layout)
+
+
 def unknown(node: Any, text: str = "") -> Value:
-    """A value that nothing can be said about."""
-    return Value("unknown", note=Note(node, text or "is not an operation that this check knows"))
+    """Return a value that the check cannot follow."""
+    return Value("unknown", reason=Reason(node, text or "is an operation unknown to this check"))
 
 
 def plain(value: Value) -> Value:
-    """Forget the entries of a short vector."""
+    """Return a short vector as one value, without its entries; any other value unchanged."""
     if value.items is None:
         return value
     if all(item.kind == "fixed" for item in value.items):
@@ -133,16 +144,16 @@ def plain(value: Value) -> Value:
     for item in value.items:
         if item.kind == "unknown":
             return item._replace(axis=None)
-    return Value("unknown", note=Note(None, "a shape is used as data"))
+    return Value("unknown", reason=Reason(None, "a shape is used as data"))
 
 
 Handler = Callable[..., Union[Value, Sequence[Value]]]
-"""From a node and its inputs' values to its output's value, or to all outputs' values."""
+"""Function of a node and its inputs' values that returns its output's, or all outputs', values."""
 
 
 class _Rule(NamedTuple):
     handler: Handler
-    tolerant: bool
+    takes: str
     with_walk: bool
 
 
@@ -150,26 +161,27 @@ _RULES: Dict[str, _Rule] = {}
 
 
 def rule(
-    *names: str, tolerant: bool = False, with_walk: bool = False
+    *names: str, takes: str = "known", with_walk: bool = False
 ) -> Callable[[Handler], Handler]:
     """Register the rule of Theano's own operations with these class names.
 
     Args:
-        tolerant: it also takes mixed, unknown and shuffled inputs, and shapes by their entries;
-            otherwise a node with such inputs is unknown.
-        with_walk: it is also handed the walk.
+        takes: the inputs that the rule takes: "known" ones; "mixed" ones, too; or "all", unknown
+            and shuffled ones and the entries of short vectors included. A node with other inputs is
+            unknown.
+        with_walk: whether the rule also takes the walk.
     """
 
     def register(handler: Handler) -> Handler:
         for name in names:
-            _RULES[name] = _Rule(handler, tolerant, with_walk)
+            _RULES[name] = _Rule(handler, takes, with_walk)
         return handler
 
     return register
 
 
 def _find_rule(op_class: type) -> Optional[_Rule]:
-    """The rule for a class of Theano or ours, or of a parent; none for what users derive."""
+    """Return the rule of a class of Theano or ours, or of its parent; None for users' classes."""
     if op_class.__module__.split(".")[0] not in ("theano", "synk_theano"):
         return None
     for base in op_class.__mro__:
@@ -179,26 +191,26 @@ def _find_rule(op_class: type) -> Optional[_Rule]:
 
 
 def first_mixed(values: Sequence[Value]) -> Optional[Value]:
-    """A mixed value among the values, if there is one: the one whose shape is known least."""
+    """Return a mixed value among the values, if there is one; first one of unknown shape."""
     found = [value for value in values if value.kind == "mixed"]
     unshaped = [value for value in found if layout_kind(value.layout) == "several"]
     return unshaped[0] if unshaped else found[0] if found else None
 
 
 def has_shape(value: Value) -> bool:
-    """Whether it is known which of the axes are as long as the number of rows."""
+    """Return whether it is known which axes have the length of the number of rows."""
     if value.kind == "mixed":
         return layout_kind(value.layout) != "several"
     return value.kind not in ("unknown", "noise")
 
 
 def first_of(kind: str, values: Iterable[Value]) -> Optional[Value]:
-    """The first of the values that is of a kind."""
+    """Return the first of the values that has this kind, if there is one."""
     return next((value for value in values if value.kind == kind), None)
 
 
 def obstacle(node: Any, values: Sequence[Value]) -> Optional[Value]:
-    """What a node becomes if inputs are unknown or shuffled; None if none is."""
+    """Return the value of a node with unknown or shuffled inputs; None if it has none."""
     spoiled = first_of("unknown", values)
     if spoiled is not None:
         return spoiled._replace(axis=None)
@@ -208,12 +220,12 @@ def obstacle(node: Any, values: Sequence[Value]) -> Optional[Value]:
 
 
 def layout_kind(layout: Any) -> str:
-    """The first word of a layout; none for one entry per row, in order."""
+    """Return the first word of a layout; "" for one entry per row, in order."""
     return "" if layout is None or isinstance(layout, str) else str(layout[0])
 
 
 def unruled(node: Any, values: Sequence[Value]) -> Value:
-    """The value of a node without a rule: what needs no rows has none."""
+    """Return the value of a node without a rule: fixed if all inputs are."""
     values = [plain(value) for value in values]
     if all(value.steady for value in values):
         return FIXED
@@ -223,11 +235,11 @@ def unruled(node: Any, values: Sequence[Value]) -> Value:
     if all(value.steady or value.kind == "noise" for value in values):
         return NOISE
     already = first_mixed(values)
-    return unknown(node) if already is None else Value("unknown", note=already.note)
+    return unknown(node) if already is None else Value("unknown", reason=already.reason)
 
 
 def constant_value(variable: Any) -> Value:
-    """The value of a Theano constant."""
+    """Return the value of a Theano constant."""
     data = variable.data
     if not isinstance(data, (np.ndarray, np.number, np.bool_, int, float)):
         return FIXED
@@ -238,7 +250,7 @@ def constant_value(variable: Any) -> Value:
 
 
 def _uniform(array: Any) -> Value:
-    """A constant, with its number if it is the same everywhere."""
+    """Return the value of a constant, with its number if all entries are equal."""
     flat = np.asarray(array).reshape(-1)
     if flat.size and flat.dtype.kind in "biuf" and (flat == flat[0]).all():
         return FIXED._replace(literal=float(flat[0]))
@@ -246,7 +258,7 @@ def _uniform(array: Any) -> Value:
 
 
 def find_reshapes(variables: Iterable[Any]) -> Dict[Any, List[Any]]:
-    """The nodes by which variables, among all that these are computed from, are reshaped."""
+    """Return the nodes that reshape a variable, by that variable, among all ancestors."""
     found: Dict[Any, List[Any]] = {}
     seen: Set[Any] = set()
     stack = list(variables)
@@ -266,11 +278,11 @@ class Walk:
     Args:
         known: values to start from (scattered inputs). Variables that are neither in it nor
             computed are fixed.
-        reshapes: of variables, the nodes that reshape them.
+        reshapes: nodes that reshape a variable, by variable.
 
     Attributes:
-        random: variables that random draws are part of.
-        met: variables that a reduction over ranks is part of.
+        random: variables that depend on random draws.
+        met: variables that depend on a reduction over ranks.
     """
 
     def __init__(
@@ -285,7 +297,7 @@ class Walk:
         self._rules: Dict[type, Optional[_Rule]] = {}
 
     def value(self, variable: Any) -> Value:
-        """The value of one variable, with all that it is computed from."""
+        """Return the value of a variable, after those of all its ancestors."""
         stack: List[Any] = [variable]
         while stack:
             current = stack[-1]
@@ -319,7 +331,7 @@ class Walk:
         draws = type(node.op).__name__ in _RANDOM or any(v in self.random for v in node.inputs)
         meets = type(node.op) is AllReduce or any(v in self.met for v in node.inputs)
         for output, value in zip(node.outputs, result):
-            # A variable may have a value from the start: givens replace results, too.
+            # A variable may have a value already, because givens may replace results, too.
             self.values.setdefault(output, value)
             if draws:
                 self.random.add(output)
@@ -333,23 +345,22 @@ class Walk:
         found = self._rules[op_class]
         if found is None:
             return unruled(node, values)
-        if not found.tolerant:
+        if found.takes != "all":
             values = [plain(value) for value in values]
             spoiled = obstacle(node, values)
             if spoiled is not None:
                 return spoiled
-            if first_mixed(values) is not None:
+            if found.takes != "mixed" and first_mixed(values) is not None:
                 return unruled(node, values)
         extra = (self,) if found.with_walk else ()
         try:
             return found.handler(node, values, *extra)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-            # An operation in a form that its rule did not expect: no reason to refuse a function.
+            # The rule does not expect this form of the operation, which must not refuse a function.
             return unknown(node, FAILED)
 
 
 FAILED = "has a form that this check does not expect"
 
-_RANDOM = frozenset(
-    ["RandomFunction", "mrg_uniform", "GPUA_mrg_uniform"]
-)  # what draws numbers; all else that is random is computed from it
+_RANDOM = frozenset(["RandomFunction", "mrg_uniform", "GPUA_mrg_uniform"])
+"""Names of the operations that draw numbers."""

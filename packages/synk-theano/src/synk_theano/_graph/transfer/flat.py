@@ -1,10 +1,9 @@
-"""Compiled Theano functions in flat form: what travels, and how it is built again.
+"""Compiled Theano functions in flat form, to send and to build again.
 
-A function's optimised graph is written as a list of nodes in topological order, so that its
-depth does not matter (pickle's recursion would stop at a few hundred layers), and so that
-nothing of the un-optimised graph, of the optimiser's bookkeeping or of the tags goes along.
-Ops and types that are equal travel once: a network of 2600 nodes has 70 different ops.
-Building it again does not optimise: the graph is taken as it is.
+The flat form of a function is its optimised graph as a list of nodes in topological order. So depth
+does not matter (pickle would recurse too deep at a few hundred layers), and the original graph, the
+optimiser's bookkeeping and tags are left out. Equal ops and types are written once: a network of
+2600 nodes has 70 different ops. Building the function again does not optimise its graph.
 
 `Function.copy()` is no alternative: in Theano 1.0.5 it loses the destroy handler, and with it
 the order of in-place operations, and computes wrong numbers.
@@ -24,14 +23,17 @@ from theano.scalar.basic import Composite, specific_out, transfer_type
 
 from .linking import processor_flags, quick_outputs, take_processor_flags
 
+_SETTINGS = ("mutable", "borrow", "strict", "allow_downcast", "implicit", "shared")
+
 
 @dataclass(frozen=True)
 class FlatInput:
-    """An input of the function, as `theano.In` has it.
+    """An input of the function, as in `theano.In`.
 
     Attributes:
         holder: the shared variable or container that holds its value; None for an argument.
         default: value of an argument that has one.
+        settings: arguments of `theano.In` by name.
     """
 
     cls: type
@@ -41,12 +43,7 @@ class FlatInput:
     holder: Any
     default: Any
     has_update: bool
-    mutable: bool
-    borrow: bool
-    strict: bool
-    allow_downcast: Optional[bool]
-    implicit: bool
-    shared: bool
+    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class FlatFunction:
     """A compiled function; see the module's docstring.
 
     Variables are numbered: inputs first, then constants, then each node's outputs.
-    ``nodes`` holds (place in `ops`, input numbers, places in `types` and names of the outputs).
+    ``nodes`` has (index in `ops`, input numbers, index in `types` and name of each output).
     """
 
     inputs: Tuple[FlatInput, ...]
@@ -78,8 +75,8 @@ _PLAIN = (str, bytes, int, float, complex, np.generic, np.dtype, type)
 _MADE_OF_ATTRIBUTES = (gof.PureOp, gof.Type, specific_out, transfer_type)
 
 
-class _Table:
-    """Objects in the order in which they are met, those that are the same once."""
+class _Distinct:
+    """A list of objects without repetition."""
 
     def __init__(self) -> None:
         self.items: List[Any] = []
@@ -87,11 +84,11 @@ class _Table:
         self._by_value: Dict[Any, int] = {}
 
     def place(self, item: Any) -> int:
-        """Where the item, or one that is the same, stands; it is put there if need be."""
+        """Return the index of the item, or of one that is the same; append it if there is none."""
         place = self._by_identity.get(id(item))
         if place is None:
             place = len(self.items)
-            if not hasattr(item, "fn"):  # Scan and its like hold a compiled function of their own
+            if not hasattr(item, "fn"):  # Scan and similar ops hold a compiled function
                 place = self._by_value.setdefault((item, _state(item)), place)
             if place == len(self.items):
                 self.items.append(item)
@@ -100,10 +97,10 @@ class _Table:
 
 
 def _state(value: Any) -> Any:
-    """What an object is made of, as something to compare; of what is unknown, which object it is.
+    """Return a hashable form of an object's content; of other classes, its identity.
 
-    Some ops count as equal although they compute different things: SparseFromDense does for any
-    format, RandomFunction in place or not.
+    Some ops are equal although they compute different things: SparseFromDense for any format,
+    RandomFunction in place or not.
     """
     if value is None or isinstance(value, _PLAIN):
         return value
@@ -114,7 +111,7 @@ def _state(value: Any) -> Any:
     if isinstance(value, slice):
         return (slice, _state(value.start), _state(value.stop), _state(value.step))
     if isinstance(value, Composite):
-        # It is its C code; the graph that this was made from is another object each time.
+        # Its C code: the graph that it was made from is a different object each time.
         value.init_c_code()
         return (type(value), value._c_code, _state(value.inputs_type), _state(value.outputs_type))
     if isinstance(value, _MADE_OF_ATTRIBUTES):
@@ -123,12 +120,12 @@ def _state(value: Any) -> Any:
 
 
 def is_flat_able(function: Any) -> bool:
-    """Whether `flatten` can take it. Makers of other kinds (DebugMode's) keep their own pickle."""
+    """Return whether `flatten` can take a function. Other makers (DebugMode's) pickle their own."""
     return type(function) is Function and type(function.maker) is FunctionMaker
 
 
 def flatten(function: Any) -> FlatFunction:
-    """Write a compiled function in flat form; the function itself is not changed."""
+    """Return the flat form of a compiled function, which is not changed."""
     maker = function.maker
     graph = maker.fgraph
     numbers: Dict[Any, int] = {variable: i for i, variable in enumerate(graph.inputs)}
@@ -137,10 +134,10 @@ def flatten(function: Any) -> FlatFunction:
     sources = [v for node in order for v in node.inputs] + list(graph.outputs)
     for variable in sources:
         if variable.owner is None and variable not in numbers:
-            # A graph's leaves that are no inputs are constants.
+            # Leaves that are not inputs are constants.
             numbers[variable] = len(graph.inputs) + len(constants)
             constants.append((type(variable), variable.type, variable.data, variable.name))
-    ops, types = _Table(), _Table()
+    ops, types = _Distinct(), _Distinct()
     nodes = []
     for node in order:
         nodes.append(
@@ -182,7 +179,7 @@ def _flatten_input(spec: Any, variable: Any, container: Any) -> FlatInput:
     elif isinstance(spec.value, gof.Container):
         holder = spec.value
     elif spec.value is not None:
-        # An input with a state of its own: the current one, not the one at its making.
+        # An input with a state: the current value, not the one that it was made with.
         default = container.storage[0] if spec.update is not None else spec.value
     return FlatInput(
         cls=type(variable),
@@ -192,17 +189,12 @@ def _flatten_input(spec: Any, variable: Any, container: Any) -> FlatInput:
         holder=holder,
         default=default,
         has_update=spec.update is not None,
-        mutable=spec.mutable,
-        borrow=spec.borrow,
-        strict=spec.strict,
-        allow_downcast=spec.allow_downcast,
-        implicit=spec.implicit,
-        shared=spec.shared,
+        settings={name: getattr(spec, name) for name in _SETTINGS},
     )
 
 
 def rebuild(flat: FlatFunction) -> Any:
-    """Build the Theano function that `flat` describes, around its shared variables' storage."""
+    """Build the Theano function that `flat` describes, with its shared variables' storage."""
     variables: List[Any] = []
     for item in flat.inputs:
         if isinstance(item.holder, SharedVariable):
@@ -221,7 +213,7 @@ def rebuild(flat: FlatFunction) -> Any:
         clone=False,
         update_mapping=flat.update_mapping,
     )
-    # It orders nodes so that a value is read before an in-place operation destroys it.
+    # It orders nodes so that all read a value before an in-place operation overwrites it.
     graph.attach_feature(gof.DestroyHandler())
 
     updates = iter(graph.outputs[len(flat.borrowed_outputs) :])
@@ -262,11 +254,6 @@ def _rebuild_input(item: FlatInput, variable: Any, update: Any) -> Any:
         name=item.in_name,
         value=value,
         update=update,
-        mutable=item.mutable,
-        borrow=item.borrow,
-        strict=item.strict,
-        allow_downcast=item.allow_downcast,
-        implicit=item.implicit,
-        shared=item.shared,
         autoname=False,
+        **item.settings,
     )

@@ -1,9 +1,9 @@
-"""Linking the nodes of a graph kind by kind: where a built function spends most of its time.
+"""Link the nodes of a graph kind by kind, because linking takes most of the time of a build.
 
-For each node Theano makes a graph of that node alone, writes down a key of everything that its C
-code depends on, and looks the key up among all compiled modules: a millisecond. A network of
-2600 nodes has 90 kinds, though, and all nodes of a kind end up with the same module, around
-other storage. Here the first node of a kind is linked by Theano, the others like it.
+For each node Theano makes a graph of that node alone, computes a key of everything that its C code
+depends on, and looks the key up among all compiled modules, which takes a millisecond. But a
+network of 2600 nodes has 90 kinds, and all nodes of a kind get the same module with other storage.
+Here Theano links the first node of each kind, and the others take its module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from theano.gof.utils import MethodNotDefined
 
 @contextmanager
 def linked_by_kind() -> Iterator[None]:
-    """For the duration of the block, link nodes of the same kind together.
+    """For the duration of the block, link each kind of nodes once.
 
     Only for a process in which no other thread builds functions meanwhile.
     """
@@ -54,9 +54,9 @@ def linked_by_kind() -> Iterator[None]:
 
 @contextmanager
 def quick_outputs(graph: Any) -> Iterator[None]:
-    """For the duration of the block, `variable in graph.outputs` takes no search.
+    """For the duration of the block, let `variable in graph.outputs` take no search.
 
-    The linker asks for each input of each node, and a training function has hundreds of outputs.
+    The linker tests each input of each node, and a training function has hundreds of outputs.
     """
     plain = graph.outputs
     graph.outputs = _Outputs(plain)
@@ -76,25 +76,25 @@ class _Outputs(List[Any]):
 
 
 def processor_flags() -> Optional[Tuple[str, ...]]:
-    """The compiler's flags for this processor, if they are known already.
+    """Return the compiler's flags for this processor, if they are known already.
 
-    They are part of every module's key. To find them out the compiler is run four times.
+    They are part of every module's key, and Theano runs the compiler four times to find them.
     """
     flags = GCC_compiler.march_flags
     return None if flags is None else tuple(flags)
 
 
 def take_processor_flags(flags: Optional[Tuple[str, ...]]) -> None:
-    """Use what another process on this machine has found out, if this one has not yet."""
+    """Use the flags that another process on this machine has found, if this one has none yet."""
     if flags is not None and GCC_compiler.march_flags is None:
         GCC_compiler.march_flags = list(flags)
 
 
 def _key(op: Any, node: Any) -> Any:
-    """What two nodes of one kind have in common; None if that cannot be told.
+    """Return what the nodes of one kind have in common; None if it has no hash.
 
-    It has all that the key of a C module is made of, of one node: the op, types, constants, and
-    which inputs are the same; and what the module is handed beside its inputs.
+    That is all that the key of a C module depends on: the op, types, constants, which inputs are
+    the same, and the parameters that the module gets besides its inputs.
     """
     first: Dict[Any, int] = {}
     inputs: List[Any] = []
@@ -106,7 +106,7 @@ def _key(op: Any, node: Any) -> Any:
             inputs.append((variable.type, variable.signature()))
         else:
             inputs.append(variable.type)
-    # An op's own parameters are told by the op; some ops have others for each node.
+    # The op in the key has its own parameters; some ops have other parameters for each node.
     params = None if type(op).get_params is Op.get_params else node.run_params()
     key = (type(op), op, tuple(inputs), tuple(v.type for v in node.outputs), params)
     try:
@@ -118,24 +118,24 @@ def _key(op: Any, node: Any) -> Any:
 
 @dataclass(frozen=True)
 class _NoCode:
-    """A kind that has no C code: its nodes are computed in Python."""
+    """A kind of nodes without C code, which are computed in Python."""
 
     error: Type[Exception]
     arguments: Tuple[Any, ...]
 
     def link(self, *_: Any) -> NoReturn:
-        """Tell so, as `Op.make_c_thunk` does."""
+        """Raise the error of `Op.make_c_thunk`."""
         raise self.error(*self.arguments)
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the C thunks of a kind of nodes share.
+    """What the C thunks of a kind of nodes have in common.
 
     Attributes:
-        example: the first of them.
-        passed: which inputs the module is handed: those that come twice only once.
-        constants: what it is handed after inputs and outputs: parameters.
+        example: the first thunk.
+        passed: indices of the inputs that the module takes: those that come twice only once.
+        constants: parameters that the module takes after inputs and outputs.
     """
 
     example: Any
@@ -144,7 +144,7 @@ class _Kind:
 
     @classmethod
     def of(cls, node: Any, example: Any) -> _Kind:
-        """Read it off the thunk of a node."""
+        """Return the kind of a node whose thunk is `example`."""
         (copy,) = example.nodes
         passed = tuple(
             place
@@ -160,7 +160,7 @@ class _Kind:
         return cls(example, passed, constants)
 
     def link(self, node: Any, storage_map: Any, compute_map: Any) -> Any:
-        """A thunk for another node, as `Op.make_c_thunk` returns it."""
+        """Return a thunk for another node, as `Op.make_c_thunk` does."""
         inputs = [storage_map[variable] for variable in node.inputs]
         outputs = [storage_map[variable] for variable in node.outputs]
         error_storage = [None, None, None]

@@ -1,9 +1,9 @@
-"""Functions and values <-> bytes, where variables shared between functions stay shared.
+"""Functions and values <-> bytes; variables shared between functions stay shared.
 
-Shared variables, their containers and their storage lists travel as numbers of the registry
-(persistent ids), compiled functions in flat form, whatever lives in the user's ``__main__`` by
-value (cloudpickle), and arrays out of band (pickle protocol 5), so that they can lie in shared
-memory and are copied once. Pickles only ever go from the master to its own children.
+Shared variables, their containers and their storage lists are sent as numbers of the registry
+(persistent ids), compiled functions in flat form, objects of the user's ``__main__`` by value
+(cloudpickle), and arrays out of band (pickle protocol 5), so that they can lie in shared memory and
+are copied once. Pickles only go from the master to its own children.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from .flat import flatten, is_flat_able, rebuild
 from .linking import linked_by_kind
 
 RECURSION_LIMIT = 10_000
-"""While pickling and rebuilding: inner graphs of Scan and the linker still recurse."""
+"""Calls that may be nested while pickling and building: Scan's inner graphs and the linker recurse.
+"""
 
 
 _recursing = threading.Lock()
-# For each thread that is in there, the limit before; it is one for all threads.
+# One entry for each thread in `deep_recursion`; all threads have one limit.
 _limits: List[int] = []
 
 
 @contextmanager
 def deep_recursion() -> Iterator[None]:
-    """Raise the recursion limit for a while; nothing happens if it is higher already."""
+    """Raise the recursion limit for the duration of the block, if it is lower."""
     with _recursing:
         before = sys.getrecursionlimit()
         _limits.append(_limits[0] if _limits else before)
@@ -55,7 +56,7 @@ def deep_recursion() -> Iterator[None]:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Have no garbage looked for: a graph is a hundred thousand objects, and none is garbage."""
+    """Disable garbage collection: a graph has a hundred thousand objects, and none is garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -69,7 +70,7 @@ def _random_state_type() -> Any:
     return random_state_type
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: Any, registry: VariableRegistry, buffers: List[Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
         self._registry = registry
@@ -89,7 +90,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, Function) and is_flat_able(obj):
             return rebuild, (flatten(obj),)
         if type(obj) is FromFunctionOp:
-            # Its own way is to look the function up by name, which fails for __main__.
+            # Its own pickle looks the function up by name, which fails for __main__.
             state = vars(obj)
             return FromFunctionOp, (
                 state["_FromFunctionOp__fn"],
@@ -98,12 +99,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 state["_FromFunctionOp__infer_shape"],
             )
         if type(obj) is RandomStateType:
-            # It is compared by identity: two rounds must not bring two of it.
+            # It is compared by identity, so a second one must not be made.
             return _random_state_type, ()
         return super().reducer_override(obj)
 
 
-class _Unpickler(pickle.Unpickler):
+class _GraphUnpickler(pickle.Unpickler):
     def __init__(self, file: Any, registry: VariableRegistry, buffers: Iterable[Any]) -> None:
         super().__init__(file, buffers=buffers)
         self._registry = registry
@@ -117,7 +118,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dumps(obj: Any, registry: VariableRegistry) -> Tuple[bytes, List[memoryview]]:
-    """Pickle `obj`; shared variables that it refers to become known to `registry`.
+    """Pickle `obj`, and add the shared variables that it refers to to `registry`.
 
     Returns:
         The pickle, and the contiguous buffers of its arrays.
@@ -125,11 +126,11 @@ def dumps(obj: Any, registry: VariableRegistry) -> Tuple[bytes, List[memoryview]
     file = io.BytesIO()
     buffers: List[Any] = []
     with deep_recursion(), no_collection():
-        _Pickler(file, registry, buffers).dump(obj)
+        _GraphPickler(file, registry, buffers).dump(obj)
     return file.getvalue(), [buffer.raw() for buffer in buffers]
 
 
 def loads(data: Any, registry: VariableRegistry, buffers: Iterable[Any] = ()) -> Any:
-    """The reverse. Arrays of the result lie in `buffers`: copy what has to outlive them."""
+    """Unpickle what `dumps` returned. Arrays of the result lie in `buffers`: copy those to keep."""
     with deep_recursion(), no_collection(), linked_by_kind():
-        return _Unpickler(io.BytesIO(data), registry, buffers).load()
+        return _GraphUnpickler(io.BytesIO(data), registry, buffers).load()

@@ -1,4 +1,4 @@
-"""Is what the ranks compute together what plain Theano computes alone? See `_watch.verify`."""
+"""Compare the ranks' results with those of plain Theano; see `verify.verify`."""
 
 from __future__ import annotations
 

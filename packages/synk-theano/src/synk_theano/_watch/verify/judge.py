@@ -1,4 +1,4 @@
-"""Compares what one run gave with what it should have given, and decides what is rounding."""
+"""Compare the results of a run with the expected ones, and decide what counts as rounding."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from synk_theano.exceptions import InputValueError
 from .report import Comparison, Difference, largest_magnitude, measure
 
 PIECES_LIMIT = 16.0
-"""Epsilons that the same computation may differ by on another rank."""
+"""Epsilons by which the same computation may differ on another rank."""
 
 SERIAL_LIMIT = 16.0
-"""Epsilons, times the root of the number of rows, for sums in another order."""
+"""Epsilons by which sums in another order may differ, divided by the root of the number of rows."""
 
 
 class Judge:
-    """Notes comparisons of one run.
+    """Makes the comparisons of one run.
 
     Args:
-        run: its name.
-        rows: of the whole call.
+        run: name of the run.
+        rows: number of rows of the whole call.
         limit: epsilons, in place of the two limits above.
-        found: takes the comparisons.
-        alone: whether pieces give alone what they give together; else they are not compared.
+        found: receives the comparisons.
+        alone: whether a piece can be computed alone; else pieces are not compared.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Judge:
             return
         expected = parts[0] if len(parts) == 1 else combine(op, parts, weights)
         difference = measure(got, _as_collected(expected, op), _scale(op, parts))
-        self._note(what, op, "pieces", difference, self._pieces_limit)
+        self._add(what, op, "pieces", difference, self._pieces_limit)
 
     def serial(
         self,
@@ -62,11 +62,10 @@ class Judge:
         """Compare with plain Theano's result for all rows.
 
         Args:
-            parts: the pieces' results, for the magnitude of what was added up.
-            disturbed: computes the serial result again from numbers that differ by one
-                rounding. It is called only if the limit is exceeded: where that alone changes
-                the result as much, as it does a gradient that is 0 but for rounding, no digit
-                of it means anything.
+            parts: the pieces' results, for the magnitude of the summands.
+            disturbed: computes the serial result again from numbers that differ by one rounding.
+                It is called only if the limit is exceeded: if such numbers change the result as
+                much, like a gradient that is 0 but for rounding, no digit of it has a meaning.
         """
         expected = _as_collected(expected, op)
         scale = _scale(op, parts)
@@ -75,23 +74,23 @@ class Judge:
             noise = measure(_as_collected(disturbed(), op), expected, scale).error
             if np.isfinite(noise) and noise > 1.0:
                 difference = difference.in_units_of(noise)
-        self._note(what, op, "serial", difference, self._serial_limit)
+        self._add(what, op, "serial", difference, self._serial_limit)
 
     def unchanged(self, what: str, op: Optional[str], got: Any, before: Any) -> None:
-        """Compare with the value before the call: equal, to the bit."""
-        self._note(what, op, "before", measure(got, before), 0.0)
+        """Compare with the value before the call, to which it must be equal to the bit."""
+        self._add(what, op, "before", measure(got, before), 0.0)
 
-    def _note(
+    def _add(
         self, what: str, op: Optional[str], against: str, difference: Difference, limit: float
     ) -> None:
         self._found.append(Comparison(what, op, self._run, against, difference, float(limit)))
 
 
 def combine(op: Optional[str], parts: Sequence[Any], weights: Sequence[float]) -> np.ndarray:
-    """The parts' values as one, in higher precision than theirs: for comparison only.
+    """Return the parts' values combined, computed in higher precision, for comparison only.
 
     Args:
-        weights: rows of each part; they count for "avg": ``sum(w * v) / sum(w)``.
+        weights: rows of each part, used for "avg": ``sum(w * v) / sum(w)``.
     """
     try:
         return _combined(op, [np.asarray(part) for part in parts], weights)
@@ -126,7 +125,7 @@ def _combined(op: Optional[str], arrays: List[np.ndarray], weights: Sequence[flo
 
 
 def _scale(op: Optional[str], parts: Sequence[Any]) -> float:
-    """The magnitude of what was added up; only sums and averages have any but the result's."""
+    """Return the magnitude of the summands; 0 for other ops, for which the result's counts."""
     magnitudes = [largest_magnitude(part) for part in parts]
     if op == "sum":
         return sum(magnitudes)
@@ -134,5 +133,5 @@ def _scale(op: Optional[str], parts: Sequence[Any]) -> float:
 
 
 def _as_collected(expected: Any, op: Optional[str]) -> Any:
-    """`gather` makes a vector of scalars, which serially stay scalars."""
+    """Return a serial result as collected: `gather` makes a vector of scalars."""
     return np.atleast_1d(expected) if op == "gather" else expected

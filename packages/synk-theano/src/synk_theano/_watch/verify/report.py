@@ -1,4 +1,4 @@
-"""How far two arrays are apart, and the report that `verify()` makes of it. Pure."""
+"""The difference between two arrays, and the report that `verify()` returns. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from synk_theano.exceptions import VerifyError
 
 @dataclass(frozen=True)
 class Difference:
-    """How far an array is from what was expected of it.
+    """The difference between an array and the expected one.
 
     Attributes:
         error: ``max |got - expected| / (scale * eps)``, with the machine epsilon of the dtype.
             0 where both are NaN, or the same infinity; infinite where only one is, where shapes
             or dtypes differ, and for any difference of integers and booleans.
-        ulps: the largest number of steps from one representable number to the next, which an
-            entry is away. Large where numbers cancel to nearly 0, without being wrong.
-        index: of the entry with the largest error, None if there is no entry.
-        got, expected: that entry, as text; or what differs in shape or dtype.
-        noise: if above 1: by how much (in units of the error) the expected value itself changes
-            when inputs and parameters change by one rounding. The error is counted in it.
+        ulps: the largest distance of an entry, in steps from one representable number to the next.
+            It may be large and right where numbers cancel to nearly 0.
+        index: index of the entry with the largest error, None if there is no entry.
+        got, expected: that entry as text; or the shapes and dtypes that differ.
+        noise: if above 1, the change of the expected value (in units of the error) when inputs and
+            parameters change by one rounding. The error is divided by it.
     """
 
     error: float
@@ -34,12 +34,12 @@ class Difference:
     noise: float = 1.0
 
     def in_units_of(self, noise: float) -> Difference:
-        """The same difference, its error counted in units of `noise`."""
+        """Return the same difference with its error divided by `noise`."""
         return replace(self, error=self.error / noise, noise=noise)
 
 
 def largest_magnitude(*arrays: Any) -> float:
-    """The largest finite magnitude in the arrays, 0 if there is none."""
+    """Return the largest finite magnitude in the arrays, 0 if there is none."""
     largest = 0.0
     for array in arrays:
         array = np.asarray(array)
@@ -53,11 +53,10 @@ def largest_magnitude(*arrays: Any) -> float:
 
 
 def measure(got: Any, expected: Any, scale: float = 0.0) -> Difference:
-    """Compare two arrays.
+    """Return the difference between two arrays.
 
     Args:
-        scale: the magnitude of the numbers that were added up on the way, if it is larger than
-            that of the result.
+        scale: the magnitude of the summands, if it is larger than that of the result.
     """
     got, expected = np.asarray(got), np.asarray(expected)
     if got.shape != expected.shape or got.dtype != expected.dtype:
@@ -87,7 +86,7 @@ def _distance(a: np.ndarray, b: np.ndarray) -> Any:
 def _errors(got: np.ndarray, expected: np.ndarray, scale: float) -> Any:
     wide = np.clongdouble if got.dtype.kind == "c" else np.longdouble
     kind = np.finfo(got.dtype)
-    # Nothing can be nearer than one step between the smallest numbers.
+    # No difference is smaller than one step between the smallest numbers.
     smallest = np.nextafter(kind.dtype.type(0), kind.dtype.type(1))
     unit = max(np.longdouble(scale) * kind.eps, np.longdouble(smallest))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -107,7 +106,7 @@ def _ulps(a: np.ndarray, b: np.ndarray) -> Any:
 
 
 def _order(array: np.ndarray) -> np.ndarray:
-    """The place of each float among all floats of its dtype; both zeros have one place."""
+    """Return the place of each float among all floats of its dtype; both zeros have one place."""
     unsigned = np.dtype(f"u{array.dtype.itemsize}")
     top = unsigned.type(1 << (8 * array.dtype.itemsize - 1))
     bits = np.ascontiguousarray(array).view(unsigned).reshape(array.shape)
@@ -117,16 +116,16 @@ def _order(array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison of a run with what it should have given.
+    """One comparison of a run with the expected result.
 
     Attributes:
         what: ``"output 0 (loss)"`` or ``"update of w"``, ``"... on rank 1"``.
-        op: how it is combined over ranks, None for the master's own result.
+        op: the op that combines it over ranks, None for the master's own result.
         run: ``"parallel"`` or ``"3 slices"``.
         against: ``"serial"``: plain Theano on all rows; ``"pieces"``: plain Theano on each
             piece of the rows, combined by the op; ``"before"``: the value before the call.
         difference: None if nothing was compared, for the `reason`.
-        limit: the largest `Difference.error` that is taken for rounding.
+        limit: the largest `Difference.error` that counts as rounding.
     """
 
     what: str
@@ -144,7 +143,7 @@ class Comparison:
 
     @property
     def severity(self) -> float:
-        """The error as a part of the limit: above 1 it is wrong."""
+        """The error divided by the limit: wrong if above 1."""
         if self.difference is None:
             return -1.0
         error = self.difference.error
@@ -156,7 +155,7 @@ class Drift:
     """A shared variable whose value on a rank was not the master's when `verify` began.
 
     Attributes:
-        tolerated: the function itself updates it from each rank's own rows: it may well differ.
+        tolerated: whether the function updates it from each rank's own rows, so that it may differ.
     """
 
     variable: str
@@ -166,7 +165,7 @@ class Drift:
 
     def __str__(self) -> str:
         where = "" if self.difference.index in (None, ()) else f" at {self.difference.index}"
-        reason = ", as this function's own updates make it" if self.tolerated else ""
+        reason = ", because of this function's own updates" if self.tolerated else ""
         return (
             f"rank {self.rank}'s {self.variable} differs from the master's{where}: "
             f"{self.difference.got}, not {self.difference.expected} "
@@ -176,14 +175,14 @@ class Drift:
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify()` found; ``str(report)`` is a table.
+    """The result of `verify()`; ``str(report)`` is a table.
 
     Attributes:
-        name: of the function.
-        rows: how many rows each rank computed.
-        comparisons: everything that was compared, or not, for a reason.
-        drifts: variables that differed between ranks to begin with.
-        notes: what was not run, and why.
+        name: name of the function.
+        rows: the number of rows that each rank computed.
+        comparisons: all comparisons, and what was not compared, with the reason.
+        drifts: variables that differed between ranks before the first run.
+        notes: runs that were not made, and why.
     """
 
     name: str
@@ -199,12 +198,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was compared is equal but for rounding, and replicas were equal."""
+        """Whether all comparisons are equal but for rounding, and replicas were equal."""
         return not self.wrong and all(drift.tolerated for drift in self.drifts)
 
     @property
     def worst(self) -> Optional[Comparison]:
-        """The comparison with the largest error in relation to its limit, None without any."""
+        """The comparison with the largest severity; None if nothing was compared."""
         compared = [c for c in self.comparisons if c.difference is not None]
         return max(compared, key=lambda c: c.severity) if compared else None
 
@@ -227,22 +226,22 @@ class Report:
             f"{verdict}"
         )
         lines = [title, *(f"  {drift}" for drift in self.drifts)]
-        astray = sorted({drift.variable for drift in self.drifts if not drift.tolerated})
-        if astray:
+        unequal = sorted({drift.variable for drift in self.drifts if not drift.tolerated})
+        if unequal:
             lines.append(
-                f"  a value set on the master stays there: broadcast() what all ranks are to have, "
-                f"here {', '.join(astray)}"
+                f"  a value set on the master stays there: broadcast() variables that all ranks "
+                f"should share, here {', '.join(unequal)}"
             )
         lines += _table([_cells(c) for c in _worst_of_each(self.comparisons)])
-        lines += [f"  {note}" for note in [*self.notes, *_diagnoses(self.comparisons, astray)]]
+        lines += [f"  {note}" for note in [*self.notes, *_diagnoses(self.comparisons, unequal)]]
         return "\n".join(lines)
 
 
 def _worst_of_each(comparisons: Sequence[Comparison]) -> List[Comparison]:
-    """One comparison for each thing compared, the worst; and all reasons for comparing nothing."""
+    """Return the worst comparison of each output and update, and all that were not compared."""
     rows: Dict[Tuple[str, str], Comparison] = {}
     for comparison in comparisons:
-        # Different ranks are one thing here, in one line.
+        # One line for all ranks.
         key = (comparison.what.partition(" on rank")[0], comparison.reason)
         held = rows.get(key)
         if held is None or comparison.severity > held.severity:
@@ -285,29 +284,29 @@ def _table(rows: Sequence[Sequence[str]]) -> List[str]:
     ]
 
 
-def _diagnoses(comparisons: Sequence[Comparison], astray: Sequence[str]) -> List[str]:
-    """What is wrong where pieces add up as told, but not to the serial result; and the reverse.
+def _diagnoses(comparisons: Sequence[Comparison], unequal: Sequence[str]) -> List[str]:
+    """Return a diagnosis of each output and update that is wrong.
 
     Args:
-        astray: variables that differ between ranks and should not.
+        unequal: variables that differ between ranks and should not.
     """
     wrong = [c for c in comparisons if not c.ok]
     faulty = {c.what.partition(" on rank")[0] for c in wrong if c.against != "serial"}
     texts = []
     for what, op in dict.fromkeys((c.what.partition(" on rank")[0], c.op) for c in wrong):
-        if astray:
-            texts.append(f"{what}: of replicas that differ, as told above, nothing else is known")
+        if unequal:
+            texts.append(f"{what}: not judged, because the replicas above differ")
         elif what.startswith("update of") and what not in faulty:
             texts.append(
-                f"{what}: each rank's own value is right, but {op!r} of them is not the whole's: "
-                f"an update that is not linear in the rows. Have the function write the gradient, "
+                f"{what}: each rank's own value is right, but {op!r} of them is not that of all "
+                f"rows: the update is not linear in the rows. Let the function store the gradient, "
                 f"all_reduce() that, and update from it (see make_train_function)"
             )
         elif what in faulty:
-            texts.append(f"{what}: the ranks did not compute what plain Theano does of their rows")
+            texts.append(f"{what}: the ranks did not compute what plain Theano does on their rows")
         else:
             texts.append(
-                f"{what}: the ranks computed their rows rightly, but {op!r} of the parts is not "
-                f"the whole: use another op, or an expression whose parts add up so"
+                f"{what}: the ranks computed their rows correctly, but {op!r} of the parts is not "
+                f"the whole: use another op, or an expression whose parts combine by it"
             )
     return texts

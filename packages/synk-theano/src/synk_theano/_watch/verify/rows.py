@@ -1,4 +1,4 @@
-"""Which rows of a call are computed together: all of them, or piece by piece. Pure."""
+"""The rows of a call for plain Theano: all of them, or piece by piece. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from synk_theano._wire.data import Data
 
 
 class Piece(NamedTuple):
-    """What one execution computes.
+    """The rows of one execution.
 
     Attributes:
-        rank: on which it is done in parallel.
-        rows: how many, which is its weight.
+        rank: the rank that computes them in parallel.
+        rows: the number of rows, which is the weight.
         inputs: all inputs in order.
-        sliced: its rows of the sliceable variables.
+        sliced: rows of the sliceable variables.
     """
 
     rank: int
@@ -31,7 +31,7 @@ class Piece(NamedTuple):
 def whole_inputs(
     spec: FunctionSpec, args: Sequence[Any], kwargs: Dict[str, Any], batch: Any
 ) -> List[Any]:
-    """The inputs in order, those that are scattered with the rows that `batch` selects."""
+    """Return the inputs in order; of scattered ones the rows that `batch` selects."""
     names = [variable.name for variable in spec.variables]
     given = list(args) + [kwargs[name] for name in names[len(args) :]]
     n = spec.n_scattered
@@ -49,11 +49,11 @@ def whole_inputs(
 
 
 def sliced_rows(starts: Sequence[Values], sliceable: Sequence[int], batch_s: Any) -> List[Values]:
-    """For each rank its rows of the sliceable variables that a call with `batch_s` uses.
+    """Return for each rank the rows of the sliceable variables that a call with `batch_s` uses.
 
     Args:
         starts: all values of each rank.
-        sliceable: which of them are sliceable.
+        sliceable: keys of the sliceable ones.
     """
     kinds = (slice, list, tuple, range, np.ndarray)
     chosen: Sequence[Any] = [batch_s] * len(starts)
@@ -70,7 +70,7 @@ def sliced_rows(starts: Sequence[Values], sliceable: Sequence[int], batch_s: Any
 
 
 def all_rows(rank: int, whole: List[Any], sliced: Sequence[Values]) -> Piece:
-    """All rows of all ranks, in rank order, for plain Theano on `rank`."""
+    """Return all rows of all ranks, in rank order, for plain Theano on `rank`."""
     joined = {i: np.concatenate([part[i] for part in sliced]) for i in sliced[0]}
     return Piece(rank, 0, whole, joined)
 
@@ -83,11 +83,11 @@ def pieces_of(
     whole: List[Any],
     sliced: Sequence[Values],
 ) -> List[Piece]:
-    """What the ranks compute, slice by slice, in the order of the rows.
+    """Return the slices that the ranks compute, in the order of the rows.
 
     Args:
         count: the number of slices on each rank.
-        rows: of each rank. If there are none at all, the master computes on nothing.
+        rows: the number of rows of each rank. If all are 0, the master computes on no rows.
     """
     n = spec.n_scattered
     pieces = []
@@ -114,7 +114,7 @@ def _positions(selection: Selection) -> np.ndarray:
 
 
 def _array(spec: FunctionSpec, place: int, value: Any) -> np.ndarray:
-    """An input as an array, converted as Theano does it in a call."""
+    """Return an input as an array, converted as Theano converts it in a call."""
     if isinstance(value, Data):
         return value.data
     if isinstance(value, np.ndarray):

@@ -1,31 +1,32 @@
-"""`verify()`: is what the ranks compute together what plain Theano computes alone?
+"""`verify()`: compare the ranks' results with those of plain Theano.
 
 A function is run in parallel, in parallel with slices, serially on all rows at once, and serially
-on each piece of the rows that a rank or slice had. Two comparisons follow from that:
+on each piece of the rows that a rank or slice had. That allows two comparisons:
 
-- with the *pieces*: what came back must be the pieces' results, combined by the op and weighted
-  by rows. Both sides did the same work, so hardly a bit may differ; where it does, replicas
-  differ, rows went astray, or weights are wrong.
-- with the *serial* result: here sums were added up in another order, so the limit grows with
-  the rows. What is beyond it is no rounding: the function cannot be split that way (a mean
-  declared "sum", a standard deviation over the batch, an update that is not linear in the rows).
+- with the *pieces*: the results must be those of the pieces, combined by the op and weighted by
+  rows. Both sides did the same work, so hardly a bit may differ. Otherwise replicas differ, rows
+  got lost, or weights are wrong.
+- with the *serial* result: its sums were added up in another order, so the limit grows with the
+  rows. A larger difference is not rounding: the function cannot be split that way (a mean declared
+  "sum", a standard deviation over the batch, an update that is not linear in the rows).
 
 An update has no result in the master alone: each rank applies its own, from its own rows. Each
-rank's new value is compared with its pieces; all of them, combined by the update's op, as an
-all_reduce() would, with the serial one. What does not depend on rows must be the serial value on
-every rank that had rows. Ranks without rows make the updates that no row goes into, and keep what
-they had of all others.
+rank's new value is compared with its pieces; all of them, combined by the update's op as an
+all_reduce() would, with the serial one. A value that does not depend on rows must be the serial
+value on every rank that had rows. Ranks without rows make the updates that do not depend on rows,
+and no others.
 
-With in-graph reductions over ranks no piece can be computed alone: only the serial result counts.
+With in-graph reductions over ranks no piece can be computed alone: only the serial result is
+compared.
 
-The limit: errors are counted in machine epsilons of the largest magnitude in the array and in the
-pieces that were combined, not of each entry, because entries that cancel to nearly nothing have
-no more digits than what they were made of.
+Errors are counted in machine epsilons of the largest magnitude in the array and in the pieces that
+were combined, not of each entry, because entries that cancel to nearly nothing have no more digits
+than the numbers that they were computed from.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -33,30 +34,33 @@ from synk_theano._graph.leaves import (
     depends_on_rows,
     differs_by_rank,
     draws,
-    is_random_state,
     is_row_share,
     lineage_of,
 )
+from synk_theano._graph.random_streams import is_random_state
 from synk_theano._graph.rank_values import RankValues, Values, disturbed, equal_bits
+from synk_theano._plan.rows import is_int
+from synk_theano._text import shown
 from synk_theano._wire.data import checked_flag
+from synk_theano.exceptions import InputValueError
 
-from .arguments import checked_limit, checked_slices
 from .judge import Judge, combine
-from .report import Comparison, Difference, Drift, Report, measure
+from .report import Comparison, Drift, Report, measure
 from .rows import Piece, all_rows, pieces_of, sliced_rows, whole_inputs
 
-__all__ = ["Comparison", "Difference", "Drift", "Report", "verify"]
+MOST_SLICINGS = 100
+"""Numbers of slices that are tried at most: each is a run."""
 
 
 class Run(NamedTuple):
-    """What plain Theano gave: all outputs, and the new values of what is updated."""
+    """The result of plain Theano: all outputs, and the new values of updated variables."""
 
     outputs: List[np.ndarray]
     updated: Values
 
 
 class Parallel(NamedTuple):
-    """What all ranks gave: the outputs asked for, and each rank's new values."""
+    """The result of all ranks: the requested outputs, and each rank's new values."""
 
     outputs: List[np.ndarray]
     updated: List[Values]
@@ -79,31 +83,31 @@ def verify(
 
     Outputs are compared, and the shared variables after the call. Whatever happens, every shared
     variable of the function has its old value on every rank afterwards, random states included.
-    Several copies of the shared variables and the selected rows are held in the master.
+    The master holds several copies of the shared variables and the selected rows.
 
     Args:
         function: a `Function`.
         runtime: the `Runtime` that it belongs to.
         args, kwargs: its inputs, as in a call.
         batch, batch_s, output_subset: as in a call.
-        num_slices: with how many slices to run it, besides without.
-        limit: epsilons that are taken for rounding; by default 16 for the same computation
-            elsewhere, and 16 * sqrt(rows) for sums in another order.
+        num_slices: the numbers of slices to run it with, besides without.
+        limit: epsilons that count as rounding; by default 16 for the same computation on another
+            rank, and 16 * sqrt(rows) for sums in another order.
         sync: start all ranks from the master's values. False leaves replicas as they are, which
-            may then be the reason for a difference. Either way it is reported where they differ.
+            may then be the reason for a difference. Differences of replicas are always reported.
 
     Returns:
         The report. Outputs and updates that depend on random numbers are listed as not compared:
         each rank draws its own.
 
     Raises:
-        What the function raises when it is called.
+        All that the function raises when it is called.
     """
     several, limit = checked_slices(num_slices), checked_limit(limit)
     sync = checked_flag(sync, "sync")
     with runtime.unrecorded():
-        keepers = function.keepers
-        values = RankValues(runtime, function.get_shared(), keepers)
+        copiers = function.copiers
+        values = RankValues(runtime, function.get_shared(), copiers)
         rows_before = function.rows
         try:
             options = {"batch": batch, "batch_s": batch_s}
@@ -112,6 +116,39 @@ def verify(
         finally:
             function.rows = rows_before
             values.restore()
+
+
+def checked_slices(num_slices: Any) -> Tuple[int, ...]:
+    """Return the numbers of slices to try.
+
+    Raises:
+        InputValueError: it is neither an int nor a short list of ints of at least 1.
+    """
+    several = [num_slices] if is_int(num_slices) else num_slices
+    if (
+        not isinstance(several, (list, tuple, range))
+        or len(several) > MOST_SLICINGS
+        or not all(is_int(n) and n > 0 for n in several)
+    ):
+        raise InputValueError(
+            f"num_slices: got {shown(num_slices)}, expected an int of at least 1, or a list of at "
+            f"most {MOST_SLICINGS} of these"
+        )
+    return tuple(int(n) for n in several)
+
+
+def checked_limit(limit: Any) -> Optional[float]:
+    """Return the epsilons that count as rounding.
+
+    Raises:
+        InputValueError: it is neither None nor a number of at least 0.
+    """
+    if limit is None:
+        return None
+    # NaN is not at least 0.
+    if isinstance(limit, (int, float, np.integer, np.floating)) and limit >= 0:
+        return float(limit)
+    raise InputValueError(f"limit: got {shown(limit)}, expected a number of epsilons, or None")
 
 
 class _Verification:
@@ -147,7 +184,7 @@ class _Verification:
         states = [i for i, v in enumerate(values.variables) if is_random_state(v)]
         own = {*self._sliceable, *self._row_shares, *states}
         self._replicated = [i for i in range(len(values.variables)) if i not in own]
-        # Leaves and op of each update of an array; random states have a life of their own.
+        # Leaves and op of each update of an array; random states are not compared.
         ops = {place(target): op for target, _, op in spec.accumulated}
         self._leaves = {
             place(target): leaves
@@ -167,7 +204,7 @@ class _Verification:
         ]
 
     def report(self, num_slices: Sequence[int], output_subset: Optional[Sequence[int]]) -> Report:
-        """Do everything but saving and restoring."""
+        """Run and compare, without saving and restoring."""
         spec, master = self._spec, self._runtime.master
         subset = range(len(spec.outputs)) if output_subset is None else output_subset
         subset = [int(i) for i in subset]
@@ -194,20 +231,20 @@ class _Verification:
             self._compare(judge, subset, parallel, pieces, serial)
         for target, _ in self._lineage.updates:
             if is_random_state(target):
-                self._skip(f"update of {target}", "last", "the state of a random stream")
+                self._skip(f"update of {target}", "last", "it is the state of a random stream")
         name = repr(spec.name) if spec.name else "the function"
         return Report(name, rows, tuple(self._found), tuple(drifts), tuple(self._notes))
 
     def _unsliced(self) -> str:
-        """Why the function cannot run in slices; "" if it can."""
+        """Return why the function cannot run in slices; "" if it can."""
         if not self._spec.n_scattered and not self._spec.sliceable:
             return "the function has no rows to slice"
         if self._lineage.has_reductions:
-            return "what it reduces over ranks in its graph, it reduces slice by slice"
+            return "in slices its in-graph reductions would reduce slice by slice"
         return ""
 
     def _drifts(self) -> List[Drift]:
-        """Find variables that differ between ranks; make them equal, if that is asked for."""
+        """Find variables that differ between ranks; make them equal if `sync` is set."""
         saved, master = self._values.saved, self._runtime.master
         drifts = []
         unequal = set()
@@ -237,14 +274,14 @@ class _Verification:
         return Parallel(outputs, [self._values.fetch(rank, places) for rank in ranks])
 
     def _reset(self) -> None:
-        """Every rank's variables that the function updates, as they were at the start."""
+        """Set every rank's variables that the function updates to their values at the start."""
         alike = [i for i in self._leaves if self._sync and i in self._replicated]
         self._values.give_all({i: self._start[0][i] for i in alike})
         for rank, start in enumerate(self._start):
             self._values.give(rank, {i: start[i] for i in self._leaves if i not in alike})
 
     def _serial(self, piece: Piece, share: float, is_disturbed: bool = False) -> Run:
-        """Run plain Theano in the master, from the values that the piece's rank starts with.
+        """Run plain Theano in the master, from the start values of the piece's rank.
 
         Args:
             share: the value of `row_share()`.
@@ -261,7 +298,7 @@ class _Verification:
         shares = {i: np.asarray(share, variables[i].dtype) for i in self._row_shares}
         given = {**start, **sliced, **shares}
         own = self._start[master]
-        # Large parameters are not copied for nothing.
+        # Values that the master has already are not copied.
         given = {i: value for i, value in given.items() if i in self._leaves or value is not own[i]}
         self._values.give(master, given)
         outputs = _listed(self._function.as_theano(*inputs))
@@ -303,16 +340,16 @@ class _Verification:
         what = f"output {i}" + (f" ({variable.name})" if variable.name else "")
         parts = [run.outputs[i] for run in runs]
         if draws(leaves):
-            self._skip(what, op, "draws random numbers")
+            self._skip(what, op, "it draws random numbers")
             return
         if any(part.dtype == object for part in parts):
-            self._skip(what, op, "is no array")
+            self._skip(what, op, "it is no array")
             return
         if op is None:
             own = [p.rank == self._runtime.master for p in pieces]
             judge.pieces(what, op, got, [parts[own.index(True)]], [1])
             if not all(own) and differs_by_rank(leaves, self._spec):
-                self._skip(what, op, "the master's own result is that of its own rows")
+                self._skip(what, op, "the master's own result is computed from its own rows")
                 return
             parts = []
         else:
@@ -321,7 +358,7 @@ class _Verification:
         def expected(run: Run) -> np.ndarray:
             if op is None or self._spec.n_scattered or self._spec.sliceable:
                 return run.outputs[i]
-            # Every rank computes the same, and every rank counts.
+            # Every rank computes the same, and the op combines all of them.
             return combine(op, [run.outputs[i]] * len(pieces), [1] * len(pieces))
 
         judge.serial(what, op, got, expected(serial), parts, lambda: expected(self._disturbed()))
@@ -337,7 +374,7 @@ class _Verification:
     ) -> None:
         what, op, leaves = f"update of {self._names[i]}", self._ops[i], self._leaves[i]
         if draws(leaves):
-            self._skip(what, op, "draws random numbers")
+            self._skip(what, op, "it draws random numbers")
             return
         parts = [run.updated[i] for run in runs]
         differs = differs_by_rank(self._own_leaves[i], self._spec)
@@ -353,7 +390,7 @@ class _Verification:
                 judge.unchanged(where, op, values[i], self._start[rank][i])
                 continue
             if not mine:
-                # Whatever rows it is computed with.
+                # It is the same, whatever rows the function is computed with.
                 run = self._serial(self._all_rows._replace(rank=rank), 1.0)
                 weights[rank] = 1
                 judge.pieces(where, op, values[i], [run.updated[i]], [1])
@@ -385,7 +422,7 @@ def _place(leaf: Any, places: Dict[int, int]) -> int:
 
 
 def _listed(results: Any) -> List[Any]:
-    """Results as a list, of copies: buffers may be used again by the next call."""
+    """Return results as a list of copies, because the next call may use their buffers again."""
     if results is None:
         return []
     items = results if isinstance(results, (list, tuple)) else [results]

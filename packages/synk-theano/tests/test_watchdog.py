@@ -45,7 +45,7 @@ def tell(*words):
 runtime = Runtime(int(sys.argv[1]))
 pool = runtime._controller._pool
 families = {name.split(".")[1] for info in synk_shm.list() if info.mine for name in info.names}
-tell(*families, pool.keeper_pid, *runtime.worker_pids)
+tell(*families, pool.watchdog_pid, *runtime.worker_pids)
 """
 
 READY = """
@@ -71,15 +71,15 @@ class Victim(Program):
             environment={"SYNKHRONOS_USE_GPU": "0"},
             grace_s=30.0,
         )
-        self.family, keeper, *workers = self.line().split()
-        self.keeper = int(keeper)
+        self.family, watchdog_pid, *workers = self.line().split()
+        self.watchdog_pid = int(watchdog_pid)
         self.workers = [int(pid) for pid in workers]
 
     def shared_memory(self):
         return shared_memory(f".{self.family}.")
 
     def left(self):
-        pids = [pid for pid in (*self.workers, self.keeper) if is_there(pid)]
+        pids = [pid for pid in (*self.workers, self.watchdog_pid) if is_there(pid)]
         return [*pids, *self.shared_memory()]
 
     def await_nothing(self, timeout_s):
@@ -151,10 +151,10 @@ def test_nor_of_one_whose_workers_still_start(program, after_s, record_property)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_it_is_the_keeper_who_does_that(program, stopped):
+def test_it_is_the_watchdog_who_does_that(program, stopped):
     killed = program(IDLE if stopped else SHORTLY)
     assert killed.line() == ("ready" if stopped else "computing")
-    os.kill(killed.keeper, signal.SIGKILL)
+    os.kill(killed.watchdog_pid, signal.SIGKILL)
     if stopped:
         os.kill(killed.workers[0], signal.SIGSTOP)
     killed.kill()
@@ -180,7 +180,7 @@ f(np.array([0.0, 60.0]))
 )
 
 
-# After a call: a keeper that starts when the master is gone finds that out in another way.
+# After a call: a watchdog that starts when the master is gone finds that out in another way.
 FORKED_IN_C = (
     READY
     + """
@@ -192,7 +192,7 @@ tell(child)
 time.sleep(60)
 """
 )
-"""Python's own fork() lets go, in the child, of what the keeper and the workers wait on."""
+"""Python's own fork() lets go, in the child, of what the watchdog and the workers wait on."""
 
 
 @pytest.mark.parametrize("code", [FORKED, FORKED_IN_C], ids=["python", "c"])
@@ -203,13 +203,14 @@ def test_a_child_of_the_master_does_not_stand_in_for_it(program, zygote, code):
         if code is FORKED:
             assert killed.line() == "computing"
         killed.kill()
-        wait_gone([*killed.workers, killed.keeper], GONE_S + BUSY_S)
+        wait_gone([*killed.workers, killed.watchdog_pid], GONE_S + BUSY_S)
         # Python's own fork() lets go of the family's lock, too; in C nobody does.
         if code is FORKED:
             assert not [name for name in killed.shared_memory() if not name.endswith(".lock")]
         assert is_there(child), "it was to be there all the time"
     finally:
         os.kill(child, signal.SIGKILL)
+        wait_gone([child])  # it holds the family's lock until then
         assert zygote.run("import synk_shm; synk_shm.empty(1)").status == 0
 
 
@@ -241,7 +242,7 @@ def kill_a_worker(runtime, f, data):
     ids=["closed", "a-worker-died", "one-rank"],
 )
 def test_without_workers_memory_has_no_names_and_goes_with_the_master(size, end):
-    """However it is killed: there is no keeper then."""
+    """However it is killed: there is no watchdog then."""
     before = names()
     with nothing_left(), Runtime(size) as runtime:
         x = T.dvector("x")
@@ -271,7 +272,7 @@ def test_without_workers_there_is_none():
     before = child_processes()
     with Runtime(1) as runtime:
         runtime.distribute()
-        assert runtime._controller._pool.keeper_pid is None
+        assert runtime._controller._pool.watchdog_pid is None
         assert child_processes() == before
 
 
@@ -279,10 +280,10 @@ def test_it_ends_with_the_runtime_and_is_nobodys_zombie():
     with nothing_left(grace_s=0.0):
         runtime = Runtime(2)
         runtime.distribute()
-        keeper = runtime._controller._pool.keeper_pid
-        assert child_processes() >= {keeper, *runtime.worker_pids}
+        watchdog_pid = runtime._controller._pool.watchdog_pid
+        assert child_processes() >= {watchdog_pid, *runtime.worker_pids}
         runtime.close()
-        assert not os.path.exists(f"/proc/{keeper}")
+        assert not os.path.exists(f"/proc/{watchdog_pid}")
 
 
 def test_it_ends_at_once_with_a_runtime_that_is_closed_while_it_starts():
@@ -295,14 +296,14 @@ def test_should_it_be_killed_all_goes_on():
     with nothing_left():
         runtime = Runtime(2)
         pool = runtime._controller._pool
-        keeper = pool.keeper_pid
-        os.kill(keeper, signal.SIGKILL)
+        watchdog_pid = pool.watchdog_pid
+        os.kill(watchdog_pid, signal.SIGKILL)
         runtime.distribute()  # waits for the workers, and looks after them meanwhile
         deadline = time.monotonic() + 10
-        while os.path.exists(f"/proc/{keeper}"):
+        while os.path.exists(f"/proc/{watchdog_pid}"):
             pool.check("a test")
             assert time.monotonic() < deadline
-        assert pool.keeper_pid is None
+        assert pool.watchdog_pid is None
         runtime.close()
 
 
@@ -310,13 +311,13 @@ def test_what_ends_all_processes_of_a_program_does_not_end_it():
     with nothing_left():
         runtime = Runtime(2)
         pool = runtime._controller._pool
-        keeper = pool.keeper_pid
+        watchdog_pid = pool.watchdog_pid
         for _ in range(5):
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                os.kill(keeper, number)
+                os.kill(watchdog_pid, number)
             time.sleep(0.05)
-        assert pool.keeper_pid == keeper
-        assert os.getsid(keeper) == os.getpgid(keeper) == keeper
+        assert pool.watchdog_pid == watchdog_pid
+        assert os.getsid(watchdog_pid) == os.getpgid(watchdog_pid) == watchdog_pid
         runtime.close()
 
 
@@ -324,7 +325,7 @@ def test_it_costs_next_to_nothing(record_property):
     with nothing_left():
         runtime = Runtime(2)
         runtime.distribute()
-        pid = runtime._controller._pool.keeper_pid
+        pid = runtime._controller._pool.watchdog_pid
         held = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
         # Nothing to read from or to print to, the line, and one for each process it looks after.
         assert sorted(name.split(":")[0] for name in held if "pidfd" not in name) == [
@@ -353,10 +354,10 @@ def test_another_process_with_the_same_pid_is_left_alone(monkeypatch, pidfd):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         start = watchdog.start_of(child.pid)
-        mistaken = watchdog.Process(child.pid, start - 1)
+        mistaken = watchdog.WatchedProcess(child.pid, start - 1)
         assert mistaken.is_gone()
         mistaken.kill()
-        meant = watchdog.Process(child.pid, start)
+        meant = watchdog.WatchedProcess(child.pid, start)
         assert (meant.fd >= 0) == (pidfd and hasattr(os, "pidfd_open"))
         assert not meant.is_gone()
         assert child.poll() is None
@@ -377,7 +378,7 @@ def test_a_system_without_descriptors_of_processes_is_looked_after_too(monkeypat
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     reading, writing = os.pipe()
     try:
-        me = watchdog.Process(os.getpid(), watchdog.start_of(os.getpid()))
+        me = watchdog.WatchedProcess(os.getpid(), watchdog.start_of(os.getpid()))
         # In pieces, as it may come.
         line = b"%d %d\n" % (child.pid, watchdog.start_of(child.pid))
         os.write(writing, line[:3])
@@ -385,10 +386,10 @@ def test_a_system_without_descriptors_of_processes_is_looked_after_too(monkeypat
         os.close(writing)
         (ward,) = watchdog.watch(reading, me, [])
         assert ward.pid == child.pid
-        gone = watchdog.Process(os.getpid(), 1)
+        gone = watchdog.WatchedProcess(os.getpid(), 1)
         reading_on, still_open = os.pipe()
         assert watchdog.watch(reading_on, gone, []) == []
-        os.write(still_open, watchdog.GOODBYE + b"\n")
+        os.write(still_open, watchdog.CLOSE + b"\n")
         assert watchdog.watch(reading_on, me, []) is None
         os.close(reading_on)
         os.close(still_open)
@@ -401,12 +402,12 @@ def test_a_system_without_descriptors_of_processes_is_looked_after_too(monkeypat
 
 def test_a_runtime_is_closed_in_time_though_it_is_stopped():
     with computing(hold_the_lock) as pool:
-        keeper = pool.keeper_pid
-        os.kill(keeper, signal.SIGSTOP)
+        watchdog_pid = pool.watchdog_pid
+        os.kill(watchdog_pid, signal.SIGSTOP)
         began = time.monotonic()
         pool.stop()
         assert time.monotonic() - began < 1.2 + BUSY_S
-        wait_gone([keeper])
+        wait_gone([watchdog_pid])
 
 
 def test_the_folder_of_sockets_goes_with_a_master_that_is_killed_in_its_start(run_script, tmp_path):
