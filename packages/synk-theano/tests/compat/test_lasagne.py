@@ -57,8 +57,8 @@ assert np.count_nonzero(same) == 2
 )
 
 
-def test_downsample(run):
-    run(DOWNSAMPLE, flags="linker=py")
+def test_downsample(run, forked):
+    forked("import theano; theano.config.linker = 'py'\n" + DOWNSAMPLE)
     assert "downsample" in run(DOWNSAMPLE, skip="downsample", fails=True).stderr
 
 

@@ -1,21 +1,20 @@
-"""P1: the Theano flags that make it work here, for whatever the user has not set.
+"""P1: set the Theano flags that make it work here, unless the user has set them.
 
-Theano reads ``THEANO_FLAGS`` and the files of ``THEANORC`` in its module ``configparser``. Directly
-after that module was executed we ask *its* reader which flags are set, so that there is no second
-opinion about the syntax, and add ours to the dictionary it made. The environment is not touched:
-child processes see what the user has set, nothing else.
+Theano reads ``THEANO_FLAGS`` and the files of ``THEANORC`` in its module ``configparser``. Right
+after that module is executed, *its* reader is asked which flags are set, so that the syntax is
+parsed only once, and ours are added to its dictionary. The environment stays as it is: child
+processes see only the user's settings.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-from synk_theano_compat import _blas
+from synk_theano_compat._toolchain import blas, cache
+from synk_theano_compat._toolchain.compiler import find_compiler
 
 FOR_CUDNN = {
     "dnn.conv.algo_fwd": "time_on_shape_change",
@@ -28,23 +27,23 @@ SHOWN = (
     *("dnn.enabled", *FOR_CUDNN, "dnn.conv.precision"),
     *("gpuarray.preallocate", "gpuarray.sched", "gpuarray.single_stream", "gpuarray.cache_path"),
 )
-"""The flags that are listed to the user, whoever has set them."""
+"""The flags that the status lists."""
 
 chosen: dict[str, str] = {}
 """The flags that were added in this process."""
 
 users: dict[str, str] = {}
-"""Which of ``SHOWN`` the user has set, and where: Theano forgets it when it has read them."""
+"""Which of ``SHOWN`` the user has set, and where: Theano does not keep it."""
 
 
 def set_defaults() -> str:
-    """Add the flags the user has not set, and say which.
+    """Add the flags that the user has not set, and return which.
 
-    ``blas.ldflags``: Theano asks NumPy for its BLAS in a way that fails, at import, since 1.22.
-    ``base_compiledir``: where the home cannot be written, a private folder in the temporary one.
-    ``device`` with ``force_device``: the processor, with no look at GPUs.
+    ``blas.ldflags``: since NumPy 1.22, Theano's way of finding its BLAS fails at import.
+    ``base_compiledir``: a private temporary folder, if the home cannot be written.
+    ``device`` with ``force_device``: the processor, without looking for GPUs.
     ``dnn.conv.algo_*``: on a GPU, cuDNN's fastest algorithms, measured at the first call of each
-    shape, where Theano takes ones that need little memory. Other devices do not look at them.
+    shape; Theano prefers ones that need little memory. Other devices ignore these flags.
     (``time_once`` keeps the first shape's memory for all: a larger batch then fails.)
     """
     from theano import configparser
@@ -56,12 +55,12 @@ def set_defaults() -> str:
             defaults["force_device"] = "True"
     if _user_value(configparser, "blas.ldflags") is None:
         compiler = find_compiler(_user_value(configparser, "cxx"))
-        choice = _blas.choose(compiler)
+        choice = blas.choose(compiler)
         if compiler is None:
-            _hide_blas_warning()
+            _ignore_blas_warning()
         defaults["blas.ldflags"] = choice.ldflags
     if all(_user_value(configparser, name) is None for name in ("base_compiledir", "compiledir")):
-        if (folder := _instead_of_home()) is not None:
+        if (folder := _compiledir_without_home()) is not None:
             defaults["base_compiledir"] = folder
     for name, value in FOR_CUDNN.items():
         if _user_value(configparser, name) is None:
@@ -79,8 +78,8 @@ def set_defaults() -> str:
 def in_force() -> dict[str, dict[str, str]]:
     """Return the flags that matter here: ``{name: {"value": ..., "set_by": ...}}``.
 
-    Set by ``THEANO_FLAGS``, by a ``file`` (``.theanorc``), by ``synk_theano_compat``, or
-    ``Theano``'s default.
+    ``set_by`` is ``THEANO_FLAGS``, ``file`` (``.theanorc``), ``synk_theano_compat``, or ``Theano``
+    for its default.
     """
     from theano import config
 
@@ -98,7 +97,7 @@ def in_force() -> dict[str, dict[str, str]]:
 
 
 def _user_value(configparser: Any, name: str) -> str | None:
-    """Return what the user has set for the flag, in the environment or a file; else None."""
+    """Return the user's value of a flag, from the environment or a file; None if there is none."""
     try:
         value: str = configparser.fetch_val_for_key(name)
     except KeyError:
@@ -106,23 +105,15 @@ def _user_value(configparser: Any, name: str) -> str | None:
     return value
 
 
-def find_compiler(flag: str | None) -> str | None:
-    """Return the path of the compiler that Theano will use, or None if it will use none."""
-    if flag is not None:
-        return shutil.which(flag.strip('"')) if flag else None
-    names = ("clang++",) if sys.platform == "darwin" else ("g++",)
-    return next((path for path in map(shutil.which, names) if path), None)
-
-
-def _instead_of_home() -> str | None:
-    """A folder to compile in, where Theano's own cannot be made or written; None if it can be."""
+def _compiledir_without_home() -> str | None:
+    """Return a folder to compile in if Theano's own cannot be written; None if it can be."""
     usual = Path(os.path.expanduser("~/.theano"))
     nearest = next(place for place in (usual, *usual.parents) if place.exists())
     if os.access(nearest, os.W_OK | os.X_OK):
         return None
-    for folder in _blas.temporary_roots("theano"):
-        known = folder.exists()  # so that it is said once, and by none of many workers
-        if not _blas.is_private(folder, create=True):
+    for folder in cache.temporary_roots("theano"):
+        known = folder.exists()  # so that it is logged once, and not by each worker
+        if not cache.is_private(folder, create=True):
             continue
         if not known:
             logging.getLogger("theano").warning(
@@ -135,9 +126,9 @@ def _instead_of_home() -> str | None:
     return None
 
 
-def _hide_blas_warning() -> None:
-    # Without a compiler no C code runs at all, of which Theano warns; that NumPy's C API stands in
-    # for BLAS is then neither true nor of any use. With a compiler that message is worth reading.
+def _ignore_blas_warning() -> None:
+    # Without a compiler no C code runs at all, and Theano warns of that; the message that NumPy's C
+    # API stands in for BLAS is then untrue. With a compiler it is worth reading.
     def keep(record: logging.LogRecord) -> bool:
         return "NumPy C-API based implementation" not in str(record.msg)
 

@@ -1,18 +1,20 @@
 """P12: ``reshape`` and ``flatten`` of a batch without rows, where one length is given as -1.
 
 NumPy refuses ``reshape(x, (0, -1))`` because any number would do. In a Theano graph the zero is a
-length that happens to be 0 in this call, such as the number of rows, and the other calls of the
-same function say which number is meant: ``x.flatten(2)`` of shape (n, 3, 4) is (n, 12) for any n.
+length that happens to be 0 in this call, such as the number of rows, and other calls of the same
+function define the number: ``x.flatten(2)`` of shape (n, 3, 4) is (n, 12) for any n.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .rewrite import rewrite
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# What `complete` does, in C. `%%` because Theano formats the code that this is put into.
+# `complete` in C. `%%` because Theano formats the code that this is inserted into.
 _C_CODE = """
 if (PyArray_SIZE(%(x)s) == 0) {
     int free_axis = -1, free_axes = 0, zeros = 0;
@@ -35,14 +37,14 @@ _NEW_ARRAY = "Py_XDECREF(%(z)s);"
 
 
 def complete(lengths: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return the lengths wanted of a reshaped array, with -1 replaced where NumPy would not know.
+    """Return the requested shape, with -1 replaced where another length is 0.
 
-    That is where another length is 0. The -1 is then such that both shapes without their zeros
-    have the same product; it stays where this is no whole number or the zeros are not as many.
+    NumPy cannot infer it there. The number makes the products of both shapes without their zeros
+    equal; -1 stays if that is not a whole number or the numbers of zeros differ.
 
     Args:
-        lengths: Shape of the array as it is.
-        wanted: Shape that it is to get.
+        lengths: Shape of the array.
+        wanted: Requested shape.
     """
     result = [int(length) for length in wanted]
     if result.count(-1) == 1 and 0 in result and result.count(0) == list(lengths).count(0):
@@ -60,10 +62,8 @@ def _product(lengths: Sequence[int]) -> int:
 
 
 def empty_reshape() -> str:
-    """P12: patch the implementations of ``Reshape`` in Python and C, and the shape it announces."""
+    """P12: patch ``Reshape``: its Python and C implementations, and its inferred shape."""
     from theano.tensor.basic import Reshape
-
-    from synk_theano_compat._patches import _rewrite
 
     perform, infer_shape = Reshape.perform, Reshape.infer_shape
     version: Any = Reshape.c_code_cache_version
@@ -74,28 +74,28 @@ def empty_reshape() -> str:
         perform(self, node, (x, shape), out_, params)
 
     def completed_infer_shape(self: Any, node: Any, ishapes: Any) -> Any:
-        return _announced(node, ishapes[0], infer_shape(self, node, ishapes))
+        return _inferred(node, ishapes[0], infer_shape(self, node, ishapes))
 
     def c_code_cache_version(self: Any) -> tuple[Any, ...]:
         return (*version(self), 1)
 
-    _rewrite(Reshape.c_code, _NEW_ARRAY, _C_CODE + _NEW_ARRAY, 1)
+    rewrite(Reshape.c_code, _NEW_ARRAY, _C_CODE + _NEW_ARRAY, 1)
     Reshape.perform = completed_perform
     Reshape.infer_shape = completed_infer_shape
     Reshape.c_code_cache_version = c_code_cache_version
     return "Reshape"
 
 
-def _announced(node: Any, lengths: Any, announced: Any) -> Any:
-    """Return the symbolic shape of a Reshape: Theano's own, but for a -1 beside a zero."""
+def _inferred(node: Any, lengths: Any, inferred: Any) -> Any:
+    """Return the symbolic shape of a Reshape: Theano's own, except for a -1 beside a zero."""
     from theano.tensor import basic
 
     wanted = node.inputs[1]
     constant = isinstance(wanted, basic.TensorConstant)
     if len(lengths) == 0 or node.op.ndim < 2 or (constant and not {0, -1} <= set(wanted.data)):
-        return announced
+        return inferred
     parts = list(wanted.data) if constant else [wanted[i] for i in range(node.op.ndim)]
-    # Theano's constant folding takes care of what is known.
+    # Theano's constant folding removes what is known.
     known = -basic.mul(*[basic.switch(basic.eq(part, 0), 1, part) for part in parts])
     size = basic.mul(*[basic.maximum(length, 1) for length in lengths])
     rest = size // basic.maximum(known, 1)
@@ -103,6 +103,6 @@ def _announced(node: Any, lengths: Any, announced: Any) -> Any:
     return [
         tuple(
             basic.switch(basic.and_(empty, basic.eq(part, -1)), rest, old)
-            for part, old in zip(parts, announced[0])
+            for part, old in zip(parts, inferred[0])
         )
     ]

@@ -1,11 +1,11 @@
-"""P13: what Theano imports of SciPy without need is left until something asks for it.
+"""P13: postpone Theano's needless imports of SciPy until something uses them.
 
 ``scipy.special``, ``scipy.stats`` and ``scipy.linalg``, which some functions call, and
 ``scipy.signal``, for names that SciPy 1.8 removed, take more than half of the time of importing
-Theano, in the master and in each worker. While the modules that ask for them are executed,
-something empty stands in for them; SciPy itself imports the true ones when they are used. Of
-``scipy.linalg`` the functions of BLAS are there, which Theano takes at once. The last cannot be
-imported, as those names could not be.
+Theano, in the master and in each worker. While the modules that import them are executed, an empty
+module stands in; SciPy itself imports the real ones when they are used. The stand-in of
+``scipy.linalg`` has the functions of BLAS, which Theano needs at once. ``scipy.signal`` cannot be
+imported meanwhile, just as those names could not be.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import types
 from pathlib import Path
 from typing import Any, Callable
 
-from synk_theano_compat import _lend
+from . import stand_ins
 
 _FUNCTIONS = ("scipy.special", "scipy.stats")
 _LINALG = "scipy.linalg"
@@ -25,39 +25,39 @@ _SIGNAL = "scipy.signal"
 _CONVOLUTIONS = ("theano.tensor.nnet.abstract_conv", "theano.tensor.nnet.conv")
 
 
-def lend_functions() -> str:
-    """Put stand-ins for ``scipy.special`` and ``scipy.stats`` in place."""
-    return ", ".join(map(_lend_part, _FUNCTIONS))
+def insert_functions() -> str:
+    """Insert stand-ins for ``scipy.special`` and ``scipy.stats``."""
+    return ", ".join(map(_insert_part, _FUNCTIONS))
 
 
-def take_back_functions() -> str:
-    """Remove what :func:`lend_functions` has put there."""
-    return ", ".join(map(_lend.take_back, _FUNCTIONS))
+def remove_functions() -> str:
+    """Undo :func:`insert_functions`."""
+    return ", ".join(map(stand_ins.remove, _FUNCTIONS))
 
 
-def lend_linalg() -> str:
-    """Put a stand-in for ``scipy.linalg`` in place, from which its own modules can be imported."""
-    return _lend_part(_LINALG)
+def insert_linalg() -> str:
+    """Insert a stand-in for ``scipy.linalg``, from which its own modules can be imported."""
+    return _insert_part(_LINALG)
 
 
-def take_back_linalg() -> str:
-    """Remove what :func:`lend_linalg` has put there."""
-    return _lend.take_back(_LINALG)
+def remove_linalg() -> str:
+    """Undo :func:`insert_linalg`."""
+    return stand_ins.remove(_LINALG)
 
 
 def hide_signal() -> str:
-    """Have ``scipy.signal`` not found, if it does not have what is going to be asked for."""
+    """Make imports of ``scipy.signal`` fail, if it lacks the names that Theano imports."""
     if any(_signal_folder().glob("sigtools*")):
         return "not needed"
-    return _lend.lend(_SIGNAL, None)
+    return stand_ins.insert(_SIGNAL, None)
 
 
 def show_signal() -> str:
-    """Undo :func:`hide_signal`, and give Theano's convolutions what SciPy has moved.
+    """Undo :func:`hide_signal`, and give Theano's convolutions the functions that SciPy moved.
 
-    They need it where there is no compiler, and would say that SciPy has to be installed.
+    Without a compiler they need these, and would ask for SciPy to be installed.
     """
-    shown = _lend.take_back(_SIGNAL)
+    shown = stand_ins.remove(_SIGNAL)
     if not any(_signal_folder().glob("_sigtools*")):
         return shown
     for name in _CONVOLUTIONS:
@@ -76,7 +76,7 @@ def _signal_folder() -> Path:
 
 
 def _when_called(part: str, name: str) -> Callable[..., Any]:
-    """A function of ``scipy.signal`` that is imported when it is called."""
+    """Return a function that imports one of ``scipy.signal``, and calls it."""
 
     def function(*arguments: Any, **options: Any) -> Any:
         module = importlib.import_module(f"{_SIGNAL}.{part}")
@@ -85,14 +85,14 @@ def _when_called(part: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def _lend_part(name: str) -> str:
-    """Lend a part of SciPy, if SciPy imports the true one by itself when it is used."""
+def _insert_part(name: str) -> str:
+    """Insert a stand-in for a part of SciPy, if SciPy imports the real one on its first use."""
     scipy, part = _scipy(), name.rpartition(".")[2]
     if part not in getattr(scipy, "submodules", ()):
         return "not needed"
-    module = _lend.stand_in(name, functools.partial(_lend.true_one, name))
+    module = stand_ins.stand_in(name, functools.partial(stand_ins.real_attribute, name))
     module.__path__ = [str(Path(folder, part)) for folder in scipy.__path__]
-    return _lend.lend(name, module)
+    return stand_ins.insert(name, module)
 
 
 def _scipy() -> types.ModuleType:

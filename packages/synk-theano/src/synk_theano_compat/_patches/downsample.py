@@ -1,6 +1,6 @@
 """Stand-in for ``theano.tensor.signal.downsample``, which Theano 1.0 removed.
 
-Lasagne 0.1 and other programs of 2015 import it. The words of that time (``ds``, ``st``,
+Lasagne 0.1 and other programs of 2015 import it. The arguments of that time (``ds``, ``st``,
 ``padding``) are mapped to those of :func:`theano.tensor.signal.pool.pool_2d`; results are the same.
 """
 
@@ -19,7 +19,7 @@ max_pool_2d_same_size = pool.max_pool_2d_same_size
 
 
 def max_pool_2d(
-    input: Any,  # noqa: A002 - the name of that time
+    input: Any,  # noqa: A002 - its name in 2015
     ds: Sequence[int],
     ignore_border: bool | None = None,
     st: Sequence[int] | None = None,
@@ -31,7 +31,7 @@ def max_pool_2d(
     Args:
         input: Tensor variable of at least two dimensions.
         ds: Rows and columns of the pooling window.
-        ignore_border: True drops the last, incomplete windows. None means False, as it did then.
+        ignore_border: Whether to drop the last, incomplete windows. None means False, as in 2015.
         st: Rows and columns from one window to the next; None for ``ds``.
         padding: Rows and columns of zeros on each side; needs ``ignore_border=True``.
         mode: ``"max"``, ``"sum"``, ``"average_inc_pad"`` or ``"average_exc_pad"``.

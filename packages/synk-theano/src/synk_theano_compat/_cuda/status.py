@@ -1,7 +1,7 @@
 """``python -m synk_theano_compat --cuda``: driver, devices and libraries, as values for JSON.
 
-Asks the driver how many devices there are, for which it is initialised, but creates no context: no
-device's memory is used. The process may hang or die of a broken driver; it is made to be a child.
+Initialises the driver to count the devices, but creates no context, so no device's memory is used.
+A broken driver may hang or kill the process: run it as a child.
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ import os
 import warnings
 from typing import Any
 
-from synk_theano_compat import _cuda, _cuda_find, _cudnn
+from . import cudnn, find, libraries
 
 _NAME_LENGTH = 256
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 
 
 def cuda_status() -> dict[str, Any]:
-    """Return what is there of CUDA, what would be used, and under which name it is found.
+    """Return which parts of CUDA there are, and which of them would be used.
 
     ``hardware``: the device files of NVIDIA's GPUs. ``libraries`` and ``headers``: all that were
     found, best first. ``prepared``: what was done for libgpuarray. ``missing``: what it will not
-    find, and why. ``cudnn``: library, header and version that go together.
+    find, and why. ``cudnn``: a library and a header of one version.
     """
-    table = _cuda_find.here()
+    files = find.scan_machine()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # it is in "missing"
-        prepared = _cuda.prepare()
-    installation = _cudnn.find(table)
+        warnings.simplefilter("ignore", RuntimeWarning)  # "missing" has the same
+        prepared = libraries.prepare()
+    installation = cudnn.find(files)
     return {
         "hardware": sorted(glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dxg")),
-        "driver": list(_cuda.driver_version()),
+        "driver": list(libraries.driver_version()),
         **_devices(),
         "prepared": dict(prepared),
-        "missing": dict(_cuda.missing),
-        "libraries": _listed(table.libraries),
-        "headers": _listed(table.headers),
+        "missing": dict(libraries.missing),
+        "libraries": _listed(files.libraries),
+        "headers": _listed(files.headers),
         "cudnn": None
         if installation is None
         else {
             "library": installation.library.path,
             "header": installation.header.path,
             "version": installation.version,
-            "cuda_headers": _cudnn.header_folders(table, installation.header.path),
+            "cuda_headers": cudnn.header_folders(files, installation.header.path),
         },
-        "path_variable": os.environ.get(_cuda_find.PATH_VARIABLE, ""),
+        "path_variable": os.environ.get(find.PATH_VARIABLE, ""),
     }
 
 
-def _listed(found: dict[str, list[_cuda_find.Found]]) -> dict[str, list[dict[str, Any]]]:
+def _listed(found: dict[str, list[find.FoundFile]]) -> dict[str, list[dict[str, Any]]]:
     return {
         name: [
             {"path": one.path, "version": list(one.version), "origin": one.origin} for one in all_
@@ -60,7 +60,7 @@ def _listed(found: dict[str, list[_cuda_find.Found]]) -> dict[str, list[dict[str
 
 
 def _devices() -> dict[str, Any]:
-    """Return the devices that this process may use, and what the driver says if it has none."""
+    """Return the devices that this process may use, and the driver's error if it has none."""
     try:
         driver = ctypes.CDLL("libcuda.so")
     except OSError as error:
@@ -70,11 +70,11 @@ def _devices() -> dict[str, Any]:
     if status == 0:
         status = driver.cuDeviceGetCount(ctypes.byref(count))
     if status != 0:
-        return {"devices": [], "error": _meaning(driver, status)}
+        return {"devices": [], "error": _error_text(driver, status)}
     return {"devices": [_device(driver, index) for index in range(count.value)], "error": ""}
 
 
-def _meaning(driver: Any, status: int) -> str:
+def _error_text(driver: Any, status: int) -> str:
     text = ctypes.c_char_p()
     driver.cuGetErrorString(status, ctypes.byref(text))
     return f"CUDA error {status}: {(text.value or b'unknown').decode(errors='replace')}"
