@@ -1,4 +1,4 @@
-"""Python, NumPy, Theano, the compiler, BLAS, Lasagne, and what processes talk through."""
+"""Python, NumPy, Theano, compiler, BLAS, Lasagne, and the libraries for communication."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from ._items import GOOD, MISSING, WARNING, Item
-from ._probe import Answer, ask
+from synkhronos_cli._probe import Answer, ask
+
+from .items import GOOD, MISSING, WARNING, Item
 
 GEMM_TIMEOUT_S = 120.0
 _SLOW_GFLOPS = 3.0
 
-# The time of a matrix product that takes some 10 ms on a core of today, as Theano computes it.
+# Times a matrix product by Theano that takes some 10 ms on one modern core.
 _GEMM = """
 import time
 import synk_theano
@@ -62,23 +63,23 @@ answer(version=synk_shm.__version__, path=synk_shm.__file__)
 _OURS = ("synkhronos", "synk-theano", "synk-shm", "synk-comm")
 
 
-def look_at_software(compat: Answer) -> list[Item]:
-    """Return what there is to compute with.
+def examine_software(compat: Answer) -> list[Item]:
+    """Return the items about software.
 
     Args:
-        compat: What ``python -m synk_theano_compat --json --activate`` says.
+        compat: The answer of ``python -m synk_theano_compat --json --activate``.
     """
     if not _is_executable():
-        return [_python()]  # all else is asked of it
+        return [_python()]  # everything else needs it
     theano, compiler = _theano(compat), _compiler(compat)
     numpy = _numpy(ask(_NUMPY, IMPORT_TIMEOUT_S))
     items = [_python(), _packages(), numpy, theano, compiler, _headers()]
     if theano.state != MISSING:
         gemm = ask(_GEMM, GEMM_TIMEOUT_S)
-        spoiled = bool(gemm.problem) and compiler.state == GOOD and _works_in_a_fresh_folder()
-        items.append(_spoiled(compat, gemm) if spoiled else _blas(compat, gemm))
+        damaged = bool(gemm.problem) and compiler.state == GOOD and _works_in_an_empty_folder()
+        items.append(_damaged(compat, gemm) if damaged else _blas(compat, gemm))
     if theano.state == MISSING:
-        items.append(Item("Lasagne", WARNING, "not tried: it needs Theano"))
+        items.append(Item("Lasagne", WARNING, "not examined: it needs Theano"))
     else:
         items.append(_lasagne(compat, ask(_LASAGNE, IMPORT_TIMEOUT_S)))
     items.append(_module("pyzmq", ask(_ZMQ, IMPORT_TIMEOUT_S), "pip install pyzmq"))
@@ -110,14 +111,14 @@ def _module(name: str, answer: Answer, cure: str) -> Item:
     return Item(name, GOOD, f"{answer.get('version')}, {answer.get('path')}")
 
 
-def _works_in_a_fresh_folder() -> bool:
-    """Whether Theano computes when it may compile into an empty folder."""
+def _works_in_an_empty_folder() -> bool:
+    """Return whether Theano works if it compiles into an empty folder."""
     with tempfile.TemporaryDirectory(prefix="synkhronos-doctor-") as folder:
         flags = f"{os.environ.get('THEANO_FLAGS', '')},compiledir={folder}".lstrip(",")
         return not ask(_GEMM, GEMM_TIMEOUT_S, {"THEANO_FLAGS": flags}).problem
 
 
-def _spoiled(compat: Answer, gemm: Answer) -> Item:
+def _damaged(compat: Answer, gemm: Answer) -> Item:
     folder = str(compat.get("compiledir"))
     found = f"{folder}: {gemm.problem}; in an empty folder Theano works"
     if not os.access(folder, os.W_OK):
@@ -138,7 +139,7 @@ def _is_executable() -> bool:
 def _python() -> Item:
     found = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
     if not _is_executable():
-        cure = "let this user execute it, or make an environment of your own"
+        cure = "give this user the right to execute it, or make an environment of your own"
         return Item("Python", MISSING, f"{found}: cannot be executed", cure, needed=True)
     if (3, 9) <= sys.version_info[:2] <= (3, 11):
         return Item("Python", GOOD, found)
@@ -176,7 +177,7 @@ def _theano(compat: Answer) -> Item:
         return Item("Theano", MISSING, "not installed", "pip install Theano==1.0.5", needed=True)
     found += f", {compat.get('compiledir')}"
     if not compat.get("active"):
-        found += "; `import theano` works after `import synkhronos` only"
+        found += "; `import theano` works only after `import synkhronos`"
         return Item("Theano", WARNING, found, _cure_of_import(compat))
     return Item("Theano", GOOD, found)
 
@@ -213,7 +214,7 @@ def _blas(compat: Answer, gemm: Answer) -> Item:
     if gemm.problem:
         return Item("BLAS", MISSING, f"{origin}; a product failed: {gemm.problem}", needed=True)
     if not gemm["right"]:
-        cure = "name another in blas.ldflags of THEANO_FLAGS"
+        cure = "name another BLAS in blas.ldflags of THEANO_FLAGS"
         return Item("BLAS", MISSING, f"{origin}: wrong numbers", cure, needed=True)
     seconds = float(gemm["seconds"])
     speed = _GEMM_FLOP / seconds / 1e9
@@ -227,7 +228,7 @@ def _lasagne(compat: Answer, lasagne: Answer) -> Item:
     installed = _versions(compat).get("Lasagne") or lasagne.get("version")
     cure = "pip install Lasagne==0.1"
     if not installed:
-        return Item("Lasagne", WARNING, "not installed; networks are made without it", cure)
+        return Item("Lasagne", WARNING, "not installed; only networks built with it need it", cure)
     if lasagne.problem:
         return Item("Lasagne", WARNING, f"{installed}: {lasagne.problem}", cure)
     return Item("Lasagne", GOOD, f"{installed}, {lasagne.get('path')} (0.1 and 0.2.dev1 both work)")

@@ -1,17 +1,17 @@
-"""What both commands that draw ask first: may a picture be written there?"""
+"""The option ``--plot``."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
 
-from ._terminal import fail
+from synkhronos_cli._terminal import fail
 
 FORMATS = (".png", ".svg", ".pdf")
 
 
 def require_plots(path: str) -> None:
-    """End with one line unless matplotlib is here and can write such a file."""
+    """Exit with one line unless matplotlib is installed and can write such a file."""
     if importlib.util.find_spec("matplotlib") is None:
         fail("--plot needs matplotlib: pip install 'synkhronos[plot]'", 1)
     target = Path(path)

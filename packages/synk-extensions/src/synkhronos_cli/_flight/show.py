@@ -1,8 +1,4 @@
-"""``synkhronos flight``: what every rank did before a failure.
-
-Programs write a record of each failure (`synk_theano.flight`, which has the format); here they are
-only read, without anything that could bring Theano to life.
-"""
+"""Print flight records: what every rank did before a failure."""
 
 from __future__ import annotations
 
@@ -13,23 +9,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ._flight_file import files, folder, load, local_time, printable
-from ._machine import in_units
-from ._terminal import console, fail, print_json
+from synkhronos_cli._terminal import console, fail, in_units, print_json
+
+from .file import files, folder, load, local_time, printable
 
 _Key = tuple[int, int]
-"""Of an act: its order, and its place in that."""
+"""Identifies an act: the number of its order, and its place in that."""
 
 _WIDTH_OF_RANK = 36
 _WIDTH_OF_ACT = 44
 
 
 def show_flight(file: Optional[str], last: int, *, json: bool) -> None:
-    """Print a record: `file`, which may be a name in the folder, or the newest.
+    """Print a record.
 
     Args:
-        last: how many orders of each rank.
-        json: the record as it is, instead.
+        file: Its path, or its name in the folder; None for the newest.
+        last: Number of orders to print.
+        json: Print the whole record as JSON instead.
     """
     path = _path_of(file)
     if path is None:
@@ -49,7 +46,7 @@ def show_flight(file: Optional[str], last: int, *, json: bool) -> None:
 
 
 def list_flights(*, json: bool) -> None:
-    """Print which records there are, newest first."""
+    """List all records, newest first."""
     found = [(path, _read(path)) for path in files()]
     if json:
         print_json([_in_short(path, record) for path, record in found])
@@ -76,7 +73,7 @@ def _path_of(file: Optional[str]) -> Optional[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A record, or an empty one: others are to be listed all the same."""
+    """Return a record; an empty one if it cannot be read, so that the others are listed."""
     try:
         return load(path)
     except (OSError, ValueError):
@@ -120,7 +117,7 @@ def _print(path: Path, record: dict[str, Any], last: int) -> None:
 
 
 def _plainly(out: Console) -> Any:
-    """Prints lines whole: a traceback that is wrapped is hard to read."""
+    """Return a function that prints lines unwrapped: wrapped tracebacks are hard to read."""
     return lambda text: out.print(text, soft_wrap=True)
 
 
@@ -136,11 +133,11 @@ def _print_doing(out: Console, record: dict[str, Any]) -> None:
 
 
 def _print_acts(out: Console, record: dict[str, Any], last: int) -> None:
-    """The last acts, the ranks side by side; as many as the terminal has room for at once."""
+    """Print the last acts, with as many ranks side by side as fit into the terminal."""
     acts = {rank["rank"]: _by_key(rank["records"]) for rank in record["ranks"]}
     every = sorted({key for one in acts.values() for key in one})
     if not every:
-        out.print("No rank has been given an order.")
+        out.print("No rank has received an order.")
         return
     orders = sorted({order for order, _ in every})[-last:]
     keys = [key for key in every if key[0] in orders]
@@ -200,7 +197,7 @@ def _cell(key: _Key, acts: dict[_Key, dict[str, Any]]) -> str:
 
 
 def _absence(key: _Key, acts: dict[_Key, dict[str, Any]]) -> str:
-    """Why a rank has no record of an act: only its last ones are kept."""
+    """Return why a rank has no record of an act: only its last acts are kept."""
     if not acts or key > max(acts):
         return "not begun"
     return "not kept" if key < min(acts) else ""
@@ -209,14 +206,18 @@ def _absence(key: _Key, acts: dict[_Key, dict[str, Any]]) -> str:
 def _marks(
     key: _Key, acts: dict[int, dict[_Key, dict[str, Any]]], error: dict[str, Any]
 ) -> Iterator[str]:
-    """Who failed in an act, and who has not finished what others have; `error` if it was here."""
+    """Yield which ranks failed in an act, and which are behind the others.
+
+    Args:
+        error: The record's error, if this is the order in which it happened.
+    """
     outcomes = {
         rank: one[key]["outcome"] if key in one else _absence(key, one)
         for rank, one in acts.items()
     }
     cause = error.get("rank")
     if cause is not None and outcomes.get(cause) == "under way":
-        # It has ended there, or has kept the others waiting: they have failed because of it.
+        # It died here, or kept the others waiting: their failures follow from that.
         yield f"<- rank {cause}: {error['type']}"
         return
     finished = "done" in outcomes.values()

@@ -6,28 +6,21 @@ import os
 import resource
 from pathlib import Path
 
-from ._items import GOOD, MISSING, WARNING, Item
+from synkhronos_cli._terminal import in_units
 
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
+from .items import GOOD, MISSING, WARNING, Item
+
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - nothing is written there
 _LEAST_SHARED = 1 << 30
 _LEAST_FILES = 1024
 _LEAST_PROCESSES = 1024
 _LEAST_LOCKED = 64 << 20
-_UNITS = (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10))
 
 
-def look_at_machine(has_gpu: bool) -> list[Item]:
-    """Return what this process may use of the machine."""
+def examine_machine(has_gpu: bool) -> list[Item]:
+    """Return the memory, limits and cores that this process may use."""
     limits = [_open_files(), _locked_memory(has_gpu), _processes(), _core_files()]
     return [_shared_memory(), *limits, _cores()]
-
-
-def in_units(size: float) -> str:
-    """Return a number of bytes as people write it."""
-    for unit, bits in _UNITS:
-        if size >= 1 << bits:
-            return f"{size / (1 << bits):.3g} {unit}"
-    return f"{size:.0f} bytes"
 
 
 def _shared_memory() -> Item:
@@ -43,9 +36,9 @@ def _shared_memory() -> Item:
         cure = f"chmod 1777 {_SHARED_MEMORY} (as root)"
         return Item(name, MISSING, f"{found}, and not writable", cure, needed=True)
     if free < _LEAST_SHARED:
-        found += ", which is little for NCCL; data that do not fit lie beside it"
+        found += ", which is little for NCCL; data that do not fit are kept elsewhere"
         if _in_container():
-            cure = "docker run --shm-size=8g (a container has 64 MB unless told otherwise)"
+            cure = "docker run --shm-size=8g (the default is 64 MB)"
         else:
             cure = f"mount -o remount,size=8g {_SHARED_MEMORY} (as root)"
         return Item(name, WARNING, found, cure)
@@ -111,19 +104,19 @@ def _cores() -> Item:
     quota = cpu_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
     if quota is None or quota >= usable:
         return Item("cores", GOOD, found)
-    found += f", and the time of {quota:.3g} of them (a limit of this container or service)"
+    found += f", and the time of {quota:.3g} of them (limit of this container or service)"
     if quota >= 2:
         cure = f"export SYNKHRONOS_N_PARALLEL={int(quota)}"
-        return Item("cores", WARNING, f"{found}: more processes than that only wait", cure)
-    return Item("cores", WARNING, found, "docker run --cpus=4 (more than one process needs them)")
+        return Item("cores", WARNING, f"{found}: more processes would only wait", cure)
+    return Item("cores", WARNING, found, "docker run --cpus=4 (or more: each process needs a core)")
 
 
 def cpu_quota(mount: Path, groups: Path) -> float | None:
-    """Return how many cores' time this process may use; None if as much as there is.
+    """Return the number of cores whose time this process may use; None without a limit.
 
     Args:
-        mount: Where control groups are mounted, of version 1 or 2.
-        groups: The file that tells the groups of this process.
+        mount: Mount point of the control groups, of version 1 or 2.
+        groups: The file that lists the groups of this process.
     """
     quotas = [_quota_of_v1(mount / "cpu")]
     try:
@@ -134,7 +127,7 @@ def cpu_quota(mount: Path, groups: Path) -> float | None:
         number, _, path = line.partition(":")
         controllers, _, path = path.partition(":")
         inner = path.strip("/")
-        # The limit of each group that this one lies in holds, too.
+        # The limits of all enclosing groups also apply.
         for depth in range(len(inner.split("/")) + 1 if inner else 1):
             parts = inner.split("/")[:depth]
             if number == "0":

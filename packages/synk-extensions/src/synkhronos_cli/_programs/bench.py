@@ -1,4 +1,4 @@
-"""``synkhronos bench``: measurements in processes of their own, shown as tables."""
+"""``synkhronos bench``: run measurements in processes of their own, and print tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ._plot import require_plots
-from ._probe import ask_module
-from ._terminal import console, fail, print_json
+from synkhronos_cli._probe import ask_module
+from synkhronos_cli._terminal import console, fail, print_json
+
+from .plot import require_plots
 
 NAMES = ("call", "scatter", "allreduce", "scaling")
 TIMEOUT_S = 600.0
@@ -25,7 +26,7 @@ def run_benchmarks(
         fail(f"no benchmark {name!r}; there are {', '.join(NAMES)}")
     if plot is not None:
         if name not in (None, "scaling"):
-            fail(f"--plot draws the scaling: synkhronos bench scaling --plot {plot}")
+            fail(f"--plot needs the scaling: synkhronos bench scaling --plot {plot}")
         require_plots(plot)
     wanted = NAMES if name is None else (name,)
     results, status = [], 0
@@ -42,7 +43,7 @@ def run_benchmarks(
         if answer.problem:
             status = 1
             text = f"synkhronos: bench {one}: {answer.problem}"
-            typer.echo(f"{text} (synkhronos doctor tells what is missing)", err=True)
+            typer.echo(f"{text} (synkhronos doctor shows what is missing)", err=True)
         elif json:
             results.append(answer.values)
         else:
@@ -50,7 +51,7 @@ def run_benchmarks(
     if json:
         print_json(results)
     elif plot is not None and not status:
-        typer.echo(f"{plot}: drawn", err=True)
+        typer.echo(f"{plot}: written", err=True)
     return status
 
 
@@ -69,7 +70,7 @@ def _print_table(result: dict[str, Any]) -> None:
     out = console()
     out.print(f"[italic]{escape(title)}[/]")
     out.print(table)
-    out.print("[dim](in brackets: how many times as long it takes here)[/]\n")
+    out.print("[dim](in brackets: how many times as long synkhronos takes)[/]\n")
 
 
 def _beside(seconds: float, peer: float | None) -> str:
@@ -80,7 +81,7 @@ def _beside(seconds: float, peer: float | None) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """Return seconds as people write them."""
+    """Return a time with its unit, for people."""
     for unit, name in _UNITS:
         if seconds >= unit:
             return f"{seconds / unit:.3g} {name}"

@@ -1,4 +1,4 @@
-"""``synkhronos demo``: the documented programs, as they are installed."""
+"""``synkhronos demo``: run, print or list the documented programs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ._launch import devices_for_fork, replace
-from ._terminal import console, fail
+from synkhronos_cli._terminal import console, fail
 
-FOLDER = Path(__file__).resolve().parent.parent / "synkhronos_examples"
+from .launch import devices_for_fork, replace
+
+FOLDER = Path(__file__).resolve().parents[2] / "synkhronos_examples"
 
 
 class _Demo(NamedTuple):
     program: str
     shows: str
     needs: Sequence[str] = ()
-    # Programs without options of their own follow the environment.
+    # Programs without options are configured by environment variables.
     has_options: bool = True
     defaults: Sequence[str] = ()
 
@@ -30,8 +31,8 @@ DEMOS = {
     "shared": _Demo(
         "shared_variables.py", "shared variables of each process, reduced", has_options=False
     ),
-    "data": _Demo("demos/demo_2.py", "Data: arrays that all processes see"),
-    "batch": _Demo("demos/demo_4.py", "batch=: rows picked before they are scattered"),
+    "data": _Demo("demos/demo_2.py", "Data: arrays that all processes share"),
+    "batch": _Demo("demos/demo_4.py", "batch=: rows selected before they are scattered"),
     "mnist": _Demo(
         "lasagne_mnist/train_cpu_data.py",
         "a Lasagne network trained on handwritten digits",
@@ -47,13 +48,13 @@ DEMOS = {
 
 
 def list_demos() -> None:
-    """Print each demo's name with what it shows."""
+    """Print each demo's name and subject."""
     out = console()
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, demo in DEMOS.items():
         table.add_row(f"[bold]synkhronos demo {name}[/]", escape(demo.shows))
     out.print(table)
-    out.print(f"\nThese and more, to read: {escape(str(FOLDER))}", soft_wrap=True)
+    out.print(f"\nThe source of these and more programs: {escape(str(FOLDER))}", soft_wrap=True)
 
 
 def print_source(name: str) -> None:
@@ -64,7 +65,7 @@ def print_source(name: str) -> None:
 def run_demo(
     name: str, processes: int | None, devices: str | None, arguments: Sequence[str]
 ) -> None:
-    """Go on as a demo's program. Ends with one line if it cannot run."""
+    """Replace this process by a demo's program; exit with one line if it cannot run."""
     demo = _find(name)
     missing = [module for module in demo.needs if importlib.util.find_spec(module) is None]
     if missing:
@@ -94,5 +95,5 @@ def _find(name: str) -> _Demo:
 def _program(demo: _Demo) -> Path:
     path = FOLDER / demo.program
     if not path.is_file():
-        fail(f"{path} is missing: install synkhronos again", 1)
+        fail(f"{path} is missing: reinstall synkhronos", 1)
     return path

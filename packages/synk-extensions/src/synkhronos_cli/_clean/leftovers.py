@@ -1,7 +1,7 @@
 """What dead processes of this user left behind: segments, socket folders, compile locks.
 
-Nothing is taken for stale that might be in use: of what cannot be known, the answer is no. Other
-users' files are not looked at.
+Anything that might be in use, or cannot be checked from here, does not count as stale. Other users'
+files are ignored.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ._probe import ask
+from synkhronos_cli._probe import ask
 
 SEGMENT, SOCKETS, LOCK, CACHE = "segment", "socket folder", "compile lock", "compiled modules"
 PROBE_TIMEOUT_S = 60.0
-# So long a folder or lock without contents may be one that is just being made.
+# Age in seconds from which an empty folder or lock counts as stale: a new one may be in the making.
 _GRACE_S = 3600.0
-_LONG = 67  # bytes; as synk_comm._system.folder has it
-_SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - only what is 0700 is looked at
+_LONG = 67  # bytes; as in synk_comm._system.folder
+_SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - only folders of mode 0700 are read
 
 _OF_THEANO = re.compile(
     r"tmp.{8}|cutils_ext|lazylinker_ext|scan_perform|lock_dir|__init__\.py|__pycache__"
@@ -39,14 +39,14 @@ _REMOVE_SEGMENTS = "import synk_shm\nanswer(removed=synk_shm.cleanup())\n"
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something that nobody uses any more.
+    """Something that no process uses any more.
 
     Args:
         kind: ``segment``, ``socket folder``, ``compile lock`` or ``compiled modules``.
         name: Its path; of a segment its name.
-        why: How it is known that nobody uses it.
-        nbytes: How much memory or room it takes.
-        removable: False if it is only told of, since nobody can know from here.
+        why: The evidence that no process uses it.
+        nbytes: Bytes of memory or disk that it takes.
+        removable: False if it is only reported, because it cannot be checked from here.
     """
 
     kind: str
@@ -57,15 +57,15 @@ class Leftover:
 
 
 def find_segments() -> tuple[list[Leftover], str]:
-    """Return the segments of dead families of processes, and what went wrong, if anything."""
+    """Return the segments of dead families of processes, and an error message or nothing."""
     answer = ask(_LIST_SEGMENTS, PROBE_TIMEOUT_S)
-    why = "no process of the family that made it is left"
+    why = "all processes of the family that made it have ended"
     found = [Leftover(SEGMENT, name, why, n) for name, n in answer.get("segments", [])]
     return found, answer.problem
 
 
 def remove_segments() -> str:
-    """Remove the segments of dead families; return what went wrong, if anything."""
+    """Remove the segments of dead families; return an error message or nothing."""
     return ask(_REMOVE_SEGMENTS, PROBE_TIMEOUT_S).problem
 
 
@@ -73,9 +73,9 @@ def remove_segments() -> str:
 
 
 def find_socket_folders() -> list[Leftover]:
-    """Return the folders of groups of synk-comm in which no socket has a listener."""
+    """Return the folders of synk-comm's groups in which no socket has a listener."""
     usual = tempfile.gettempdir()
-    # Where its path is too long for sockets, synk-comm makes its folders in a shorter place.
+    # If its path is too long for sockets, synk-comm uses a shorter one.
     places = [usual, *_SHORT] if len(os.fsencode(usual)) > _LONG else [usual]
     found = (_judge_sockets(path) for place in places for path in _entries(Path(place)))
     return [one for one in found if one is not None]
@@ -91,18 +91,18 @@ def _judge_sockets(path: Path) -> Leftover | None:
         return None
     sockets = _entries(path)
     if not sockets and not _is_old(status):
-        return None  # its group may not have begun
+        return None  # its group may be starting
     if not all(_is_refused(one) for one in sockets):
         return None
-    # After that: what refuses may be bound already, and about to listen.
+    # Checked last: a socket that refuses may be bound already, and about to listen.
     bound = _bound_sockets()
     if bound is None or any(str(one) in bound for one in sockets):
         return None
-    return Leftover(SOCKETS, str(path), "nobody listens at its sockets")
+    return Leftover(SOCKETS, str(path), "no process listens at its sockets")
 
 
 def _bound_sockets() -> set[str] | None:
-    """The paths that this machine's Unix sockets are bound to; None if it does not tell."""
+    """Return the paths of all bound Unix sockets of this machine; None if they cannot be read."""
     try:
         lines = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -111,7 +111,7 @@ def _bound_sockets() -> set[str] | None:
 
 
 def _is_refused(path: Path) -> bool:
-    """Whether a socket's owner is gone. (It may be another container's, which is not listed.)"""
+    """Return whether a socket's owner is gone. (Those of other containers are not listed.)"""
     status = _status(path)
     if status is None or not stat.S_ISSOCK(status.st_mode):
         return False  # files and folders refuse connections, too
@@ -122,7 +122,7 @@ def _is_refused(path: Path) -> bool:
     except ConnectionRefusedError:
         return True
     except OSError:
-        return False  # nothing that can be known
+        return False  # unknown
     return False
 
 
@@ -130,9 +130,9 @@ def _is_refused(path: Path) -> bool:
 
 
 def compile_folders() -> list[Path]:
-    """Return the folders in which Theano keeps compiled modules, without asking Theano.
+    """Return Theano's folders of compiled modules, without importing Theano.
 
-    Importing it might wait for the very lock that is looked for.
+    The import might wait for the very lock that is searched.
     """
     settings = _theano_settings()
     named = settings.get("compiledir")
@@ -144,7 +144,7 @@ def compile_folders() -> list[Path]:
 
 
 def _theano_settings() -> dict[str, str]:
-    """The settings of Theano in its files and then in THEANO_FLAGS, which win."""
+    """Return Theano's settings in its files, overridden by those in THEANO_FLAGS."""
     files = os.environ.get("THEANORC", os.path.expanduser("~/.theanorc")).split(os.pathsep)
     parser = configparser.RawConfigParser()
     try:
@@ -159,7 +159,7 @@ def _theano_settings() -> dict[str, str]:
 
 
 def find_locks() -> list[Leftover]:
-    """Return the compile locks whose owners are dead, or are on another machine."""
+    """Return the compile locks whose owners are dead, or on another machine."""
     found = (_judge_lock(folder / "lock_dir") for folder in compile_folders())
     return [one for one in found if one is not None]
 
@@ -174,19 +174,19 @@ def _judge_lock(folder: Path) -> Leftover | None:
         number = int(pid)
     except (OSError, ValueError):
         # Theano makes the folder first, then writes the owner.
-        return Leftover(LOCK, str(folder), "it has no owner") if _is_old(status) else None
+        return Leftover(LOCK, str(folder), "no process holds it") if _is_old(status) else None
     if host != socket.gethostname():
-        why = f"held by process {number} of {host}, which cannot be seen from here"
+        why = f"held by process {number} of {host}, which cannot be checked from here"
         return Leftover(LOCK, str(folder), why, removable=False)
     if _is_alive(number):
         return None
-    return Leftover(LOCK, str(folder), f"process {number}, which held it, is gone")
+    return Leftover(LOCK, str(folder), f"process {number}, which held it, has ended")
 
 
 def find_compiled_modules() -> list[Leftover]:
-    """Return the folders of compiled modules that nobody compiles into at this moment.
+    """Return the folders of compiled modules into which no process is compiling.
 
-    Those of a living process are not removable: it would find its next function nowhere to go.
+    Those that a living process uses are not removable: it could not compile its next function.
     """
     found = []
     for folder in compile_folders():
@@ -196,18 +196,18 @@ def find_compiled_modules() -> list[Leftover]:
         lock = _judge_lock(folder / "lock_dir")
         if not (folder / "lock_dir").exists() or (lock is not None and lock.removable):
             size = sum(_size(path) for path in folder.rglob("*"))
-            why = _why_it_stays(folder)
-            good = why or "Theano compiles anew what it needs"
-            found.append(Leftover(CACHE, str(folder), good, size, removable=not why))
+            obstacle = _obstacle(folder)
+            why = obstacle or "Theano compiles again what it needs"
+            found.append(Leftover(CACHE, str(folder), why, size, removable=not obstacle))
     return found
 
 
-def _why_it_stays(folder: Path) -> str:
-    """Why a folder of compiled modules cannot be removed; nothing if it can."""
+def _obstacle(folder: Path) -> str:
+    """Return why a folder of compiled modules cannot be removed; nothing if it can."""
     user = _user_of(folder)
     if user is not None:
         return f"process {user} uses it"
-    if not folder.name.startswith("compiledir_"):  # a user has named it, and may have it for more
+    if not folder.name.startswith("compiledir_"):  # the user named it, and may use it for more
         others = [path.name for path in _entries(folder) if not _OF_THEANO.fullmatch(path.name)]
         if others:
             return f"{others[0]} in it is not Theano's"
@@ -215,7 +215,7 @@ def _why_it_stays(folder: Path) -> str:
 
 
 def _user_of(folder: Path) -> int | None:
-    """A process that has loaded something from a folder, as all do that import Theano."""
+    """Return a process that has loaded a file of the folder, as every import of Theano does."""
     begin = f" {os.path.realpath(folder)}/"
     for entry in _entries(Path("/proc")):
         if entry.name.isdigit():
@@ -228,21 +228,21 @@ def _user_of(folder: Path) -> int | None:
 
 
 def remove(one: Leftover) -> str:
-    """Remove a folder or lock, if it is still stale; return what went wrong, if anything."""
+    """Remove a folder or lock, if it is still stale; return an error message or nothing."""
     path = Path(one.name)
     if one.kind == LOCK and _judge_lock(path) != one:
         return "it has a new owner"
     if one.kind == SOCKETS and _judge_sockets(path) is None:
-        return "somebody listens at its sockets now"
-    if one.kind == CACHE and (why := _why_it_stays(path)):
+        return "a process listens at its sockets now"
+    if one.kind == CACHE and (why := _obstacle(path)):
         return why
     try:
         if one.kind == SOCKETS:
             for entry in filter(_is_refused, _entries(path)):
                 entry.unlink()
-            path.rmdir()  # not if there is anything else in it
+            path.rmdir()  # fails if there is anything else in it
             return ""
-        # Renamed first: whoever comes meanwhile makes a new one, and loses nothing of it.
+        # Renamed first: a process that comes meanwhile makes a new one, which stays whole.
         aside = path.with_name(f"{path.name}.{os.getpid()}.stale")
         path.rename(aside)
         shutil.rmtree(aside)
@@ -262,7 +262,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """A file's status; None if it is not there, or another user's."""
+    """Return a file's status; None if it does not exist or is another user's."""
     try:
         status = path.lstat()
     except OSError:
@@ -271,7 +271,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _size(path: Path) -> int:
-    """A file's length; 0 for what is none, or is gone."""
+    """Return a file's length; 0 if it does not exist or is no regular file."""
     try:
         status = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the doctor finds: items with a state and a cure, joined to a report."""
+"""What the doctor finds: items with a state and a cure, collected in a report."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 GOOD, WARNING, MISSING = "good", "warning", "missing"
 
-# Cures that need no root and ask nothing: whole commands, which end where the cure ends.
+# Cures that need neither root nor an answer: a whole command, and nothing after it.
 _COMMAND = re.compile(r"(pip install|python -m synk_theano_compat --install|synkhronos clean)\b")
 _MODULES = {"pip": "pip", "synkhronos": "synkhronos_cli"}
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that was looked at.
+    """One thing that was examined.
 
     Args:
-        name: What it is, e.g. ``cuDNN``.
-        state: ``good``; ``warning``, if everything works but not as well as it could; ``missing``,
-            if it is not there or does not work.
+        name: Such as ``cuDNN``.
+        state: ``good``; ``warning`` if it works but could be better; ``missing`` if it is absent or
+            does not work.
         found: What was found, in words.
-        cure: What to type or to do, if it is not good.
-        needed: True if this machine cannot be used as it is without this.
+        cure: The command to type, or what else to do, if it is not good.
+        needed: Whether Synkhronos needs it on this machine.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Item:
 
     @property
     def fix(self) -> list[str]:
-        """The cure as arguments of a process with this Python; empty if a person has to do it."""
+        """The cure as a command line with this Python; empty if a person has to do it."""
         if self.state == GOOD or not _COMMAND.match(self.cure):
             return []
         program, *rest = shlex.split(self.cure)
@@ -50,8 +50,8 @@ class Item:
 
 
 @dataclass
-class Report:
-    """Sections of items, in the order in which they are told, and Theano's flags."""
+class DoctorReport:
+    """Sections of items, in the order in which they are printed, and Theano's flags."""
 
     sections: dict[str, list[Item]] = field(default_factory=dict)
     flags: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -63,11 +63,11 @@ class Report:
 
     @property
     def items(self) -> list[Item]:
-        """All items, in their order."""
+        """All items, in order."""
         return [item for items in self.sections.values() for item in items]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON's kinds of values."""
+        """Return the report as values for JSON."""
         return {
             "ok": not self.broken,
             "sections": {

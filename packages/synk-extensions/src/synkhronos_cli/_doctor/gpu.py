@@ -1,4 +1,4 @@
-"""Driver, GPUs, CUDA's libraries, pygpu, cuDNN and NCCL: looked at where there is a GPU."""
+"""Driver, GPUs, CUDA's libraries, pygpu, cuDNN and NCCL, if the machine has a GPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import shutil
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ._items import GOOD, MISSING, WARNING, Item
-from ._machine import in_units
-from ._probe import Answer, ask
+from synkhronos_cli._probe import Answer, ask
+from synkhronos_cli._terminal import in_units
+
+from .items import GOOD, MISSING, WARNING, Item
 
 PYGPU_TIMEOUT_S = 60.0
 DEVICE_TIMEOUT_S = 300.0
@@ -23,7 +24,7 @@ import pygpu
 answer(version=pygpu.__version__, api=list(pygpu.gpuarray.api_version()), path=pygpu.__file__)
 """
 
-# What a user's first function does: a context, a kernel, a matrix product and a convolution.
+# As in a user's first function: a context, a kernel, a matrix product and a convolution.
 _DEVICE = """
 import numpy as np
 import synk_theano
@@ -47,7 +48,7 @@ if not problem:
 answer(cudnn=number, cudnn_problem=problem)
 """
 
-# Where other Pythons keep what pip has brought them: it is only offered, never used unasked.
+# Where other Pythons keep NVIDIA's wheels: these are suggested, never used without asking.
 _ELSEWHERE = (
     "/opt/*/lib/python3*/site-packages/nvidia",
     "/opt/*/.venv/lib/python3*/site-packages/nvidia",
@@ -59,15 +60,15 @@ _ELSEWHERE = (
 )
 
 
-def look_at_gpus(cuda: Answer, has_gpu: bool) -> list[Item]:
-    """Return what there is for GPUs.
+def examine_gpus(cuda: Answer, has_gpu: bool) -> list[Item]:
+    """Return the items about GPUs.
 
     Args:
-        cuda: What ``python -m synk_theano_compat --cuda`` says.
-        has_gpu: False if the machine has none: then nothing is needed, and no more is said.
+        cuda: The answer of ``python -m synk_theano_compat --cuda``.
+        has_gpu: Whether the machine has one; if not, nothing is needed, and there is one item.
     """
     if not has_gpu:
-        found = "none: functions run on the cores, and nothing for GPUs is needed"
+        found = "none: functions run on the cores, and need nothing for GPUs"
         return [Item("GPUs", GOOD, found)]
     if cuda.problem:
         cure = "timeout 20 nvidia-smi"
@@ -90,7 +91,7 @@ def _extra(cuda: Answer) -> str:
 
 
 def _cure(cuda: Answer, install: str = "") -> str:
-    """Return how to get CUDA's libraries: from another Python of this machine, or from pip."""
+    """Return how to get CUDA's libraries: from another Python on this machine, or from pip."""
     install = install or _extra(cuda)
     elsewhere = other_pythons()
     if elsewhere and not cuda.get("path_variable"):
@@ -125,7 +126,7 @@ def _driver(cuda: Answer) -> Item:
         with open(_KERNEL_DRIVER, encoding="utf-8", errors="replace") as file:
             found += f"; {file.readline().strip()}"
     except OSError:
-        pass  # not told in every container
+        pass  # some containers do not have it
     return Item("driver", GOOD, found)
 
 
@@ -149,7 +150,7 @@ def _library(cuda: Answer, name: str, purpose: str) -> Item:
         install = _extra(cuda)
         major, minor = cuda.get("driver") or (0, 0)
         if name == "nvrtc" and major:
-            # A newer one compiles what this driver refuses.
+            # This driver refuses the code of a newer one.
             suffix = "" if major >= 13 else "-cu12"
             install += f" 'nvidia-cuda-nvrtc{suffix}=={major}.{minor}.*'"
         cure = _cure(cuda, install)
@@ -170,9 +171,9 @@ def _pygpu(pygpu: Answer) -> Item:
 def _theano(device: Answer) -> Item:
     name = "Theano on cuda0"
     if device.problem:
-        cure = "THEANO_FLAGS=device=cuda0 python -c 'import synk_theano, theano' tells more"
+        cure = "THEANO_FLAGS=device=cuda0 python -c 'import synk_theano, theano' shows more"
         return Item(name, MISSING, device.problem, cure, needed=True)
-    return Item(name, GOOD, "kernels and matrix products compute right")
+    return Item(name, GOOD, "kernels and matrix products give right results")
 
 
 def _cudnn(cuda: Answer, device: Answer | None) -> Item:
@@ -180,14 +181,14 @@ def _cudnn(cuda: Answer, device: Answer | None) -> Item:
     if found is None:
         libraries = [one["path"] for one in (cuda.get("libraries") or {}).get("cudnn", [])]
         text = f"{libraries[0]}, but no cudnn.h of its version" if libraries else "not found"
-        return Item(name, WARNING, f"{text}; convolutions run without it, slower", _cure(cuda))
+        return Item(name, WARNING, f"{text}; convolutions are slower without it", _cure(cuda))
     text = f"{found['version']}: {found['library']}, {found['header']}"
     if found["cuda_headers"] is None:
         return Item(name, WARNING, f"{text}; but no cuda_runtime.h with crt/", _cure(cuda))
     if device is not None and not device.problem and device["cudnn_problem"]:
         return Item(name, WARNING, f"{text}; {device['cudnn_problem']}", _cure(cuda))
     if found["version"] >= 9000:
-        text += "; without Theano's recurrent ops (RNNBlock), which ended with cuDNN 8"
+        text += "; without Theano's recurrent ops (RNNBlock), which need cuDNN 8 or older"
     return Item(name, GOOD, text)
 
 
@@ -196,8 +197,8 @@ def _nccl(cuda: Answer) -> Item:
     if not problem:
         return Item("NCCL", GOOD, str((cuda.get("prepared") or {}).get("nccl")))
     if len(cuda.get("devices") or []) < 2:
-        return Item("NCCL", GOOD, f"{problem}; a single GPU does not use it")
-    text = f"{problem}; collectives go through the host's memory"
+        return Item("NCCL", GOOD, f"{problem}; a single GPU does not need it")
+    text = f"{problem}; collectives go through host memory"
     return Item("NCCL", WARNING, text, _cure(cuda))
 
 
@@ -207,6 +208,6 @@ def _nccl4py(cuda: Answer) -> Item:
     except PackageNotFoundError:
         pass
     if len(cuda.get("devices") or []) < 2:
-        return Item("nccl4py", GOOD, "not installed; a single GPU does not use it")
-    text = "not installed; collectives go through the host's memory"
+        return Item("nccl4py", GOOD, "not installed; a single GPU does not need it")
+    text = "not installed; collectives go through host memory"
     return Item("nccl4py", WARNING, text, "pip install 'synkhronos[gpu]'")

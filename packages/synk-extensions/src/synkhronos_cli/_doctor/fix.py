@@ -1,4 +1,4 @@
-"""``synkhronos doctor --fix``: the cures that are commands, need no root and touch nothing else."""
+"""``synkhronos doctor --fix``: run the cures that are commands and need no root."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ import subprocess
 
 import typer
 
-from ._items import Report
+from .items import DoctorReport
 
 
-def commands_of(report: Report) -> dict[str, list[str]]:
-    """Return the commands that would be run, each once, by the cure that people are shown."""
+def commands_of(report: DoctorReport) -> dict[str, list[str]]:
+    """Return the commands to run, each once, by the cure that is printed."""
     return {item.cure: item.fix for item in report.items if item.fix}
 
 
 def run_fixes(commands: dict[str, list[str]], *, yes: bool) -> bool:
-    """List the commands, ask, and run them one after the other; False if nothing was done.
+    """List the commands, ask, and run them in order; return False if none was run.
 
-    All that is said goes to standard error, and so does what the commands say: standard output
-    belongs to the report.
+    All messages, and the commands' output, go to standard error: standard output is for the report.
 
     Args:
-        commands: What `commands_of` returned.
+        commands: The result of `commands_of`.
         yes: Do not ask.
     """
     if not commands:
-        typer.echo("There is nothing that could be done without root.", err=True)
+        typer.echo("There is nothing to fix without root.", err=True)
         return False
-    typer.echo("What can be done without root:", err=True)
+    typer.echo("Fixes that need no root:", err=True)
     for shown in commands:
         typer.echo(f"  {shown}", err=True)
     if not yes:
         try:
-            if not typer.confirm("Do it?", err=True):
+            if not typer.confirm("Apply them?", err=True):
                 return False
         except typer.Abort:
-            typer.echo("\nNothing was done: no answer. With --yes it does not ask.", err=True)
+            typer.echo("\nNothing was done: no answer. --yes does not ask.", err=True)
             return False
     for shown, command in commands.items():
         typer.echo(f"$ {shown}", err=True)
@@ -49,7 +48,7 @@ def run_fixes(commands: dict[str, list[str]], *, yes: bool) -> bool:
 
 def _run(command: list[str]) -> str:
     try:
-        # Its words go where this command's words go: descriptor 2 is standard error.
+        # Descriptor 2: its output goes to standard error, like the messages above.
         status = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""``synkhronos clean``: removes what dead processes left behind."""
+"""Find what is stale, remove it, and print the result."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from . import _leftovers as leftovers
-from ._leftovers import SEGMENT, Leftover
-from ._machine import in_units
-from ._terminal import console, print_json
+from synkhronos_cli._terminal import console, in_units, print_json
+
+from . import leftovers
+from .leftovers import Leftover
 
 
-def clean(*, dry_run: bool, theano_cache: bool, json: bool) -> int:
-    """Find what is stale, remove it unless it is a rehearsal, and tell; return the exit status.
+def run_clean(*, dry_run: bool, theano_cache: bool, json: bool) -> int:
+    """Find what is stale, remove it, and print the result; return the exit status.
 
     Args:
-        dry_run: Only list.
-        theano_cache: Take Theano's compiled modules, too, which are not stale but can be replaced.
+        dry_run: Only list it.
+        theano_cache: Also remove Theano's compiled modules, which Theano can build again.
         json: Print one JSON object instead of a table.
     """
     segments, problem = leftovers.find_segments()
-    found = [*segments, *leftovers.find_socket_folders(), *leftovers.find_locks()]
+    others = [*leftovers.find_socket_folders(), *leftovers.find_locks()]
     if theano_cache:
-        found += leftovers.find_compiled_modules()
-    results = [(one, "" if dry_run else _remove(one)) for one in found if one.kind != SEGMENT]
-    if segments and not dry_run:
-        # All at once: it is synk_shm that decides, again, which of them are stale.
-        failed = leftovers.remove_segments()
-        results = [*((one, failed) for one in segments), *results]
-    elif segments:
-        results = [*((one, "") for one in segments), *results]
+        others += leftovers.find_compiled_modules()
+    # All segments at once: synk_shm decides again which of them are stale.
+    failed = leftovers.remove_segments() if segments and not dry_run else ""
+    results = [(one, failed) for one in segments]
+    results += [(one, "" if dry_run else _remove(one)) for one in others]
     if json:
         print_json(_as_json(results, problem, dry_run))
     else:
@@ -42,7 +39,7 @@ def clean(*, dry_run: bool, theano_cache: bool, json: bool) -> int:
 
 
 def _remove(one: Leftover) -> str:
-    return leftovers.remove(one) if one.removable else "not touched"
+    return leftovers.remove(one) if one.removable else "not removed"
 
 
 def _as_json(results: list[tuple[Leftover, str]], problem: str, dry_run: bool) -> dict[str, Any]:
@@ -59,7 +56,7 @@ def _as_json(results: list[tuple[Leftover, str]], problem: str, dry_run: bool) -
 def _print_table(results: list[tuple[Leftover, str]], problem: str, dry_run: bool) -> None:
     out = console()
     if problem:
-        out.print(f"[yellow]Segments could not be looked at: {escape(problem)}[/]")
+        out.print(f"[yellow]Segments could not be listed: {escape(problem)}[/]")
     if not results:
         out.print("Nothing is stale.")
         return
@@ -74,7 +71,7 @@ def _print_table(results: list[tuple[Leftover, str]], problem: str, dry_run: boo
         if one.removable and error:
             out.print(f"[red]{escape(one.name)}: {escape(error)}[/]")
         elif not one.removable:
-            out.print(f"If its owner is gone: rm -r {escape(one.name)}")
+            out.print(f"If its owner has ended: rm -r {escape(one.name)}")
 
 
 def _sign(one: Leftover, error: str, dry_run: bool) -> str:

@@ -1,12 +1,10 @@
-"""``synkhronos doctor``: everything is looked at, each in a room of its own, and told at the end.
+"""Examine the machine section by section, and print the report.
 
 ::
 
-    _software.py   Python, NumPy, Theano, compiler, BLAS, Lasagne, pyzmq, posix_ipc
-    _gpu.py        driver, GPUs, CUDA's libraries, pygpu, cuDNN, NCCL
-    _machine.py    shared memory, limits, cores
-    _fix.py        does what can be done without root
-    _probe.py      asks in another process, with a limit of time
+    software.py   Python, NumPy, Theano, compiler, BLAS, Lasagne, pyzmq, posix_ipc
+    gpu.py        driver, GPUs, CUDA's libraries, pygpu, cuDNN, NCCL
+    machine.py    shared memory, limits, cores
 """
 
 from __future__ import annotations
@@ -16,13 +14,14 @@ from typing import Any, Callable
 from rich.markup import escape
 from rich.table import Table
 
-from . import _leftovers as leftovers
-from ._gpu import look_at_gpus
-from ._items import GOOD, MISSING, WARNING, Item, Report
-from ._machine import look_at_machine
-from ._probe import Answer, ask_module
-from ._software import look_at_software
-from ._terminal import console
+from synkhronos_cli._clean import leftovers
+from synkhronos_cli._probe import Answer, ask_module
+from synkhronos_cli._terminal import console
+
+from .gpu import examine_gpus
+from .items import GOOD, MISSING, WARNING, DoctorReport, Item
+from .machine import examine_machine
+from .software import examine_software
 
 THEANO_TIMEOUT_S = 180.0
 CUDA_TIMEOUT_S = 60.0
@@ -30,32 +29,32 @@ CUDA_TIMEOUT_S = 60.0
 _SIGNS = {GOOD: "[green]good[/]", WARNING: "[yellow]warning[/]", MISSING: "[red]missing[/]"}
 
 
-def examine() -> Report:
-    """Look at everything and return the report. Raises nothing, whatever the machine is like."""
-    report = Report()
-    # First: a stale lock is what Theano would wait for.
-    _fill(report, "Left behind", look_at_leftovers)
+def examine() -> DoctorReport:
+    """Examine everything and return the report. Raises nothing, whatever is broken."""
+    report = DoctorReport()
+    # First, because Theano would wait for a stale lock.
+    _fill(report, "Left behind", examine_leftovers)
     compat = ask_module(["synk_theano_compat", "--json", "--activate"], THEANO_TIMEOUT_S)
     cuda = ask_module(["synk_theano_compat", "--cuda"], CUDA_TIMEOUT_S)
     has_gpu = bool(cuda.get("hardware") or cuda.get("devices"))
-    _fill(report, "Software", lambda: look_at_software(compat))
-    _fill(report, "GPUs", lambda: look_at_gpus(cuda, has_gpu))
-    _fill(report, "Machine", lambda: look_at_machine(has_gpu))
+    _fill(report, "Software", lambda: examine_software(compat))
+    _fill(report, "GPUs", lambda: examine_gpus(cuda, has_gpu))
+    _fill(report, "Machine", lambda: examine_machine(has_gpu))
     report.flags = _flags(compat)
     report.sections["Left behind"] = report.sections.pop("Left behind")
     return report
 
 
-def _fill(report: Report, name: str, look: Callable[[], list[Item]]) -> None:
+def _fill(report: DoctorReport, name: str, section: Callable[[], list[Item]]) -> None:
     try:
-        report.sections[name] = look()
-    except Exception as error:  # noqa: BLE001 - the other sections are worth telling all the same
-        found = f"could not be looked at: {type(error).__name__}: {error}"
+        report.sections[name] = section()
+    except Exception as error:  # noqa: BLE001 - the other sections are still worth reporting
+        found = f"could not be examined: {type(error).__name__}: {error}"
         report.sections[name] = [Item(name, MISSING, found, needed=True)]
 
 
 def _flags(compat: Answer) -> dict[str, dict[str, str]]:
-    """Theano's flags, if the answer is of the form that is expected."""
+    """Return Theano's flags, if the answer has the expected form."""
     flags: Any = compat.get("flags")
     if not isinstance(flags, dict):
         return {}
@@ -66,8 +65,8 @@ def _flags(compat: Answer) -> dict[str, dict[str, str]]:
     }
 
 
-def look_at_leftovers() -> list[Item]:
-    """Return what dead processes left behind, if anything."""
+def examine_leftovers() -> list[Item]:
+    """Return what dead processes left behind; one good item if nothing."""
     segments, _ = leftovers.find_segments()
     stale = [*segments, *leftovers.find_socket_folders(), *leftovers.find_locks()]
     items = []
@@ -84,8 +83,8 @@ def look_at_leftovers() -> list[Item]:
     return items or [Item("stale files", GOOD, "none")]
 
 
-def print_table(report: Report) -> None:
-    """Print the report for people: a table per section, the flags, what to do."""
+def print_table(report: DoctorReport) -> None:
+    """Print the report for people: a table for each section, the flags, the verdict."""
     out = console()
     for name, items in report.sections.items():
         table = Table(title=name, title_justify="left", box=None, pad_edge=False, expand=False)
@@ -110,6 +109,6 @@ def print_table(report: Report) -> None:
     if broken:
         out.print(f"[red]Needed, and missing or broken: {escape(', '.join(broken))}[/]")
     else:
-        out.print("[green]Everything that this machine needs is there.[/]")
+        out.print("[green]This machine has everything that it needs.[/]")
     if any(item.fix for item in report.items):
-        out.print("synkhronos doctor --fix does what can be done without root.")
+        out.print("synkhronos doctor --fix fixes what it can without root.")

@@ -1,18 +1,19 @@
-"""``synkhronos trace script.py``: the script runs, and a timeline is written."""
+"""``synkhronos check`` and ``synkhronos trace``: run a user's script, and report."""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Sequence
+from typing import NoReturn, Sequence
 
 import typer
 
-from ._launch import beside, script_path
-from ._plot import require_plots
-from ._probe import ask
-from ._terminal import fail
+from synkhronos_cli._probe import ask
+from synkhronos_cli._terminal import fail
+
+from .launch import replace, run_child, script_path
+from .plot import require_plots
 
 PLOT_TIMEOUT_S = 300.0
 VIEWER = "https://ui.perfetto.dev"
@@ -23,33 +24,36 @@ answer(done=True)
 """
 
 
-def run_trace(script: str, arguments: Sequence[str], output: str, plot: str | None) -> int:
-    """Run a script with its timeline recorded; return the exit status.
+def run_check(script: str, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by one that runs a script and reports; see ``synkhronos/_checking``."""
+    replace(["-m", "synkhronos._checking", script_path(script), *arguments], {})
 
-    That is the script's own; 1 if it ended well, but nothing was recorded or drawn.
+
+def run_trace(script: str, arguments: Sequence[str], output: str, plot: str | None) -> int:
+    """Run a script and record its timeline; return the exit status.
+
+    This is the script's own; 1 if it succeeded, but nothing was recorded or plotted.
     """
     program = script_path(script)
     path = Path(output)
     if not path.absolute().parent.is_dir() or path.is_dir():
-        fail(f"--output {output}: no such folder, or not a file")
+        fail(f"--output {output}: expected a file in a folder that exists")
     if plot is not None:
         require_plots(plot)
-    path.unlink(missing_ok=True)  # that of an earlier run is not taken for this one's
-    status = beside([program, *arguments], {"SYNKHRONOS_TIMELINE": os.path.abspath(output)})
+    path.unlink(missing_ok=True)  # so that an earlier run's is not taken for this one's
+    status = run_child([program, *arguments], {"SYNKHRONOS_TIMELINE": os.path.abspath(output)})
     if not path.is_file():
-        text = "no timeline: the script has not called synk.fork(), or did not end by itself"
+        text = "no timeline: the script did not call synk.fork(), or was killed"
         typer.echo(f"synkhronos: {text}", err=True)
         return status or 1
     typer.echo(f"{output}: {_summary(path)}", err=True)
-    typer.echo(
-        "Open it: https://ui.perfetto.dev, Open trace file (it stays in your browser)", err=True
-    )
+    typer.echo(f"To view it: {VIEWER}, Open trace file (it stays in your browser)", err=True)
     if plot is not None:
         problem = ask(_PLOT.format(trace=str(path), path=plot), PLOT_TIMEOUT_S).problem
         if problem:
-            typer.echo(f"synkhronos: {plot} was not drawn: {problem}", err=True)
+            typer.echo(f"synkhronos: {plot} was not written: {problem}", err=True)
             return status or 1
-        typer.echo(f"{plot}: drawn", err=True)
+        typer.echo(f"{plot}: written", err=True)
     return status
 
 

@@ -1,4 +1,4 @@
-"""Starting another Python in place of this one, or beside it."""
+"""Start another Python, in place of this process or as its child."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import Mapping, NoReturn, Sequence
 
-from ._terminal import fail
+from synkhronos_cli._terminal import fail
 
 
 def script_path(name: str) -> str:
-    """Return a script's path, or end with one line that says what is wrong with it."""
+    """Return a script's path, or exit with one line about what is wrong with it."""
     path = Path(name)
     if path.is_dir():
         fail(f"{name} is a folder; expected a Python script")
@@ -25,11 +25,11 @@ def script_path(name: str) -> str:
 
 
 def replace(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Go on as a Python with these arguments: signals, streams and status are its own.
+    """Replace this process by a Python with these arguments.
 
     Args:
-        arguments: What follows ``python``.
-        environment: Variables that it gets besides those of this process.
+        arguments: The arguments of ``python``.
+        environment: Variables to add to those of this process.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -37,10 +37,10 @@ def replace(arguments: Sequence[str], environment: Mapping[str, str]) -> NoRetur
     os.execve(sys.executable, command, {**os.environ, **environment})  # noqa: S606 - no shell
 
 
-def beside(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a Python with these arguments to its end; return its exit status as a shell tells it.
+def run_child(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a Python with these arguments to its end; return its exit status, as a shell does.
 
-    Who ends this process ends that one: what SIGTERM and SIGHUP ask for is handed on.
+    SIGTERM and SIGHUP are forwarded to it.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -52,14 +52,14 @@ def beside(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         try:
             status = process.wait()
         except KeyboardInterrupt:
-            continue  # it got the same from the terminal, and ends by itself
+            continue  # the child got it, too, and ends by itself
         return 128 - status if status < 0 else status
 
 
 def devices_for_fork(processes: int | None, devices: str | None) -> dict[str, str]:
-    """Return the environment in which `fork()` without arguments takes these.
+    """Return the variables from which `fork()` without arguments takes these.
 
-    Ends with one line if devices are named: there is no variable for a choice of GPUs.
+    Exits with one line if devices are named: no variable selects GPUs.
     """
     environment = {}
     if processes is not None:
@@ -67,5 +67,5 @@ def devices_for_fork(processes: int | None, devices: str | None) -> dict[str, st
     if devices == "cpu":
         environment["SYNKHRONOS_USE_GPU"] = "0"
     elif devices is not None:
-        fail(f"--devices {devices}: this program takes all GPUs that there are, or 'cpu'")
+        fail(f"--devices {devices}: this program uses all GPUs, or 'cpu'")
     return environment

@@ -1,7 +1,8 @@
-"""Flight records as files: where they lie, and what is in them, checked.
+"""Find flight records, and read them with all checks.
 
-A record may have been sent by somebody: whatever is in it, reading ends in a record or in a
-`ValueError`, and what is printed of it does nothing to the terminal.
+A record may come from a stranger: reading it gives a record or raises `ValueError`, whatever the
+file contains, and nothing printed from it can control the terminal. `synk_theano.flight`, which
+writes the records, cannot be imported here: it needs Theano.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 VERSION = 1
 MOST_BYTES = 64 << 20
-"""A record of hundreds of ranks has a few."""
+"""Bytes that a file may have; a record of hundreds of ranks has a few MiB."""
 
 _NAME = re.compile(r"\d{8}-\d{6}-\d+-\d{4,}\.json")
 _NUMBER = (int, float)
@@ -39,14 +40,14 @@ _RECORD = {
     "ranks": [{"rank": int, "pid": int, "doing": str, "records": [_ACT]}],
     "stacks": {str: str},
 }
-"""What is printed of a record, and of which types it is."""
+"""The parts of a record that are printed, and their types."""
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 del _CONTROLS[ord("\n")], _CONTROLS[ord("\t")]
 
 
 def folder() -> Path:
-    """The folder of the records, as `synk_theano.flight.folder()` has it."""
+    """Return the folder of the records, as `synk_theano.flight.folder()` does."""
     named = os.environ.get("SYNKHRONOS_FLIGHT_DIR")
     if named:
         return Path(named)
@@ -55,7 +56,7 @@ def folder() -> Path:
 
 
 def files() -> list[Path]:
-    """All records, newest first; links and other files in their folder are none."""
+    """Return all records, newest first, without links and other files in the folder."""
     found = [path for path in folder().glob("*.json") if _NAME.fullmatch(path.name)]
     own = [path for path in found if stat.S_ISREG(path.lstat().st_mode)]
     return sorted(own, key=lambda path: path.name, reverse=True)
@@ -65,8 +66,8 @@ def load(path: Path) -> dict[str, Any]:
     """Read a record.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no flight record, or one of another version.
+        OSError: It cannot be read.
+        ValueError: It is not a flight record, or one of another version.
     """
     try:
         record = json.loads(_content(path))
@@ -82,19 +83,19 @@ def load(path: Path) -> dict[str, Any]:
     try:
         local_time(record["when"])
     except (ValueError, OverflowError, OSError) as error:
-        raise ValueError(f"{path}: the record's 'when' is no time ({error})") from error
+        raise ValueError(f"{path}: the record's 'when' is not a time ({error})") from error
     found: dict[str, Any] = record
     return found
 
 
 def local_time(text: str) -> str:
-    """A record's time, as people read it here."""
-    # Before Python 3.11 only what isoformat() writes can be read, which this is.
+    """Return a record's time in this machine's time zone, for people."""
+    # Before Python 3.11, only the output of isoformat() can be parsed, which this is.
     return dt.datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def printable(value: Any) -> Any:
-    """The same without control characters, in all that it is made of: they show as ``\\x1b``."""
+    """Return the value with all control characters in it, at any depth, shown as ``\\x1b``."""
     if isinstance(value, str):
         return value.translate(_CONTROLS)
     if isinstance(value, list):
@@ -105,13 +106,12 @@ def printable(value: Any) -> Any:
 
 
 def _content(path: Path) -> str:
-    """The text of a file; nothing else is opened, as pipes and devices may do anything."""
-    mode: Optional[int] = path.stat().st_mode
-    if mode is None or not stat.S_ISREG(mode):
-        raise ValueError("it is no file")
+    """Return the text of a regular file; pipes and devices are not opened."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is not a file")
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")
@@ -119,9 +119,10 @@ def _content(path: Path) -> str:
 
 
 def _check(value: Any, shape: Any, what: str) -> None:
-    """
+    """Check that a value has the structure of `shape`.
+
     Raises:
-        ValueError: a value is not made as `shape` says.
+        ValueError: It does not.
     """
     if isinstance(shape, list):
         _require(value, list, what)
@@ -143,5 +144,7 @@ def _check(value: Any, shape: Any, what: str) -> None:
 
 def _require(value: Any, kinds: Any, what: str) -> None:
     if not isinstance(value, kinds):
-        kind = type(value).__name__
-        raise ValueError(f"{what} is of type {kind}, which it cannot be")  # noqa: TRY004 - the file is wrong
+        names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
+        raise ValueError(  # noqa: TRY004 - the file is wrong
+            f"{what}: got type {type(value).__name__}, expected {' or '.join(names)}"
+        )
