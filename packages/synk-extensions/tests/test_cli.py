@@ -67,6 +67,7 @@ def test_help_of_a_command_has_an_example(name):
         (["trace", __file__, "--plot", "no/such/x.png"], "there is no folder no/such"),
         (["doctor", "--yes"], "--yes needs --fix"),
         (["clean", "--nothing"], "--nothing"),
+        (["cure"], "'cure'"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments, complaint):

@@ -47,6 +47,23 @@ def tmp_path(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
+def build_library() -> Callable[..., None]:
+    """Compile C++ code to a shared library at a path."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler (g++)")
+
+    def build(source: str, path: Path, *options: object) -> None:
+        file = path.with_name("source.cpp")
+        file.write_text(source)
+        command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", path, file]
+        subprocess.run([*map(str, [*command, *options])], check=True, timeout=TIMEOUT_S)
+        file.unlink()
+
+    return build
+
+
+@pytest.fixture
 def run() -> Run:
     """Run code in a fresh process; its output must show no traceback unless ``fails``."""
 

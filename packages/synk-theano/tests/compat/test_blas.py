@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -183,14 +182,6 @@ def test_library_that_does_not_link_is_passed_over(
     assert list(cache.iterdir()) == []
 
 
-def compile_library(source: str, path: Path) -> None:
-    file = path.with_suffix(".cpp")
-    file.write_text(source)
-    subprocess.run(
-        [COMPILER, "-shared", "-fPIC", str(file), "-o", str(path)], check=True, timeout=60
-    )
-
-
 WRONG = """
 extern "C" {
 #define NOTHING(name) void name(...) {}
@@ -203,17 +194,17 @@ double ddot_(...) { return 17; }
 
 @pytest.mark.parametrize("source", [WRONG, WRONG.replace("{}", "{ __builtin_trap(); }")])
 def test_library_that_computes_wrong_or_crashes_is_passed_over(
-    cache: Path, tmp_path: Path, monkeypatch, source: str
+    cache: Path, tmp_path: Path, monkeypatch, build_library, source: str
 ):
     bad = tmp_path / "libblas.so"
-    compile_library(source, bad)
+    build_library(source, bad)
     monkeypatch.setattr(blas, "_candidates", lambda _: iter([blas._Candidate(bad, "bad")]))
     assert blas.choose(COMPILER) == blas.NUMPY
 
 
-def test_next_candidate_is_taken(cache: Path, tmp_path: Path, monkeypatch):
+def test_next_candidate_is_taken(cache: Path, tmp_path: Path, monkeypatch, build_library):
     bad = tmp_path / "libblas.so"
-    compile_library(WRONG, bad)
+    build_library(WRONG, bad)
     good = list(blas._candidates(COMPILER))
     monkeypatch.setattr(blas, "_candidates", lambda _: iter([blas._Candidate(bad, "bad"), *good]))
     assert chosen().library == str(good[0].library)

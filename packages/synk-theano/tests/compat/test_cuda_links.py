@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -35,35 +34,14 @@ print(built)
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Path:
+def library(tmp_path: Path, build_library) -> Path:
     """A library with a version in its name, which needs another one that lies beside it."""
-    folder = tmp_path / "lib"
-    folder.mkdir()
-    for name, code, more in (
-        ("libsynkbar.so.3", 'extern "C" int synkbar() { return 7; }', []),
-        (
-            "libsynkfoo.so.7",
-            'extern "C" int synkbar(); extern "C" int synkfoo_answer() { return 7 * synkbar(); }',
-            [str(folder / "libsynkbar.so.3"), "-Wl,-rpath,$ORIGIN"],
-        ),
-    ):
-        source = tmp_path / "source.cpp"
-        source.write_text(code)
-        subprocess.run(
-            [
-                COMPILER,
-                "-shared",
-                "-fPIC",
-                f"-Wl,-soname,{name}",
-                "-o",
-                folder / name,
-                source,
-                *more,
-            ],
-            check=True,
-            timeout=60,
-        )
-    return folder / "libsynkfoo.so.7"
+    other, library = tmp_path / "lib/libsynkbar.so.3", tmp_path / "lib/libsynkfoo.so.7"
+    other.parent.mkdir()
+    build_library('extern "C" int synkbar() { return 7; }', other)
+    source = 'extern "C" int synkbar(); extern "C" int synkfoo_answer() { return 7 * synkbar(); }'
+    build_library(source, library, other, "-Wl,-rpath,$ORIGIN")
+    return library
 
 
 def code(library: Path, cache: Path, text: str, compiler: object = COMPILER) -> str:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from synk_theano_compat._cuda import cudnn
 from synk_theano_compat._cuda.find import SearchFolder, scan
-
-COMPILER = shutil.which("g++")
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler (g++)")
 
 
 @pytest.mark.parametrize(
@@ -41,35 +36,31 @@ def test_versions_as_cudnn_counts_them():
     assert cudnn.as_number((9, 14, 0)) == 91400
 
 
-def install(root: Path, version: tuple[int, int, int], *, library: int = 0) -> Path:
+@pytest.fixture
+def install(build_library):
     """Make folders as NVIDIA's wheels do, with a cuDNN that knows its version and no more."""
-    number = library or cudnn.as_number(version)
-    for name in ("cudnn/lib", "cudnn/include", "cuda_runtime/include", "cuda_nvcc/include/crt"):
-        (root / name).mkdir(parents=True, exist_ok=True)
-    include = root / "cudnn/include"
-    (include / "cudnn_version.h").write_text(
-        "#define CUDNN_MAJOR {}\n#define CUDNN_MINOR {}\n#define CUDNN_PATCHLEVEL {}\n".format(
-            *version
+
+    def installed(root: Path, version: tuple[int, int, int], *, library: int = 0) -> Path:
+        for name in ("cudnn/lib", "cudnn/include", "cuda_runtime/include", "cuda_nvcc/include/crt"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        include, runtime = root / "cudnn/include", root / "cuda_runtime/include"
+        names = zip(("MAJOR", "MINOR", "PATCHLEVEL"), version)
+        lines = [f"#define CUDNN_{name} {number}\n" for name, number in names]
+        (include / "cudnn_version.h").write_text("".join(lines))
+        (include / "cudnn.h").write_text(
+            f'#include <cuda_runtime.h>\n#include "{Path(__file__).with_name("fake_cudnn.h")}"\n'
+            'extern "C" size_t cudnnGetVersion(void);\n'
         )
-    )
-    (include / "cudnn.h").write_text(
-        f'#include <cuda_runtime.h>\n#include "{Path(__file__).with_name("fake_cudnn.h")}"\n'
-        'extern "C" size_t cudnnGetVersion(void);\n'
-    )
-    (include / "other.h").write_text("#error nobody asked for this\n")
-    runtime = root / "cuda_runtime/include"
-    (runtime / "cuda_runtime.h").write_text('#include "crt/host_config.h"\n')
-    (runtime / "cuda.h").write_text("")
-    (root / "cuda_nvcc/include/crt/host_config.h").write_text("#define HAS_CRT 1\n")
-    name = f"libcudnn.so.{version[0]}"
-    source, target = root / "source.cpp", root / "cudnn/lib" / name
-    source.write_text(f'extern "C" unsigned long cudnnGetVersion() {{ return {number}; }}')
-    subprocess.run(
-        [COMPILER, "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", target, source],
-        check=True,
-        timeout=60,
-    )
-    return root
+        (include / "other.h").write_text("#error nobody asked for this\n")
+        (runtime / "cuda_runtime.h").write_text('#include "crt/host_config.h"\n')
+        (runtime / "cuda.h").write_text("")
+        (root / "cuda_nvcc/include/crt/host_config.h").write_text("#define HAS_CRT 1\n")
+        number = library or cudnn.as_number(version)
+        source = f'extern "C" unsigned long cudnnGetVersion() {{ return {number}; }}'
+        build_library(source, root / f"cudnn/lib/libcudnn.so.{version[0]}")
+        return root
+
+    return installed
 
 
 def find(*roots: Path) -> int:
@@ -77,8 +68,7 @@ def find(*roots: Path) -> int:
     return 0 if found is None else found.version
 
 
-@needs_compiler
-def test_library_and_header_are_of_one_version(tmp_path: Path):
+def test_library_and_header_are_of_one_version(install, tmp_path: Path):
     mixed = install(tmp_path / "mixed", (9, 1, 0), library=90200)
     right = install(tmp_path / "right", (9, 3, 0))
     assert find(mixed) == 0
@@ -118,11 +108,10 @@ assert not os.path.exists(os.path.join(config.cuda.include_path, "other.h"))
 """
 
 
-@needs_compiler
 @pytest.mark.parametrize(
     "version", [pytest.param((8, 9, 7), marks=pytest.mark.nightly), (9, 14, 0)]
 )
-def test_theano_compiles_with_what_was_found(run, tmp_path: Path, version):
+def test_theano_compiles_with_what_was_found(run, install, tmp_path: Path, version):
     root = install(tmp_path / "nvidia", version)
     number = cudnn.as_number(version)
     lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(root))
@@ -133,8 +122,7 @@ def test_theano_compiles_with_what_was_found(run, tmp_path: Path, version):
     assert sorted(kinds) == ["blas", "cudnn", "headers"]
 
 
-@needs_compiler
-def test_the_users_own_paths_come_first(run, tmp_path: Path):
+def test_the_users_own_paths_come_first(run, install, tmp_path: Path):
     found = install(tmp_path / "found", (9, 14, 0))
     mine = install(tmp_path / "mine", (8, 9, 7))
     lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(found))
@@ -142,8 +130,7 @@ def test_the_users_own_paths_come_first(run, tmp_path: Path):
     assert run(lead + COMPILE.format(version=8907), flags=flags).stdout.startswith("cuDNN 8907: ")
 
 
-@needs_compiler
-def test_the_users_own_stand_in_for_the_header_stays(run, tmp_path: Path):
+def test_the_users_own_stand_in_for_the_header_stays(run, install, tmp_path: Path):
     found = install(tmp_path / "found", (9, 14, 0))
     own = tmp_path / "own"
     own.mkdir()
@@ -153,8 +140,7 @@ def test_the_users_own_stand_in_for_the_header_stays(run, tmp_path: Path):
     run(lead + code, flags=f"dnn.include_path={own}")
 
 
-@needs_compiler
-def test_without_cudas_headers_theano_is_left_alone(forked, tmp_path: Path):
+def test_without_cudas_headers_theano_is_left_alone(forked, install, tmp_path: Path):
     root = install(tmp_path / "nvidia", (9, 14, 0))
     lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(root))
     code = (

@@ -173,25 +173,6 @@ def test_numbers(run, code: str, flags: str):
     run(code, flags=flags)
 
 
-HIDDEN = """
-import sys
-class Hide:
-    def find_spec(self, name, path=None, target=None):
-        if name == "pkg_resources":
-            raise ModuleNotFoundError("No module named 'pkg_resources'", name=name)
-sys.meta_path.insert(0, Hide())
-import lasagne
-assert lasagne.__version__ == "0.1", lasagne.__version__
-assert "pkg_resources" not in sys.modules
-"""
-
-
-@needs_lasagne
-def test_without_setuptools(run):
-    run(HIDDEN)
-    assert "pkg_resources" in run(HIDDEN, skip="P10", fails=True).stderr
-
-
 # As the layers of 0.2.dev1 do it: the module is reached, but imported nowhere.
 POOLING = """
 import sys, pathlib, tempfile

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from pathlib import Path
+from typing import NamedTuple
 
 from synkhronos_cli._terminal import in_units
 
@@ -12,15 +13,29 @@ from .items import GOOD, MISSING, WARNING, Item
 
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - nothing is written there
 _LEAST_SHARED = 1 << 30
-_LEAST_FILES = 1024
-_LEAST_PROCESSES = 1024
-_LEAST_LOCKED = 64 << 20
+
+
+class _Limit(NamedTuple):
+    name: str
+    kind: int
+    least: int
+    cure: str
+    of: str = ""
+
+
+_NCCL_LOCKS = "NCCL may need more: ulimit -l unlimited, or docker run --ulimit memlock=-1"
+_OF_USER = " processes and threads of this user"
+_LIMITS = (
+    _Limit("open files", resource.RLIMIT_NOFILE, 1024, "ulimit -n 4096"),
+    _Limit("locked memory", resource.RLIMIT_MEMLOCK, 64 << 20, _NCCL_LOCKS),
+    _Limit("processes", resource.RLIMIT_NPROC, 1024, "ulimit -u 4096", _OF_USER),
+)
 
 
 def examine_machine(has_gpu: bool) -> list[Item]:
-    """Return the memory, limits and cores that this process may use."""
-    limits = [_open_files(), _locked_memory(has_gpu), _processes(), _core_files()]
-    return [_shared_memory(), *limits, _cores()]
+    """Return the items about the memory, limits and cores that this process may use."""
+    limits = [_limited(limit, has_gpu) for limit in _LIMITS]
+    return [_shared_memory(), *limits, _core_files(), _cores()]
 
 
 def _shared_memory() -> Item:
@@ -60,34 +75,14 @@ def _limit(kind: int) -> int:
     return soft
 
 
-def _open_files() -> Item:
-    limit = _limit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return Item("open files", GOOD, "no limit")
-    few = limit < _LEAST_FILES
-    cure = f"ulimit -n {4 * _LEAST_FILES}" if few else ""
-    return Item("open files", WARNING if few else GOOD, f"at most {limit}", cure)
-
-
-def _locked_memory(has_gpu: bool) -> Item:
-    limit = _limit(resource.RLIMIT_MEMLOCK)
-    if limit == resource.RLIM_INFINITY:
-        return Item("locked memory", GOOD, "no limit")
-    found = f"at most {in_units(limit)}"
-    if has_gpu and limit < _LEAST_LOCKED:
-        cure = "NCCL may need more: ulimit -l unlimited, or docker run --ulimit memlock=-1"
-        return Item("locked memory", WARNING, found, cure)
-    return Item("locked memory", GOOD, found)
-
-
-def _processes() -> Item:
-    limit = _limit(resource.RLIMIT_NPROC)
-    if limit == resource.RLIM_INFINITY:
-        return Item("processes", GOOD, "no limit")
-    found = f"at most {limit} processes and threads of this user"
-    few = limit < _LEAST_PROCESSES
-    cure = f"ulimit -u {4 * _LEAST_PROCESSES}" if few else ""
-    return Item("processes", WARNING if few else GOOD, found, cure)
+def _limited(limit: _Limit, has_gpu: bool) -> Item:
+    number, is_memory = _limit(limit.kind), limit.kind == resource.RLIMIT_MEMLOCK
+    if number == resource.RLIM_INFINITY:
+        return Item(limit.name, GOOD, "no limit")
+    found = f"at most {in_units(number) if is_memory else number}{limit.of}"
+    if number < limit.least and (has_gpu or not is_memory):
+        return Item(limit.name, WARNING, found, limit.cure)
+    return Item(limit.name, GOOD, found)
 
 
 def _core_files() -> Item:
