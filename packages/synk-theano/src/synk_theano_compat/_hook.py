@@ -57,9 +57,6 @@ WATCHED = frozenset(
 class Finder:
     """Wraps the loaders of the watched modules and provides the removed ``downsample``."""
 
-    def __init__(self) -> None:
-        self._watched = WATCHED
-
     def __repr__(self) -> str:
         return "<synk_theano_compat finder>"
 
@@ -67,7 +64,7 @@ class Finder:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of a watched module; leave all others to the other finders."""
-        if name not in self._watched:
+        if name not in WATCHED:
             return None
         spec = self._real_spec(name, path, target)
         if name == DOWNSAMPLE:

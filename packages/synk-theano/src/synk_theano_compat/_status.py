@@ -58,9 +58,14 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(json.dumps(cuda_status(), indent=2) + "\n")
         return 0
     if options.install or options.uninstall:
-        changed = write_pth() if options.install else remove_pth()
-        done = "written" if options.install else "removed"
-        sys.stdout.write(f"{pth_path()}: {done if changed else 'nothing to do'}\n")
+        path, done = pth_path(), "nothing to do"
+        if options.install and not (path.exists() and path.read_text() == PTH_TEXT):
+            path.write_text(PTH_TEXT)
+            done = "written"
+        elif options.uninstall and path.exists():
+            path.unlink()
+            done = "removed"
+        sys.stdout.write(f"{path}: {done}\n")
         return 0
     report = status(activate=options.activate)
     sys.stdout.write(json.dumps(report, indent=2) + "\n" if options.json else _text(report))
@@ -117,24 +122,6 @@ def status(*, activate: bool = False) -> dict[str, Any]:
 def pth_path() -> Path:
     """Return where the .pth file belongs in this environment."""
     return Path(sysconfig.get_path("purelib"), PTH)
-
-
-def write_pth() -> bool:
-    """Write the .pth file; return False if it was there already."""
-    path = pth_path()
-    if path.exists() and path.read_text() == PTH_TEXT:
-        return False
-    path.write_text(PTH_TEXT)
-    return True
-
-
-def remove_pth() -> bool:
-    """Remove the .pth file; return False if there was none."""
-    try:
-        pth_path().unlink()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _version(distribution: str) -> str | None:
