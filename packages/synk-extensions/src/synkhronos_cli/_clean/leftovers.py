@@ -111,7 +111,7 @@ def _bound_sockets() -> set[str] | None:
 
 
 def _is_refused(path: Path) -> bool:
-    """Return whether a socket's owner is gone. (Those of other containers are not listed.)"""
+    """Return whether a socket refuses connections, also one of another container."""
     status = _status(path)
     if status is None or not stat.S_ISSOCK(status.st_mode):
         return False  # files and folders refuse connections, too

@@ -10,7 +10,7 @@ import warnings
 from typing import Any, Callable
 
 from . import flags
-from .rewrite import rewrite
+from .rewrite import replaced, rewrite
 
 _NEW_HEADERS = "Your cuDNN version is more recent than Theano"
 _PATHS = ("dnn.include_path", "dnn.library_path", "dnn.bin_path", "cuda.include_path")
@@ -178,8 +178,7 @@ def sound_reductions() -> str:
     read rows of an odd length at addresses that the device forbids (cuDNN 9.14 on Hopper), after
     which the whole process can no longer use its GPU. Theano's own kernels do the rest.
 
-    Raises:
-        ValueError: If Theano's C code is not that of 1.0.5.
+    An op of other C code than that of Theano 1.0.5 raises LookupError when it is made.
     """
     from theano.gpuarray import dnn
     from theano.scalar.basic import Mul
@@ -211,14 +210,8 @@ def sound_reductions() -> str:
 
 
 def with_empty_sum(code: str) -> str:
-    """Return the C code of the reduction, extended to arrays without elements.
-
-    Raises:
-        ValueError: If it is not the code of Theano 1.0.5.
-    """
-    if FIRST_USE not in code:
-        raise ValueError("dnn_redux.c of Theano 1.0.5 was expected")
-    return code.replace(FIRST_USE, EMPTY_SUM + FIRST_USE, 1)
+    """Return the C code of the reduction, extended to arrays without elements."""
+    return replaced(code, FIRST_USE, EMPTY_SUM + FIRST_USE, name="dnn_redux.c")
 
 
 def _only(wanted: Callable[[Any], bool], transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
