@@ -7,18 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from _cli import command
-from typer.testing import CliRunner
+from _cli import command, invoke
 
-from synkhronos_cli import _app, _terminal
+from synkhronos_cli import _terminal
 from synkhronos_cli._probe import Answer
 from synkhronos_cli._programs import bench, demo, launch, plot
 
 COMMANDS = ("doctor", "demo", "bench", "check", "trace", "clean")
-
-
-def invoke(*arguments: str):
-    return CliRunner().invoke(_app._app, list(arguments))
 
 
 # ---- all commands ------------------------------------------------------------------------------

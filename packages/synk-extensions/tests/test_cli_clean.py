@@ -11,10 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from _cli import command
-from typer.testing import CliRunner
+from _cli import command, invoke
 
-from synkhronos_cli import _app
 from synkhronos_cli._clean import leftovers
 from synkhronos_cli._probe import Answer
 
@@ -275,12 +273,12 @@ def test_segments_are_listed_in_a_rehearsal_and_left(monkeypatch, temporary, the
         return Answer({"segments": [["weights", 3 << 20]], "removed": ["weights"]})
 
     monkeypatch.setattr(leftovers, "ask", ask)
-    shown = CliRunner().invoke(_app._app, ["clean", "--dry-run"])
+    shown = invoke("clean", "--dry-run")
     assert shown.exit_code == 0
     (row,) = (line for line in shown.stdout.splitlines() if "weights" in line)
     assert "would remove segment" in row
     assert asked == [leftovers._LIST_SEGMENTS]
-    shown = CliRunner().invoke(_app._app, ["clean"])
+    shown = invoke("clean")
     assert "removed segment" in shown.stdout
     assert asked[1:] == [leftovers._LIST_SEGMENTS, leftovers._REMOVE_SEGMENTS]
 
@@ -292,7 +290,7 @@ def test_what_cannot_be_removed_is_told(monkeypatch, temporary):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "rmdir", refuse)
-    done = CliRunner().invoke(_app._app, ["clean"])
+    done = invoke("clean")
     assert done.exit_code == 1
     shown = " ".join(done.stdout.split())
     assert "not removed: socket" in shown

@@ -10,12 +10,10 @@ import subprocess
 import sys
 
 import pytest
-from _cli import SETTINGS, command
+from _cli import SETTINGS, command, invoke
 from _programs import zygote
-from typer.testing import CliRunner
 
 from synk_theano import flight
-from synkhronos_cli import _app
 from synkhronos_cli._flight import file as flight_file
 
 # Three ranks; one of the workers raises, then another is killed: two records.
@@ -74,7 +72,7 @@ def here(records, monkeypatch):
 
 def run(*arguments):
     """The command, in this process: (exit status, what it printed)."""
-    done = CliRunner().invoke(_app._app, ["flight", *map(str, arguments)])
+    done = invoke("flight", *arguments)
     return done.exit_code, done.output
 
 
@@ -225,12 +223,12 @@ def test_other_files_are_refused_in_one_line(tmp_path, content):
     path = tmp_path / "some.json"
     path.write_text(content)
     for options in ([], ["--json"]):
-        done = CliRunner().invoke(_app._app, ["flight", *options, str(path)])
+        done = invoke("flight", *options, path)
         assert (done.exit_code, done.stdout) == (2, "")
         assert done.stderr.startswith("synkhronos: ")
         assert "flight record" in done.stderr
         assert len(done.stderr.splitlines()) == 1
-    gone = CliRunner().invoke(_app._app, ["flight", str(tmp_path / "gone.json")])
+    gone = invoke("flight", tmp_path / "gone.json")
     assert gone.exit_code == 2
     assert len(gone.stderr.splitlines()) == 1
     assert run("--list", path)[0] == 2
@@ -268,7 +266,7 @@ def test_hostile_records_are_refused_and_the_others_are_listed(here, tmp_path, m
             flight.load(place)
         except (ValueError, OSError):
             pass
-        done = CliRunner().invoke(_app._app, ["flight", place.name])
+        done = invoke("flight", place.name)
         assert done.exit_code in (0, 2), text[:80]  # some of it is never printed
         refused += done.exit_code == 2
         assert done.exception is None or isinstance(done.exception, SystemExit), text[:80]

@@ -12,10 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
-from _cli import command
-from typer.testing import CliRunner
+from _cli import command, invoke
 
-from synkhronos_cli import _app, _terminal
+from synkhronos_cli import _terminal
 from synkhronos_cli._doctor import examine, fix, gpu, machine, software
 from synkhronos_cli._doctor.items import GOOD, MISSING, WARNING, DoctorReport, Item
 from synkhronos_cli._probe import Answer, ask, ask_module
@@ -187,12 +186,12 @@ def test_a_module_that_prints_garbage(tmp_path: Path, monkeypatch, printed: str)
 # ------------------------------------------------------------------------------- --fix
 
 
-def invoke(monkeypatch, reports: "list[DoctorReport]", *arguments: str, answer: str = ""):
+def doctor(monkeypatch, reports: "list[DoctorReport]", *arguments: str, answer: str = ""):
     """Run `doctor` over reports made up, one for each examination; return what was run, too."""
     commands: list[list[str]] = []
     monkeypatch.setattr(examine, "examine", lambda: reports.pop(0))
     monkeypatch.setattr(fix, "_run", lambda command: commands.append(command) or "")
-    done = CliRunner().invoke(_app._app, ["doctor", *arguments], input=answer)
+    done = invoke("doctor", *arguments, input=answer)
     return done, commands
 
 
@@ -207,7 +206,7 @@ WELL = Item("NumPy", GOOD, "1.23.5")
 
 def test_fix_does_what_needs_no_root_and_examines_again(monkeypatch):
     reports = [made_up(NUMPY, COMPILER), made_up(WELL, COMPILER)]
-    done, commands = invoke(monkeypatch, reports, "--fix", answer="y\n")
+    done, commands = doctor(monkeypatch, reports, "--fix", answer="y\n")
     assert commands == [[sys.executable, "-m", "pip", "install", "numpy>=1.21.6,<1.27"]]
     assert "  pip install 'numpy>=1.21.6,<1.27'\n" in done.stderr
     assert done.exit_code == 1
@@ -217,19 +216,19 @@ def test_fix_does_what_needs_no_root_and_examines_again(monkeypatch):
 
 @pytest.mark.parametrize("answer", ["n\n", ""])
 def test_fix_does_nothing_unasked(monkeypatch, answer):
-    done, commands = invoke(monkeypatch, [made_up(NUMPY)], "--fix", answer=answer)
+    done, commands = doctor(monkeypatch, [made_up(NUMPY)], "--fix", answer=answer)
     assert (commands, done.exit_code) == ([], 1)
 
 
 def test_fix_with_yes_and_json(monkeypatch):
     reports = [made_up(NUMPY), made_up(WELL)]
-    done, commands = invoke(monkeypatch, reports, "--fix", "--yes", "--json")
+    done, commands = doctor(monkeypatch, reports, "--fix", "--yes", "--json")
     assert (len(commands), done.exit_code) == (1, 0)
     assert json.loads(done.stdout)["ok"] is True
 
 
 def test_fix_with_nothing_to_do(monkeypatch):
-    done, commands = invoke(monkeypatch, [made_up(COMPILER)], "--fix", "--yes")
+    done, commands = doctor(monkeypatch, [made_up(COMPILER)], "--fix", "--yes")
     assert (commands, done.exit_code) == ([], 1)
     assert "nothing to fix without root" in done.stderr
 
@@ -280,7 +279,7 @@ def test_fix_really_removes_what_the_dead_left(monkeypatch, tmp_path: Path):
     with socket.socket(socket.AF_UNIX) as one:
         one.bind(str(group / "0-1"))
     assert any(str(group) in item.found for item in leftovers().items)
-    done = CliRunner().invoke(_app._app, ["doctor", "--fix", "--yes", "--json"])
+    done = invoke("doctor", "--fix", "--yes", "--json")
     assert "$ synkhronos clean\n" in done.stderr
     assert not group.exists()
     assert str(group) not in done.stdout

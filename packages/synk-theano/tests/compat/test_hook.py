@@ -132,12 +132,6 @@ SHOW = (
 )
 
 
-def test_flags_that_are_added(forked):
-    device, force, ldflags, float_x, _ = json.loads(forked(SHOW).stdout)
-    assert (device, force, float_x) == ("cpu", True, "float64")
-    assert ldflags == "" or ldflags.startswith("-L")
-
-
 def test_flags_of_the_environment_win(run):
     mine = "device=cpu,floatX=float32,'blas.ldflags=',compile.wait=3"
     assert json.loads(run(SHOW, flags=mine).stdout) == ["cpu", False, "", "float32", 3]
