@@ -104,8 +104,8 @@ def test_a_lock_of_another_machine_is_told_of_only(theano_folder, capfd):
     (found,) = leftovers.find_locks()
     assert not found.removable
     assert "process 77 of some_other_host" in found.why
-    done = command("clean")
-    assert done.returncode == 0
+    done = invoke("clean")
+    assert done.exit_code == 0
     assert f"rm -r {held}" in " ".join(done.stdout.split())
     assert held.is_dir()
 
@@ -141,10 +141,10 @@ def test_compiled_modules_go_when_they_are_asked_for(theano_folder):
     (theano_folder / "module" / "mod.so").write_bytes(b"x" * 2048)
     (found,) = leftovers.find_compiled_modules()
     assert (found.name, found.nbytes) == (str(theano_folder), 2048)
-    command("clean")
+    invoke("clean")
     assert theano_folder.is_dir()
-    done = command("clean", "--theano-cache")
-    assert done.returncode == 0
+    done = invoke("clean", "--theano-cache")
+    assert done.exit_code == 0
     assert "removed compiled modules" in done.stdout
     assert list(theano_folder.parent.iterdir()) == []
 
@@ -165,12 +165,12 @@ def test_only_folders_without_listeners_go(temporary):
     (temporary / "mine").mkdir(mode=0o700)
     with listener:
         assert [one.name for one in leftovers.find_socket_folders()] == [str(old), str(stale)]
-        rehearsal = command("clean", "--dry-run", "--json")
+        rehearsal = invoke("clean", "--dry-run", "--json")
         assert stale.is_dir()
         report = json.loads(rehearsal.stdout)
         assert report["dry_run"] is True
         assert {one["name"] for one in report["found"]} >= {str(old), str(stale)}
-        done = json.loads(command("clean", "--json").stdout)
+        done = json.loads(invoke("clean", "--json").stdout)
     removed = {one["name"] for one in done["found"] if one["removed"]}
     assert removed >= {str(old), str(stale)}
     left = sorted(path.name for path in temporary.iterdir())
@@ -307,7 +307,7 @@ def test_without_numpy_the_rest_is_cleaned_all_the_same(tmp_path, theano_folder)
     assert not held.exists()
 
 
-def test_compiled_modules_of_a_living_process_stay(theano_folder, tmp_path):
+def test_compiled_modules_of_a_living_process_stay(theano_folder, temporary):
     module = theano_folder / "m.so"
     module.write_bytes(b"x" * 4096)
     program = (
@@ -323,9 +323,9 @@ def test_compiled_modules_of_a_living_process_stay(theano_folder, tmp_path):
         assert (found.removable, found.why) == (False, f"process {user.pid} uses it")
         # One that comes between finding and removing is seen, too.
         assert leftovers.remove(found) == f"process {user.pid} uses it"
-        done = command("clean", "--theano-cache", TMPDIR=str(tmp_path))
+        done = invoke("clean", "--theano-cache")
         assert "kept compiled modules" in done.stdout
-        assert done.returncode == 0
+        assert done.exit_code == 0
         assert module.exists()
     finally:
         user.communicate()
@@ -367,7 +367,7 @@ def test_a_folder_that_somebody_uses_for_more_is_no_cache(tmp_path, monkeypatch)
     assert found.removable
     (folder / "thesis.tex").write_text("work")
     assert leftovers.remove(found) == "thesis.tex in it is not Theano's"
-    done = command("clean", "--theano-cache")
+    done = invoke("clean", "--theano-cache")
     assert "kept compiled modules" in done.stdout
     assert (folder / "thesis.tex").read_text() == "work"
     (folder / "thesis.tex").unlink()
