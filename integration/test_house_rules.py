@@ -61,6 +61,8 @@ ROOMS = {
         *("exceptions", "flight", "_cores", "_text", "_tracebacks", "_warn", "_weakqueue"),
         *("_plan", "_wire", "_graph", "_watch", "_rank", "_workers", "_master", "_api"),
     ),
+    "synk_theano_compat": ("_toolchain", "_cuda", "locks", "_patches", "_hook", "_status"),
+    "synkhronos_cli": ("_terminal", "_probe", "_clean", "_flight", "_doctor", "_programs", "_app"),
 }
 # The wall behind which another engine would stand. in_graph offers what stands in a user's graph.
 ENGINE = {"theano", "pygpu"}

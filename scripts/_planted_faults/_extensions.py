@@ -72,7 +72,7 @@ EXTENSIONS = (
     _fault(
         "ext-clean-status",
         "error paths",
-        "synkhronos_cli/_clean.py",
+        "synkhronos_cli/_clean/command.py",
         "return 1 if problem or failed_any else 0",
         "return 1 if problem else 0",
         "synkhronos clean exits with 0 although something could not be removed.",
@@ -81,7 +81,7 @@ EXTENSIONS = (
     _fault(
         "ext-clean-taken-lock",
         "atomicity",
-        "synkhronos_cli/_leftovers.py",
+        "synkhronos_cli/_clean/leftovers.py",
         "    if one.kind == LOCK and _judge_lock(path) != one:\n"
         '        return "it has a new owner"\n',
         "",

@@ -100,7 +100,7 @@ THEANO = (
     _fault(
         "compat-product-along-axes",
         "reductions",
-        "synk_theano_compat/_patches.py",
+        "synk_theano_compat/_patches/products.py",
         "replacement = transform(node) if node.op.axis is None else None",
         "replacement = transform(node)",
         "prod(c * x, axis=0) has the scalar to the power of all items, not of those of an axis.",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 
+from typer.testing import CliRunner
+
 import synk_testing
+from synkhronos_cli import _app
 
 LIMIT_S = 300
 SETTINGS = {"SYNKHRONOS_USE_GPU": "0", "SYNKHRONOS_N_PARALLEL": "2", "COLUMNS": "120"}
@@ -16,3 +19,8 @@ def command(*arguments, folder=None, program=("-m", "synkhronos_cli"), **changes
     environment = {**SETTINGS, **changes}
     done = synk_testing.run(words, folder=folder, environment=environment, limit_s=LIMIT_S)
     return subprocess.CompletedProcess(words, *done)
+
+
+def invoke(*arguments, **options):
+    """Run the command in this process."""
+    return CliRunner().invoke(_app._app, list(map(str, arguments)), **options)

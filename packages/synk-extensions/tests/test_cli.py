@@ -7,17 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from _cli import command
-from typer.testing import CliRunner
+from _cli import command, invoke
 
-from synkhronos_cli import _app, _bench, _demo, _launch, _plot, _terminal
+from synkhronos_cli import _terminal
 from synkhronos_cli._probe import Answer
+from synkhronos_cli._programs import bench, demo, launch, plot
 
 COMMANDS = ("doctor", "demo", "bench", "check", "trace", "clean")
-
-
-def invoke(*arguments: str):
-    return CliRunner().invoke(_app._app, list(arguments))
 
 
 # ---- all commands ------------------------------------------------------------------------------
@@ -56,7 +52,7 @@ def test_help_of_a_command_has_an_example(name):
         (["demo", "intro", "--processes", "0"], "'--processes'"),
         (["demo", "intro", "--processes", "two"], "'--processes'"),
         (["bench", "nothing"], "no benchmark 'nothing'; there are call"),
-        (["bench", "call", "--plot", "x.png"], "--plot draws the scaling"),
+        (["bench", "call", "--plot", "x.png"], "--plot needs the scaling"),
         (["check"], "SCRIPT"),
         (["check", "no_such.py"], "no such script: no_such.py"),
         (["check", "."], ". is a folder"),
@@ -64,8 +60,9 @@ def test_help_of_a_command_has_an_example(name):
         (["trace", __file__, "-o", "no/such/folder/x.json"], "--output no/such/folder/x.json"),
         (["trace", __file__, "--plot", "x.doc"], "expected a file that ends with .png"),
         (["trace", __file__, "--plot", "no/such/x.png"], "there is no folder no/such"),
-        (["doctor", "--yes"], "--yes goes with --fix"),
+        (["doctor", "--yes"], "--yes needs --fix"),
         (["clean", "--nothing"], "--nothing"),
+        (["cure"], "'cure'"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments, complaint):
@@ -80,7 +77,7 @@ def test_a_mistake_is_told_in_one_line(arguments, complaint):
 
 
 def test_a_plot_without_matplotlib_says_how_to_get_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(_plot.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None)
     for arguments in (["bench", "scaling"], ["trace", __file__]):
         done = invoke(*arguments, "--plot", str(tmp_path / "x.png"))
         assert done.exit_code == 1
@@ -92,7 +89,11 @@ def test_a_plot_without_matplotlib_says_how_to_get_it(monkeypatch, tmp_path):
 def test_the_start_imports_nothing_heavy():
     code = (
         "import sys\n"
-        "from synkhronos_cli import _app, _bench, _check, _clean, _demo, _doctor, _fix, _trace\n"
+        "from synkhronos_cli import _app\n"
+        "from synkhronos_cli._clean import command\n"
+        "from synkhronos_cli._doctor import examine, fix\n"
+        "from synkhronos_cli._flight import show\n"
+        "from synkhronos_cli._programs import bench, demo, script\n"
         "heavy = {'theano', 'numpy', 'synk_theano', 'synk_shm', 'synk_comm', 'synkhronos', 'zmq'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
@@ -105,11 +106,11 @@ def test_the_start_imports_nothing_heavy():
 def test_demos_are_listed_and_there():
     done = invoke("demo")
     assert done.exit_code == 0
-    assert list(_demo.DEMOS) == ["intro", "shared", "data", "batch", "mnist", "resnet"]
-    for name, demo in _demo.DEMOS.items():
+    assert list(demo.DEMOS) == ["intro", "shared", "data", "batch", "mnist", "resnet"]
+    for name, one in demo.DEMOS.items():
         assert f"synkhronos demo {name}" in done.stdout
-        assert (_demo.FOLDER / demo.program).is_file()
-    assert str(_demo.FOLDER) in done.stdout
+        assert (demo.FOLDER / one.program).is_file()
+    assert str(demo.FOLDER) in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -135,15 +136,15 @@ def test_demos_are_listed_and_there():
 )
 def test_a_demo_gets_its_options(monkeypatch, arguments, program, options, environment):
     started = []
-    monkeypatch.setattr(_demo, "replace", lambda *given: started.append(given))
-    monkeypatch.setattr(_demo.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(demo, "replace", lambda *given: started.append(given))
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: True)
     assert invoke("demo", *arguments).exit_code == 0
     # In a session of a user the program takes this one's place with the first.
-    assert started[0] == ([str(_demo.FOLDER / program), *options], environment)
+    assert started[0] == ([str(demo.FOLDER / program), *options], environment)
 
 
 def test_a_demo_that_lacks_a_package_says_so(monkeypatch):
-    monkeypatch.setattr(_demo.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)
     done = invoke("demo", "mnist")
     assert done.exit_code == 1
     assert "demo mnist needs lasagne: pip install 'synkhronos[examples]'" in done.stderr
@@ -151,7 +152,7 @@ def test_a_demo_that_lacks_a_package_says_so(monkeypatch):
 
 def test_the_source_of_a_demo_is_its_program():
     done = invoke("demo", "intro", "--source")
-    assert done.stdout == (_demo.FOLDER / "intro.py").read_text(encoding="utf-8")
+    assert done.stdout == (demo.FOLDER / "intro.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_the_source_of_a_demo_is_its_program():
 def test_a_demo_prints_what_is_documented(name, last, tmp_path):
     done = command("demo", name, "--processes", "2", "--devices", "cpu", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    expected = (_demo.FOLDER / _demo.DEMOS[name].program).with_suffix(".txt").read_text()
+    expected = (demo.FOLDER / demo.DEMOS[name].program).with_suffix(".txt").read_text()
     # After the lines about this machine's cores and seconds.
     assert done.stdout.splitlines()[4:] == expected.splitlines()[4:]
     assert last is None or done.stdout.splitlines()[-1] == last
@@ -199,7 +200,7 @@ RESULT = {
 
 
 def test_a_benchmark_is_a_table_with_ratios(monkeypatch):
-    monkeypatch.setattr(_bench, "ask_module", lambda *_: Answer(RESULT))
+    monkeypatch.setattr(bench, "ask_module", lambda *_: Answer(RESULT))
     done = invoke("bench", "call")
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
@@ -214,15 +215,15 @@ def test_a_benchmark_that_fails_is_told_and_the_others_go_on(monkeypatch):
         asked.append(arguments[1])
         return Answer(problem="died of SIGSEGV") if arguments[1] == "scatter" else Answer(RESULT)
 
-    monkeypatch.setattr(_bench, "ask_module", answer)
+    monkeypatch.setattr(bench, "ask_module", answer)
     done = invoke("bench")
     assert done.exit_code == 1
     assert asked == ["call", "scatter", "allreduce", "scaling"]
-    assert "bench scatter: died of SIGSEGV (synkhronos doctor tells" in done.stderr
+    assert "bench scatter: died of SIGSEGV (synkhronos doctor shows" in done.stderr
 
 
 def test_times_are_in_units():
-    assert [_bench.in_time(s) for s in (2.5, 0.0321, 4.56e-5, 1.2e-7)] == [
+    assert [bench.in_time(s) for s in (2.5, 0.0321, 4.56e-5, 1.2e-7)] == [
         "2.5 s",
         "32.1 ms",
         "45.6 us",
@@ -233,11 +234,11 @@ def test_times_are_in_units():
 # ---- processes ---------------------------------------------------------------------------------
 
 
-def test_a_process_beside_has_its_status(tmp_path: Path):
-    assert _launch.beside(["-c", "raise SystemExit(7)"], {}) == 7
+def test_a_child_has_its_status(tmp_path: Path):
+    assert launch.run_child(["-c", "raise SystemExit(7)"], {}) == 7
     killed = "import os; os.kill(os.getpid(), 9)"
-    assert _launch.beside(["-c", killed], {}) == 128 + 9
+    assert launch.run_child(["-c", killed], {}) == 128 + 9
     seen = tmp_path / "seen"
     code = f"import os; open({str(seen)!r}, 'w').write(os.environ['X_OF_TEST'])"
-    assert _launch.beside(["-c", code], {"X_OF_TEST": "here"}) == 0
+    assert launch.run_child(["-c", code], {"X_OF_TEST": "here"}) == 0
     assert seen.read_text() == "here"

@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from _cli import command
-from typer.testing import CliRunner
+from _cli import command, invoke
 
-from synkhronos_cli import _app, _leftovers
+from synkhronos_cli._clean import leftovers
 from synkhronos_cli._probe import Answer
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -71,24 +70,24 @@ def sockets_in(folder: Path, name: str, *, listening: bool) -> "tuple[Path, sock
 
 def test_a_lock_of_a_dead_process_goes(theano_folder):
     held = lock(theano_folder, f"{dead_pid()}_1234567890_{socket.gethostname()}")
-    (found,) = _leftovers.find_locks()
+    (found,) = leftovers.find_locks()
     assert (found.kind, found.name, found.removable) == ("compile lock", str(held), True)
-    assert "is gone" in found.why
-    assert _leftovers.remove(found) == ""
+    assert "has ended" in found.why
+    assert leftovers.remove(found) == ""
     assert list(theano_folder.iterdir()) == []
 
 
 def test_a_lock_of_a_living_process_stays(theano_folder):
     lock(theano_folder, f"{os.getpid()}_1234567890_{socket.gethostname()}")
-    assert _leftovers.find_locks() == []
-    assert _leftovers.find_compiled_modules() == []
+    assert leftovers.find_locks() == []
+    assert leftovers.find_compiled_modules() == []
 
 
 def test_a_lock_that_was_taken_meanwhile_stays(theano_folder):
     held = lock(theano_folder, f"{dead_pid()}_1_{socket.gethostname()}")
-    (found,) = _leftovers.find_locks()
+    (found,) = leftovers.find_locks()
     (held / "lock").write_text(f"{os.getpid()}_2_{socket.gethostname()}\n")
-    assert _leftovers.remove(found) == "it has a new owner"
+    assert leftovers.remove(found) == "it has a new owner"
     assert (held / "lock").is_file()
 
 
@@ -97,16 +96,16 @@ def test_a_lock_that_is_a_link_is_left(theano_folder, tmp_path):
     elsewhere.mkdir()
     (elsewhere / "lock").write_text(f"{dead_pid()}_1_{socket.gethostname()}")
     (theano_folder / "lock_dir").symlink_to(elsewhere)
-    assert _leftovers.find_locks() == []
+    assert leftovers.find_locks() == []
 
 
 def test_a_lock_of_another_machine_is_told_of_only(theano_folder, capfd):
     held = lock(theano_folder, "77_1234567890_some_other_host")
-    (found,) = _leftovers.find_locks()
+    (found,) = leftovers.find_locks()
     assert not found.removable
     assert "process 77 of some_other_host" in found.why
-    done = command("clean")
-    assert done.returncode == 0
+    done = invoke("clean")
+    assert done.exit_code == 0
     assert f"rm -r {held}" in " ".join(done.stdout.split())
     assert held.is_dir()
 
@@ -114,9 +113,9 @@ def test_a_lock_of_another_machine_is_told_of_only(theano_folder, capfd):
 def test_a_lock_without_owner_goes_when_it_is_old(theano_folder):
     held = theano_folder / "lock_dir"
     held.mkdir()
-    assert _leftovers.find_locks() == []
+    assert leftovers.find_locks() == []
     os.utime(held, (HOUR_AGO, HOUR_AGO))
-    assert [one.name for one in _leftovers.find_locks()] == [str(held)]
+    assert [one.name for one in leftovers.find_locks()] == [str(held)]
 
 
 def test_folders_are_found_as_theano_finds_them(tmp_path, monkeypatch):
@@ -126,26 +125,26 @@ def test_folders_are_found_as_theano_finds_them(tmp_path, monkeypatch):
         (tmp_path / name / "compiledir_x").mkdir(parents=True)
     monkeypatch.setenv("THEANORC", str(rc))
     monkeypatch.setenv("THEANO_FLAGS", "")
-    assert _leftovers.compile_folders() == [tmp_path / "a" / "compiledir_x"]
+    assert leftovers.compile_folders() == [tmp_path / "a" / "compiledir_x"]
     monkeypatch.setenv("THEANO_FLAGS", f"base_compiledir={tmp_path / 'b'}")
-    assert _leftovers.compile_folders() == [tmp_path / "b" / "compiledir_x"]
+    assert leftovers.compile_folders() == [tmp_path / "b" / "compiledir_x"]
     monkeypatch.setenv("THEANO_FLAGS", f"compiledir={tmp_path / 'c'}")
-    assert _leftovers.compile_folders() == [tmp_path / "c"]
+    assert leftovers.compile_folders() == [tmp_path / "c"]
     monkeypatch.setenv("THEANO_FLAGS", "")
     rc.write_bytes(b"\xff no settings")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert _leftovers.compile_folders() == [tmp_path / "home/.theano/compiledir_x"]
+    assert leftovers.compile_folders() == [tmp_path / "home/.theano/compiledir_x"]
 
 
 def test_compiled_modules_go_when_they_are_asked_for(theano_folder):
     (theano_folder / "module").mkdir()
     (theano_folder / "module" / "mod.so").write_bytes(b"x" * 2048)
-    (found,) = _leftovers.find_compiled_modules()
+    (found,) = leftovers.find_compiled_modules()
     assert (found.name, found.nbytes) == (str(theano_folder), 2048)
-    command("clean")
+    invoke("clean")
     assert theano_folder.is_dir()
-    done = command("clean", "--theano-cache")
-    assert done.returncode == 0
+    done = invoke("clean", "--theano-cache")
+    assert done.exit_code == 0
     assert "removed compiled modules" in done.stdout
     assert list(theano_folder.parent.iterdir()) == []
 
@@ -165,13 +164,13 @@ def test_only_folders_without_listeners_go(temporary):
     os.utime(open_to_all, (HOUR_AGO, HOUR_AGO))
     (temporary / "mine").mkdir(mode=0o700)
     with listener:
-        assert [one.name for one in _leftovers.find_socket_folders()] == [str(old), str(stale)]
-        rehearsal = command("clean", "--dry-run", "--json")
+        assert [one.name for one in leftovers.find_socket_folders()] == [str(old), str(stale)]
+        rehearsal = invoke("clean", "--dry-run", "--json")
         assert stale.is_dir()
         report = json.loads(rehearsal.stdout)
         assert report["dry_run"] is True
         assert {one["name"] for one in report["found"]} >= {str(old), str(stale)}
-        done = json.loads(command("clean", "--json").stdout)
+        done = json.loads(invoke("clean", "--json").stdout)
     removed = {one["name"] for one in done["found"] if one["removed"]}
     assert removed >= {str(old), str(stale)}
     left = sorted(path.name for path in temporary.iterdir())
@@ -187,13 +186,13 @@ def test_folders_that_hold_anything_but_sockets_stay(temporary, monkeypatch):
     (mixed / "notes").write_text("work")
     linked, _ = sockets_in(temporary, "linked", listening=False)
     (linked / "link").symlink_to(next(linked.iterdir()))
-    assert _leftovers.find_socket_folders() == []
+    assert leftovers.find_socket_folders() == []
     # What comes after it was found stays, too.
     late, _ = sockets_in(temporary, "late", listening=False)
-    (found,) = _leftovers.find_socket_folders()
+    (found,) = leftovers.find_socket_folders()
     (late / "notes").write_text("work")
-    monkeypatch.setattr(_leftovers, "_judge_sockets", lambda path: found)
-    assert _leftovers.remove(found) != ""
+    monkeypatch.setattr(leftovers, "_judge_sockets", lambda path: found)
+    assert leftovers.remove(found) != ""
     assert [path.name for path in late.iterdir()] == ["notes"]
     assert (named / "src" / "thesis.py").read_text() == (mixed / "notes").read_text() == "work"
 
@@ -205,25 +204,25 @@ def test_the_shorter_place_is_looked_at_where_that_of_temporary_files_is_long(
     usual.mkdir()
     short.mkdir()
     stale, _ = sockets_in(short, "stale", listening=False)
-    monkeypatch.setattr(_leftovers, "_SHORT", (str(short),))
+    monkeypatch.setattr(leftovers, "_SHORT", (str(short),))
     monkeypatch.setattr("tempfile.tempdir", str(usual))
-    assert [one.name for one in _leftovers.find_socket_folders()] == [str(stale)]
+    assert [one.name for one in leftovers.find_socket_folders()] == [str(stale)]
     monkeypatch.setattr("tempfile.tempdir", "/tmp/elsewhere")
-    assert _leftovers.find_socket_folders() == []
+    assert leftovers.find_socket_folders() == []
 
 
 def test_where_proc_is_not_readable_no_folder_is_stale(temporary, monkeypatch):
     sockets_in(temporary, "stale", listening=False)
-    monkeypatch.setattr(_leftovers, "_bound_sockets", lambda: None)
-    assert _leftovers.find_socket_folders() == []
+    monkeypatch.setattr(leftovers, "_bound_sockets", lambda: None)
+    assert leftovers.find_socket_folders() == []
 
 
 def test_what_is_of_others_is_not_looked_at(temporary, theano_folder, monkeypatch):
     sockets_in(temporary, "stale", listening=False)
     lock(theano_folder, f"{dead_pid()}_1_{socket.gethostname()}")
-    monkeypatch.setattr(_leftovers.os, "geteuid", lambda: 123456)
-    assert _leftovers.find_socket_folders() == []
-    assert _leftovers.find_locks() == []
+    monkeypatch.setattr(leftovers.os, "geteuid", lambda: 123456)
+    assert leftovers.find_socket_folders() == []
+    assert leftovers.find_locks() == []
 
 
 # ---- segments ------------------------------------------------------------------------------------
@@ -273,15 +272,15 @@ def test_segments_are_listed_in_a_rehearsal_and_left(monkeypatch, temporary, the
         asked.append(code)
         return Answer({"segments": [["weights", 3 << 20]], "removed": ["weights"]})
 
-    monkeypatch.setattr(_leftovers, "ask", ask)
-    shown = CliRunner().invoke(_app._app, ["clean", "--dry-run"])
+    monkeypatch.setattr(leftovers, "ask", ask)
+    shown = invoke("clean", "--dry-run")
     assert shown.exit_code == 0
     (row,) = (line for line in shown.stdout.splitlines() if "weights" in line)
     assert "would remove segment" in row
-    assert asked == [_leftovers._LIST_SEGMENTS]
-    shown = CliRunner().invoke(_app._app, ["clean"])
+    assert asked == [leftovers._LIST_SEGMENTS]
+    shown = invoke("clean")
     assert "removed segment" in shown.stdout
-    assert asked[1:] == [_leftovers._LIST_SEGMENTS, _leftovers._REMOVE_SEGMENTS]
+    assert asked[1:] == [leftovers._LIST_SEGMENTS, leftovers._REMOVE_SEGMENTS]
 
 
 def test_what_cannot_be_removed_is_told(monkeypatch, temporary):
@@ -291,7 +290,7 @@ def test_what_cannot_be_removed_is_told(monkeypatch, temporary):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "rmdir", refuse)
-    done = CliRunner().invoke(_app._app, ["clean"])
+    done = invoke("clean")
     assert done.exit_code == 1
     shown = " ".join(done.stdout.split())
     assert "not removed: socket" in shown
@@ -304,11 +303,11 @@ def test_without_numpy_the_rest_is_cleaned_all_the_same(tmp_path, theano_folder)
     held = lock(theano_folder, f"{dead_pid()}_1_{socket.gethostname()}")
     done = command("clean", PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert "Segments could not be looked at: ImportError: spoiled" in done.stdout
+    assert "Segments could not be listed: ImportError: spoiled" in done.stdout
     assert not held.exists()
 
 
-def test_compiled_modules_of_a_living_process_stay(theano_folder, tmp_path):
+def test_compiled_modules_of_a_living_process_stay(theano_folder, temporary):
     module = theano_folder / "m.so"
     module.write_bytes(b"x" * 4096)
     program = (
@@ -320,18 +319,18 @@ def test_compiled_modules_of_a_living_process_stay(theano_folder, tmp_path):
     )
     try:
         user.stdout.readline()
-        (found,) = _leftovers.find_compiled_modules()
+        (found,) = leftovers.find_compiled_modules()
         assert (found.removable, found.why) == (False, f"process {user.pid} uses it")
         # One that comes between finding and removing is seen, too.
-        assert _leftovers.remove(found) == f"process {user.pid} uses it"
-        done = command("clean", "--theano-cache", TMPDIR=str(tmp_path))
+        assert leftovers.remove(found) == f"process {user.pid} uses it"
+        done = invoke("clean", "--theano-cache")
         assert "kept compiled modules" in done.stdout
-        assert done.returncode == 0
+        assert done.exit_code == 0
         assert module.exists()
     finally:
         user.communicate()
-    (found,) = _leftovers.find_compiled_modules()
-    assert _leftovers.remove(found) == ""
+    (found,) = leftovers.find_compiled_modules()
+    assert leftovers.remove(found) == ""
     assert not theano_folder.exists()
 
 
@@ -342,8 +341,8 @@ def test_a_socket_that_is_about_to_listen_stays(temporary, monkeypatch):
     stale, late = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     stale.bind(str(group / "0-1"))
     stale.close()
-    (found,) = _leftovers.find_socket_folders()
-    refuses = _leftovers._is_refused
+    (found,) = leftovers.find_socket_folders()
+    refuses = leftovers._is_refused
 
     def binds_meanwhile(path):
         if not late.getsockname():
@@ -351,10 +350,10 @@ def test_a_socket_that_is_about_to_listen_stays(temporary, monkeypatch):
             late.bind(str(path))
         return refuses(path)
 
-    monkeypatch.setattr(_leftovers, "_is_refused", binds_meanwhile)
+    monkeypatch.setattr(leftovers, "_is_refused", binds_meanwhile)
     with late:
-        assert _leftovers.find_socket_folders() == []
-        assert _leftovers.remove(found) == "somebody listens at its sockets now"
+        assert leftovers.find_socket_folders() == []
+        assert leftovers.remove(found) == "a process listens at its sockets now"
         assert group.is_dir()
 
 
@@ -364,13 +363,13 @@ def test_a_folder_that_somebody_uses_for_more_is_no_cache(tmp_path, monkeypatch)
         (folder / module).mkdir(parents=True)
     (folder / "__init__.py").touch()
     monkeypatch.setenv("THEANO_FLAGS", f"compiledir={folder}")
-    (found,) = _leftovers.find_compiled_modules()
+    (found,) = leftovers.find_compiled_modules()
     assert found.removable
     (folder / "thesis.tex").write_text("work")
-    assert _leftovers.remove(found) == "thesis.tex in it is not Theano's"
-    done = command("clean", "--theano-cache")
+    assert leftovers.remove(found) == "thesis.tex in it is not Theano's"
+    done = invoke("clean", "--theano-cache")
     assert "kept compiled modules" in done.stdout
     assert (folder / "thesis.tex").read_text() == "work"
     (folder / "thesis.tex").unlink()
-    assert _leftovers.remove(found) == ""
+    assert leftovers.remove(found) == ""
     assert not folder.exists()

@@ -10,12 +10,11 @@ import subprocess
 import sys
 
 import pytest
-from _cli import SETTINGS, command
+from _cli import SETTINGS, command, invoke
 from _programs import zygote
-from typer.testing import CliRunner
 
 from synk_theano import flight
-from synkhronos_cli import _app, _flight_file
+from synkhronos_cli._flight import file as flight_file
 
 # Three ranks; one of the workers raises, then another is killed: two records.
 PROGRAM = """
@@ -73,7 +72,7 @@ def here(records, monkeypatch):
 
 def run(*arguments):
     """The command, in this process: (exit status, what it printed)."""
-    done = CliRunner().invoke(_app._app, ["flight", *map(str, arguments)])
+    done = invoke("flight", *arguments)
     return done.exit_code, done.output
 
 
@@ -196,7 +195,7 @@ def test_before_the_first_order_there_are_no_acts(here, tmp_path):
 
     status, out = run(changed(here, tmp_path, at_start))
     assert status == 0
-    assert "No rank has been given an order." in out
+    assert "No rank has received an order." in out
 
 
 def test_the_list_has_the_newest_first_and_tells_what_cannot_be_read(here, tmp_path, monkeypatch):
@@ -224,12 +223,12 @@ def test_other_files_are_refused_in_one_line(tmp_path, content):
     path = tmp_path / "some.json"
     path.write_text(content)
     for options in ([], ["--json"]):
-        done = CliRunner().invoke(_app._app, ["flight", *options, str(path)])
+        done = invoke("flight", *options, path)
         assert (done.exit_code, done.stdout) == (2, "")
         assert done.stderr.startswith("synkhronos: ")
         assert "flight record" in done.stderr
         assert len(done.stderr.splitlines()) == 1
-    gone = CliRunner().invoke(_app._app, ["flight", str(tmp_path / "gone.json")])
+    gone = invoke("flight", tmp_path / "gone.json")
     assert gone.exit_code == 2
     assert len(gone.stderr.splitlines()) == 1
     assert run("--list", path)[0] == 2
@@ -267,7 +266,7 @@ def test_hostile_records_are_refused_and_the_others_are_listed(here, tmp_path, m
             flight.load(place)
         except (ValueError, OSError):
             pass
-        done = CliRunner().invoke(_app._app, ["flight", place.name])
+        done = invoke("flight", place.name)
         assert done.exit_code in (0, 2), text[:80]  # some of it is never printed
         refused += done.exit_code == 2
         assert done.exception is None or isinstance(done.exception, SystemExit), text[:80]
@@ -286,7 +285,7 @@ def test_hostile_records_are_refused_and_the_others_are_listed(here, tmp_path, m
         assert run(place)[0] == 2
         with pytest.raises(ValueError, match="no file"):
             flight.load(place)
-    monkeypatch.setattr(_flight_file, "MOST_BYTES", 100)
+    monkeypatch.setattr(flight_file, "MOST_BYTES", 100)
     assert run(path.name)[0] == 2
 
 
@@ -316,7 +315,7 @@ def test_nothing_in_a_record_reaches_the_terminal_as_it_is(here, tmp_path, monke
 
 
 def test_folder_and_version_are_those_of_the_library(tmp_path, monkeypatch):
-    assert flight.VERSION == _flight_file.VERSION
+    assert flight.VERSION == flight_file.VERSION
     for name, value in (
         ("SYNKHRONOS_FLIGHT_DIR", "records"),
         ("XDG_CACHE_HOME", str(tmp_path)),
@@ -325,12 +324,13 @@ def test_folder_and_version_are_those_of_the_library(tmp_path, monkeypatch):
         for other in ("SYNKHRONOS_FLIGHT_DIR", "XDG_CACHE_HOME"):
             monkeypatch.delenv(other, raising=False)
         monkeypatch.setenv(name, value)
-        assert _flight_file.folder() == flight.folder()
+        assert flight_file.folder() == flight.folder()
 
 
-def test_it_brings_no_theano_to_life(here):
+def test_it_imports_no_theano(here):
     code = (
-        "import sys; from synkhronos_cli import _flight; _flight.show_flight(None, 3, json=False);"
+        "import sys\nfrom synkhronos_cli._flight.show import show_flight\n"
+        "show_flight(None, 3, json=False)\n"
         "print(sorted({'theano', 'numpy', 'synk_theano'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -163,7 +163,7 @@ def test_a_script_that_does_not_fork_has_no_timeline(script, tmp_path):
     path = script("import sys\nprint(sys.argv[1:])\nsys.exit(len(sys.argv) - 1)\n")
     done = command("trace", path, "-o", trace)
     assert (done.returncode, done.stdout) == (1, "[]\n")
-    assert "no timeline: the script has not called synk.fork()" in done.stderr
+    assert "no timeline: the script did not call synk.fork()" in done.stderr
     assert not trace.exists(), "an old one is not taken for a new one"
     # After -- all is the script's.
     done = command("trace", path, "-o", trace, "--", "-o", "model", "x")

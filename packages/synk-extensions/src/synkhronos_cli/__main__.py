@@ -1,4 +1,4 @@
-"""``python -m synkhronos_cli``: the command ``synkhronos`` where no script is installed."""
+"""``python -m synkhronos_cli``: the command ``synkhronos`` if no script is installed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The commands. Each is a function here that imports what does the work, so that starting is quick.
+"""The commands: one function each, which imports the code that does the work.
 
-A further command is one more function with ``@_app.command()``.
+To add a command, add a function with ``@_app.command()``.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import typer
 
 from ._terminal import fail, prepare_streams, print_json
 
-# Options after the script's or the program's name that are not known here are its own.
+# Unknown options after the name of a script or a program belong to it.
 _OF_PROGRAM = {"allow_extra_args": True, "ignore_unknown_options": True}
 _OF_SCRIPT = {**_OF_PROGRAM, "allow_interspersed_args": False}
 
 _Processes = Annotated[
     Optional[int],
-    typer.Option(min=1, metavar="N", help="How many (default: one per GPU, or core)."),
+    typer.Option(min=1, metavar="N", help="Number of processes (default: one per GPU, or core)."),
 ]
 _Devices = Annotated[
     Optional[str],
-    typer.Option(metavar="LIST", help="'cpu', or Theano's names with commas: cuda0,cuda1."),
+    typer.Option(
+        metavar="LIST", help="'cpu', or Theano's device names, separated by commas: cuda0,cuda1."
+    ),
 ]
 
 _app = typer.Typer(
@@ -31,7 +33,7 @@ _app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    # Plain text: it is the same on any terminal, and as quick to print.
+    # Plain text looks the same on any terminal, and needs no import of rich.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -40,7 +42,7 @@ _app = typer.Typer(
 def main() -> None:
     """Run the command line and exit with its status."""
     prepare_streams()
-    # Whoever ignores it learns no child's exit status, and may have been started so.
+    # A process that inherits SIG_IGN for it gets no child's exit status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _app(prog_name="synkhronos")
 
@@ -66,38 +68,38 @@ def _options(
     """Data-parallel Theano on all cores or GPUs of a machine.
 
     \b
-    synkhronos doctor                 what is missing here, and how to get it
-    synkhronos demo intro             the first program
+    synkhronos doctor                 find what is missing here, and how to install it
+    synkhronos demo intro             run the first program
     synkhronos check train.py         is every function of a script exact?
     synkhronos trace train.py         where does the time go?
     synkhronos flight                 what did each rank do before the failure?
     """
 
 
-@_app.command(short_help="What this machine has and lacks, and how to get it.")
+@_app.command(short_help="Show what this machine has and lacks, and how to install it.")
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     fix: Annotated[
-        bool, typer.Option("--fix", help="List what can be done without root, ask, do it.")
+        bool, typer.Option("--fix", help="List the fixes that need no root, ask, and apply them.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --fix: do not ask.")] = False,
 ) -> None:
-    """Look at this machine: what is there, what is missing, and how to get it.
+    """Show what this machine has and lacks, and how to install what is missing.
 
-    Exits with status 1 if something is broken that is needed for what this machine has: on a
-    machine without a GPU nothing for GPUs is. Takes some seconds; the first time on a machine,
-    while Theano compiles, up to a minute.
+    Exits with status 1 if something is missing or broken that this machine needs. A machine without
+    a GPU needs nothing for GPUs. Takes a few seconds; the first time on a machine, while Theano
+    compiles, up to a minute.
 
     \b
     synkhronos doctor
-    synkhronos doctor --fix           never uses sudo; examines again afterwards
+    synkhronos doctor --fix           never uses sudo; examines the machine again
     synkhronos doctor --json | jq .ok
     """
-    from ._doctor import examine, print_table
-    from ._fix import commands_of, run_fixes
+    from ._doctor.examine import examine, print_table
+    from ._doctor.fix import commands_of, run_fixes
 
     if yes and not fix:
-        fail("--yes goes with --fix")
+        fail("--yes needs --fix")
     report = examine()
     if fix:
         if not json:
@@ -117,17 +119,18 @@ def doctor(
 def demo(
     context: typer.Context,
     name: Annotated[
-        Optional[str], typer.Argument(metavar="NAME", help="Which; without it they are listed.")
+        Optional[str],
+        typer.Argument(metavar="NAME", help="The demo (default: list all)."),
     ] = None,
     processes: _Processes = None,
     devices: _Devices = None,
     source: Annotated[
-        bool, typer.Option("--source", help="Print the program in place of running it.")
+        bool, typer.Option("--source", help="Print the program instead of running it.")
     ] = False,
 ) -> None:
     """Run one of the documented programs, or list them.
 
-    What else is said on the command line goes to the program.
+    All other arguments go to the program.
 
     \b
     synkhronos demo
@@ -135,7 +138,7 @@ def demo(
     synkhronos demo mnist --model cnn --epochs 3
     synkhronos demo data --source > my_program.py
     """
-    from ._demo import list_demos, print_source, run_demo
+    from ._programs.demo import list_demos, print_source, run_demo
 
     if name is None:
         list_demos()
@@ -145,117 +148,121 @@ def demo(
         run_demo(name, processes, devices, context.args)
 
 
-@_app.command(short_help="What calls and collectives cost here, beside the plain ways.")
+@_app.command(short_help="Measure calls and collectives against plain alternatives.")
 def bench(
     name: Annotated[
         Optional[str],
-        typer.Argument(metavar="NAME", help="call, scatter, allreduce or scaling; or all of them."),
+        typer.Argument(metavar="NAME", help="call, scatter, allreduce or scaling (default: all)."),
     ] = None,
     processes: _Processes = None,
     devices: _Devices = None,
     json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     plot: Annotated[
-        Optional[str], typer.Option(metavar="FILE", help="Draw the scaling: a .png, .svg, .pdf.")
+        Optional[str],
+        typer.Option(metavar="FILE", help="Plot the scaling to a .png, .svg or .pdf."),
     ] = None,
 ) -> None:
-    """Measure what this costs here, beside the plain way of doing it. Takes some seconds.
+    """Measure calls and collectives here, and compare them with plain alternatives.
 
-    Each number is the median of several, taken in turns with its peer's.
+    Each number is the median of several rounds, in which all columns take turns. Takes some ten
+    seconds for each benchmark.
 
     \b
     synkhronos bench
     synkhronos bench call --processes 2
     synkhronos bench scaling --plot scaling.png
     """
-    from ._bench import run_benchmarks
+    from ._programs.bench import run_benchmarks
 
     raise typer.Exit(run_benchmarks(name, processes, devices, json=json, plot=plot))
 
 
 @_app.command(
     context_settings=_OF_SCRIPT,
-    short_help="Run a script; are its functions exact on any split of rows?",
+    short_help="Run a script, and report which of its functions are exact.",
 )
 def check(
     context: typer.Context,
     script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="A program; what follows are its arguments.")
+        str, typer.Argument(metavar="SCRIPT", help="The program; what follows are its arguments.")
     ],
 ) -> None:
-    """Run a script, and tell at its end whether its functions are exact on any split of rows.
+    """Run a script, and report at its end whether its functions are exact on any split of rows.
 
-    The script runs as it always does. What is found is told on standard error: a verdict for each
-    output of each function that it builds, and what lint finds in its calls and collectives. Exits
-    with status 1 if something is wrong; with the script's own status if that fails.
+    The script runs as usual. The report goes to standard error: a verdict for each output of each
+    function that the script builds, and lint's findings in its calls and collectives. Exits with
+    status 1 if something is wrong, or with the script's own status if the script fails.
 
     \b
     synkhronos check train.py --epochs 1
     """
-    from ._check import run_check
+    from ._programs.script import run_check
 
     run_check(script, context.args)
 
 
 @_app.command(
     context_settings=_OF_PROGRAM,
-    short_help="Run a script, and write what each process did, and when.",
+    short_help="Run a script, and write a timeline of all its processes.",
 )
 def trace(
     context: typer.Context,
     script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="A program; what follows are its arguments.")
+        str, typer.Argument(metavar="SCRIPT", help="The program; what follows are its arguments.")
     ],
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="The timeline, JSON.")
+        str, typer.Option("--output", "-o", metavar="FILE", help="The timeline (JSON).")
     ] = "trace.json",
     plot: Annotated[
-        Optional[str], typer.Option(metavar="FILE", help="Draw it, too: a .png, .svg, .pdf.")
+        Optional[str], typer.Option(metavar="FILE", help="Also plot it to a .png, .svg or .pdf.")
     ] = None,
 ) -> None:
-    """Run a script, and write what each of its processes did, and when.
+    """Run a script, and write a timeline: what each of its processes did, and when.
 
-    Options of the script that have these names come after --.
+    Options of the script that have the same names as these come after --.
 
     \b
     synkhronos trace train.py
     synkhronos trace train.py -o trace.json --plot trace.png --epochs 1
     synkhronos trace train.py -- -o model.npz
     """
-    from ._trace import run_trace
+    from ._programs.script import run_trace
 
     arguments: List[str] = context.args
     raise typer.Exit(run_trace(script, arguments, output, plot))
 
 
-@_app.command(short_help="What every rank did before the last failure.")
+@_app.command(short_help="Show what every rank did before the last failure.")
 def flight(
     file: Annotated[
         Optional[str],
-        typer.Argument(metavar="FILE", help="A record, or its name in --list; or the newest."),
+        typer.Argument(
+            metavar="FILE", help="A record, or its name in --list (default: the newest)."
+        ),
     ] = None,
     listing: Annotated[
-        bool, typer.Option("--list", help="List the records that there are, newest first.")
+        bool, typer.Option("--list", help="List all records, newest first.")
     ] = False,
     last: Annotated[
-        int, typer.Option("--last", "-n", min=1, metavar="N", help="How many orders to print.")
+        int, typer.Option("--last", "-n", min=1, metavar="N", help="Number of orders to print.")
     ] = 10,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON: all that is known.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")] = False,
 ) -> None:
-    """Print what every rank did before a failure.
+    """Show what every rank did before a failure.
 
-    A program writes a record when a call fails, a worker dies or keeps the others waiting: the
-    error, what each rank was doing, its last acts, and its stack if that was asked for. The last
-    50 are kept.
+    A program writes a record when a call fails, or a worker dies or keeps the others waiting: the
+    error, each rank's state and last acts, and its stack if that was requested. The last 50
+    records are kept.
 
     \b
     synkhronos flight
     synkhronos flight --list
     synkhronos flight --json | jq .error
     """
-    from ._flight import list_flights, show_flight
+    from ._flight.show import list_flights, show_flight
 
     if listing and file is not None:
-        fail("--list goes without a FILE")
+        fail("--list takes no FILE")
     if listing:
         list_flights(json=json)
     else:
@@ -268,17 +275,17 @@ def clean(
         bool, typer.Option("--dry-run", "-n", help="Only list what would be removed.")
     ] = False,
     theano_cache: Annotated[
-        bool, typer.Option("--theano-cache", help="Remove Theano's compiled modules, too.")
+        bool, typer.Option("--theano-cache", help="Also remove Theano's compiled modules.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Remove what dead processes left behind: segments, socket folders, compile locks.
 
-    What a living process uses, and other users' files, are never touched.
+    Never touches what a living process uses, nor other users' files.
 
     \b
     synkhronos clean --dry-run
     """
-    from ._clean import clean as run_clean
+    from ._clean.command import run_clean
 
     raise typer.Exit(run_clean(dry_run=dry_run, theano_cache=theano_cache, json=json))

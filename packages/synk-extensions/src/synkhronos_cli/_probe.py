@@ -1,4 +1,4 @@
-"""Ask a question in a Python of its own: it may hang, crash or raise, and all that is an answer."""
+"""Run code in a Python of its own, which may hang, crash or raise, and read its answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional
 
-# The answer is the last line that begins with this: what is imported may print what it likes.
+# The answer is the last line that begins with this: imported modules may print anything.
 _MARK = "synkhronos-doctor:"
 _ANSWER = f"""
 import json, sys
@@ -19,12 +19,12 @@ def answer(**values):
     sys.stdout.write("\\n{_MARK}" + json.dumps(values) + "\\n")
     sys.stdout.flush()
 """
-_LAST = 400
+_LONGEST_ERROR = 400  # characters
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a probe said: its values, or what went wrong instead (then ``problem`` is not empty)."""
+    """The answer of a probe: its values, or in ``problem`` what went wrong instead."""
 
     values: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
@@ -33,17 +33,17 @@ class Answer:
         return self.values[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value; the default if the probe has not said it."""
+        """Return a value; the default if the answer has none of this name."""
         return self.values.get(name, default)
 
 
 def ask(code: str, timeout_s: float, environment: Optional[Mapping[str, str]] = None) -> Answer:
-    """Run Python code that calls ``answer(name=value, ...)`` once; return what it said.
+    """Run Python code that calls ``answer(name=value, ...)`` once; return the answer.
 
     Args:
-        code: Source; ``answer`` is defined in it, and takes what JSON takes.
-        timeout_s: It is killed, with what it has started, after so many seconds.
-        environment: Variables that it gets besides those of this process.
+        code: Source, in which ``answer`` is defined and takes values of JSON's types.
+        timeout_s: Seconds until it is killed, with all that it has started.
+        environment: Variables to add to those of this process.
     """
     done = _run(["-c", _ANSWER + code], timeout_s, environment)
     if isinstance(done, Answer):
@@ -56,7 +56,7 @@ def ask(code: str, timeout_s: float, environment: Optional[Mapping[str, str]] = 
 
 
 def ask_module(arguments: list[str], timeout_s: float) -> Answer:
-    """Run ``python -m ...``, which prints an object as JSON; return that."""
+    """Run ``python -m ...``, which prints a JSON object; return it."""
     done = _run(["-m", *arguments], timeout_s)
     if isinstance(done, Answer):
         return done
@@ -70,16 +70,16 @@ def _read(text: str) -> Answer:
     try:
         values = json.loads(text)
     except ValueError as error:
-        return Answer(problem=f"an answer that is no JSON: {error}")
-    return (
-        Answer(values) if isinstance(values, dict) else Answer(problem="an answer of another kind")
-    )
+        return Answer(problem=f"the answer is not JSON: {error}")
+    if not isinstance(values, dict):
+        return Answer(problem="the answer is not a JSON object")
+    return Answer(values)
 
 
 def _run(
     arguments: list[str], timeout_s: float, environment: Optional[Mapping[str, str]] = None
 ) -> "Answer | tuple[int, str, str]":
-    # Files, not pipes: what a killed probe has started could keep a pipe open for ever.
+    # Files, not pipes: a process that a killed probe has started could keep a pipe open.
     try:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
@@ -102,7 +102,7 @@ def _run(
                 return Answer(problem=f"no answer in {timeout_s:g} s")
             return status, _text(output), _text(errors)
     except OSError as error:
-        return Answer(problem=f"could not be asked: {error}")
+        return Answer(problem=f"could not be started: {error}")
 
 
 def _text(file: Any) -> str:
@@ -111,11 +111,11 @@ def _text(file: Any) -> str:
 
 
 def _ending(status: int, errors: str) -> str:
-    """Say how a probe ended that gave no answer: by which signal, or with which last words."""
+    """Return how a probe without an answer ended: its signal, last line or exit status."""
     if status < 0:
         try:
             return f"died of {signal.Signals(-status).name}"
         except ValueError:
             return f"died of signal {-status}"
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    return lines[-1][:_LAST] if lines else f"ended with status {status} and said nothing"
+    return lines[-1][:_LONGEST_ERROR] if lines else f"ended with status {status} and no message"

@@ -1,4 +1,4 @@
-"""Where the commands speak: consoles that any terminal, pipe and locale can take."""
+"""What the commands print: output for any terminal, pipe and locale."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 USAGE = 2
-"""The exit status of a mistake on the command line."""
+"""Exit status of a mistake on the command line."""
 
 _IN_A_FILE = 1000
-"""Columns of what is no terminal, and says nothing: paths stay in one piece there."""
+"""Columns of output that does not go to a terminal: paths stay in one piece there."""
+
+_UNITS = (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10))
 
 
 def prepare_streams() -> None:
-    """Let nothing that is printed raise: not a closed stream, nor a letter it cannot encode."""
+    """Make printing safe: to a closed stream, and of characters it cannot encode."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started this
+        if stream is None:  # closed by the process that started this one
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for good
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console of rich on standard output, or on standard error."""
+    """Return a console of rich for standard output, or for standard error."""
     from rich.console import Console
 
     on_screen = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
@@ -37,13 +39,21 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON, in lines that nothing wraps."""
+    """Print a value as JSON, without wrapping lines."""
     import json
 
     typer.echo(json.dumps(value, indent=2))
 
 
 def fail(text: str, status: int = USAGE) -> NoReturn:
-    """Say in one line what is wrong, and exit."""
+    """Print one line about what is wrong, and exit."""
     typer.echo(f"synkhronos: {text}", err=True)
     raise typer.Exit(status)
+
+
+def in_units(size: float) -> str:
+    """Return a number of bytes with its unit, for people."""
+    for unit, bits in _UNITS:
+        if size >= 1 << bits:
+            return f"{size / (1 << bits):.3g} {unit}"
+    return f"{size:.0f} bytes"

@@ -1,4 +1,4 @@
-"""``python -m synk_theano_compat``: what is active here and what it does; see ``--help``."""
+"""``python -m synk_theano_compat``: the status of the compatibility layer; see ``--help``."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The finder on ``sys.meta_path``: it sees Theano, Lasagne and pygpu coming and has them patched.
+"""The finder on ``sys.meta_path``, which patches Theano, Lasagne and pygpu when they are imported.
 
 ::
 
     import theano.x ──> Finder ──> the real finders ──> spec, its loader wrapped
                                                           │
-                        _apply.before(name) ── exec ── _apply.after(name)
+                         apply.before(name) ── exec ── apply.after(name)
 
-Only ``sys`` is imported, because this module is loaded at the start of every Python of the
-environment. Every other module's import costs one look into a set.
+This module is loaded whenever a Python of the environment starts, so it imports only ``sys``. The
+import of any other module costs one look-up in a set.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 
-# The modules around whose execution something is done (_apply.py says what). Theano is seen
-# through its own modules, not through its name alone, so that each patch meets a complete module.
+# The modules that have patches before or after their execution (_patches/apply.py has the table).
+# Each patch belongs to the module that it changes, so that this is complete when it is changed.
 WATCHED = frozenset(
     (
         "theano",
@@ -57,24 +57,21 @@ WATCHED = frozenset(
 class Finder:
     """Wraps the loaders of the watched modules and provides the removed ``downsample``."""
 
-    def __init__(self) -> None:
-        self._watched = WATCHED
-
     def __repr__(self) -> str:
         return "<synk_theano_compat finder>"
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Answer for Theano's watched modules only; everything else goes to the other finders."""
-        if name not in self._watched:
+        """Return the spec of a watched module; leave all others to the other finders."""
+        if name not in WATCHED:
             return None
         spec = self._real_spec(name, path, target)
         if name == DOWNSAMPLE:
             if spec is None:
-                from synk_theano_compat._apply import downsample_spec
+                from synk_theano_compat._patches import apply
 
-                return downsample_spec()
+                return apply.removed_module(name)
             return spec
         if spec is not None and spec.loader is not None:
             spec.loader = Loader(spec.loader)  # type: ignore[assignment]
@@ -94,7 +91,7 @@ class Finder:
 
 
 class Loader:
-    """The real loader with a patch before and after the execution of its module."""
+    """The real loader, with patches before and after the execution of its module."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -108,24 +105,24 @@ class Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module; then nothing of this wrapper is left in it."""
-        from synk_theano_compat import _apply
+        """Execute and patch the module, and remove this wrapper from it."""
+        from synk_theano_compat._patches import apply
 
         name = module.__name__
         module.__loader__ = self._real
         if module.__spec__ is not None:
             module.__spec__.loader = self._real
-        _apply.before(name)
+        apply.before(name)
         try:
             self._real.exec_module(module)
         except BaseException:
-            _apply.failed(name)
+            apply.failed(name)
             raise
-        _apply.after(name)
+        apply.after(name)
 
 
 def installed() -> bool:
-    """Tell whether the finder is on ``sys.meta_path``."""
+    """Return whether the finder is on ``sys.meta_path``."""
     return any(isinstance(finder, Finder) for finder in sys.meta_path)
 
 

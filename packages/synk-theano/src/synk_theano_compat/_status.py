@@ -1,4 +1,8 @@
-"""The command line: status as text or JSON, and the .pth file."""
+"""``python -m synk_theano_compat``: the status as text or JSON, and the .pth file.
+
+The wheel contains ``synk_theano_compat.pth``. An editable installation does not, nor does a folder
+on ``PYTHONPATH``: ``--install`` writes it for them.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,37 @@ import json
 import os
 import platform
 import sys
+import sysconfig
 import warnings
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from synk_theano_compat import _apply, _blas, _flags, _hook, _pth
+from synk_theano_compat import _hook
+from synk_theano_compat._patches import apply, flags
+from synk_theano_compat._toolchain import blas
+from synk_theano_compat._toolchain.compiler import find_compiler
+
+PTH = "synk_theano_compat.pth"
+PTH_TEXT = (
+    'import os; os.environ.get("SYNK_THEANO_COMPAT") != "0" and '
+    '__import__("synk_theano_compat._hook")._hook.install()\n'
+)
+"""The file's one line, as in the wheel."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; return its exit status: 1 if Theano is here and cannot be imported."""
+    """Run the command; return its exit status: 1 if Theano is installed but cannot be imported."""
     parser = argparse.ArgumentParser(
         prog="python -m synk_theano_compat",
-        description="Show whether Theano is made to work on this Python, and how.",
+        description="Show whether Theano is patched to work on this Python, and how.",
     )
     parser.add_argument("--json", action="store_true", help="print the status as JSON")
     parser.add_argument(
         "--activate",
         action="store_true",
-        help="put the hook in place first if no .pth file has, as `import synk_theano` does",
+        help="install the hook first if no .pth file has, as `import synk_theano` does",
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument(
@@ -33,18 +49,23 @@ def main(arguments: list[str] | None = None) -> int:
     )
     action.add_argument("--uninstall", action="store_true", help="remove the .pth file")
     action.add_argument(
-        "--cuda", action="store_true", help="print what is found of CUDA and cuDNN, as JSON"
+        "--cuda", action="store_true", help="print the parts of CUDA and cuDNN found, as JSON"
     )
     options = parser.parse_args(arguments)
     if options.cuda:
-        from synk_theano_compat._cuda_status import cuda_status
+        from synk_theano_compat._cuda.status import cuda_status
 
         sys.stdout.write(json.dumps(cuda_status(), indent=2) + "\n")
         return 0
     if options.install or options.uninstall:
-        changed = _pth.write_pth() if options.install else _pth.remove_pth()
-        done = "written" if options.install else "removed"
-        sys.stdout.write(f"{_pth.pth_path()}: {done if changed else 'nothing to do'}\n")
+        path, done = pth_path(), "nothing to do"
+        if options.install and not (path.exists() and path.read_text() == PTH_TEXT):
+            path.write_text(PTH_TEXT)
+            done = "written"
+        elif options.uninstall and path.exists():
+            path.unlink()
+            done = "removed"
+        sys.stdout.write(f"{path}: {done}\n")
         return 0
     report = status(activate=options.activate)
     sys.stdout.write(json.dumps(report, indent=2) + "\n" if options.json else _text(report))
@@ -52,10 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def status(*, activate: bool = False) -> dict[str, Any]:
-    """Import Theano, if there is one, and return what was done to it, as JSON's kinds of values.
+    """Import Theano, if it is installed, and return how it was patched, as values for JSON.
 
     Args:
-        activate: Put the hook in place first if it is not. ``active`` tells whether it was.
+        activate: Install the hook first. ``active`` is whether it was installed before.
     """
     error, active = "", _hook.installed()
     if activate and os.environ.get("SYNK_THEANO_COMPAT") != "0":
@@ -66,7 +87,7 @@ def status(*, activate: bool = False) -> dict[str, Any]:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 import theano
             config = theano.config
-            _ = config.compiledir  # Theano makes the folder when it is first asked for it
+            _ = config.compiledir  # Theano makes the folder when the flag is first read
         except Exception as problem:  # noqa: BLE001 - the report is about exactly this
             error = f"{type(problem).__name__}: {problem}"
             config = None
@@ -76,26 +97,31 @@ def status(*, activate: bool = False) -> dict[str, Any]:
     return {
         "active": active,
         "switched_off": os.environ.get("SYNK_THEANO_COMPAT") == "0",
-        "pth": str(_pth.pth_path()) if _pth.pth_path().exists() else None,
+        "pth": str(pth_path()) if pth_path().exists() else None,
         "error": error,
         "versions": {
             "python": platform.python_version(),
             **{name: _version(name) for name in names},
         },
-        "compiler": _flags.find_compiler(None) if config is None else config.cxx or None,
+        "compiler": find_compiler(None) if config is None else config.cxx or None,
         "compiledir": None if config is None else config.compiledir,
         "blas": {
             "ldflags": None if config is None else config.blas.ldflags,
-            "library": _blas.last[-1].library if _blas.last else None,
-            "origin": _blas.last[-1].origin if _blas.last else "blas.ldflags is set by the user",
+            "library": blas.last[-1].library if blas.last else None,
+            "origin": blas.last[-1].origin if blas.last else "blas.ldflags is set by the user",
         },
-        "flags_added": dict(_flags.chosen),
-        "flags": {} if config is None else _flags.in_force(),
+        "flags_added": dict(flags.chosen),
+        "flags": {} if config is None else flags.in_force(),
         "applied": [
             {"patch": name, "purpose": purpose, "result": result}
-            for name, purpose, result in _apply.applied
+            for name, purpose, result in apply.applied
         ],
     }
+
+
+def pth_path() -> Path:
+    """Return where the .pth file belongs in this environment."""
+    return Path(sysconfig.get_path("purelib"), PTH)
 
 
 def _version(distribution: str) -> str | None:

@@ -1,10 +1,10 @@
-"""Theano's compile lock and module cache, made fit for several processes that load together.
+"""Theano's compile lock and module cache, adapted to several processes that load together.
 
-One process compiles, then tells the others, which only load::
+One process compiles, then signals the others, which only load::
 
     master:   f = theano.function(...)                        compiles, takes the lock
     workers:  worker_cache()         once, after importing theano
-              refresh_cache()        before each load: see what the master has compiled since
+              refresh_cache()        before each load: find what the master has compiled since
               pickle.loads(...)      loads; takes no lock unless it has to compile after all
 
 :func:`fast_lock` and :func:`released_lock` are applied in every process by the import hook; the
@@ -23,18 +23,23 @@ from typing import Any, Iterator
 __all__ = ["fast_lock", "refresh_cache", "released_lock", "worker_cache"]
 
 POLL_S = 0.02
-FIRST_WORD_S = 5.0
-NEXT_WORD_S = 60.0
+"""Seconds between two looks at the lock, at least."""
+
+FIRST_MESSAGE_S = 5.0
+"""Seconds until Theano first logs that it waits for the lock."""
+
+NEXT_MESSAGE_S = 60.0
+"""Seconds from one such message to the next."""
 
 
 def fast_lock() -> str:
-    """Look for the compile lock every 20 to 40 ms and not every 5 to 10 s.
+    """Poll the compile lock every 20 to 40 ms instead of every 5 to 10 s.
 
-    Also gives each process its own sequence of waits: Theano seeds all of them alike, so that those
-    that wait meet again. A user's own ``compile.wait`` is left alone.
+    Also give each process its own sequence of waits: Theano seeds all of them alike, so that
+    waiting processes keep colliding. A user's own ``compile.wait`` stays.
 
     Returns:
-        What was done, in words.
+        A description of the change.
     """
     import numpy as np
     from theano import config
@@ -43,12 +48,12 @@ def fast_lock() -> str:
     compilelock.random = np.random.RandomState(
         np.frombuffer(os.urandom(16), dtype=np.uint32)  # not np.random's own, which is the user's
     )
-    config.compile.wait  # noqa: B018 - reads the flag, whereby it becomes known who has set it
+    config.compile.wait  # noqa: B018 - `is_default` is set when the flag is read
     if not type(config.compile).wait.is_default:
-        return f"compile.wait={config.compile.wait}, as the user has set it"
+        return f"compile.wait={config.compile.wait}, set by the user"
     lock = compilelock.lock
-    patience = _Patience()
-    logging.getLogger("theano.gof.compilelock").addFilter(patience)
+    messages = _LockMessages()
+    logging.getLogger("theano.gof.compilelock").addFilter(messages)
 
     def fast(
         tmp_dir: str,
@@ -59,8 +64,8 @@ def fast_lock() -> str:
     ) -> None:
         if min_wait is None:
             min_wait = POLL_S
-        patience.begin()
-        # 2: have it say at each look who holds the lock, so that patience may choose.
+        messages.begin()
+        # 2: log at each look who holds the lock; the filter lets few of these messages pass.
         lock(tmp_dir, timeout, min_wait, max_wait, 2 if verbosity == 1 else verbosity)
 
     compilelock.lock = fast
@@ -68,14 +73,14 @@ def fast_lock() -> str:
 
 
 def released_lock() -> str:
-    """Let go of the compile lock when something fails under it.
+    """Release the compile lock when something fails while it is held.
 
-    Theano keeps it then until the process ends (`lock_ctx` has no ``finally``): all others wait
-    for four minutes, time and again. And a lock whose file could not be written, because the disk
-    is full, stands in its own maker's way.
+    Otherwise Theano keeps it until the process ends (`lock_ctx` has no ``finally``), and all others
+    wait for four minutes, again and again. Also remove a lock whose file could not be written, as
+    on a full disk: it would block the process that created it.
 
     Returns:
-        What was done, in words.
+        A description of the change.
     """
     from theano.gof import compilelock
 
@@ -104,10 +109,10 @@ def released_lock() -> str:
     return "released when something fails"
 
 
-class _Patience(logging.Filter):
-    """Lets Theano say that it waits for the lock only when it is worth saying.
+class _LockMessages(logging.Filter):
+    """Limits Theano's messages about waiting for the lock to one pair per minute.
 
-    It speaks at its second look, which was after 5 s and is now after 20 ms.
+    Theano logs from its second look on, which was after 5 s and is now after 20 ms.
     """
 
     def __init__(self) -> None:
@@ -115,11 +120,11 @@ class _Patience(logging.Filter):
         self._next = 0.0
 
     def begin(self) -> None:
-        """Start to wait."""
-        self._next = time.monotonic() + FIRST_WORD_S
+        """Start a wait."""
+        self._next = time.monotonic() + FIRST_MESSAGE_S
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let pass what is not about waiting; of the rest, one pair of lines per minute."""
+        """Pass all other messages; of those about waiting, one pair of lines per minute."""
         message = str(record.msg)
         if not message.startswith(("Waiting for existing lock", "To manually release")):
             return True
@@ -127,17 +132,17 @@ class _Patience(logging.Filter):
         if now < self._next:
             return False
         if message.startswith("To manually"):
-            self._next = now + NEXT_WORD_S
+            self._next = now + NEXT_MESSAGE_S
         return True
 
 
 def worker_cache() -> None:
     """Make this process a reader of the module cache: loading takes no lock and removes nothing.
 
-    To be called in a worker after ``import theano``, before its first function is built. Theano
-    takes the lock whenever a known module is met under a new key, only to write that key to disk;
-    here the key is kept in memory. A module that is not in the cache is still compiled, under the
-    lock. The cleaning that Theano does at start and exit is left to the other processes.
+    Call it in a worker after ``import theano``, before its first function is built. Theano takes
+    the lock to write each new key of a known module to disk; here the key stays in memory. A module
+    that is not in the cache is still compiled, under the lock. Theano's cleanup at start and exit
+    is left to the other processes.
     """
     from theano import config
     from theano.gof import cmodule
@@ -151,9 +156,9 @@ def worker_cache() -> None:
 
 
 def refresh_cache() -> None:
-    """Take up what other processes have compiled since the last look. Takes no lock.
+    """Find the modules that other processes have compiled since the last call. Takes no lock.
 
-    Costs a look at the folder's list, and the reading of one small file for each new module.
+    Lists the folder, and reads one small file for each new module.
     """
     from theano import config
     from theano.gof import cmodule
@@ -165,7 +170,7 @@ def _reading_cache_class() -> type:
     from theano.gof import cmodule
 
     class ReadingCache(cmodule.ModuleCache):
-        """A module cache that writes nothing for what it only loads."""
+        """A module cache that writes nothing when it loads a module."""
 
         def refresh(
             self, age_thresh_use: float | None = None, *_deleting: Any, **_cleaning: Any

@@ -15,8 +15,8 @@ import pytest
 
 import synk_testing
 import synk_theano_compat
-from synk_testing import Program
-from synk_theano_compat import _blas
+from synk_testing import Program, Zygote
+from synk_theano_compat._toolchain.cache import PLAIN_PATH
 
 SITE = Path(synk_theano_compat.__file__).parent.parent
 TIMEOUT_S = 400
@@ -39,11 +39,28 @@ def at_site(code: str) -> str:
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Iterator[Path]:
     """A folder whose path has nothing at which Theano would split it."""
-    if _blas._PLAIN_PATH.fullmatch(str(tmp_path)):
+    if PLAIN_PATH.fullmatch(str(tmp_path)):
         yield tmp_path
         return
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def build_library() -> Callable[..., None]:
+    """Compile C++ code to a shared library at a path."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler (g++)")
+
+    def build(source: str, path: Path, *options: object) -> None:
+        file = path.with_name("source.cpp")
+        file.write_text(source)
+        command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", path, file]
+        subprocess.run([*map(str, [*command, *options])], check=True, timeout=TIMEOUT_S)
+        file.unlink()
+
+    return build
 
 
 @pytest.fixture
@@ -67,6 +84,30 @@ def run() -> Run:
         how = {"environment": environment(changes), "limit_s": TIMEOUT_S}
         done = synk_testing.run(at_site(code), options=options, **how)
         assert (done.status != 0) == fails, f"{done.out}\n{done.err}"
+        return subprocess.CompletedProcess([code], *done)
+
+    return run_code
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """A process that has imported Theano, started as `run` starts programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment().items():
+            if value is None:
+                patch.delenv(name)
+        warm = Zygote(at_site("import theano.tensor"))
+    with warm:
+        yield warm
+
+
+@pytest.fixture
+def forked(zygote: Zygote) -> Run:
+    """Run code as `run` does, but in a process forked from one that has imported Theano."""
+
+    def run_code(code: str) -> subprocess.CompletedProcess[str]:
+        done = zygote.run(code, environment=environment(), limit_s=TIMEOUT_S)
+        assert done.status == 0, f"{done.out}\n{done.err}"
         return subprocess.CompletedProcess([code], *done)
 
     return run_code

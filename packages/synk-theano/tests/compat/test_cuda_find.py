@@ -1,4 +1,4 @@
-"""Finding CUDA's libraries: from folders to a table, on folders made for the purpose."""
+"""Finding CUDA's libraries: from a list of folders, on folders made for the purpose."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from synk_theano_compat._cuda_find import (
+from synk_theano_compat._cuda.find import (
     PATH_VARIABLE,
-    Found,
-    Place,
+    FoundFile,
+    SearchFolder,
     choose,
     folders_of_cache,
-    places,
     scan,
+    search_path,
 )
 
 
@@ -25,15 +25,15 @@ def make(*paths: Path) -> None:
 
 
 def found(folder: Path, **options) -> dict[str, list[str]]:
-    table = scan([Place(str(folder), "test", **options)])
-    return {name: [one.path for one in all_] for name, all_ in table.libraries.items() if all_}
+    files = scan([SearchFolder(str(folder), "test", **options)])
+    return {name: [one.path for one in all_] for name, all_ in files.libraries.items() if all_}
 
 
 def test_versions_are_read_from_the_file_that_links_lead_to(tmp_path: Path):
     make(tmp_path / "libcublas.so.12.4.5.8")
     (tmp_path / "libcublas.so.12").symlink_to("libcublas.so.12.4.5.8")
     (tmp_path / "libcublas.so").symlink_to("libcublas.so.12")
-    (one,) = scan([Place(str(tmp_path), "test")]).libraries["cublas"]
+    (one,) = scan([SearchFolder(str(tmp_path), "test")]).libraries["cublas"]
     assert one.version == (12, 4, 5, 8)
     assert one.origin == "test"
 
@@ -74,8 +74,8 @@ def test_folders_that_are_not_there_have_nothing(tmp_path: Path):
 
 def test_headers(tmp_path: Path):
     make(tmp_path / "include/cudnn.h", tmp_path / "include/crt/host_config.h")
-    table = scan([Place(str(tmp_path), "test", 2)])
-    names = {name for name, all_ in table.headers.items() if all_}
+    files = scan([SearchFolder(str(tmp_path), "test", 2)])
+    names = {name for name, all_ in files.headers.items() if all_}
     assert names == {"cudnn.h", "crt/host_config.h"}
 
 
@@ -84,8 +84,8 @@ def test_headers_beside_a_library(tmp_path: Path):
     (tmp_path / "links").mkdir()
     (tmp_path / "links/libcudnn.so").symlink_to(tmp_path / "cudnn/lib/libcudnn.so.9")
     for folder in ("cudnn/lib", "links"):
-        table = scan([Place(str(tmp_path / folder), "test")])
-        assert [one.path for one in table.headers["cudnn.h"]] == [
+        files = scan([SearchFolder(str(tmp_path / folder), "test")])
+        assert [one.path for one in files.headers["cudnn.h"]] == [
             str(tmp_path / "cudnn/include/cudnn.h")
         ]
 
@@ -99,7 +99,7 @@ def test_order_of_places(tmp_path: Path):
         "CUDA_PATH": "/path",
         PATH_VARIABLE: f"/mine{os.pathsep}/mine2",
     }
-    listed = places(environ, ["/nothing", str(tmp_path / "site")], ["/cache"])
+    listed = search_path(environ, ["/nothing", str(tmp_path / "site")], ["/cache"])
     folders = [place.folder for place in listed]
     order = ["/mine", "/mine2", "/home/lib64", "/path/lib64", "/ld", str(wheel)]
     order += ["/usr/local/cuda/lib64", "/cache", "/usr/local/nvidia/lib64", "/usr/include"]
@@ -119,7 +119,11 @@ def test_lines_of_the_linkers_cache():
 
 
 def test_nothing_newer_than_the_driver_is_chosen():
-    new, old, unknown = Found("new", (13, 2), ""), Found("old", (12, 9), ""), Found("?", (), "")
+    new, old, unknown = (
+        FoundFile("new", (13, 2), ""),
+        FoundFile("old", (12, 9), ""),
+        FoundFile("?", (), ""),
+    )
     assert choose([new, old]) == new
     assert choose([new, old], (13,)) == choose([new, old], (13, 2)) == new
     assert choose([new, old], (13, 0)) == choose([new, old], (12,)) == old
@@ -130,8 +134,8 @@ def test_nothing_newer_than_the_driver_is_chosen():
 
 def test_version_of_a_wheels_nvrtc(tmp_path: Path):
     make(tmp_path / "libnvrtc.so.13", tmp_path / "libnvrtc-builtins.so.13.5")
-    (nvrtc,) = scan([Place(str(tmp_path), "test")]).libraries["nvrtc"]
+    (nvrtc,) = scan([SearchFolder(str(tmp_path), "test")]).libraries["nvrtc"]
     assert nvrtc.version == (13, 5)
     make(tmp_path / "libnvrtc.so.13.0.88")
-    (nvrtc,) = scan([Place(str(tmp_path), "test")]).libraries["nvrtc"]
+    (nvrtc,) = scan([SearchFolder(str(tmp_path), "test")]).libraries["nvrtc"]
     assert nvrtc.version == (13, 0, 88)

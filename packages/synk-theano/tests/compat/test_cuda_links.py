@@ -1,9 +1,8 @@
-"""Names lent to libraries in a running process, with a library of our own: no CUDA is needed."""
+"""Other names for libraries in a running process, with a library of our own: no CUDA is needed."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler (
 ASK = """
 import ctypes, os, sys
 from pathlib import Path
-from synk_theano_compat import _cuda_links as links
+from synk_theano_compat._cuda import links
 library, cache = sys.argv[1:]
 os.environ["XDG_CACHE_HOME"] = cache
 libc = ctypes.CDLL(None)
@@ -24,8 +23,8 @@ libc.dlsym.restype = ctypes.c_void_p
 assert not libc.dlopen(b"libsynkfoo.so", 2)
 assert not links.loads("libsynkfoo.so")
 """
-LEND = """
-built = links.lend_name("libsynkfoo.so", library, {compiler!r})
+ALIAS = """
+built = links.alias("libsynkfoo.so", library, {compiler!r})
 handle = libc.dlopen(b"libsynkfoo.so", 2)
 assert handle
 address = libc.dlsym(ctypes.c_void_p(handle), b"synkfoo_answer")
@@ -35,35 +34,14 @@ print(built)
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Path:
+def library(tmp_path: Path, build_library) -> Path:
     """A library with a version in its name, which needs another one that lies beside it."""
-    folder = tmp_path / "lib"
-    folder.mkdir()
-    for name, code, more in (
-        ("libsynkbar.so.3", 'extern "C" int synkbar() { return 7; }', []),
-        (
-            "libsynkfoo.so.7",
-            'extern "C" int synkbar(); extern "C" int synkfoo_answer() { return 7 * synkbar(); }',
-            [str(folder / "libsynkbar.so.3"), "-Wl,-rpath,$ORIGIN"],
-        ),
-    ):
-        source = tmp_path / "source.cpp"
-        source.write_text(code)
-        subprocess.run(
-            [
-                COMPILER,
-                "-shared",
-                "-fPIC",
-                f"-Wl,-soname,{name}",
-                "-o",
-                folder / name,
-                source,
-                *more,
-            ],
-            check=True,
-            timeout=60,
-        )
-    return folder / "libsynkfoo.so.7"
+    other, library = tmp_path / "lib/libsynkbar.so.3", tmp_path / "lib/libsynkfoo.so.7"
+    other.parent.mkdir()
+    build_library('extern "C" int synkbar() { return 7; }', other)
+    source = 'extern "C" int synkbar(); extern "C" int synkfoo_answer() { return 7 * synkbar(); }'
+    build_library(source, library, other, "-Wl,-rpath,$ORIGIN")
+    return library
 
 
 def code(library: Path, cache: Path, text: str, compiler: object = COMPILER) -> str:
@@ -71,9 +49,9 @@ def code(library: Path, cache: Path, text: str, compiler: object = COMPILER) -> 
     return arguments + ASK + text.format(compiler=compiler)
 
 
-def test_a_library_is_found_by_the_name_lent_to_it(run, library, tmp_path):
+def test_a_library_is_found_by_its_other_name(run, library, tmp_path):
     cache = tmp_path / "cache"
-    built = Path(run(code(library, cache, LEND)).stdout.strip())
+    built = Path(run(code(library, cache, ALIAS)).stdout.strip())
     assert built.name == "libsynkfoo.so"
     assert cache in built.parents
     assert (cache / "synk-theano").stat().st_mode & 0o777 == 0o700
@@ -81,23 +59,23 @@ def test_a_library_is_found_by_the_name_lent_to_it(run, library, tmp_path):
 
 def test_the_second_process_needs_no_compiler(run, library, tmp_path):
     cache = tmp_path / "cache"
-    first = run(code(library, cache, LEND)).stdout
-    assert run(code(library, cache, LEND, None)).stdout == first
+    first = run(code(library, cache, ALIAS)).stdout
+    assert run(code(library, cache, ALIAS, None)).stdout == first
     assert len(list((cache / "synk-theano").iterdir())) == 1
 
 
 def test_another_library_of_that_path_is_linked_anew(run, library, tmp_path):
     cache = tmp_path / "cache"
-    first = run(code(library, cache, LEND)).stdout
+    first = run(code(library, cache, ALIAS)).stdout
     library.write_bytes(library.read_bytes() + b"\0")
-    assert run(code(library, cache, LEND)).stdout != first
+    assert run(code(library, cache, ALIAS)).stdout != first
 
 
 def test_processes_at_once(spawn, library, tmp_path):
     cache = tmp_path / "cache"
-    processes = [spawn(code(library, cache, LEND)) for _ in range(6)]
+    processes = [spawn(code(library, cache, ALIAS)) for _ in range(3)]
     done = [process.finish() for process in processes]
-    assert [status for status, _, _ in done] == [0] * 6
+    assert [status for status, _, _ in done] == [0] * 3
     said = {out for _, out, _ in done}
     assert len(said) == 1
     assert len(list((cache / "synk-theano").iterdir())) == 1
@@ -115,7 +93,7 @@ def test_what_went_wrong_is_said(run, library, tmp_path, spoil, compiler, messag
     text = f"""
 {spoil}
 try:
-    links.lend_name("libsynkfoo.so", library, {{compiler!r}})
+    links.alias("libsynkfoo.so", library, {{compiler!r}})
 except links.LinkError as error:
     assert {message!r} in str(error) and library in str(error), error
 else:
@@ -134,15 +112,19 @@ gpuarray.count_devices = lambda kind, platform: opened.append(kind)
 pygpu = types.ModuleType("pygpu")
 pygpu.gpuarray, pygpu.init = gpuarray, gpuarray.init
 sys.modules.update({"pygpu": pygpu, "pygpu.gpuarray": gpuarray})
-from synk_theano_compat import _cuda, _cuda_find
-_cuda.watch_pygpu()
-_cuda_find.here = lambda: _cuda_find.scan([])
-_cuda._cuda_links.loads = lambda name: False
+from synk_theano_compat._cuda import find, libraries, links
+from synk_theano_compat._patches.gpu import watch_pygpu
+watch_pygpu()
+find.scan_machine = lambda: find.scan([])
+links.loads = lambda name: False
 """
 
 
 def test_nothing_is_done_for_other_devices(run):
-    run(PYGPU + "pygpu.init('opencl0:0')\nassert opened == ['opencl0:0'] and _cuda.results == {}\n")
+    run(
+        PYGPU
+        + "pygpu.init('opencl0:0')\nassert opened == ['opencl0:0'] and libraries.results == {}\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +135,7 @@ def test_nothing_is_done_for_other_devices(run):
         "gpuarray.count_devices(b'cuda', 0)",
     ],
 )
-def test_what_libgpuarray_will_not_find_is_told_once(run, call):
+def test_what_libgpuarray_will_not_find_is_reported_once(run, call):
     run(
         PYGPU + "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
@@ -162,23 +144,23 @@ def test_what_libgpuarray_will_not_find_is_told_once(run, call):
         "(one,) = caught\n"
         "assert all(n in str(one.message) for n in ('libcuda.so', 'libnvrtc.so', 'libcublas.so'))\n"
         "assert 'nccl' not in str(one.message) and 'SYNKHRONOS_CUDA_PATH' in str(one.message)\n"
-        "assert set(_cuda.missing) == {'cuda', 'nvrtc', 'cublas', 'nccl'}\n"
+        "assert set(libraries.missing) == {'cuda', 'nvrtc', 'cublas', 'nccl'}\n"
     )
 
 
 def test_what_is_newer_than_the_driver_is_not_taken(run):
     run(
-        PYGPU + "_cuda.driver_version = lambda: (13, 0)\n"
-        "def found(version): return [_cuda_find.Found('/x', version, 'test')]\n"
-        "table = _cuda_find.scan([])\n"
-        "table.libraries.update(nvrtc=found((13, 5)), cublas=found((13, 5)))\n"
-        "_cuda_find.here = lambda: table\n"
-        "lent = []\n"
-        "_cuda._cuda_links.lend_name = lambda name, path, compiler: lent.append(name)\n"
+        PYGPU + "libraries.driver_version = lambda: (13, 0)\n"
+        "def found(version): return [find.FoundFile('/x', version, 'test')]\n"
+        "files = find.scan([])\n"
+        "files.libraries.update(nvrtc=found((13, 5)), cublas=found((13, 5)))\n"
+        "find.scan_machine = lambda: files\n"
+        "linked = []\n"
+        "links.alias = lambda name, path, compiler: linked.append(name)\n"
         "with warnings.catch_warnings():\n"
         "    warnings.simplefilter('ignore')\n"
-        "    _cuda.prepare()\n"
-        "assert lent == ['libcublas.so'], lent\n"
-        "assert _cuda.missing['nvrtc'] == "
+        "    libraries.prepare()\n"
+        "assert linked == ['libcublas.so'], linked\n"
+        "assert libraries.missing['nvrtc'] == "
         "'/x is for CUDA 13.5, newer than the driver, which is for 13.0'\n"
     )

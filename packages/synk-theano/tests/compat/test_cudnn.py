@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from synk_theano_compat import _cuda_find, _cudnn
-
-COMPILER = shutil.which("g++")
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler (g++)")
+from synk_theano_compat._cuda import cudnn
+from synk_theano_compat._cuda.find import SearchFolder, scan
 
 
 @pytest.mark.parametrize(
@@ -26,59 +22,53 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compil
 def test_version_of_a_header(tmp_path: Path, text, version, name):
     (tmp_path / "cudnn.h").write_text("/* nothing */\n")
     (tmp_path / name).write_text(text)
-    assert _cudnn.header_version(str(tmp_path / "cudnn.h")) == version
+    assert cudnn.header_version(str(tmp_path / "cudnn.h")) == version
 
 
 def test_our_own_header_is_none_that_is_installed():
-    assert _cudnn.header_version(str(_cudnn.INCLUDE / "cudnn.h")) is None
+    assert cudnn.header_version(str(cudnn.INCLUDE / "cudnn.h")) is None
 
 
 def test_versions_as_cudnn_counts_them():
     # CUDNN_VERSION of the headers: 8 by thousands, 9 by ten thousands
-    assert _cudnn.as_number((7, 6, 5)) == 7605
-    assert _cudnn.as_number((8, 9, 7)) == 8907
-    assert _cudnn.as_number((9, 14, 0)) == 91400
+    assert cudnn.as_number((7, 6, 5)) == 7605
+    assert cudnn.as_number((8, 9, 7)) == 8907
+    assert cudnn.as_number((9, 14, 0)) == 91400
 
 
-def install(root: Path, version: tuple[int, int, int], *, library: int = 0) -> Path:
+@pytest.fixture
+def install(build_library):
     """Make folders as NVIDIA's wheels do, with a cuDNN that knows its version and no more."""
-    number = library or _cudnn.as_number(version)
-    for name in ("cudnn/lib", "cudnn/include", "cuda_runtime/include", "cuda_nvcc/include/crt"):
-        (root / name).mkdir(parents=True, exist_ok=True)
-    include = root / "cudnn/include"
-    (include / "cudnn_version.h").write_text(
-        "#define CUDNN_MAJOR {}\n#define CUDNN_MINOR {}\n#define CUDNN_PATCHLEVEL {}\n".format(
-            *version
+
+    def installed(root: Path, version: tuple[int, int, int], *, library: int = 0) -> Path:
+        for name in ("cudnn/lib", "cudnn/include", "cuda_runtime/include", "cuda_nvcc/include/crt"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+        include, runtime = root / "cudnn/include", root / "cuda_runtime/include"
+        names = zip(("MAJOR", "MINOR", "PATCHLEVEL"), version)
+        lines = [f"#define CUDNN_{name} {number}\n" for name, number in names]
+        (include / "cudnn_version.h").write_text("".join(lines))
+        (include / "cudnn.h").write_text(
+            f'#include <cuda_runtime.h>\n#include "{Path(__file__).with_name("fake_cudnn.h")}"\n'
+            'extern "C" size_t cudnnGetVersion(void);\n'
         )
-    )
-    (include / "cudnn.h").write_text(
-        f'#include <cuda_runtime.h>\n#include "{Path(__file__).with_name("fake_cudnn.h")}"\n'
-        'extern "C" size_t cudnnGetVersion(void);\n'
-    )
-    (include / "other.h").write_text("#error nobody asked for this\n")
-    runtime = root / "cuda_runtime/include"
-    (runtime / "cuda_runtime.h").write_text('#include "crt/host_config.h"\n')
-    (runtime / "cuda.h").write_text("")
-    (root / "cuda_nvcc/include/crt/host_config.h").write_text("#define HAS_CRT 1\n")
-    name = f"libcudnn.so.{version[0]}"
-    source, target = root / "source.cpp", root / "cudnn/lib" / name
-    source.write_text(f'extern "C" unsigned long cudnnGetVersion() {{ return {number}; }}')
-    subprocess.run(
-        [COMPILER, "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", target, source],
-        check=True,
-        timeout=60,
-    )
-    return root
+        (include / "other.h").write_text("#error nobody asked for this\n")
+        (runtime / "cuda_runtime.h").write_text('#include "crt/host_config.h"\n')
+        (runtime / "cuda.h").write_text("")
+        (root / "cuda_nvcc/include/crt/host_config.h").write_text("#define HAS_CRT 1\n")
+        number = library or cudnn.as_number(version)
+        source = f'extern "C" unsigned long cudnnGetVersion() {{ return {number}; }}'
+        build_library(source, root / f"cudnn/lib/libcudnn.so.{version[0]}")
+        return root
+
+    return installed
 
 
 def find(*roots: Path) -> int:
-    table = _cuda_find.scan([_cuda_find.Place(str(root), "test", 3) for root in roots])
-    found = _cudnn.find(table)
+    found = cudnn.find(scan([SearchFolder(str(root), "test", 3) for root in roots]))
     return 0 if found is None else found.version
 
 
-@needs_compiler
-def test_library_and_header_are_of_one_version(tmp_path: Path):
+def test_library_and_header_are_of_one_version(install, tmp_path: Path):
     mixed = install(tmp_path / "mixed", (9, 1, 0), library=90200)
     right = install(tmp_path / "right", (9, 3, 0))
     assert find(mixed) == 0
@@ -95,8 +85,8 @@ os.environ["XDG_CACHE_HOME"], os.environ["SYNKHRONOS_CUDA_PATH"] = {cache!r}, {p
 import theano
 from theano import config
 sys.modules["pygpu"] = types.ModuleType("pygpu")
-from synk_theano_compat import _cudnn, _flags
-print(_cudnn.lead_to_cudnn())
+from synk_theano_compat._patches import dnn, flags as added
+print(dnn.set_paths())
 """
 COMPILE = """
 from theano.gof.cmodule import GCC_compiler
@@ -113,18 +103,17 @@ body = "return cudnnGetVersion() == {version} && cudnnSetRNNDescriptor() == 6 ? 
 body = body if {version} < 9000 else "return cudnnGetVersion() == {version} ? 0 : 1;"
 built, ran, *said = GCC_compiler.try_flags(flags, text, body, try_run=True, output=True)
 assert built and ran, said
-assert _flags.chosen["dnn.bin_path"] == config.dnn.bin_path
+assert added.chosen["dnn.bin_path"] == config.dnn.bin_path
 assert not os.path.exists(os.path.join(config.cuda.include_path, "other.h"))
 """
 
 
-@needs_compiler
 @pytest.mark.parametrize(
     "version", [pytest.param((8, 9, 7), marks=pytest.mark.nightly), (9, 14, 0)]
 )
-def test_theano_compiles_with_what_was_found(run, tmp_path: Path, version):
+def test_theano_compiles_with_what_was_found(run, install, tmp_path: Path, version):
     root = install(tmp_path / "nvidia", version)
-    number = _cudnn.as_number(version)
+    number = cudnn.as_number(version)
     lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(root))
     for _ in range(2):  # the second time out of the cache
         done = run(lead + COMPILE.format(version=number))
@@ -133,8 +122,7 @@ def test_theano_compiles_with_what_was_found(run, tmp_path: Path, version):
     assert sorted(kinds) == ["blas", "cudnn", "headers"]
 
 
-@needs_compiler
-def test_the_users_own_paths_come_first(run, tmp_path: Path):
+def test_the_users_own_paths_come_first(run, install, tmp_path: Path):
     found = install(tmp_path / "found", (9, 14, 0))
     mine = install(tmp_path / "mine", (8, 9, 7))
     lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(found))
@@ -142,8 +130,7 @@ def test_the_users_own_paths_come_first(run, tmp_path: Path):
     assert run(lead + COMPILE.format(version=8907), flags=flags).stdout.startswith("cuDNN 8907: ")
 
 
-@needs_compiler
-def test_the_users_own_stand_in_for_the_header_stays(run, tmp_path: Path):
+def test_the_users_own_stand_in_for_the_header_stays(run, install, tmp_path: Path):
     found = install(tmp_path / "found", (9, 14, 0))
     own = tmp_path / "own"
     own.mkdir()
@@ -153,17 +140,16 @@ def test_the_users_own_stand_in_for_the_header_stays(run, tmp_path: Path):
     run(lead + code, flags=f"dnn.include_path={own}")
 
 
-@needs_compiler
-def test_without_cudas_headers_theano_is_left_alone(run, tmp_path: Path):
+def test_without_cudas_headers_theano_is_left_alone(forked, install, tmp_path: Path):
     root = install(tmp_path / "nvidia", (9, 14, 0))
     lead = LEAD.format(cache=str(tmp_path / "cache"), path=str(root))
     code = (
-        "from synk_theano_compat import _cuda_find\n"
-        "_cudnn.header_folders = lambda *_: None\n"
+        "from synk_theano_compat._cuda import cudnn\n"
+        "cudnn.header_folders = lambda *_: None\n"
         "config.dnn.library_path = config.dnn.bin_path = ''\n"
-        "assert 'not CUDA' in _cudnn.lead_to_cudnn() and config.dnn.bin_path == ''\n"
+        "assert 'not CUDA' in dnn.set_paths() and config.dnn.bin_path == ''\n"
     )
-    run(lead + code)
+    forked(lead + code)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +161,10 @@ def test_without_cudas_headers_theano_is_left_alone(run, tmp_path: Path):
 )
 def test_nothing_is_searched_where_nothing_is_needed(run, flags, setup, said):
     run(
-        f"import sys, theano\n{setup}\nfrom synk_theano_compat import _cudnn, _cuda_find\n"
-        "_cuda_find.scan = _cuda_find.linker_folders = None\n"
-        f"assert _cudnn.lead_to_cudnn() == {said!r}\n",
+        f"import sys, theano\n{setup}\nfrom synk_theano_compat._cuda import find\n"
+        "from synk_theano_compat._patches import dnn\n"
+        "find.scan = find.linker_folders = None\n"
+        f"assert dnn.set_paths() == {said!r}\n",
         flags=flags,
     )
 
@@ -185,8 +172,8 @@ def test_nothing_is_searched_where_nothing_is_needed(run, flags, setup, said):
 PATCHED = """
 import theano.gpuarray
 from theano.gpuarray import dnn
-from synk_theano_compat import _apply
-done = {name: result for name, _, result in _apply.applied}
+from synk_theano_compat._patches import apply
+done = {name: result for name, _, result in apply.applied}
 """
 
 
@@ -196,7 +183,7 @@ def test_patches_are_applied_where_there_is_no_gpu(run):
     assert done.stderr == ""
 
 
-def test_compute_capability(run):
+def test_compute_capability(forked):
     usable = {b"compute_90": True, "compute_120": True, b"compute_100": True, b"compute_20": False}
     code = (
         "dnn.dnn_present, dnn.version = lambda: True, lambda raises=True: 91400\n"
@@ -205,11 +192,11 @@ def test_compute_capability(run):
         f"for Context.bin_id in {list(usable)}:\n"
         "    print(dnn.dnn_available(None))\n"
     )
-    assert run(PATCHED + code).stdout.split() == [str(answer) for answer in usable.values()]
+    assert forked(PATCHED + code).stdout.split() == [str(answer) for answer in usable.values()]
 
 
-def test_recurrent_networks_are_refused_with_a_cure(run):
-    run(
+def test_recurrent_networks_are_refused_with_a_cure(forked):
+    forked(
         PATCHED + "dnn.version = lambda raises=True: 91400\n"
         "calls = [lambda: dnn.RNNBlock('float32', 5, 1, 'lstm'),\n"
         "         lambda: dnn.GpuDnnRNNOp('lstm', 'unidirectional'),\n"
@@ -224,8 +211,8 @@ def test_recurrent_networks_are_refused_with_a_cure(run):
     )
 
 
-def test_other_ops_are_made_whatever_is_gone(run):
-    run(
+def test_other_ops_are_made_whatever_is_gone(forked):
+    forked(
         PATCHED + "dnn.version = lambda raises=True: 91400\n"
         "version = dnn.GpuDnnConv().c_code_cache_version()\n"
         "assert dnn.GpuDnnConv().algo == 'time_on_shape_change' and version[-1] > 2**32, version\n"
@@ -240,10 +227,10 @@ def test_other_ops_are_made_whatever_is_gone(run):
 
 def test_algorithms_that_the_user_has_set_stay(run):
     code = (
-        "from theano import config\nfrom synk_theano_compat import _flags\n"
+        "from theano import config\nfrom synk_theano_compat._patches import flags as added\n"
         "assert config.dnn.conv.algo_fwd == 'small'\n"
         "assert config.dnn.conv.algo_bwd_filter == 'time_on_shape_change'\n"
-        "flags = _flags.in_force()\n"
+        "flags = added.in_force()\n"
         "by = {name: flags[name]['set_by'] for name in flags}\n"
         "assert by['dnn.conv.algo_fwd'] == 'THEANO_FLAGS'\n"
         "assert by['dnn.conv.algo_bwd_filter'] == 'synk_theano_compat'\n"
@@ -256,10 +243,10 @@ def test_algorithms_that_the_user_has_set_stay(run):
 def test_the_reductions_code_is_the_one_that_is_corrected():
     import theano.gpuarray.dnn
 
-    from synk_theano_compat._dnn_reductions import FIRST_USE, OF_NOTHING, with_sum_of_nothing
+    from synk_theano_compat._patches.dnn import EMPTY_SUM, FIRST_USE, with_empty_sum
 
     code = (Path(theano.gpuarray.dnn.__file__).parent / "c_code" / "dnn_redux.c").read_text()
-    corrected = with_sum_of_nothing(code)
-    assert corrected.index(OF_NOTHING) < corrected.index(FIRST_USE)
-    with pytest.raises(ValueError, match=r"dnn_redux\.c of Theano 1\.0\.5"):
-        with_sum_of_nothing("int main() {}")
+    corrected = with_empty_sum(code)
+    assert corrected.index(EMPTY_SUM) < corrected.index(FIRST_USE)
+    with pytest.raises(LookupError, match=r"dnn_redux\.c: .* not Theano 1\.0\.5"):
+        with_empty_sum("int main() {}")

@@ -6,6 +6,13 @@ from pathlib import Path
 
 import pytest
 
+
+@pytest.fixture
+def uncompiled(tmp_path: Path) -> str:
+    """Flags for a cache of this test's own, without a compiler."""
+    return f"base_compiledir={tmp_path},cxx="
+
+
 BUILD = """
 import sys, pickle
 sys.setrecursionlimit(20000)
@@ -91,7 +98,7 @@ print(len(locked), before == open(known.key_pkl, "rb").read())
     assert run(code.replace("WORKER", ""), flags=cold).stdout == "1 False\n"
 
 
-def test_worker_leaves_cleaning_to_others(run, tmp_path: Path):
+def test_worker_leaves_cleaning_to_others(run, uncompiled: str):
     code = (
         "import theano\n"
         "from synk_theano_compat.locks import worker_cache, refresh_cache\n"
@@ -102,7 +109,7 @@ def test_worker_leaves_cleaning_to_others(run, tmp_path: Path):
         "refresh_cache(); cmodule._module_cache.refresh(cleanup=True)\n"
         "assert ruin.exists()\n"
     )
-    run(code, flags=f"base_compiledir={tmp_path},cxx=")
+    run(code, flags=uncompiled)
 
 
 HOLD = """
@@ -129,11 +136,10 @@ print(max(waits))
 """
 
 
-def test_lock_is_polled_fast_and_quietly(spawn, tmp_path: Path):
-    flags = f"base_compiledir={tmp_path},cxx="
-    holder = spawn(HOLD, flags=flags)
+def test_lock_is_polled_fast_and_quietly(spawn, uncompiled: str):
+    holder = spawn(HOLD, flags=uncompiled)
     assert holder.line() == "held"
-    waiter = spawn(WAIT, flags=flags)
+    waiter = spawn(WAIT, flags=uncompiled)
     assert waiter.line() == "waits"
     holder.send()
     status, out, err = waiter.finish()
@@ -142,47 +148,44 @@ def test_lock_is_polled_fast_and_quietly(spawn, tmp_path: Path):
     assert "Waiting" not in err
 
 
-def test_a_long_wait_is_said(run, tmp_path: Path):
-    flags = f"base_compiledir={tmp_path},cxx="
+def test_a_long_wait_is_said(run, uncompiled: str):
     code = (
         "import theano\n"
         "from synk_theano_compat import locks\n"
         "import logging, time\n"
         "log = logging.getLogger('theano.gof.compilelock')\n"
-        "(patience,) = [f for f in log.filters if isinstance(f, locks._Patience)]\n"
+        "(messages,) = [f for f in log.filters if isinstance(f, locks._LockMessages)]\n"
         "clock = [0.0]\n"
         "time.monotonic = lambda: clock[0]\n"
-        "patience.begin()\n"
+        "messages.begin()\n"
         "for second in (1, 6, 7, 65, 67):\n"
         "    clock[0] = second\n"
         "    log.info('Waiting for existing lock by %s', second)\n"
         "    log.info('To manually release the lock, delete %s', second)\n"
         "log.info('Refreshing lock %s', 0)\n"
     )
-    lines = run(code, flags=flags).stderr.splitlines()
+    lines = run(code, flags=uncompiled).stderr.splitlines()
     said = [line.rsplit(" ", 1)[1] for line in lines if line.startswith("INFO")]
     assert said == ["6", "6", "67", "67", "0"]
 
 
-def test_each_process_waits_in_its_own_way(run, tmp_path: Path):
+def test_each_process_waits_in_its_own_way(run, uncompiled: str):
     code = (
         "import theano, numpy as np\n"
         "state = np.random.get_state()[1].tolist()\n"
         "from theano.gof import compilelock\n"
         "print(compilelock.random.uniform())"
     )
-    flags = f"base_compiledir={tmp_path},cxx="
-    assert run(code, flags=flags).stdout != run(code, flags=flags).stdout
+    assert run(code, flags=uncompiled).stdout != run(code, flags=uncompiled).stdout
 
 
-def test_a_wait_the_user_has_set_is_kept(run, tmp_path: Path):
+def test_a_wait_the_user_has_set_is_kept(run, uncompiled: str):
     code = "import theano\nfrom theano.gof import compilelock\nprint(compilelock.lock.__module__)"
-    flags = f"base_compiledir={tmp_path},cxx="
-    assert run(code, flags=flags).stdout == "synk_theano_compat.locks\n"
-    assert run(code, flags=flags + ",compile.wait=2").stdout == "theano.gof.compilelock\n"
+    assert run(code, flags=uncompiled).stdout == "synk_theano_compat.locks\n"
+    assert run(code, flags=uncompiled + ",compile.wait=2").stdout == "theano.gof.compilelock\n"
 
 
-def test_the_lock_is_let_go_of_when_something_fails_under_it(run, tmp_path: Path):
+def test_the_lock_is_released_when_something_fails_under_it(run, uncompiled: str):
     code = (
         "import os, theano\n"
         "from theano.gof import compilelock\n"
@@ -198,11 +201,10 @@ def test_the_lock_is_let_go_of_when_something_fails_under_it(run, tmp_path: Path
         "    pass\n"
         "print(os.path.isdir(folder))\n"
     )
-    flags = f"base_compiledir={tmp_path},cxx="
-    assert run(code, flags=flags).stdout == 2 * "True 0 False\n" + "False\n"
+    assert run(code, flags=uncompiled).stdout == 2 * "True 0 False\n" + "False\n"
 
 
-def test_a_lock_that_cannot_be_written_stands_in_nobodys_way(run, tmp_path: Path):
+def test_a_lock_that_cannot_be_written_stands_in_nobodys_way(run, uncompiled: str):
     """As on a full disk, where the folder can be made, and the file in it cannot be written."""
     code = (
         "import os, time, theano\n"
@@ -223,5 +225,4 @@ def test_a_lock_that_cannot_be_written_stands_in_nobodys_way(run, tmp_path: Path
         "with compilelock.lock_ctx():\n"
         "    print(os.path.isdir(folder))\n"
     )
-    flags = f"base_compiledir={tmp_path},cxx="
-    assert run(code, flags=flags).stdout == "28 True False\nTrue\n"
+    assert run(code, flags=uncompiled).stdout == "28 True False\nTrue\n"

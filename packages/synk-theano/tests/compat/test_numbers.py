@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synk_theano_compat._reshape import complete
+from synk_theano_compat._patches.reshape import complete
 
 IMPORT = "import theano, theano.tensor as T, numpy as np, itertools\n"
 
@@ -49,9 +49,9 @@ for dtype, shape in itertools.product(
     "dtype",
     ["float64", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("int32", "float32"))],
 )
-def test_product_along_axes_has_the_scalar_as_often_as_there_are_items(run, dtype: str):
+def test_product_along_axes_has_the_scalar_as_often_as_there_are_items(run, forked, dtype: str):
     code = IMPORT + f"MODE = theano.Mode('py', 'fast_run')\nDTYPES = [{dtype!r}]\n" + PRODUCTS
-    done = run(code)
+    done = forked(code)
     assert "ERROR" not in done.stderr  # an optimisation that fails is only logged
     # The power is a float64, which in the place of a float32 is only an error message.
     is_refused = dtype == "float32"
@@ -59,8 +59,8 @@ def test_product_along_axes_has_the_scalar_as_often_as_there_are_items(run, dtyp
     assert ("ERROR (theano.gof.opt)" if is_refused else "AssertionError") in failed.stderr
 
 
-def test_product_in_c(run):
-    run(
+def test_product_in_c(forked):
+    forked(
         IMPORT + "x, c = T.matrix(), T.scalar()\n"
         "f = theano.function([x, c], [(c * x).prod(axis=a) for a in (0, 1, None)])\n"
         "v = np.array([[1, 2, 3], [4, 5, 6]], x.dtype)\n"
@@ -69,8 +69,8 @@ def test_product_in_c(run):
     )
 
 
-def test_product_over_all_axes_still_has_the_scalar_taken_out(run):
-    run(
+def test_product_over_all_axes_still_has_the_scalar_taken_out(forked):
+    forked(
         IMPORT + "x, c = T.matrix(dtype='float64'), T.scalar(dtype='float64')\n"
         "f = theano.function([x, c], (c * x).prod(), mode=theano.Mode('py', 'fast_run'))\n"
         "products = [n for n in f.maker.fgraph.toposort() if isinstance(n.op, T.elemwise.Prod)]\n"
@@ -115,9 +115,9 @@ for rows in ROWS:
 @pytest.mark.parametrize(
     "mode", [pytest.param(mode, marks=[pytest.mark.nightly] * ("py" not in mode)) for mode in MODES]
 )
-def test_flatten_and_reshape_of_a_batch_without_rows(run, mode: str):
+def test_flatten_and_reshape_of_a_batch_without_rows(run, forked, mode: str):
     code = IMPORT + f"MODE = {mode}\n"
-    run(code + "ROWS = (0, 1, 2, 5)\n" + EMPTY)
+    forked(code + "ROWS = (0, 1, 2, 5)\n" + EMPTY)
     failed = run(code + "ROWS = (0,)\n" + EMPTY, skip="P12", fails=True)
     assert "reshape" in failed.stderr
 
@@ -144,8 +144,8 @@ for shape, wanted in (((0, -1), (0, 7)), ((-1, 0), (7, 0))):
 
 
 @pytest.mark.parametrize("mode", MODES[:2])
-def test_what_no_shape_fits_is_refused_as_before(run, mode: str):
-    run(IMPORT + f"MODE = {mode}\n" + IMPOSSIBLE)
+def test_what_no_shape_fits_is_refused_as_before(forked, mode: str):
+    forked(IMPORT + f"MODE = {mode}\n" + IMPOSSIBLE)
 
 
 @given(

@@ -251,9 +251,9 @@ def test_libraries_are_found_without_the_linkers_help():
         dict.fromkeys([*theirs, *(os.path.join(os.path.dirname(f), "include") for f in theirs)])
     )
     code = """
-from synk_theano_compat import _cuda
-assert set(_cuda.results) == {"cuda", "nvrtc", "cublas", "nccl"}, _cuda.results
-assert not _cuda.missing, _cuda.missing
+from synk_theano_compat._cuda import libraries
+assert set(libraries.results) == {"cuda", "nvrtc", "cublas", "nccl"}, libraries.results
+assert not libraries.missing, libraries.missing
 x = theano.shared(np.eye(64, dtype="float32"))
 assert np.allclose(theano.function([], T.dot(x, x))(), np.eye(64))
 check(2, 1, 1, 1)
@@ -301,7 +301,7 @@ for got, right in zip(half(value), [value.sum(axis=0), value.max(axis=0), value.
 
 NO_CONTEXT = """
 import ctypes
-from synk_theano_compat._cuda_status import cuda_status
+from synk_theano_compat._cuda.status import cuda_status
 assert cuda_status()["devices"]
 driver, context = ctypes.CDLL("libcuda.so"), ctypes.c_void_p()
 assert driver.cuCtxGetCurrent(ctypes.byref(context)) == 0

@@ -1,0 +1,1 @@
+"""``synkhronos clean``: remove what dead processes left behind."""

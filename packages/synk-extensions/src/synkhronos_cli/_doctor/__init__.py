@@ -1,0 +1,1 @@
+"""``synkhronos doctor``: examine the machine, report, and fix what needs no root."""

@@ -1,0 +1,1 @@
+"""``synkhronos flight``: print what every rank did before a failure."""

@@ -1,0 +1,1 @@
+"""``synkhronos demo``, ``bench``, ``check`` and ``trace``: run other programs."""

@@ -1,0 +1,1 @@
+"""CUDA and cuDNN: found, and named so that libgpuarray and Theano find them."""

@@ -1,0 +1,1 @@
+"""What is changed around the execution of Theano's modules; `apply` has the table."""

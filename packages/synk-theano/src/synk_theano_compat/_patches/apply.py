@@ -1,0 +1,158 @@
+"""The table of patches: which of them run before and after which of Theano's modules.
+
+A patch that fails is reported by name as a :class:`RuntimeWarning` and the others go on: this
+package must never make an environment worse. ``SYNK_THEANO_COMPAT_SKIP`` (a comma-separated list of
+names) leaves single patches out; it exists for the tests.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, NamedTuple
+
+from synk_theano_compat import locks
+
+from . import (
+    compilation,
+    dnn,
+    flags,
+    gpu,
+    lasagne,
+    numpy,
+    products,
+    reshape,
+    scipy,
+    setuptools,
+)
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+SKIP_VARIABLE = "SYNK_THEANO_COMPAT_SKIP"
+
+
+class Patch(NamedTuple):
+    """A patch: its name, its purpose, and the function that applies it and returns the result."""
+
+    name: str
+    purpose: str
+    run: Callable[[], str]
+
+
+BEFORE: dict[str, tuple[Patch, ...]] = {
+    "theano": (
+        Patch("P7", "names that NumPy 1.24 removed", numpy.builtin_names),
+        Patch("P4", "scan's C extension on Python >= 3.11", compilation.no_scan_extension),
+        Patch("P10", "setuptools", setuptools.plain_distutils),
+    ),
+    "theano.scalar.basic_scipy": (Patch("P13", "SciPy's functions", scipy.insert_functions),),
+    "theano.tensor.blas": (Patch("P13", "SciPy's algebra", scipy.insert_linalg),),
+    "theano.tensor.slinalg": (Patch("P13", "SciPy's algebra", scipy.insert_linalg),),
+    "theano.tensor.nnet.abstract_conv": (Patch("P13", "SciPy's filters", scipy.hide_signal),),
+    "theano.tensor.nnet.conv": (Patch("P13", "SciPy's filters", scipy.hide_signal),),
+    "theano.gpuarray": (Patch("G7", "a GPU that is not there", gpu.one_line_warning),),
+    "theano.gpuarray.dnn": (Patch("G2", "cuDNN 8 and 9", dnn.set_paths),),
+    "theano.gpuarray.linalg": (Patch("P10", "setuptools", setuptools.insert_stand_in),),
+    "lasagne": (Patch("P10", "setuptools", setuptools.insert_stand_in),),
+}
+AFTER: dict[str, tuple[Patch, ...]] = {
+    "theano": (Patch("P10", "setuptools", setuptools.usual_distutils),),
+    "theano.configparser": (Patch("P1", "flags that the user has not set", flags.set_defaults),),
+    "theano.gof.compilelock": (
+        Patch("lock", "fast compile lock", locks.fast_lock),
+        Patch("unlock", "compile lock after failures", locks.released_lock),
+    ),
+    "theano.gof.cmodule": (Patch("P14", "test programs", compilation.private_probes),),
+    "theano.gof.cc": (Patch("P2", "disk cache for ops without props", compilation.cache_no_props),),
+    "theano.gof.op": (Patch("P3", "same C code version everywhere", compilation.stable_version),),
+    "theano.scalar.basic": (Patch("P15", "np.product", numpy.no_product),),
+    "theano.tensor.basic": (Patch("P12", "reshape of no rows", reshape.empty_reshape),),
+    "theano.tensor.opt": (Patch("P11", "products with a scalar", products.prod_by_scalar),),
+    "theano.tensor.blas": (
+        Patch("P5", "Gemm of empty matrices", products.empty_gemm),
+        Patch("P8", "BatchedDot without BLAS", products.batched_dot),
+        Patch("P13", "SciPy's algebra", scipy.remove_linalg),
+    ),
+    "theano.tensor.blas_c": (Patch("P9", "Gemv into fresh memory", products.fresh_gemv),),
+    "theano.scalar.basic_scipy": (Patch("P13", "SciPy's functions", scipy.remove_functions),),
+    "theano.tensor.slinalg": (Patch("P13", "SciPy's algebra", scipy.remove_linalg),),
+    "theano.tensor.nnet.abstract_conv": (Patch("P13", "SciPy's filters", scipy.show_signal),),
+    "theano.tensor.nnet.conv": (Patch("P13", "SciPy's filters", scipy.show_signal),),
+    "theano.tensor.sort": (Patch("P6", "top-k indexing", numpy.topk_index),),
+    "theano.tensor.signal.pool": (Patch("P6", "pooling in Python", numpy.pool_index),),
+    "lasagne": (
+        Patch("P10", "setuptools", setuptools.remove_stand_in),
+        Patch("L1", "Lasagne's old argument of conv2d", lasagne.ignore_image_shape_warning),
+        Patch("L2", "pooling without its import", lasagne.import_pooling),
+    ),
+    "theano.gpuarray.dnn": (
+        Patch("G3", "compute capability of three digits", dnn.long_architectures),
+        Patch("G4", "C code compiled with our header", dnn.header_in_version),
+        Patch("G5", "recurrent networks, gone in cuDNN 9", dnn.no_recurrent_networks),
+        Patch("G6", "cuDNN's reductions", dnn.sound_reductions),
+    ),
+    "theano.gpuarray.linalg": (Patch("P10", "setuptools", setuptools.remove_stand_in),),
+    "pygpu": (Patch("G1", "CUDA's libraries", gpu.watch_pygpu),),
+}
+
+# These undo something: they also run if the execution of the module fails.
+UNDO = (
+    setuptools.usual_distutils,
+    setuptools.remove_stand_in,
+    scipy.remove_functions,
+    scipy.remove_linalg,
+    scipy.show_signal,
+)
+
+applied: list[tuple[str, str, str]] = []
+"""The patches applied in this process, in order: (name, purpose, result)."""
+
+
+def before(name: str) -> None:
+    """Apply the patches that belong before the execution of module ``name``."""
+    _run(BEFORE.get(name, ()))
+
+
+def after(name: str) -> None:
+    """Apply the patches that belong after the execution of module ``name``."""
+    _run(AFTER.get(name, ()))
+
+
+def failed(name: str) -> None:
+    """Remove the stand-ins of module ``name``, whose execution failed."""
+    _run(tuple(patch for patch in AFTER.get(name, ()) if patch.run in UNDO))
+
+
+def removed_module(name: str) -> ModuleSpec | None:
+    """Return the spec of our stand-in for a module that Theano 1.0 removed."""
+    from importlib.util import spec_from_file_location
+
+    last = name.rpartition(".")[2]
+    if last in _skipped():
+        return None
+    return spec_from_file_location(name, Path(__file__).with_name(f"{last}.py"))
+
+
+def _run(patches: tuple[Patch, ...]) -> None:
+    for patch in patches:
+        if patch.name in _skipped():
+            result = "skipped"
+        else:
+            try:
+                result = patch.run()
+            except Exception as error:  # noqa: BLE001 - Theano must be imported all the same
+                import warnings
+
+                result = f"failed: {type(error).__name__}: {error}"
+                warnings.warn(
+                    f"synk_theano_compat: patch {patch.name} ({patch.purpose}) {result}; "
+                    "continuing without it",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        applied.append((patch.name, patch.purpose, result))
+
+
+def _skipped() -> list[str]:
+    return os.environ.get(SKIP_VARIABLE, "").split(",")

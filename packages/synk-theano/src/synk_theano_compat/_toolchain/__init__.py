@@ -1,0 +1,1 @@
+"""The compiler, the BLAS that C code is linked against, and the cache for what is built."""
