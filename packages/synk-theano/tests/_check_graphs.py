@@ -224,7 +224,8 @@ class Computer:
     def run(self, values: Dict[Any, Any], since: int = 0) -> int:
         """Compute all, or what was added since so many nodes; how many there are now."""
         for variable, value in values.items():
-            self._cells.setdefault(variable, [None])[0] = value
+            # C code inside a scan takes arrays, not scalars of NumPy.
+            self._cells.setdefault(variable, [None])[0] = np.asarray(value)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for node, thunk in self._thunks[since:]:
