@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import re
 import subprocess
 import sys
@@ -79,12 +80,13 @@ def tree(path: Path) -> ast.Module:
 
 @functools.cache
 def statements(path: Path, for_types: bool = True) -> list[ast.AST]:
-    """What a file imports, calls and declares global; also what only type checkers read of it?"""
+    """What a file imports, calls, declares global and defines as classes; also what only type
+    checkers read of it?"""
     found = []
     below: list[ast.AST] = [tree(path)]
     while below:
         node = below.pop()
-        if isinstance(node, (ast.Import, ast.ImportFrom, ast.Call, ast.Global)):
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.Call, ast.Global, ast.ClassDef)):
             found.append(node)
         if isinstance(node, ast.If) and not for_types and "TYPE_CHECKING" in ast.dump(node.test):
             below.extend(node.orelse)
@@ -179,17 +181,30 @@ def test_packages_use_only_the_public_names_of_the_others() -> None:
     assert wrong == []
 
 
-def within(package: str, path: Path) -> Iterator[tuple[int, str]]:
-    """The rooms of its own package from which a file imports, also for types alone."""
-    folder = path.relative_to(MODULES[package].parent).parent.parts
+def imported_files(package: str, path: Path) -> Iterator[tuple[int, Path]]:
+    """The files of its own package from which a file imports, also for types alone."""
+    top = MODULES[package].parent
+    folder = path.relative_to(top).parent.parts
     for node in statements(path):
         if not isinstance(node, ast.ImportFrom):
             continue
         base = folder[: len(folder) - node.level + 1] if node.level else ()
-        parts = [*base, *(node.module.split(".") if node.module else [])]
-        if parts[:1] == [package]:
-            for alias in node.names:
-                yield node.lineno, [*parts, alias.name][1]
+        place = top.joinpath(*base, *(node.module.split(".") if node.module else []))
+        if place.relative_to(top).parts[:1] != (package,):
+            continue
+        for alias in node.names:
+            name = place / alias.name
+            for found in (name.with_suffix(".py"), name / "__init__.py", place.with_suffix(".py")):
+                if found.is_file():
+                    yield node.lineno, found
+                    break
+            else:
+                yield node.lineno, place / "__init__.py"
+
+
+def room_of(package: str, path: Path) -> str:
+    """The top-level file or folder of a package that a file is, or lies in."""
+    return path.relative_to(MODULES[package]).with_suffix("").parts[0]
 
 
 @pytest.mark.parametrize("package", ROOMS)
@@ -197,16 +212,51 @@ def test_rooms_import_only_those_below(package: str) -> None:
     order = {room: place for place, room in enumerate(ROOMS[package])}
     wrong = []
     for path in MODULES[package].rglob("*.py"):
-        here = order.get(path.relative_to(MODULES[package]).with_suffix("").parts[0])
+        here = order.get(room_of(package, path))
         if here is not None:
             wrong += [
-                f"{path.relative_to(ROOT)}:{line} imports {room}"
-                for line, room in within(package, path)
-                if order.get(room, here) > here
+                f"{path.relative_to(ROOT)}:{line} imports {found.relative_to(MODULES[package])}"
+                for line, found in imported_files(package, path)
+                if order.get(room_of(package, found), here) > here
             ]
     rooms = {path.name for path in MODULES[package].iterdir() if (path / "__init__.py").is_file()}
     assert rooms <= set(order)
     assert wrong == []
+
+
+@pytest.mark.parametrize("package", MODULES)
+def test_no_file_is_imported_by_what_it_imports(package: str) -> None:
+    """Neither through others, nor for types alone. What leads back to a package's front does not
+    count: whoever imports a file has imported that before."""
+    graph = {
+        path: {
+            found
+            for _, found in imported_files(package, path)
+            if found.name != "__init__.py" and found != path
+        }
+        for path in MODULES[package].rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        circle = [path.relative_to(MODULES[package]).as_posix() for path in error.args[1]]
+        pytest.fail(" -> ".join(circle))
+
+
+# Class names that stand twice, and why.
+TWICE: dict[str, str] = {}
+
+
+def test_no_class_name_stands_twice() -> None:
+    """One noun has one meaning in all packages."""
+    found: dict[str, list[str]] = {}
+    for _, path in files():
+        for node in statements(path):
+            if isinstance(node, ast.ClassDef):
+                place = f"{path.relative_to(ROOT)}:{node.lineno}"
+                found.setdefault(node.name.lstrip("_"), []).append(place)
+    assert {n: places for n, places in found.items() if len(places) > 1 and n not in TWICE} == {}
 
 
 def test_only_one_room_knows_the_engine() -> None:
