@@ -12,6 +12,8 @@ import theano.tensor as T
 from _programs import zygote
 
 import synkhronos as synk
+from synk_theano import Runtime
+from synk_theano._master.store import DataStore
 from synk_theano.testing import nothing_left
 from synkhronos import exceptions
 
@@ -262,3 +264,12 @@ for call in calls:
 def test_tracebacks_show_users_their_own_lines():
     done = zygote().run(OWN_FRAMES, environment={"PYTHONWARNINGS": "ignore"}, limit_s=60)
     assert done.out.split() == ["1"] * 6, "one where the user has called, and nothing else"
+
+
+def test_fork_and_data_have_the_defaults_of_the_runtime():
+    """Their signatures are written twice: for users, and where the work is done."""
+    for ours, theirs in [(synk.fork, Runtime.__init__), (synk.data, DataStore.make)]:
+        mine, other = (inspect.signature(each).parameters for each in (ours, theirs))
+        shared = set(mine) & set(other)
+        assert len(shared) >= 9
+        assert [n for n in shared if mine[n].default != other[n].default] == []
