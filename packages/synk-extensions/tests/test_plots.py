@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from synkhronos.extensions.plots._timeline import COLOURS, duration
+from synkhronos.extensions.plots._timeline_figure import COLOURS, duration
 
 STRONG = [{"n": n, "seconds": s, "rows": 1200} for n, s in ((1, 0.6), (2, 0.4), (4, 0.25))]
 

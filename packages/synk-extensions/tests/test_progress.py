@@ -12,7 +12,7 @@ from _programs import zygote
 
 import synk_testing
 from synkhronos import progress
-from synkhronos._progress import Display, track
+from synkhronos._progress import ProgressDisplay as Display, track
 from synkhronos.exceptions import InputTypeError
 
 PROGRAM = """

@@ -136,7 +136,7 @@ def get_shapes(shared_vars: Any) -> Tuple[Any, ...]:
     return shapes
 
 
-class _Delayed:
+class _StepCollectives:
     """The collectives for `step()`: ``delayed.all_reduce(...)`` and all others, with the arguments
     of the functions of those names. What they return is performed by the step."""
 
@@ -149,4 +149,4 @@ class _Delayed:
         return [name for name in dir(DelayedCollectives) if not name.startswith("_")]
 
 
-delayed = _Delayed()
+delayed = _StepCollectives()

@@ -66,7 +66,7 @@ def track(description: str, total: Optional[float] = None) -> Iterator[Bar]:
 class Bar:
     """One piece of work on the display; made by `track`."""
 
-    def __init__(self, display: Display, description: str, total: Optional[float]) -> None:
+    def __init__(self, display: ProgressDisplay, description: str, total: Optional[float]) -> None:
         self._display = display
         self._description = description
         self._total = total
@@ -101,7 +101,7 @@ class Bar:
                 self._task = None
 
 
-class Display:
+class ProgressDisplay:
     """What is drawn: one line for each piece of work that is under way.
 
     A terminal that is gone takes no program with it: then nothing is drawn any more.
@@ -211,7 +211,7 @@ def _in_notebook() -> bool:
     return type(running).__name__ == "ZMQInteractiveShell"
 
 
-_display = Display()
+_display = ProgressDisplay()
 atexit.register(_display.leave)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_display.after_fork)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from ._report import print_report, problems
-from ._script import run_script
-from ._watch import Watch
+from .report import print_report, problems
+from .script import run_script
+from .watch import Watch
 
 
 def _main() -> int:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence, Tuple, Union
 
-from ._log import read_log
-from ._measured import Measured
-from ._trace import read_trace
+from ._chrome_trace import read_trace
+from ._scaling_results import ScalingResults
+from ._training_log import read_log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,9 +46,9 @@ def plot_scaling(
         InputValueError: nothing in it, a key is missing, or a number is not above 0.
         ImportError: there is no matplotlib.
     """
-    measured = Measured(results)
+    measured = ScalingResults(results)
     _require_matplotlib()
-    from ._scaling import draw
+    from ._scaling_figure import draw
 
     return _written(draw(measured, title), path)
 
@@ -80,7 +80,7 @@ def plot_timeline(
     """
     trace = read_trace(trace_path, window_ms)
     _require_matplotlib()
-    from ._timeline import draw
+    from ._timeline_figure import draw
 
     return _written(draw(trace, title), path)
 
@@ -110,7 +110,7 @@ def plot_training(
     """
     log = read_log(log_path)
     _require_matplotlib()
-    from ._training import draw
+    from ._training_figure import draw
 
     return _written(draw(log, title), path)
 

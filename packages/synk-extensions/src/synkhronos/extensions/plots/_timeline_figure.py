@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import TextPath
 
 from . import _figure as look
-from ._trace import Span, Trace
+from ._chrome_trace import Trace, TraceSpan
 
 COLOURS = {
     "call": look.PALE,
@@ -117,17 +117,17 @@ def _rows(trace: Trace) -> Tuple[Dict[Row, float], Dict[int, Tuple[float, float]
     return rows, lanes
 
 
-def _split(spans: Sequence[Span], shortest: float) -> Tuple[List[Span], List[Span]]:
+def _split(spans: Sequence[TraceSpan], shortest: float) -> Tuple[List[TraceSpan], List[TraceSpan]]:
     """Those shorter than this, and the others."""
-    narrow: List[Span] = []
-    wide: List[Span] = []
+    narrow: List[TraceSpan] = []
+    wide: List[TraceSpan] = []
     for span in spans:
         (narrow if span.end - span.start < shortest else wide).append(span)
     return narrow, wide
 
 
 def _shares(
-    narrow: Sequence[Span],
+    narrow: Sequence[TraceSpan],
     rows: Dict[Row, float],
     order: Sequence[str],
     window: Tuple[float, float],
@@ -159,7 +159,7 @@ def _shares(
     return boxes
 
 
-def _row(span: Span) -> Row:
+def _row(span: TraceSpan) -> Row:
     return span.rank, span.thread, span.depth
 
 
@@ -204,7 +204,7 @@ def _write_names(axes: Axes, trace: Trace, rows: Dict[Row, float], size: float) 
             )
 
 
-def _texts(span: Span, room: float) -> Iterator[str]:
+def _texts(span: TraceSpan, room: float) -> Iterator[str]:
     """What could be written in a span of so many points, best first."""
     name = look.literal(span.name)
     yield f"{name}  {duration(span.end - span.start)}"

@@ -15,9 +15,9 @@ import theano.tensor as T
 
 import synkhronos as synk
 
-from ._peers import Peers
-from ._plain import FUNCTIONS, PlainTheano, values
-from ._turns import medians, timed
+from .peers import Peers
+from .plain import FUNCTIONS, TheanoProcesses, values
+from .turns import medians, timed
 
 Measurement = Dict[str, Any]
 ForkArguments = Dict[str, Any]
@@ -121,7 +121,7 @@ def measure_scaling(fork: ForkArguments, size: int) -> Measurement:
         y = function(T, x, w).mean()
         with contextlib.ExitStack() as stack:
             if isinstance(w.type, T.TensorType):
-                peers = stack.enter_context(PlainTheano(what, _ROWS)).measures
+                peers = stack.enter_context(TheanoProcesses(what, _ROWS)).measures
             else:
                 peers = {"plain Theano": timed(theano.function([x], y), array)}
             for n in _counts(size):

@@ -24,7 +24,7 @@ MICROSECONDS = 1000.0
 
 
 @dataclass
-class Span:
+class TraceSpan:
     """Something that a rank did, within the window.
 
     Attributes:
@@ -54,11 +54,11 @@ class Trace:
         window: the first and the last microsecond.
     """
 
-    spans: Sequence[Span]
+    spans: Sequence[TraceSpan]
     names: Mapping[int, str]
     window: Tuple[float, float]
 
-    def length(self, span: Span) -> float:
+    def length(self, span: TraceSpan) -> float:
         """Microseconds of a span within the window."""
         begin, end = self.window
         return max(min(span.end, end) - max(span.start, begin), 0.0)
@@ -80,7 +80,7 @@ def read_trace(
     """
     events = _events(path)
     names: Dict[int, str] = {}
-    spans: List[Span] = []
+    spans: List[TraceSpan] = []
     for place, event in enumerate(events):
         if not isinstance(event, Mapping):
             raise InputValueError(
@@ -126,14 +126,14 @@ def _events(path: Union[str, "os.PathLike[str]"]) -> Sequence[Any]:
     return events
 
 
-def _span(path: Any, place: int, event: Mapping[str, Any]) -> Span:
+def _span(path: Any, place: int, event: Mapping[str, Any]) -> TraceSpan:
     start = _number(path, place, event, "ts")
     length = _number(path, place, event, "dur")
     if length < 0:
         raise InputValueError(
             f"{path}: got 'dur': {length} in event {place}, expected microseconds from 0; {CURE}"
         )
-    return Span(
+    return TraceSpan(
         rank=int(_number(path, place, event, "pid")),
         thread=int(_number(path, place, {"tid": 0, **event}, "tid")),
         name=str(event.get("name", "")),
@@ -153,7 +153,9 @@ def _number(path: Any, place: int, event: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-def _window(window_ms: Optional[Tuple[float, float]], spans: Sequence[Span]) -> Tuple[float, float]:
+def _window(
+    window_ms: Optional[Tuple[float, float]], spans: Sequence[TraceSpan]
+) -> Tuple[float, float]:
     if window_ms is None:
         begin = min(span.start for span in spans)
         end = max(span.end for span in spans)
@@ -171,10 +173,10 @@ def _window(window_ms: Optional[Tuple[float, float]], spans: Sequence[Span]) -> 
     return begin_ms * MICROSECONDS, end_ms * MICROSECONDS
 
 
-def _nested(spans: Sequence[Span], begin: float, end: float) -> List[Span]:
+def _nested(spans: Sequence[TraceSpan], begin: float, end: float) -> List[TraceSpan]:
     """The spans within the window, with their depths."""
-    shown: List[Span] = []
-    around: List[Span] = []
+    shown: List[TraceSpan] = []
+    around: List[TraceSpan] = []
     for span in spans:
         while around and not _is_within(span, around[-1]):
             around.pop()
@@ -187,7 +189,7 @@ def _nested(spans: Sequence[Span], begin: float, end: float) -> List[Span]:
     return shown
 
 
-def _is_within(span: Span, outer: Span) -> bool:
+def _is_within(span: TraceSpan, outer: TraceSpan) -> bool:
     same_lane = (span.rank, span.thread) == (outer.rank, outer.thread)
     # Of spans that touch, the later one is not within the earlier one.
     return same_lane and (span.start < outer.end or span.start == span.end == outer.end)

@@ -35,7 +35,7 @@ def values(rows: int) -> Any:
     return [random.standard_normal(shape).astype("float32") / 4 for shape in shapes]
 
 
-class PlainTheano:
+class TheanoProcesses:
     """Processes that compute one of the functions when they are asked to; a context manager.
 
     Args:
@@ -62,7 +62,7 @@ class PlainTheano:
             name = f"plain Theano, {threads} thread{'' if threads == '1' else 's'}"
             self.measures.setdefault(name, functools.partial(_seconds, process))
 
-    def __enter__(self) -> PlainTheano:  # noqa: PYI034 - typing.Self is not there on Python 3.9
+    def __enter__(self) -> TheanoProcesses:  # noqa: PYI034 - typing.Self is not there on Python 3.9
         return self
 
     def __exit__(self, *exc: object) -> None:

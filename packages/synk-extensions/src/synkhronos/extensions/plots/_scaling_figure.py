@@ -6,10 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator, PercentFormatter
 
 from ._figure import GREY, INDIGO, NORMAL, TEAL, Picture, key, new_figure, plain
-from ._measured import Measured
+from ._scaling_results import ScalingResults
 
 
-def draw(measured: Measured, title: str) -> Picture:
+def draw(measured: ScalingResults, title: str) -> Picture:
     """Rates at the left, efficiency at the right."""
     figure = new_figure(9.0, 3.8, title)
     left, right = figure.subplots(1, 2)
@@ -22,7 +22,7 @@ def draw(measured: Measured, title: str) -> Picture:
     return figure
 
 
-def _draw_rates(axes: Axes, measured: Measured) -> None:
+def _draw_rates(axes: Axes, measured: ScalingResults) -> None:
     n, rates = measured.processes, measured.rates
     plain(axes, "number of processes", "rows per second")
     (linear,) = axes.plot(
@@ -37,7 +37,7 @@ def _draw_rates(axes: Axes, measured: Measured) -> None:
     key(axes, [line, linear], loc="upper left")
 
 
-def _draw_efficiency(axes: Axes, measured: Measured) -> None:
+def _draw_efficiency(axes: Axes, measured: ScalingResults) -> None:
     n, efficiency = measured.processes, measured.efficiency
     plain(axes, "number of processes", "efficiency (measured / linear)")
     axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1.3)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from synk_theano import Verdict
 
-from ._watch import Checked, Watch
+from .watch import Checked, Watch
 
 _COLOURS = {
     "exact": "green",

@@ -21,7 +21,7 @@ NOT_DRAWN = {"epoch", "step", "seconds", "learning_rate"}
 
 
 @dataclass(frozen=True)
-class Log:
+class TrainingLog:
     """Columns of numbers, one entry for each epoch; NaN where a value is missing.
 
     Attributes:
@@ -46,7 +46,7 @@ def quantity(name: str) -> str:
     return rest if first in ("train", "valid") and rest else name
 
 
-def read_log(path: Union[str, "os.PathLike[str]"]) -> Log:
+def read_log(path: Union[str, "os.PathLike[str]"]) -> TrainingLog:
     """Read a log.
 
     Raises:
@@ -65,7 +65,7 @@ def read_log(path: Union[str, "os.PathLike[str]"]) -> Log:
     if "epoch" not in names:
         raise InputValueError(f"{path}: got columns {names}, {EXPECTED}; {CURE}")
     columns = {name: [_value(path, line, row, name) for line, row in rows] for name in names}
-    log = Log(columns)
+    log = TrainingLog(columns)
     if any(math.isnan(epoch) for epoch in columns["epoch"]):
         raise InputValueError(f"{path}: got a line without an epoch, {EXPECTED}; {CURE}")
     if not log.panels:

@@ -14,7 +14,7 @@ CURE = (
 )
 
 
-class Measured:
+class ScalingResults:
     """Rates by number of processes.
 
     Args:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from . import _figure as look
-from ._log import Log
+from ._training_log import TrainingLog
 
 STYLES = {"train": (look.INDIGO, "-", "o"), "valid": (look.ROSE, "-", "s")}
 OTHERS = ((look.TEAL, "-", "^"), (look.SAND, "-", "D"), (look.PURPLE, "-", "v"))
@@ -21,7 +21,7 @@ WIDE_RANGE = 10
 """A loss or rate above 0 that varies by more than this factor is on a logarithmic axis."""
 
 
-def draw(log: Log, title: str) -> look.Picture:
+def draw(log: TrainingLog, title: str) -> look.Picture:
     """A panel for each quantity, the loss first, one below the other."""
     panels = log.panels
     names = sorted(panels, key=lambda name: name != "loss")
@@ -84,7 +84,7 @@ def _mark_best(axes: Axes, epochs: Sequence[float], values: Sequence[float]) -> 
     return handle
 
 
-def _draw_rate(axes: Axes, epochs: Sequence[float], log: Log) -> List[Any]:
+def _draw_rate(axes: Axes, epochs: Sequence[float], log: TrainingLog) -> List[Any]:
     """The learning rate, on the axis at the right."""
     rates = log.columns.get("learning_rate")
     if rates is None or all(math.isnan(rate) for rate in rates):
