@@ -49,7 +49,7 @@ ON_NO_INDEX = {"pygpu"}
 # What a package has through a sibling that alone decides on the versions.
 THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano"}}
 MAY_PRINT = re.compile(r"/__main__\.py$")
-LONGEST = 400
+LONGEST = 600
 LARGEST_ROOM = 15
 # A file's folder says where and when its code runs. Each imports only what stands before it.
 ROOMS = {
@@ -60,6 +60,10 @@ ROOMS = {
     "synk_theano": (
         *("exceptions", "flight", "_cores", "_text", "_tracebacks", "_warn", "_weakqueue"),
         *("_plan", "_wire", "_graph", "_watch", "_rank", "_workers", "_master", "_api"),
+    ),
+    "synkhronos": (
+        *("exceptions", "_default", "_progress", "_api", "_collective_api", "in_graph"),
+        *("data_module", "function_module", "extensions", "_checking", "_benchmarks"),
     ),
 }
 # The wall behind which another engine would stand. in_graph offers what stands in a user's graph.

@@ -371,9 +371,9 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (cut, "damaged or something else"),
+        (cut, "damaged, or not a checkpoint"),
         (turn_a_bit, "CRC"),
-        (empty, "damaged or something else"),
+        (empty, "damaged, or not a checkpoint"),
         (pickled, "allow_pickle"),
         (other_arrays, "meta"),
         (lambda path: path.unlink(), "no such file"),
@@ -399,13 +399,13 @@ def test_a_damaged_file_changes_nothing(tmp_path, trained, damage, message):
     damage(path)
     trainer = with_memories(model, tmp_path)
     generator = trainer._sampler.get_state()
-    partners = [partner.state() for partner in trainer._keeper._partners]
+    partners = [partner.state() for partner in trainer._contents._stateful]
     before = [*model.values(), *random_values(model)]
     with pytest.raises(CheckpointError, match=message):
         trainer.resume(path)
     assert_same([*model.values(), *random_values(model)], before)
     assert trainer._sampler.get_state() == generator
-    assert [partner.state() for partner in trainer._keeper._partners] == partners
+    assert [partner.state() for partner in trainer._contents._stateful] == partners
     assert (trainer.epoch, trainer.step, trainer.records) == (0, 0, [])
 
 

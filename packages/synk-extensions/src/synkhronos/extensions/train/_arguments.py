@@ -117,7 +117,7 @@ def require_number(loss: float, step: int, terminate: bool) -> None:
     if math.isfinite(loss):
         return
     problem = f"the training loss is {loss}; from here on most parameters are NaN as well"
-    cure = "call synkhronos.watch_finite() before the run to stop at the first such value and row"
+    cure = "Call synkhronos.watch_finite() before the run to stop at the first such value and row"
     if terminate:
         raise FloatingPointError(
             f"{problem}: stopped after step {step}, without a checkpoint of it. {cure}; "
