@@ -1,4 +1,4 @@
-"""``python -m synkhronos._checking script.py ...``: runs it, reports, and exits."""
+"""``python -m synkhronos._checking script.py ...``: run a script, report, and exit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Chrome traces: read, checked, and cut to a window of time. Knows nothing of pictures.
+"""Read and check Chrome traces, and cut them to a window of time.
 
-The format is that of the Trace Event Format, of which complete events (``"ph": "X"``) and the names
-of processes are read.
+Of the Trace Event Format, complete events (``"ph": "X"``) and the names of processes are read.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from synkhronos.exceptions import InputTypeError, InputValueError
 
 EXPECTED = "expected a Chrome trace in JSON, with a list 'traceEvents'"
 CURE = (
-    "record one with synkhronos.timeline(path), and stop() it or close() before it is read; "
+    "record one with synkhronos.timeline(path), and call stop() or close() before you read it; "
     "SYNKHRONOS_TIMELINE=path records a whole program"
 )
 MICROSECONDS = 1000.0
@@ -25,13 +24,12 @@ MICROSECONDS = 1000.0
 
 @dataclass
 class TraceSpan:
-    """Something that a rank did, within the window.
+    """An activity of a rank, within the window.
 
     Attributes:
-        start, end: microseconds since the beginning of the trace, whole; they may be outside of
-            the window.
-        depth: how many spans this one is within.
-        counts: whether it adds to the time of its category: it is within no other of this one.
+        start, end: microseconds since the beginning of the trace, not cut to the window.
+        depth: number of spans around this one.
+        counts: whether it adds to the time of its category: no span around it is of the same one.
     """
 
     rank: int
@@ -49,8 +47,8 @@ class Trace:
     """A trace, or the part of it within a window.
 
     Attributes:
-        spans: by rank, thread and start; those around others come first.
-        names: of ranks; ranks without a span are among them.
+        spans: by rank, thread and start; outer spans come first.
+        names: names of ranks, including ranks without a span.
         window: the first and the last microsecond.
     """
 
@@ -59,12 +57,12 @@ class Trace:
     window: Tuple[float, float]
 
     def length(self, span: TraceSpan) -> float:
-        """Microseconds of a span within the window."""
+        """Return the microseconds of a span within the window."""
         begin, end = self.window
         return max(min(span.end, end) - max(span.start, begin), 0.0)
 
     def time_of(self, category: str) -> float:
-        """Microseconds that a rank spent on this category, as a mean over the ranks."""
+        """Return the microseconds of this category, as a mean over the ranks."""
         spans = (span for span in self.spans if span.category == category and span.counts)
         return sum(self.length(span) for span in spans) / len(self.names)
 
@@ -75,8 +73,8 @@ def read_trace(
     """Read a trace.
 
     Raises:
-        InputValueError: it is no trace, or there is nothing to see.
-        OSError: it cannot be read.
+        InputValueError: the file is not a trace, or there is nothing to show.
+        OSError: the file cannot be read.
     """
     events = _events(path)
     names: Dict[int, str] = {}
@@ -117,8 +115,8 @@ def _events(path: Union[str, "os.PathLike[str]"]) -> Sequence[Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputValueError(f"{path}: got no whole JSON ({error}), {EXPECTED}; {CURE}") from None
-    # The format allows for the list alone.
+        raise InputValueError(f"{path}: got invalid JSON ({error}), {EXPECTED}; {CURE}") from None
+    # The format also allows the list alone.
     events = content.get("traceEvents") if isinstance(content, dict) else content
     if not isinstance(events, list):
         keys = sorted(content) if isinstance(content, dict) else type(content).__name__
@@ -174,7 +172,7 @@ def _window(
 
 
 def _nested(spans: Sequence[TraceSpan], begin: float, end: float) -> List[TraceSpan]:
-    """The spans within the window, with their depths."""
+    """Return the spans within the window, with their depths."""
     shown: List[TraceSpan] = []
     around: List[TraceSpan] = []
     for span in spans:
@@ -183,7 +181,7 @@ def _nested(spans: Sequence[TraceSpan], begin: float, end: float) -> List[TraceS
         span.depth = len(around)
         span.counts = all(outer.category != span.category for outer in around)
         around.append(span)
-        # One without a length is at a moment, and the others are between two.
+        # A span without a length is at a moment, the others are between two.
         if span.start < end and (span.end > begin or span.start == span.end == begin):
             shown.append(span)
     return shown
@@ -191,5 +189,5 @@ def _nested(spans: Sequence[TraceSpan], begin: float, end: float) -> List[TraceS
 
 def _is_within(span: TraceSpan, outer: TraceSpan) -> bool:
     same_lane = (span.rank, span.thread) == (outer.rank, outer.thread)
-    # Of spans that touch, the later one is not within the earlier one.
+    # If spans touch, the later one is not within the earlier one.
     return same_lane and (span.start < outer.end or span.start == span.end == outer.end)

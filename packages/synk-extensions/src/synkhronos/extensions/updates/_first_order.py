@@ -139,14 +139,14 @@ def nesterov_momentum(
 
 
 def apply_momentum(param_updates: Any, momentum: Any = 0.9) -> list[tuple[Any, Any]]:
-    """Give the steps of a rule of one's own a velocity.
+    """Add momentum to the steps of your own rule.
 
     Args:
         param_updates: Pairs (shared variable, expression of its next value), without momentum.
         momentum: A number or Theano scalar.
 
     Returns:
-        The updates of parameters and velocities; the step is what :func:`momentum` makes of
+        The updates of parameters and velocities; the step is that of :func:`momentum` for
         ``sgd``'s, to rounding.
     """
     updates = []
@@ -157,7 +157,7 @@ def apply_momentum(param_updates: Any, momentum: Any = 0.9) -> list[tuple[Any, A
 
 
 def apply_nesterov_momentum(param_updates: Any, momentum: Any = 0.9) -> list[tuple[Any, Any]]:
-    """Do as :func:`apply_momentum`, with Nesterov's: see :func:`nesterov_momentum`."""
+    """Like :func:`apply_momentum`, with Nesterov's momentum: see :func:`nesterov_momentum`."""
     updates = []
     for param, velocity, stepped, mu in _velocities(param_updates, momentum):
         v = mu * velocity + stepped - param
