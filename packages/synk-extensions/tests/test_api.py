@@ -12,6 +12,7 @@ import theano.tensor as T
 from _programs import zygote
 
 import synkhronos as synk
+from synk_theano import Runtime
 from synk_theano.testing import nothing_left
 from synkhronos import exceptions
 
@@ -48,6 +49,15 @@ def test_documented_functions_keep_their_parameters(name):
     documented = SIGNATURES[name].split()
     assert parameters[: len(documented)] == documented
     assert getattr(synk, name).__doc__
+
+
+def test_the_settings_of_fork_have_the_runtimes_defaults():
+    ours = inspect.signature(synk.fork).parameters
+    theirs = inspect.signature(Runtime).parameters
+    shared = set(ours) & set(theirs)
+    assert set(ours) - shared == {"max_n_var", "max_dim", "verbose"}
+    assert set(theirs) - shared == {"timeline", "report", "track"}
+    assert {n: ours[n].default for n in shared} == {n: theirs[n].default for n in shared}
 
 
 def test_a_wrong_keyword_is_answered_with_the_right_one():

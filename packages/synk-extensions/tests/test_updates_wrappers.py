@@ -118,12 +118,14 @@ WRAPPERS = {
     ),
 }
 # Every wrapper with rules of each kind, and the two that have everything in them with every rule;
-# by day a flat gradient and one that is not, and with everything also a rule that remembers.
+# by day a flat gradient and one that is not in turns, and with everything all kinds.
 KINDS = ("sgd", "sgd_nonflat", "amsgrad")
 
 
 def _by_day(wrapper, rule):
-    return rule in KINDS if wrapper.startswith("all") else rule != "amsgrad"
+    if wrapper.startswith("all"):
+        return rule in KINDS
+    return rule == KINDS[list(WRAPPERS).index(wrapper) % 2]
 
 
 PAIRS = [

@@ -35,9 +35,10 @@ def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
         )
 
     A shorter gradient is unchanged, to the last bit. The norm is summed in float64 for every dtype
-    of the parameters, since the squares of an exploding gradient quickly exceed float32. PyTorch's ``clip_grad_norm_`` divides by the norm plus 1e-6 and
-    Lasagne's ``total_norm_constraint`` by the norm plus 1e-7; apart from that they are equal. A
-    gradient with a nan makes all parameters nan, in all of them.
+    of the parameters, since the squares of an exploding gradient quickly exceed float32. PyTorch's
+    ``clip_grad_norm_`` divides by the norm plus 1e-6 and Lasagne's ``total_norm_constraint`` by the
+    norm plus 1e-7; apart from that they are equal. A gradient with a nan makes all parameters nan,
+    in all of them.
 
     Args:
         rule: An update rule, for instance :func:`adam`; may be a wrapped one.
