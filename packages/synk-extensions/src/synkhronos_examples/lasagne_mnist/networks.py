@@ -14,7 +14,7 @@ import theano.tensor as T
 from lasagne import layers, nonlinearities, objectives
 from lasagne import random as lasagne_random
 
-# What GPUs are made for, and half the memory. Lasagne makes its parameters of this type.
+# Best for GPUs, and half the memory. Lasagne creates its parameters with this type.
 theano.config.floatX = "float32"
 # Lasagne 0.1 uses a keyword that Theano has renamed; it still means the same.
 warnings.filterwarnings("ignore", "The `image_shape` keyword", UserWarning)

@@ -19,7 +19,7 @@ from lasagne import init, layers, nonlinearities, objectives
 from lasagne import random as lasagne_random
 from theano.tensor.nnet import bn
 
-# What GPUs are made for, and half the memory. Lasagne makes its parameters of this type.
+# Best for GPUs, and half the memory. Lasagne creates its parameters with this type.
 theano.config.floatX = "float32"
 
 
