@@ -221,6 +221,9 @@ def step(*acts: Any) -> List[Any]:
             grad.delayed(x, y, batch=rows), synk.delayed.all_reduce(g, weights=grad), update
         )
 
+    Wrong arguments are found before anything is sent. If a part fails, the whole step is undone,
+    unless ``fork(atomic=False)``: then the parts before it have been performed.
+
     Args:
         *acts: the calls and collectives, in order: ``f.delayed(...)`` for calls,
             ``synk.delayed.all_reduce(...)`` and so on for collectives; a function without inputs
@@ -230,8 +233,7 @@ def step(*acts: Any) -> List[Any]:
         A list of their results. Inputs are read when the step begins.
 
     Raises:
-        All errors of calls and collectives. Wrong arguments are found before anything is sent; if
-        one fails while it is performed, the whole step is undone, unless ``fork(atomic=False)``.
+        All errors of calls and collectives.
     """
     return _default.default().step(*acts)
 

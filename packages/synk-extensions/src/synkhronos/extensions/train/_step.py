@@ -156,7 +156,7 @@ def make_train_function(
 
     Raises:
         TypeError: ``update_rule`` is not callable, or does not return three parts.
-        All errors of the rule itself and of ``synkhronos.function``.
+        All errors of the rule itself and of building a function.
     """
     inputs, update_rule, args = _call_form(inputs, update_rule, args, kwargs)
     split = _apply(update_rule, loss, params, args, kwargs)
