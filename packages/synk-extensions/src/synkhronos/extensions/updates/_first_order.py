@@ -29,7 +29,7 @@ def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> SplitUpdates:
         with the shape ``(total number of elements of params,)``.
 
     Raises:
-        TypeError: The parameters have several dtypes, are no shared variables, or the loss is
+        TypeError: The parameters have several dtypes or are not shared variables, or the loss is
             not a scalar expression; ``lr`` and ``learning_rate`` are both given.
         ValueError: No parameters, one of them twice, or gradients that do not fit them.
 
@@ -43,10 +43,10 @@ def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> SplitUpdates:
 
 @accepts_lr
 def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> SplitUpdates:
-    """Do as :func:`sgd`, with one gradient variable per parameter instead of a flat vector.
+    """Like :func:`sgd`, with one gradient variable per parameter instead of a flat vector.
 
-    Averaging many variables is slower than averaging one: this rule is there to measure by how
-    much, for parameters of several dtypes, and for code that wants each gradient by itself.
+    Averaging many variables is slower than averaging one. Use this rule to measure the difference,
+    for parameters of several dtypes, and for code that needs each gradient separately.
 
     Args:
         loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
