@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import re
 import subprocess
 import sys
@@ -66,6 +67,7 @@ ROOMS = {
         *("data_module", "function_module", "extensions", "_checking", "_benchmarks"),
     ),
 }
+WITHOUT_CIRCLES = ("synk_shm", "synkhronos", "synkhronos_cli")
 # The wall behind which another engine would stand. in_graph offers what stands in a user's graph.
 ENGINE = {"theano", "pygpu"}
 KNOW_THE_ENGINE = ("synk_theano/_graph/", "synk_theano/in_graph.py")
@@ -209,6 +211,37 @@ def test_rooms_import_only_those_below(package: str) -> None:
     rooms = {path.name for path in MODULES[package].iterdir() if (path / "__init__.py").is_file()}
     assert rooms <= set(order)
     assert wrong == []
+
+
+def imported_files(package: str) -> dict[str, set[str]]:
+    """For each module of a package the others that it imports, also for types alone."""
+    top = MODULES[package]
+    dotted = {
+        path: path.relative_to(top.parent).with_suffix("").parts for path in top.rglob("*.py")
+    }
+    names = {path: ".".join(p for p in parts if p != "__init__") for path, parts in dotted.items()}
+    known = set(names.values())
+    graph: dict[str, set[str]] = {}
+    for path, name in names.items():
+        found = set()
+        for node in statements(path):
+            if isinstance(node, ast.ImportFrom):
+                base = dotted[path][: -node.level] if node.level else ()
+                module = ".".join([*base, *([node.module] if node.module else [])])
+                inner = {f"{module}.{alias.name}" for alias in node.names} & known
+                whole = any(f"{module}.{alias.name}" not in known for alias in node.names)
+                found |= inner | ({module} & known if whole else set())
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names} & known
+        graph[name] = found - {name}
+    return graph
+
+
+@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
+def test_no_circle_of_imports(package: str) -> None:
+    graph = imported_files(package)
+    assert any(graph.values())
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 def test_only_one_room_knows_the_engine() -> None:
