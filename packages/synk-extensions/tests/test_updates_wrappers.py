@@ -327,10 +327,14 @@ def test_parameters_of_several_dtypes_are_clipped_together():
         (updates.clip_by_global_norm, 9.0, 0.5),
         (updates.clip_by_value, 9.0, 0.25),
         (updates.weight_decay, 9.0, 0.125),
-        (updates.decoupled_weight_decay, 9.0, 0.125),
+        pytest.param(updates.decoupled_weight_decay, 9.0, 0.125, marks=pytest.mark.nightly),
         (updates.norm_constraint, 9.0, 0.5),
         (lambda rule, bound: updates.value_constraint(rule, low=bound), 9.0, -0.125),
-        (lambda rule, bound: updates.value_constraint(rule, high=bound), -9.0, 0.125),
+        pytest.param(
+            lambda rule, bound: updates.value_constraint(rule, high=bound),
+            *(-9.0, 0.125),
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["global-norm", "value", "decay", "decoupled", "norm-constraint", "low", "high"],
 )
