@@ -64,6 +64,10 @@ ROOMS = {
     ),
     "synk_theano_compat": ("_toolchain", "_cuda", "locks", "_patches", "_hook", "_status"),
     "synkhronos_cli": ("_terminal", "_probe", "_clean", "_flight", "_doctor", "_programs", "_app"),
+    "synkhronos": (
+        *("exceptions", "_default", "_progress", "_api", "_collective_api", "in_graph"),
+        *("data_module", "function_module", "extensions", "_checking", "_benchmarks"),
+    ),
 }
 # The wall behind which another engine would stand. in_graph offers what stands in a user's graph.
 ENGINE = {"theano", "pygpu"}

@@ -18,7 +18,7 @@ EXTENSIONS = (
     _fault(
         "ext-decay-late",
         "plans",
-        "synkhronos/extensions/train/_schedules.py",
+        "synkhronos/extensions/train/_learning_rate.py",
         "sum(change <= t for change in changes)",
         "sum(change < t for change in changes)",
         "A rate that changes at given epochs changes one epoch late.",
@@ -27,7 +27,7 @@ EXTENSIONS = (
     _fault(
         "ext-plateau-forgets",
         "life cycles",
-        "synkhronos/extensions/train/_schedules.py",
+        "synkhronos/extensions/train/_learning_rate.py",
         'self._rate, self._best = state["rate"], state["best"]',
         'self._rate = state["rate"]',
         "A plateau that goes on from a checkpoint has forgotten the best loss.",
@@ -45,7 +45,7 @@ EXTENSIONS = (
     _fault(
         "ext-local-of-rank-0",
         "reductions",
-        "synkhronos/extensions/train/_snapshot.py",
+        "synkhronos/extensions/train/_checkpoint_contents.py",
         '            np.mean(values, axis=0, dtype="float64").astype(values[0].dtype)\n',
         "            np.asarray(values[0])\n",
         "On another number of ranks local averages go on from rank 0's, not from their average.",
@@ -100,7 +100,7 @@ EXTENSIONS = (
     _fault(
         "ext-ctrl-c-not-given-back",
         "life cycles",
-        "synkhronos/extensions/train/_interrupt.py",
+        "synkhronos/extensions/train/_trainer.py",
         "            signal.signal(signal.SIGINT, self._usual)",
         "            self._usual = None",
         "After a run, Ctrl-C still goes to the run's handler.",

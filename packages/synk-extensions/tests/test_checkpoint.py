@@ -28,7 +28,7 @@ from synkhronos.extensions.train import (
     cosine,
     make_train_function_theano,
 )
-from synkhronos.extensions.train import _checkpoint_file as checkpoint_file
+from synkhronos.extensions.train import _checkpoints as checkpoint_file
 
 GENERATORS = {
     "seed": lambda: 7,
@@ -260,7 +260,7 @@ def test_the_second_of_two_trainings_in_one_folder_is_refused(tmp_path):
         second.run(3)
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {"best.npz", "step-000000004.npz", "step-000000008.npz"}
-    best = checkpoint_file.read(tmp_path / "a" / "best.npz")
+    best = checkpoint_file.read_file(tmp_path / "a" / "best.npz")
     assert best["memory"]["step"] == 8  # the first's
     assert first.run(3).status == "finished"
     # A third continues it; then the first is the one that has not seen all.
@@ -285,8 +285,8 @@ def test_a_checkpoint_holds_no_pickles_and_numbers_to_the_last_bit(tmp_path):
         "flag": True,
         "nested": [{"a": np.arange(3, dtype="int8")}, {"b": [np.float32(0.1), np.zeros((0, 2))]}],
     }
-    checkpoint_file.write(tmp_path / "c.npz", content)
-    back = checkpoint_file.read(tmp_path / "c.npz")
+    checkpoint_file.write_file(tmp_path / "c.npz", content)
+    back = checkpoint_file.read_file(tmp_path / "c.npz")
     assert {k: back[k] for k in ("floats", "big", "none", "flag")} == {
         k: content[k] for k in ("floats", "big", "none", "flag")
     }
@@ -295,13 +295,13 @@ def test_a_checkpoint_holds_no_pickles_and_numbers_to_the_last_bit(tmp_path):
     assert back["nested"][1]["b"][0] == np.float32(0.1)
     assert back["nested"][1]["b"][1].shape == (0, 2)
     dots = {"a.b": np.zeros(1), "a": {"b": np.ones(1), "b'": np.full(1, 2)}}
-    checkpoint_file.write(tmp_path / "d.npz", dots)
-    back = checkpoint_file.read(tmp_path / "d.npz")
+    checkpoint_file.write_file(tmp_path / "d.npz", dots)
+    back = checkpoint_file.read_file(tmp_path / "d.npz")
     assert_same([back["a.b"], back["a"]["b"], back["a"]["b'"]], [[0], [1], [2]])
     for wrong in ({"a": object()}, {"a": np.array([None])}, {"a": {1: 2}}):
         with pytest.raises(TypeError, match=r"^a: "):
-            checkpoint_file.write(tmp_path / "c.npz", wrong)
-    assert checkpoint_file.read(tmp_path / "c.npz")["big"] == content["big"]
+            checkpoint_file.write_file(tmp_path / "c.npz", wrong)
+    assert checkpoint_file.read_file(tmp_path / "c.npz")["big"] == content["big"]
 
 
 def cut(path):
@@ -371,9 +371,9 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (cut, "damaged or something else"),
+        (cut, "damaged, or not a checkpoint"),
         (turn_a_bit, "CRC"),
-        (empty, "damaged or something else"),
+        (empty, "damaged, or not a checkpoint"),
         (pickled, "allow_pickle"),
         (other_arrays, "meta"),
         (lambda path: path.unlink(), "no such file"),
@@ -398,14 +398,14 @@ def test_a_damaged_file_changes_nothing(tmp_path, trained, damage, message):
     path.write_bytes(checkpoint)
     damage(path)
     trainer = with_memories(model, tmp_path)
-    generator = trainer._order.get_state()
-    partners = [partner.state() for partner in trainer._keeper._partners]
+    generator = trainer._sampler.get_state()
+    partners = [partner.state() for partner in trainer._contents._stateful]
     before = [*model.values(), *random_values(model)]
     with pytest.raises(CheckpointError, match=message):
         trainer.resume(path)
     assert_same([*model.values(), *random_values(model)], before)
-    assert trainer._order.get_state() == generator
-    assert [partner.state() for partner in trainer._keeper._partners] == partners
+    assert trainer._sampler.get_state() == generator
+    assert [partner.state() for partner in trainer._contents._stateful] == partners
     assert (trainer.epoch, trainer.step, trainer.records) == (0, 0, [])
 
 
@@ -509,7 +509,7 @@ def test_what_a_callback_saves_has_what_later_callbacks_note(tmp_path, when, sto
     callbacks = [saving, Steps(), EarlyStopping(2), StopAt(stop)]
     trainer = plain(Model(), checkpoint=folder, callbacks=callbacks)
     history = trainer.run(1)
-    content = checkpoint_file.read(folder.newest())
+    content = checkpoint_file.read_file(folder.newest())
     epochs = {"epochs": 1} if history.records else {}
     assert content["partners"][0]["state"] == {"steps": stop, **epochs}
     best = history["train_loss"][0] if history.records else np.inf
@@ -550,13 +550,13 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from synkhronos.extensions.train import _checkpoint_file as file
+from synkhronos.extensions.train import _checkpoints as file
 path = Path(sys.argv[2])
-file.write(path, {"old": 1})
+file.write_file(path, {"old": 1})
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
 Path.replace = die
-file.write(path, {"new": [0.0] * 100})
+file.write_file(path, {"new": [0.0] * 100})
 """
 
 
@@ -569,7 +569,7 @@ def test_a_kill_before_the_new_file_takes_its_place_leaves_the_old_one(tmp_path)
         env={**os.environ, "SYNKHRONOS_USE_GPU": "0"},
     )
     assert done.returncode == -signal.SIGKILL
-    assert checkpoint_file.read(path) == {"old": 1}
+    assert checkpoint_file.read_file(path) == {"old": 1}
     unfinished = [other for other in tmp_path.iterdir() if other != path]
     assert len(unfinished) == 1
     assert Checkpoints(tmp_path).paths() == [path]
@@ -579,16 +579,16 @@ def test_a_kill_before_the_new_file_takes_its_place_leaves_the_old_one(tmp_path)
 
 def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "step-000000001.npz"
-    checkpoint_file.write(path, {"old": 1})
+    checkpoint_file.write_file(path, {"old": 1})
 
     def full(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        checkpoint_file.write(path, {"new": 1})
+        checkpoint_file.write_file(path, {"new": 1})
     assert list(tmp_path.iterdir()) == [path]
-    assert checkpoint_file.read(path) == {"old": 1}
+    assert checkpoint_file.read_file(path) == {"old": 1}
 
 
 def hostile_files():
@@ -607,7 +607,7 @@ def test_hostile_files_are_refused(tmp_path, number):
     path = tmp_path / "step-000000001.npz"
     np.savez(path, **list(hostile_files())[number])
     with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
-        checkpoint_file.read(path)
+        checkpoint_file.read_file(path)
 
 
 def test_an_array_larger_than_any_memory_is_refused(tmp_path):
@@ -619,4 +619,4 @@ def test_an_array_larger_than_any_memory_is_refused(tmp_path):
         with zipfile.ZipFile(path, "w") as file:
             file.writestr("meta.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
         with pytest.raises(CheckpointError, match="cannot be read as a checkpoint"):
-            checkpoint_file.read(path)
+            checkpoint_file.read_file(path)

@@ -12,15 +12,15 @@ from _programs import zygote
 # Five rounds of each are enough to see that all is measured.
 QUICKLY = """
 import json
-from synkhronos._benchmarks import _measures
-_measures.BUDGET_S, _measures._ROWS = 0.0, 500
+from synkhronos._benchmarks import measures
+measures.BUDGET_S, measures._ROWS = 0.0, 500
 fork = {"n_parallel": 2, "use_gpu": False}
-print(json.dumps([_measures.MEASURES[name](fork, 2) for name in ("call", "scatter", "allreduce")]))
+print(json.dumps([measures.MEASURES[name](fork, 2) for name in ("call", "scatter", "allreduce")]))
 """
 SCALING = """
 import runpy
-from synkhronos._benchmarks import _measures
-_measures.BUDGET_S, _measures._ROWS = 0.0, 500
+from synkhronos._benchmarks import measures
+measures.BUDGET_S, measures._ROWS = 0.0, 500
 runpy.run_module("synkhronos._benchmarks", run_name="__main__")
 """
 

@@ -16,7 +16,15 @@ def test_there_are_five():
     assert [path.stem for path in DEMOS] == [f"demo_{i}" for i in range(1, 6)]
 
 
-@pytest.mark.parametrize("program", DEMOS, ids=lambda path: path.stem)
+# By night also those of `Data` and `batch=`, which the documentation's tested pages use, too.
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(path, marks=[pytest.mark.nightly] * (path.stem in ("demo_2", "demo_4")))
+        for path in DEMOS
+    ],
+    ids=lambda path: path.stem,
+)
 def test_demo_runs(program, tmp_path):
     status, out, err = start(program, *on_devices(), folder=tmp_path)
     assert status == 0, f"{out}\n{err}"

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from synkhronos.extensions.plots._timeline import COLOURS, duration
+from synkhronos.extensions.plots._timeline_figure import COLOURS, duration
 
 STRONG = [{"n": n, "seconds": s, "rows": 1200} for n, s in ((1, 0.6), (2, 0.4), (4, 0.25))]
 
@@ -253,7 +253,7 @@ def test_threads_of_a_rank_have_rows_of_their_own(written):
     "content, message",
     [
         ("", "got an empty file"),
-        ('{"traceEvents": [', "got no whole JSON .*stop"),
+        ('{"traceEvents": [', "got invalid JSON .*stop"),
         ({"events": []}, r"got JSON with \['events'\]"),
         ("7", "got JSON with int"),
         ({"traceEvents": []}, "trace of 0 events without any span"),
@@ -379,7 +379,7 @@ def test_a_loss_that_became_infinite_is_drawn_as_far_as_it_goes(written, tmp_pat
         ("epoch,train_loss\n1,much\n", ":2: got train_loss = 'much'"),
         ("epoch,train_loss\n,1.0\n", "a line without an epoch"),
         ("epoch,seconds\n1,2.0\n", "nothing to draw"),
-        ('{"epoch": 1, "train_loss": 2}\n{"epoch"', ":2: got no JSON"),
+        ('{"epoch": 1, "train_loss": 2}\n{"epoch"', ":2: got invalid JSON"),
         ('{"epoch": 1, "train_loss": 2}\n[3]', r":2: got '\[3\]'"),
         ('{"epoch": 1, "train_loss": [1]}', r"got train_loss = \[1\]"),
     ],
@@ -393,7 +393,7 @@ def test_a_file_that_is_no_log(written, content, message):
 
 def test_a_picture_is_no_log(tmp_path):
     plot_scaling(STRONG, tmp_path / "a.png")
-    with pytest.raises(InputValueError, match="a file that is no text"):
+    with pytest.raises(InputValueError, match="a file that is not text"):
         plot_training(tmp_path / "a.png")
 
 

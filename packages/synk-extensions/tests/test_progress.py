@@ -12,7 +12,8 @@ from _programs import zygote
 
 import synk_testing
 from synkhronos import progress
-from synkhronos._progress import Display, track
+from synkhronos._progress import ProgressDisplay as Display
+from synkhronos._progress import track
 from synkhronos.exceptions import InputTypeError
 
 PROGRAM = """

@@ -403,7 +403,7 @@ def test_ctrl_c_is_left_alone_in_threads_and_where_it_is_ignored():
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"train": sum}, TypeError, "what make_train_function"),
+        ({"train": sum}, TypeError, "a result of make_train_function"),
         ({"data": ()}, ValueError, "data is empty"),
         ({"batch_size": 0}, ValueError, "50 rows make no batch of batch_size 0"),
         ({"batch_size": 51, "drop_last": True}, ValueError, "50 rows make no batch"),

@@ -58,7 +58,7 @@ def _train(make, rule, **settings):
             ),
             {"lr": 0.05},
         ),
-        (
+        pytest.param(
             updates.norm_constraint(
                 updates.weight_decay(
                     updates.clip_by_value(
@@ -69,6 +69,7 @@ def _train(make, rule, **settings):
                 max_norm=1.5,
             ),
             {"learning_rate": 0.1},
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["amsgrad", "sgd_nonflat"],

@@ -1,11 +1,11 @@
-"""Synkhronos: Theano functions on all cores or devices of a machine, with three changed lines.
+"""Synkhronos: run Theano functions on all cores or devices of a machine, by changing three lines.
 
 ::
 
     import synkhronos as synk
 
     synk.fork()                                   # start the workers
-    f = synk.function([x], outputs=z)             # in place of theano.function
+    f = synk.function([x], outputs=z)             # instead of theano.function
     synk.distribute()                             # replicate functions and shared variables
     f(x_data)                                     # computed by all ranks, reduced to one result
 """
@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 # Functions, their inputs, and the workers that compute them.
-from synk_theano import Data, Function  # isort: skip - brings Theano to life first
+from synk_theano import Data, Function  # isort: skip - repairs Theano first
 
 from ._api import (
     check,
@@ -46,7 +46,7 @@ from ._collective_api import (
     set_value,
 )
 
-# What a person at a terminal sees.
+# Display.
 from ._progress import progress
 
 # Errors.

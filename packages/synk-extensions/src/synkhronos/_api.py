@@ -1,6 +1,6 @@
-"""The functions of the package: each hands its arguments to the default runtime.
+"""The functions of the package: each passes its arguments to the default runtime.
 
-Arguments of 1.0 that have nothing to set any more (`nccl`, `max_n_var`, `max_dim`) are accepted.
+Arguments of 1.0 without an effect (`nccl`, `max_n_var`, `max_dim`) are accepted.
 """
 
 from __future__ import annotations
@@ -43,47 +43,46 @@ def fork(
     devices: Optional[Sequence[str]] = None,
     nccl: Optional[bool] = None,
 ) -> int:
-    """Start the worker processes, and take this process's GPU into use if there are GPUs.
+    """Start the worker processes, and initialise this process's GPU if there are GPUs.
 
     Call it before anything else of this package. Workers start while you build graphs, and are
-    awaited when first needed. They are fresh processes, not copies of this one, so it does not
-    matter what was initialized before: if this process uses a GPU already, it keeps that one.
+    joined on first use. They are fresh processes, not copies of this one, so it does not matter
+    what was initialised before: if this process already uses a GPU, it keeps that one.
 
     Args:
-        n_parallel: number of ranks, this process included. By default the environment variable
-            ``SYNKHRONOS_N_PARALLEL``, else one for each GPU, or if there are none for each core
-            that this process may use.
-        use_gpu: True demands GPUs, False CPU processes. None: what the environment variable
-            ``SYNKHRONOS_USE_GPU`` says (1 or 0), else GPUs if there are any that Theano can use.
+        n_parallel: number of ranks, including this process. By default the environment variable
+            ``SYNKHRONOS_N_PARALLEL``, else one per GPU, or without GPUs one per core that this
+            process may use.
+        use_gpu: True requests GPUs, False CPU processes. None uses the environment variable
+            ``SYNKHRONOS_USE_GPU`` (1 or 0), else GPUs if there are any that Theano can use.
         master_rank: the rank of this process, from 0 to ``n_parallel - 1``.
         profile_workers: each worker writes ``synkhronos_profile_rank<r>.prof`` into the current
             folder when it stops.
-        max_n_var, max_dim: accepted as in 1.0; there is no limit to set.
-        verbose: print the lines that say what is going on.
-        backend: "shm" or "zmq": what collectives go through.
-        timeout_s: seconds that a rank waits for the others inside one collective: then
+        max_n_var, max_dim: accepted as in 1.0; there is no limit.
+        verbose: print progress lines.
+        backend: transport of collectives, "shm" or "zmq".
+        timeout_s: seconds that a rank waits for the others inside one collective; then
             `WorkerStalled` is raised, and the workers are ended.
-        stall_s: seconds of waiting after which a `StallWarning` tells for which rank, and where
-            in its program that is; then again after twice as long, and so on.
-        atomic: a call, collective or `step` that fails on any rank has changed nothing on any.
-            It takes memory for a second copy of what is being updated. False updates in place,
-            as 1.0 did: after a failure the ranks' values may differ, and what uses them is
+        stall_s: seconds of waiting until a `StallWarning` names the slow rank and its position in
+            the program; repeated after twice as long, and so on.
+        atomic: a call, collective or `step` that fails on any rank changes nothing on any rank.
+            This needs memory for a second copy of the updated values. False updates in place,
+            as 1.0 did: after a failure the ranks' values may differ, and calls that use them are
             refused (`ReplicasDiffer`) until `broadcast()`.
-        random_streams: "per_rank" (each rank draws numbers of its own, this process the same as
-            in serial Theano), or "identical" (all ranks draw the same).
-        devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, as
-            in ``["cuda0", "cuda2"]``.
-        nccl: whether collectives of GPUs go through NCCL. None: if it is there; else they go
-            through host memory, which is slower, and one line says so.
+        random_streams: "per_rank" (each rank draws its own numbers, this process the same as in
+            serial Theano), or "identical" (all ranks draw the same).
+        devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, such
+            as ``["cuda0", "cuda2"]``.
+        nccl: whether collectives of GPUs use NCCL. None uses it if it is installed; otherwise they
+            use host memory, which is slower, and `fork()` prints this.
 
     Returns:
         The number of ranks.
 
     Raises:
-        AlreadyForked: it was called already (a RuntimeError); `close()` first.
-        InputValueError, InputTypeError: a number out of range, or a name that is none.
-        StartError: GPUs or NCCL were demanded and cannot be used, or a process could not be
-            started.
+        AlreadyForked: `fork()` was already called (a RuntimeError); call `close()` first.
+        InputValueError, InputTypeError: a number out of range, or an invalid name.
+        StartError: requested GPUs or NCCL cannot be used, or a process could not be started.
     """
     if n_parallel is None and devices is None:
         n_parallel = _default.processes_from_environment()
@@ -108,9 +107,9 @@ def fork(
 
 @brief_traceback
 def close() -> None:
-    """Stop the workers and free what they hold. Called at exit; harmless if nothing is open.
+    """Stop the workers and free their memory. Called at exit; does nothing if nothing is open.
 
-    After it `fork()` works again; functions of before do not. `Data` stay readable.
+    Afterwards you can call `fork()` again; earlier functions no longer work. `Data` stay readable.
     """
     _default.close_default()
 
@@ -125,29 +124,28 @@ def function(
     sliceable_shareds: Any = None,
     **kwargs: Any,
 ) -> Function:
-    """Build a function that all ranks compute together: in place of `theano.function()`.
+    """Build a function that all ranks compute together: replaces `theano.function()`.
 
     Args:
-        inputs: list of Theano variables to be scattered: each rank gets a share of the rows
-            (entries along axis 0).
-        outputs: a variable, or ``(variable, op)``, or a list of these, or None. The op says how
-            the ranks' results become one: "avg" (default; weighted by rows, so that it is the
-            serial result for any split), "sum", "max", "min", "prod", "gather" (concatenated in
-            input order), or None (the master's own).
-        bcast_inputs: list of Theano variables of which each rank gets the whole.
+        inputs: list of Theano variables to scatter: each rank gets a share of the rows (entries
+            along axis 0).
+        outputs: a variable, or ``(variable, op)``, or a list of these, or None. The op combines
+            the ranks' results: "avg" (default; weighted by rows, so it is the serial result for
+            any split), "sum", "max", "min", "prod", "gather" (concatenated in input order), or
+            None (the master's own result).
+        bcast_inputs: list of Theano variables whose whole value each rank gets.
         updates: as in Theano: pairs ``(shared variable, new value)`` or a dict; or triples with
             an op for accumulation over slices ("avg" by default, "last" for integers; also "sum",
             "max", "min", "prod"). Each rank updates its own variables.
         givens: as in Theano.
-        sliceable_shareds: list of shared variables that hold data rows: subject to `batch_s` and
-            to slicing.
-        **kwargs: go on to `theano.function()` (name, mode, profile, on_unused_input,
+        sliceable_shareds: list of shared variables that hold data rows, for `batch_s` and slices.
+        **kwargs: further arguments of `theano.function()` (name, mode, profile, on_unused_input,
             allow_input_downcast ...).
 
     Raises:
         NotForked, Closed: no `fork()` before (RuntimeErrors).
         SpecError: wrong form of an argument, or an average of integers (a TypeError).
-        OpError, InputValueError: unknown op; a sliceable that is not used (ValueErrors).
+        OpError, InputValueError: unknown op; unused sliceable variable (ValueErrors).
     """
     return _default.default().function(
         inputs,
@@ -164,8 +162,9 @@ def function(
 def distribute() -> None:
     """Replicate functions and their shared variables in the workers; blocks until they have them.
 
-    May be called any number of times: only what is new travels, and a shared variable stays one
-    variable over all functions. A function that was not distributed is when it is first called.
+    You can call it any number of times: it only sends new functions and values, and a shared
+    variable stays one variable over all functions. A function that was not distributed is
+    distributed at its first call.
     """
     _default.default().distribute()
 
@@ -185,19 +184,19 @@ def data(
     """Make a `Data`: an array in shared memory, as input to functions and collectives.
 
     Args:
-        value: contents, anything that `numpy.asarray` takes.
+        value: contents, anything that `numpy.asarray` accepts.
         var: a Theano variable to take dtype and ndim from.
-        dtype, ndim: given directly; by default those of `value`.
-        shape: allocate this shape, of zeros if there is no `value`.
-        minibatch: its rows are those of a minibatch: with ``batch=`` a list, array or mask, its row
+        dtype, ndim: dtype and number of dimensions; by default those of `value`.
+        shape: shape to allocate, filled with zeros if there is no `value`.
+        minibatch: the rows are those of a minibatch: with ``batch=`` a list, array or mask, its row
             i belongs to entry i; with an int or a slice, its row 0 is the lowest row selected.
         force_cast: convert `value` to dtype even if values may change.
-        oversize: factor of at least 1 for the allocation.
-        name: any name.
+        oversize: factor of the allocated size, at least 1.
+        name: name for messages.
 
     Raises:
         NotForked, Closed: no `fork()` before.
-        InputTypeError: dtype and ndim are not known, or `value` does not have them.
+        InputTypeError: dtype and ndim are unknown, or `value` does not match them.
     """
     return _default.default().data(
         value,
@@ -214,7 +213,7 @@ def data(
 
 @brief_traceback
 def step(*acts: Any) -> List[Any]:
-    """Perform several calls and collectives as one: one order to the ranks and one barrier.
+    """Perform several calls and collectives as one order to the ranks, with one barrier.
 
     ::
 
@@ -222,67 +221,69 @@ def step(*acts: Any) -> List[Any]:
             grad.delayed(x, y, batch=rows), synk.delayed.all_reduce(g, weights=grad), update
         )
 
+    Wrong arguments are found before anything is sent. If a part fails, the whole step is undone,
+    unless ``fork(atomic=False)``: then the parts before it have been performed.
+
     Args:
-        *acts: what is to be done, in this order: ``f.delayed(...)`` for calls,
-            ``synk.delayed.all_reduce(...)`` and the like for collectives; a function without
-            inputs may stand for its call.
+        *acts: the calls and collectives, in order: ``f.delayed(...)`` for calls,
+            ``synk.delayed.all_reduce(...)`` and so on for collectives; a function without inputs
+            may stand for its call.
 
     Returns:
-        What each act returns. Inputs are read when the step begins.
+        A list of their results. Inputs are read when the step begins.
 
     Raises:
-        As calls and collectives do. What is wrong with any act's arguments is found before
-        anything is sent; if one fails while it is performed, those before it have been done.
+        All errors of calls and collectives.
     """
     return _default.default().step(*acts)
 
 
 @brief_traceback
 def check(function: Function) -> Verdicts:
-    """Is each output of a function really what its ranks' shares of the rows give together?
+    """Check whether the ranks' results of each output combine to the serial result.
 
-    Looks at the graph: a sum, mean, maximum, minimum or product over rows, or a row-wise result to
-    gather, combines exactly by the op of that name. A standard deviation over the batch, or a
-    softmax over axis 0, does not. `function()` warns of what is certain to be wrong.
+    It examines the graph: a sum, mean, maximum, minimum or product over rows, or a gathered
+    row-wise result, combines exactly by the op of that name. A standard deviation over the batch,
+    or a softmax over axis 0, does not. `function()` warns if an output is certain to be wrong.
 
     Returns:
-        A list with a verdict for each output: "exact", "wrong" or "unknown" (cannot tell), the
-        reason, and a cure; its attribute `updates` has one for each update: "exact" if all ranks
-        have the same value after a call, or "differs". Print it.
+        A list with a verdict for each output: "exact", "wrong" or "unknown", with the reason and a
+        cure. Its attribute `updates` has one for each update: "exact" if all ranks have the same
+        value after a call, or "differs". Print it.
     """
     return _default.default().check(function)
 
 
 @brief_traceback
 def lint() -> Findings:
-    """Look for mistakes over all functions, and the calls and collectives since `fork()`.
+    """Search all functions, and the calls and collectives since `fork()`, for mistakes.
 
-    For example: a gradient is read with no all_reduce since it was written; parameters were set
+    For example: a gradient is read without an all_reduce after it was written; parameters were set
     on one rank, but never broadcast.
 
     Returns:
-        A list of findings, errors first; empty if all is well. Print it.
+        A list of findings, errors first; empty if there are none. Print it.
     """
     return _default.default().lint()
 
 
 @brief_traceback
 def stats(reset: bool = False) -> Stats:
-    """Where the time went, by function and collective; always on.
+    """Return the time spent by each function and collective; always on.
 
     Args:
-        reset: begin anew after this.
+        reset: start again from zero after this.
 
     Returns:
         A dict from names to `FunctionStats`: calls, seconds of scatter, compute, wait and reduce,
-        bytes of inputs, and how often which rank was the slowest. Print it.
+        bytes of inputs, and how often each rank was the slowest. Print it.
     """
     return _default.default().stats(reset)
 
 
 @brief_traceback
 def timeline(path: Union[str, os.PathLike[str]]) -> Timeline:
-    """Record what every rank does and when, from now on; `stop()` or `close()` writes the file.
+    """Record the activity of every rank from now on; `stop()` or `close()` writes the file.
 
     ::
 
@@ -290,55 +291,55 @@ def timeline(path: Union[str, os.PathLike[str]]) -> Timeline:
             train_one_epoch()
 
     The file is a Chrome trace, which ui.perfetto.dev opens. It has a process for each rank, all
-    with one clock, and spans for: an order to the ranks as a whole ("call"); its checks, plan and
-    copies ("scatter"); the execution ("compute"), its slices ("slice") and what was copied for it,
-    rows by index or to the device ("copy"); the collecting of results ("reduce"), collectives
-    ("collective"); and in these and at an order's end, waiting for slower ranks ("wait").
+    with the same clock, and spans for: an order to the ranks as a whole ("call"); its checks, plan
+    and copies ("scatter"); the execution ("compute"), its slices ("slice"), and copies for it of
+    rows by index or to the device ("copy"); collecting results ("reduce"); collectives
+    ("collective"); and, within these and at the end of an order, waiting for slower ranks ("wait").
 
-    While nothing is recorded it costs nothing; recording takes a few microseconds a call. On GPUs
-    "compute" is the ordering of work: the waiting for it shows where a value is asked for.
+    There is no cost while nothing is recorded; recording takes a few microseconds per call. On GPUs
+    "compute" is the time to launch work; the wait for it appears where a value is needed.
 
-    Blocks until the workers have started. With the environment variable ``SYNKHRONOS_TIMELINE``
-    set to a file's name, `fork()` records from the start.
+    Blocks until the workers have started. If the environment variable ``SYNKHRONOS_TIMELINE`` is
+    set to a file name, `fork()` records from the start.
 
     Args:
-        path: the file to write, in a folder that is there.
+        path: the file to write, in an existing folder.
 
     Returns:
         The recording: a context manager, with `stop()`.
 
     Raises:
         NotForked, Closed: no `fork()` before (RuntimeErrors).
-        InputTypeError, InputValueError: `path` is no path, or cannot be written; or another
-            recording is not over.
+        InputTypeError, InputValueError: `path` is not a path, or cannot be written; or another
+            recording is running.
     """
     return _default.default().timeline(path)
 
 
 @brief_traceback
 def watch_replicas(shared_vars: Any, every: int = 100, action: str = "warn") -> ReplicaWatch:
-    """Compare the ranks' values of shared variables, bit by bit, every so many calls.
+    """Compare the ranks' values of shared variables, bit by bit, at regular intervals.
 
     ::
 
         synk.watch_replicas(lasagne.layers.get_all_params(network), every=500)
 
-    Every rank makes a digest of its values, which takes about twice as long as to add them up, and
-    the digests are compared. It names each variable that differs, which ranks agree
-    with which, after how many calls, and what wrote the variable last. 0.0 and -0.0 are different
-    bits, and so are two NaNs with other payloads. Several watches may be on, and a watch costs
-    nothing between two comparisons.
+    Every rank computes a digest of its values, which takes about twice as long as to sum them, and
+    the digests are compared. A report names each variable that differs, the ranks that agree with
+    each other, the number of calls, and the last writer of the variable. 0.0 and -0.0 have
+    different bits, and so do NaNs with different payloads. You can use several watches; a watch
+    has no cost between comparisons.
 
-    Calls count by the orders they are part of: a `step()` with several of them counts once. Calls
-    of `verify()` do not count, nor do calls that fail.
+    Calls are counted by orders: a `step()` with several calls counts once. Calls of `verify()` and
+    failed calls do not count.
 
     Args:
         shared_vars: a shared variable or a list of them, of any dtype and shape, also on GPUs.
-            States of random streams ought to differ, and are refused.
-        every: calls from one comparison to the next.
-        action: what to do where there is a difference: "warn" (`ReplicaWarning`); "raise"
-            `ReplicasDiffer`, from the call after which it was found, which itself is done; or
-            "broadcast": give all ranks the master's values, and warn.
+            States of random streams are refused, since they should differ.
+        every: number of calls between comparisons.
+        action: reaction to a difference: "warn" (`ReplicaWarning`); "raise" `ReplicasDiffer`,
+            from the call after which it was found, which itself is complete; or "broadcast":
+            give all ranks the master's values, and warn.
 
     Returns:
         The watch: a context manager, with `stop()`, and `check()` to compare now.
@@ -352,29 +353,30 @@ def watch_replicas(shared_vars: Any, every: int = 100, action: str = "warn") -> 
 
 @brief_traceback
 def watch_finite(on: bool = True) -> FiniteWatch:
-    """Find the first NaN or infinity from now on: on which rank, in which slice, owed to which row.
+    """Find the first NaN or infinity from now on, with its rank, slice and row.
 
     ::
 
         with synk.watch_finite():
             train(x, y)
 
-    While it is on, every rank looks after each execution of a function, that is of each slice, at
-    the outputs that the call returns and at the new values of updated variables, as far as they
-    consist of floats. If something is not finite the rank looks for the cause: in the inputs, then
-    in the shared variables that the function reads; if all these are finite it runs the function
-    again on fewer and fewer of its rows. Then the call fails with `NotFinite`, which has all this;
-    where the rank is not the master it is the cause (``__cause__``) of `WorkerFailed`. Like any
-    call that fails it has changed nothing on any rank, and the runtime goes on.
+    While it is on, every rank checks, after each execution of a function or slice, the outputs that
+    the call returns and the new values of updated variables, if they are floats. If a value is not
+    finite, the rank searches for the cause: in the inputs, then in the shared variables that the
+    function reads; if all these are finite, it runs the function again on fewer and fewer of its
+    rows. Then the call fails with `NotFinite`, which contains the result; from a worker it is the
+    cause (``__cause__``) of `WorkerFailed`. Like any failed call, it changes nothing on any rank,
+    and the runtime continues.
 
-    To look takes about as long as to read the values once, on GPUs to copy them to host memory;
-    off, it takes nothing. `verify()` is not watched. Blocks until the workers have started.
+    A check takes about as long as to read the values once, on GPUs to copy them to host memory;
+    it has no cost while it is off. `verify()` is not watched. Blocks until the workers have
+    started.
 
     Args:
-        on: False to look no more.
+        on: False to switch it off.
 
     Returns:
-        A context manager, at whose end it is as before; with `stop()`.
+        A context manager that restores the previous state at its end; with `stop()`.
 
     Raises:
         NotForked, Closed: no `fork()` before (RuntimeErrors).
@@ -385,7 +387,7 @@ def watch_finite(on: bool = True) -> FiniteWatch:
 
 @brief_traceback
 def row_share() -> Any:
-    """A symbolic scalar: the fraction of the call's rows that an execution computes.
+    """Return a symbolic scalar: the fraction of the call's rows that an execution computes.
 
     ``sum(row_share * value)`` over all ranks and slices is the exact mean of a ``value`` that
     each execution averages over its rows. It is 1 in `as_theano()` and in plain Theano functions.

@@ -1,7 +1,7 @@
 """Collectives over shared variables, of the default runtime.
 
-Each blocks until all ranks have done their part. Argument ``nccl`` of 1.0 is accepted: there is
-nothing to set, as ranks choose alike by themselves; ops ``"c_avg"`` and so on go through host
+Each blocks until all ranks have done their part. The argument ``nccl`` of 1.0 is accepted without
+effect, since all ranks make the same choice automatically; the ops ``"c_avg"`` and so on use host
 memory.
 """
 
@@ -40,7 +40,7 @@ def scatter(shared_vars: Any, values: Any, batch: Any = None) -> None:
 
 @brief_traceback
 def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
-    """All ranks' values of shared variables, in the master.
+    """Return all ranks' values of shared variables, in the master.
 
     Args:
         shared_vars: a Theano shared variable, or a list of them.
@@ -56,13 +56,13 @@ def gather(shared_vars: Any, nd_up: int = 1, nccl: bool = True) -> Any:
 
 @brief_traceback
 def all_gather(shared_vars: Any, nccl: bool = True) -> None:
-    """Every rank's value becomes all ranks' values, concatenated along axis 0."""
+    """Replace every rank's value by all ranks' values, concatenated along axis 0."""
     _default.default().collectives.all_gather(shared_vars)
 
 
 @brief_traceback
 def reduce(shared_vars: Any, op: str = "avg", in_place: bool = True, nccl: bool = True) -> Any:
-    """Reduce all ranks' values of shared variables into the master; workers' values stay.
+    """Reduce all ranks' values of shared variables into the master; workers' values do not change.
 
     Args:
         shared_vars: a Theano shared variable, or a list of them.
@@ -83,7 +83,7 @@ def all_reduce(
     nccl: bool = True,
     weights: Any = None,
 ) -> None:
-    """Every rank's value of shared variables becomes the reduction of all ranks' values.
+    """Replace every rank's value of shared variables by the reduction of all ranks' values.
 
     Args:
         shared_vars: a Theano shared variable, or a list of them.
@@ -100,7 +100,7 @@ def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> No
     """Set the values of shared variables on one rank.
 
     Args:
-        rank: which rank.
+        rank: the rank to set.
         shared_vars: a Theano shared variable, or a list of them.
         values: an array or `Data` (one for each variable of a list).
         batch: rows of the values to use, as in calls.
@@ -110,13 +110,13 @@ def set_value(rank: int, shared_vars: Any, values: Any, batch: Any = None) -> No
 
 @brief_traceback
 def get_value(rank: int, shared_vars: Any) -> Any:
-    """The values of shared variables on one rank: an array, or a tuple of arrays for a list."""
+    """Return the values of shared variables on one rank: an array, or a tuple for a list."""
     return _default.default().collectives.get_value(rank, shared_vars)
 
 
 @brief_traceback
 def get_lengths(shared_vars: Any) -> Tuple[Any, ...]:
-    """The lengths of shared variables along axis 0 on all ranks, in rank order.
+    """Return the lengths of shared variables along axis 0 on all ranks, in rank order.
 
     Returns:
         A tuple of ints; for a list of variables a tuple of such tuples.
@@ -127,7 +127,7 @@ def get_lengths(shared_vars: Any) -> Tuple[Any, ...]:
 
 @brief_traceback
 def get_shapes(shared_vars: Any) -> Tuple[Any, ...]:
-    """The shapes of shared variables on all ranks, in rank order.
+    """Return the shapes of shared variables on all ranks, in rank order.
 
     Returns:
         A tuple of shapes; for a list of variables a tuple of such tuples.
@@ -136,9 +136,9 @@ def get_shapes(shared_vars: Any) -> Tuple[Any, ...]:
     return shapes
 
 
-class _Delayed:
+class _StepCollectives:
     """The collectives for `step()`: ``delayed.all_reduce(...)`` and all others, with the arguments
-    of the functions of those names. What they return is performed by the step."""
+    of the functions of those names. They return acts, which the step performs."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -149,4 +149,4 @@ class _Delayed:
         return [name for name in dir(DelayedCollectives) if not name.startswith("_")]
 
 
-delayed = _Delayed()
+delayed = _StepCollectives()

@@ -1,7 +1,4 @@
-"""Global state department: the one default runtime, which `fork()` opens and `close()` closes.
-
-Nothing else in the package remembers anything.
-"""
+"""The default runtime, which `fork()` opens and `close()` closes: the only state of the package."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _recorded = 0
 
 
 def refuses_other_names(function: Call) -> Call:
-    """Have a keyword that `function` does not take answered with the one that may be meant."""
+    """Let `function` suggest a similar keyword when it gets an unknown one."""
     known = [*inspect.signature(function).parameters]
 
     @functools.wraps(function)
@@ -44,7 +41,7 @@ def open_default(**settings: Any) -> Runtime:
     """Open the default runtime.
 
     Raises:
-        AlreadyForked: it is open.
+        AlreadyForked: it is already open.
     """
     global _runtime, _owner
     with _lock:
@@ -62,10 +59,10 @@ def open_default(**settings: Any) -> Runtime:
 
 
 def default() -> Runtime:
-    """The default runtime, open or closed.
+    """Return the default runtime, open or closed.
 
     Raises:
-        NotForked: there was no `fork()` yet.
+        NotForked: `fork()` was never called.
     """
     if _runtime is None:
         raise NotForked("synkhronos has not forked yet; call synkhronos.fork() first")
@@ -79,12 +76,12 @@ def close_default() -> None:
 
 
 def say(line: str) -> None:
-    """Progress for the person at the terminal."""
+    """Print a line of progress."""
     print(line, flush=True)  # noqa: T201 - the documented programs show these lines
 
 
 def reporter(verbose: bool) -> Callable[[str], None]:
-    """Where progress goes: standard output, or nowhere."""
+    """Return the function that reports progress: on standard output, or not at all."""
     return say if verbose else _keep_quiet
 
 
@@ -93,7 +90,7 @@ def _keep_quiet(_line: str) -> None:
 
 
 def timeline_from_environment() -> Optional[str]:
-    """SYNKHRONOS_TIMELINE, with a number for each `fork()` after the first; None if not set."""
+    """Return SYNKHRONOS_TIMELINE, numbered for each `fork()` after the first; None if not set."""
     global _recorded  # noqa: PLW0603 - this file is where the default lives
     path = os.environ.get("SYNKHRONOS_TIMELINE", "").strip()
     if not path:
@@ -104,10 +101,10 @@ def timeline_from_environment() -> Optional[str]:
 
 
 def processes_from_environment() -> Optional[int]:
-    """SYNKHRONOS_N_PARALLEL, or None if it is not set.
+    """Return SYNKHRONOS_N_PARALLEL, or None if it is not set.
 
     Raises:
-        InputValueError: it is no number.
+        InputValueError: it is not a whole number.
     """
     text = os.environ.get("SYNKHRONOS_N_PARALLEL", "").strip()
     if not text:

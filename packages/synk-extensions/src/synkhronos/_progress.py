@@ -1,8 +1,7 @@
-"""Progress of long work: what is being done, how far it is, how long it may still take.
+"""Progress bars for long work: description, steps, and estimated time.
 
-Drawn by rich on standard error, and only for a person who looks: nothing is shown where standard
-error is no terminal, or for work that is over before anybody wonders. In notebooks it takes
-`ipywidgets`; without that package they stay quiet.
+rich draws them on standard error, and only on terminals, for work that takes more than a moment.
+Notebooks need `ipywidgets`; without that package they show no bars.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from typing import Any, Optional
 from synk_theano import InputTypeError
 
 DELAY_S = 0.7
-"""Work that takes less than this is not shown."""
+"""Seconds until work is shown; shorter work is not."""
 
 _logger = logging.getLogger("synkhronos")
 
 
 def progress(on: Optional[bool] = None) -> None:
-    """Switch the display of progress for this process.
+    """Switch progress bars on or off for this process.
 
     Args:
-        on: True shows it wherever output can be drawn, False never. None, as it is from the start:
-            on terminals and in notebooks, unless the level of the logger ``"synkhronos"`` is set
-            above ``logging.INFO``.
+        on: True shows them on any output, False never. None, the default, shows them on terminals
+            and in notebooks, unless the level of the logger ``"synkhronos"`` is above
+            ``logging.INFO``.
 
     Raises:
-        InputTypeError: `on` is something else.
+        InputTypeError: `on` has another value.
     """
     if on not in (True, False, None):
         raise InputTypeError(f"progress(): got {on!r}, expected True, False or None")
@@ -43,11 +42,11 @@ def progress(on: Optional[bool] = None) -> None:
 
 @contextlib.contextmanager
 def track(description: str, total: Optional[float] = None) -> Iterator[Bar]:
-    """Show that something is going on, as long as the block lasts.
+    """Show a progress bar as long as the block lasts.
 
     Args:
-        description: what, in a few words.
-        total: of how many steps; None shows only the time that has passed.
+        description: a few words.
+        total: number of steps; None shows only the elapsed time.
     """
     bar = Bar(_display, description, total)
     if not _display.wanted():
@@ -64,9 +63,9 @@ def track(description: str, total: Optional[float] = None) -> Iterator[Bar]:
 
 
 class Bar:
-    """One piece of work on the display; made by `track`."""
+    """One piece of work on the display, created by `track`."""
 
-    def __init__(self, display: Display, description: str, total: Optional[float]) -> None:
+    def __init__(self, display: ProgressDisplay, description: str, total: Optional[float]) -> None:
         self._display = display
         self._description = description
         self._total = total
@@ -76,24 +75,24 @@ class Bar:
         self._over = False
 
     def advance(self, steps: float = 1, text: str = "") -> None:
-        """Say that so many more steps are done, and what else is worth a look."""
+        """Count finished steps, and set the text beside the bar."""
         self._done += steps
         self._text = text
         if self._task is not None:
             self._display.update(self._task, completed=self._done, text=text)
 
     def show(self) -> None:
-        """Draw it, if it is not over."""
+        """Draw the bar, unless the work is over."""
         with self._display.lock:
             if not self._over:
                 self._task = self._display.add(
                     self._description, self._total, self._done, self._text
                 )
-                # What was said while the display was made is not to be lost.
+                # Do not lose updates that came while the display was created.
                 self._display.update(self._task, completed=self._done, text=self._text)
 
     def hide(self) -> None:
-        """Take it off the display."""
+        """Remove the bar from the display."""
         with self._display.lock:
             self._over = True
             if self._task is not None:
@@ -101,14 +100,14 @@ class Bar:
                 self._task = None
 
 
-class Display:
-    """What is drawn: one line for each piece of work that is under way.
+class ProgressDisplay:
+    """The drawn lines, one for each piece of work under way.
 
-    A terminal that is gone takes no program with it: then nothing is drawn any more.
+    If the terminal disappears, drawing stops and the program continues.
 
     Attributes:
-        setting: what the user wants; see `progress`.
-        lock: held while lines come and go: pieces of work may be of several threads.
+        setting: the user's choice; see `progress`.
+        lock: held while lines are added and removed, since several threads may work.
     """
 
     def __init__(self) -> None:
@@ -126,25 +125,25 @@ class Display:
             self._forget()
 
     def leave(self) -> None:
-        """The program ends, and perhaps with a line of some thread: the cursor is to come back."""
+        """Restore the cursor when the program ends, even if a thread still has a line."""
         with self._drawing():
             if self._progress is not None:
                 self._progress.stop()
                 self._progress = None
 
     def after_fork(self) -> None:
-        """In a child process: the lines are its parent's, and so are threads that hold locks."""
+        """Reset in a child process: the lines, and threads that hold locks, are the parent's."""
         self.lock = threading.RLock()
         self._forget()
 
     def _forget(self) -> None:
-        """Without a word to the terminal."""
+        """Drop the lines without writing to the terminal."""
         if self._progress is not None:
             sys.stdout, sys.stderr = self._streams
             self._progress = None
 
     def wanted(self) -> bool:
-        """Whether anything is to be drawn."""
+        """Whether to draw anything."""
         if self.setting is not None:
             return self.setting
         if _logger.level > logging.INFO:
@@ -154,7 +153,7 @@ class Display:
         return bool(sys.stderr and sys.stderr.isatty())
 
     def add(self, description: str, total: Optional[float], done: float, text: str) -> Any:
-        """Draw one more line; return what stands for it."""
+        """Draw one more line; return its handle."""
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -178,7 +177,7 @@ class Display:
                 TextColumn("{task.fields[text]}", markup=False),
                 console=Console(stderr=True),
                 transient=True,
-                # Where it is drawn above the lines; a file must get what was printed to it.
+                # Terminals only: drawn above the lines. A file gets its output unchanged.
                 redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
             )
             with self._drawing():
@@ -189,13 +188,13 @@ class Display:
         return None
 
     def update(self, task: Any, **fields: Any) -> None:
-        """Change a line."""
+        """Update a line."""
         with self.lock, self._drawing():
             if self._progress is not None:
                 self._progress.update(task, **fields)
 
     def remove(self, task: Any) -> None:
-        """Take a line away, and with the last one the display."""
+        """Remove a line, and with the last one the display."""
         with self._drawing():
             if self._progress is not None:
                 self._progress.remove_task(task)
@@ -205,13 +204,13 @@ class Display:
 
 
 def _in_notebook() -> bool:
-    """Whether this is the kernel of a notebook."""
+    """Whether this process is the kernel of a notebook."""
     shell = sys.modules.get("IPython")
     running = shell.get_ipython() if shell is not None else None
     return type(running).__name__ == "ZMQInteractiveShell"
 
 
-_display = Display()
+_display = ProgressDisplay()
 atexit.register(_display.leave)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_display.after_fork)

@@ -1,4 +1,4 @@
-"""Where release 1.0 had `Data`: for programs that import it from here."""
+"""The import path of `Data` in release 1.0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error of this package: one base, `SynkError`; each is also a built-in kind."""
+"""All errors of this package: each derives from `SynkError` and from a built-in class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress bars and the table of results; plain lines when the output is no terminal."""
+"""Progress bars and the table of results; plain lines if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Result(NamedTuple):
 
     @property
     def speed_up(self) -> float:
-        """Over plain Theano, whatever number of threads it is fastest with."""
+        """Relative to plain Theano with its fastest number of threads."""
         return self.parallel_speed / max(self.plain_speeds.values())
 
 
 class Training:
-    """What a training loop reports to: rows, loss and seconds of each step."""
+    """Collect rows, loss and seconds of each step from a training loop."""
 
     def __init__(self, label: str, epochs: int, bar: Progress, say: Callable[[str], None]) -> None:
         self._label, self._epochs, self._bar, self._say = label, epochs, bar, say
@@ -109,13 +109,12 @@ class Display:
             )
         self._console.print(table)
         self.say(
-            "In examples per second, measured in turns. The speed-up is that over plain Theano "
-            "in a process of its own, with whatever number of threads is faster."
+            "In examples per second, measured in turns. The speed-up is relative to plain Theano "
+            "in its own process, with the faster number of threads."
         )
         for result in results:
             if result.speed_up < 1:
                 self.say(
-                    f"{result.model}: plain Theano is faster here. A step has too little to "
-                    "compute for so many processes; larger batches (--batch-size) or networks "
-                    "have more."
+                    f"{result.model}: plain Theano is faster here. A step computes too little for "
+                    "so many processes; try larger batches (--batch-size) or networks."
                 )

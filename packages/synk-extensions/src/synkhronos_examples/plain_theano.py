@@ -1,8 +1,8 @@
-"""The steps of `train_digits.py` in plain Theano, in processes of their own: to measure it by.
+"""The steps of `train_digits.py` in plain Theano, in their own processes, for comparison.
 
-A process that has workers holds its BLAS to its share of the cores, so plain Theano is slower there
-than where it is alone. Here one process has the threads that BLAS takes by itself, or that the
-environment says, and another one has a single thread: whichever is faster is the one to beat.
+A process with workers limits its BLAS to its share of the cores, so plain Theano would be slower
+there. Here one process has BLAS's default number of threads, or that of the environment, and one
+has a single thread; the faster one is the reference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 
 
 class PlainTheano:
-    """A process that trains the same network in plain Theano, when it is asked to.
+    """A process that trains the same network in plain Theano, on request.
 
     Args:
         model: A name of `train_digits.MODELS`.
@@ -27,7 +27,7 @@ class PlainTheano:
         settings: Changes to the environment.
 
     Attributes:
-        name: How many threads it has, in words.
+        name: Its number of threads, as text.
     """
 
     def __init__(self, model: str, batch_size: int, settings: dict[str, str]) -> None:
@@ -42,14 +42,14 @@ class PlainTheano:
         self.name = f"{threads} thread{'' if threads == '1' else 's'}"
 
     def step(self) -> float:
-        """Have it take a step; return the seconds of it."""
+        """Take a step in the process; return its seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return float(self._line())
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.communicate()
 
     def _line(self) -> str:

@@ -3,12 +3,12 @@
     python examples/train_digits.py                      # all cores, both networks
     python examples/train_digits.py --model mlp --processes 3 --batch-size 53
 
-Three lines, marked (1) to (3), make it parallel; the rest is as it would be for one process.
+Three lines, marked (1) to (3), make it parallel; the rest is the same as for one process.
 
-To prove that, each network first takes one epoch in plain Theano, in this process alone. Then it
-starts again, from the same parameters, on all processes, and after its first epoch it must have
-arrived at the same parameters. The program fails if it has not. The speed-up is that over plain
-Theano in a process of its own (`plain_theano.py`).
+To check this, each network first takes one epoch in plain Theano, in this process alone. Then it
+starts again from the same parameters on all processes, and must reach the same parameters after its
+first epoch; otherwise the program fails. The speed-up is relative to plain Theano in a separate
+process (`plain_theano.py`).
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ def train_model(model: str, digits: Digits, options: Any, display: Display) -> R
     accuracy = T.eq(prediction.argmax(axis=1), y).mean(dtype="float64")
     arguments = (loss, params, [x, y], nesterov_momentum, options.learning_rate)
 
-    train = make_train_function(*arguments)  # (2) in place of theano.function
-    validate = synk.function([x, y], [loss, accuracy])  # (3) in place of theano.function
+    train = make_train_function(*arguments)  # (2) instead of theano.function
+    validate = synk.function([x, y], [loss, accuracy])  # (3) instead of theano.function
     train_in_plain_theano = make_train_function_theano(*arguments)
     synk.distribute()
 
-    # The data lies in shared memory, once; each process fetches its part of a batch by itself.
+    # The data is in shared memory, once; each process reads its own part of a batch.
     x_train, y_train = train.build_inputs(digits.x_train, digits.y_train)
     x_valid, y_valid = validate.build_inputs(digits.x_valid, digits.y_valid)
     initial = layers.get_all_param_values(network)
@@ -139,7 +139,7 @@ def train_model(model: str, digits: Digits, options: Any, display: Display) -> R
         train(x_train, y_train, batch=indexes)
         return time.perf_counter() - start
 
-    display.say(f"{title}: measuring, beside plain Theano in processes of its own")
+    display.say(f"{title}: measuring, compared with plain Theano in its own processes")
     others = peers(model, options.batch_size)
     seconds = time_in_turns([other.step for other in others] + [step])
     speeds = [len(indexes) / each for each in seconds]

@@ -1,9 +1,9 @@
-"""What ``synkhronos bench`` runs: quick measurements, each beside the plain way, as JSON.
+"""The program behind ``synkhronos bench``: quick measurements, each beside the plain way, as JSON.
 
-    _turns.py     medians of what is timed in turns
-    _peers.py     processes of multiprocessing, for what pipes and barriers cost
-    _plain.py     plain Theano in processes of its own
-    _measures.py  call, scatter, allreduce and scaling, by the public interface only
+turns.py     takes the measurements in turns, and their medians
+peers.py     processes of multiprocessing, to measure pipes and barriers
+plain.py     plain Theano in its own processes
+measures.py  call, scatter, allreduce and scaling, with the public interface only
 
-The packages' own folders of benchmarks are larger, and compare with other libraries.
+The packages' own benchmark folders are larger, and compare with other libraries.
 """

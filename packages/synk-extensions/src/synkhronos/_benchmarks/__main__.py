@@ -8,7 +8,7 @@ import sys
 
 import synkhronos as synk
 
-from ._measures import MEASURES
+from .measures import MEASURES
 
 
 def _main() -> None:

@@ -1,6 +1,6 @@
-"""What ``synkhronos check`` runs: a script, with what it builds and calls looked at.
+"""The program behind ``synkhronos check``: run a script, and check what it builds and calls.
 
-_watch.py    checks each function when it is built, and has lint look before a runtime closes
-_script.py   runs a file as ``python file`` does
-_report.py   the tables at the end
+watch.py    checks each function when it is built, and calls lint before a runtime closes
+script.py   runs a file as ``python file`` does
+report.py   the tables at the end
 """

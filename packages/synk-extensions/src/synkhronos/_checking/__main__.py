@@ -1,12 +1,12 @@
-"""``python -m synkhronos._checking script.py ...``: runs it, reports, and exits."""
+"""``python -m synkhronos._checking script.py ...``: run a script, report, and exit."""
 
 from __future__ import annotations
 
 import sys
 
-from ._report import print_report, problems
-from ._script import run_script
-from ._watch import Watch
+from .report import print_report, problems
+from .script import run_script
+from .watch import Watch
 
 
 def _main() -> int:

@@ -2,10 +2,10 @@
 
 :mod:`synkhronos.extensions.updates`: update rules in two halves, with one flat gradient between.
 :mod:`synkhronos.extensions.train`: one callable that takes an exact data-parallel step, and a
-Trainer around it.
-:mod:`synkhronos.extensions.batches`: shuffled index batches out of one shared data set.
+Trainer.
+:mod:`synkhronos.extensions.batches`: shuffled index batches from one shared data set.
 :mod:`synkhronos.extensions.lasagne`: batch normalisation over the rows of all ranks.
-:mod:`synkhronos.extensions.plots`: pictures of scaling, timelines and trainings.
+:mod:`synkhronos.extensions.plots`: plots of scaling, timelines and trainings.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ def index_batches(
 ) -> Iterator[Any]:
     """Yield index arrays that together select each of ``num_rows`` rows once.
 
-    Made for the keyword ``batch=`` of functions: the data set stays where it is, in shared
-    memory, and each rank excerpts its own part of the indexes, in parallel::
+    Use them with the keyword ``batch=`` of functions: the data set stays in shared memory, and each
+    rank reads its own part of the indexes, in parallel::
 
         for indexes in index_batches(len(x_data), 128, rng):
             loss = train(x_data, y_data, batch=indexes)
@@ -36,7 +36,7 @@ def index_batches(
         int64 arrays with the shape ``(batch_size,)``; the last one may be shorter.
 
     Raises:
-        TypeError: ``rng`` is no generator.
+        TypeError: ``rng`` is not a generator.
         ValueError: ``batch_size`` is less than 1, or ``num_rows`` is negative. Both are raised at
             the call, not at the first batch.
     """

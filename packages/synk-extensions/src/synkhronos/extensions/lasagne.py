@@ -1,15 +1,15 @@
 r"""Batch normalisation over the rows of all ranks, for Lasagne 0.1 and 0.2.dev1.
 
-A batch normalisation layer takes mean and variance over the rows that it sees: in a function over
-several ranks, each rank's own. That is another network than the serial one, its gradients are
-others, and so are the running averages of each rank. The layer here takes them over the rows of
-all ranks, in the forward and in the backward pass, and the same training script gives the same
-numbers on any number of processes (to rounding), whatever their shares of the rows::
+An ordinary batch normalisation layer computes mean and variance over the rows of its own rank. The
+network, its gradients, and each rank's running averages then differ from the serial ones. The layer
+in this module computes them over the rows of all ranks, in the forward and in the backward pass, so
+a training script gives the same numbers (to rounding) on any number of processes, for any shares of
+the rows::
 
     from synkhronos.extensions.lasagne import SyncBatchNormLayer, convert, sync_batch_norm
 
-    network = sync_batch_norm(DenseLayer(network, 800))    # in place of lasagne.layers.batch_norm
-    convert(network)                                       # or: all that a finished network has
+    network = sync_batch_norm(DenseLayer(network, 800))    # replaces lasagne.layers.batch_norm
+    convert(network)                                       # or: all layers of a finished network
 
 Each layer makes every rank wait for all others twice in the forward and twice in the backward
 pass. In plain Theano, on one rank, and with the running averages (``deterministic=True``) it is
@@ -41,19 +41,19 @@ __all__ = ["SyncBatchNormLayer", "convert", "sync_batch_norm"]
 
 
 class SyncBatchNormLayer(lasagne.layers.Layer):  # type: ignore[misc] # Lasagne has no types
-    r"""Normalises its input by the statistics of all ranks' rows.
+    r"""Normalise the input by the statistics of all ranks' rows.
 
     :math:`y = \gamma (x - \mu) / \sqrt{\sigma^2 + \epsilon} + \beta`, with mean and variance over
-    ``axes`` of the rows that all ranks together have in an execution. In a call with
-    ``num_slices``, that is a slice: its statistics are of the k-th slices of all ranks.
+    ``axes`` of the rows of all ranks in an execution. In a call with ``num_slices``, an execution
+    is a slice, and its statistics are those of the k-th slices of all ranks.
 
     Args:
-        incoming: The layer below, or the shape of its output. Axis 0 is that of the rows, and
+        incoming: The layer below, or the shape of its output. Axis 0 is that of the rows;
             all rows have the same number of entries.
         axes: "auto" (all but axis 1, which is for dense and convolution layers), an int, or a
-            tuple of ints. Axis 0 has to be among them.
+            tuple of ints. Axis 0 must be included.
         epsilon: Added to the variance.
-        alpha: Of the running averages, ``(1 - alpha) * old + alpha * new`` after each call.
+        alpha: Factor of the running averages, ``(1 - alpha) * old + alpha * new`` after each call.
         beta, gamma: Initializer, array or shared variable of the shape of ``incoming`` without
             ``axes``, or None for none. Trainable; gamma is regularizable.
         mean, inv_std: The same for the running averages of mean and ``1 / sqrt(var + epsilon)``,
@@ -63,7 +63,7 @@ class SyncBatchNormLayer(lasagne.layers.Layer):  # type: ignore[misc] # Lasagne 
         **kwargs: As for every layer: ``name``.
 
     Raises:
-        ValueError: ``axes`` has no 0, ``cost`` is neither, or a size is None that has to be known.
+        ValueError: ``axes`` has no 0, ``cost`` is unknown, or a required size is None.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class SyncBatchNormLayer(lasagne.layers.Layer):  # type: ignore[misc] # Lasagne 
 
         Args:
             input: Expression of the input.
-            deterministic: Use the running averages, and leave them as they are.
-            batch_norm_use_averages: Use them; by default as ``deterministic`` says.
-            batch_norm_update_averages: Update them; by default unless ``deterministic``.
+            deterministic: Use the running averages without updating them.
+            batch_norm_use_averages: Use them; default ``deterministic``.
+            batch_norm_update_averages: Update them; default ``not deterministic``.
         """
         use = deterministic if batch_norm_use_averages is None else batch_norm_use_averages
         update = not deterministic
@@ -123,7 +123,7 @@ class SyncBatchNormLayer(lasagne.layers.Layer):  # type: ignore[misc] # Lasagne 
         pattern = ["x" if axis in self.axes else next(kept) for axis in range(input.ndim)]
         mean, inv_std = self.mean, self.inv_std
         if update or not use:
-            # The variance after the mean, not from squares: nothing cancels.
+            # The variance after the mean, not from squares, avoids cancellation.
             over_all = all_reduce(input.mean(self.axes), "avg", cost=self.cost)
             squares = T.sqr(input - over_all.dimshuffle(pattern)).mean(self.axes)
             variance = all_reduce(squares, "avg", cost=self.cost)
@@ -131,7 +131,7 @@ class SyncBatchNormLayer(lasagne.layers.Layer):  # type: ignore[misc] # Lasagne 
             if not use:
                 mean, inv_std = now
             if update:
-                # As Lasagne's: they take part in the graph, so that Theano finds their updates.
+                # Like Lasagne's: they are part of the graph, so that Theano finds their updates.
                 mean = mean + 0 * self._updated(self.mean, now[0])
                 inv_std = inv_std + 0 * self._updated(self.inv_std, now[1])
         scale = inv_std if self.gamma is None else self.gamma * inv_std
@@ -139,7 +139,7 @@ class SyncBatchNormLayer(lasagne.layers.Layer):  # type: ignore[misc] # Lasagne 
         return result if self.beta is None else result + self.beta.dimshuffle(pattern)
 
     def _updated(self, variable: Any, value: Any) -> Any:
-        """The same variable, with a running average for a default update."""
+        """Return the same variable, with a running average as its default update."""
         running = theano.clone(variable, share_inputs=False)
         running.default_update = (1 - self.alpha) * running + self.alpha * value
         return running
@@ -148,12 +148,12 @@ class SyncBatchNormLayer(lasagne.layers.Layer):  # type: ignore[misc] # Lasagne 
 def sync_batch_norm(layer: Any, **kwargs: Any) -> Any:
     """Put synchronised batch normalisation between a layer and its nonlinearity.
 
-    As ``lasagne.layers.batch_norm``: the layer's nonlinearity becomes one of its own, and its
-    bias, which the normalisation would take off again, is dropped.
+    As in ``lasagne.layers.batch_norm``, the layer's nonlinearity becomes a separate layer, and its
+    bias, which the normalisation would cancel, is removed.
 
     Args:
-        layer: The layer, which is changed.
-        **kwargs: Of :class:`SyncBatchNormLayer`.
+        layer: The layer; it is changed.
+        **kwargs: Arguments of :class:`SyncBatchNormLayer`.
 
     Returns:
         The topmost of the new layers.
@@ -174,10 +174,10 @@ def sync_batch_norm(layer: Any, **kwargs: Any) -> Any:
 
 
 def convert(network: Any, *, cost: str = "mean") -> Any:
-    """Make all batch normalisation layers of a network synchronised ones, where they stand.
+    """Turn all batch normalisation layers of a network into synchronised ones, in place.
 
-    Layers and parameters stay the same objects, with their values. Layers that another layer has
-    inside, such as those of a ``CustomRecurrentLayer``, are left as they are.
+    Layers and parameters stay the same objects, with their values. Layers inside another layer,
+    such as those of a ``CustomRecurrentLayer``, are not changed.
 
     Args:
         network: The output layer, or a list of them.
@@ -187,8 +187,8 @@ def convert(network: Any, *, cost: str = "mean") -> Any:
         ``network``.
 
     Raises:
-        TypeError: A layer is of a class derived from Lasagne's, which may compute something else.
-        ValueError: A layer normalises each row by itself: axis 0 is not among its axes.
+        TypeError: A layer's class is derived from Lasagne's and may compute something else.
+        ValueError: A layer normalises each row separately: its axes do not include 0.
     """
     ordinary = getattr(lasagne.layers, "BatchNormLayer", None)
     if ordinary is None:
@@ -216,7 +216,7 @@ def _axes(axes: str | int | Sequence[int], ndim: int) -> tuple[int, ...]:
     if 0 not in found:
         raise ValueError(
             f"got axes {found}, expected axis 0, that of the rows, among them: without it each row "
-            f"has its own statistics, and nothing is to be synchronised"
+            f"has its own statistics, and there is nothing to synchronise"
         )
     return found
 

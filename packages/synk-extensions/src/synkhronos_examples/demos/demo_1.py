@@ -1,9 +1,9 @@
-"""Demo 1: functions, and how the results of the processes become one.
+"""Demo 1: functions, and how the results of the processes are combined.
 
     python demo_1.py [--processes 2] [--devices cpu]
 
-A function's inputs are split by rows; each process computes its rows; each output says how the
-parts are put together. Every result here is compared with plain Theano on the whole data.
+A function's inputs are split by rows; each process computes its rows; each output has an operation
+that combines the parts. Every result is compared with plain Theano on the whole data.
 """
 
 import numpy as np
@@ -15,14 +15,14 @@ from options import fork_arguments
 
 n = synk.fork(**fork_arguments(__doc__))
 
-# Any Theano graph: x is to be split by rows, y is for every process as a whole.
+# Any Theano graph: x will be split by rows, every process gets the whole of y.
 x = T.fmatrix("x")
 y = T.fvector("y")
 scores = (x * y).sum(axis=1)
 
-# An output is an expression, or a pair with a reduce operation. Without one it is averaged,
-# weighted by rows, as a mean over all rows would be. The graph has to fit: the mean of a mean, the
-# sum of a sum, the largest of the largest; rows that belong to inputs are gathered.
+# An output is an expression, or a pair with a reduce operation. The default is an average weighted
+# by rows, which is right for a mean over all rows. The operation has to match the graph: the mean
+# of a mean, the sum of a sum, the maximum of a maximum; row-wise results are gathered.
 modes = {
     "avg": scores.mean(),
     "sum": x.sum(axis=0),
@@ -34,14 +34,14 @@ modes = {
 outputs = [(expression, op) for op, expression in modes.items()]
 f = synk.function([x], outputs, bcast_inputs=[y], name="f")
 
-# The same graph in Theano itself, for comparison.
+# The same graph in plain Theano, for comparison.
 f_theano = theano.function([x, y], list(modes.values()))
 
-# No reduction: the result is what the master computed, from its own rows alone.
+# No reduction: the result is the master's own, from its own rows.
 own = synk.function([x], (x.shape[0], None), name="own rows")
 
-# Replicates the functions in the workers. It may be called again after building more of them, and
-# a first call does it if nobody did.
+# Replicate the functions in the workers. You can call it again after building more functions; a
+# function that was not distributed is distributed at its first call.
 synk.distribute()
 
 # 101 rows cannot be divided evenly by 2 or 4: shares differ by at most one row.

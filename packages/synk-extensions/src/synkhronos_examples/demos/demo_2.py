@@ -56,7 +56,7 @@ after = check(x_data, labels_data)
 print(f"result {before:.4f}, and of the doubled values {after:.4f}")
 np.testing.assert_allclose(after, 2 * before, rtol=1e-5)
 
-# Its dtype and number of dimensions are fixed. condition_data() tells what a value would become.
+# Its dtype and number of dimensions are fixed. condition_data() shows the converted value.
 assert x_data.condition_data([[1, 2], [3, 4]]).dtype == "float32"
 try:
     x_data.set_value(x_dat.astype("float64"))
@@ -85,7 +85,7 @@ x_data.set_value(rng.standard_normal((7, 6)).astype("float32"))
 labels_data.set_value(np.ones(7, dtype="int32"))
 check(x_data, labels_data)
 
-# free_memory() is the way to make the allocation smaller: the value is gone, the object stays.
+# free_memory() releases the allocation: the value is gone, the object stays.
 x_data.free_memory()
 assert x_data.alloc_size == 0
 x_data.set_value(np.ones((7, 6), dtype="float32"))

@@ -73,7 +73,7 @@ together = np.repeat(np.arange(n, dtype="float32"), lengths)[:, None] * np.ones(
 np.testing.assert_array_equal(synk.gather(rows, nd_up=0), together)
 np.testing.assert_allclose(mean(), mean_theano(together), rtol=1e-6)
 
-# What cannot be reduced is refused before anything moves, with the shapes of all ranks.
+# Values that cannot be reduced are refused before anything moves; the error lists all shapes.
 if n > 1:
     try:
         synk.all_reduce(rows)

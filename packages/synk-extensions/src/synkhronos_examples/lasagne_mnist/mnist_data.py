@@ -37,7 +37,7 @@ class NoDataError(RuntimeError):
     """There are no digits to train with; says what was tried, and what to do."""
 
 
-class Digits(NamedTuple):
+class Images(NamedTuple):
     """Images with the shape (rows, 1, side, side), float32 from 0 to 1, and int32 labels."""
 
     x_train: Any
@@ -46,7 +46,7 @@ class Digits(NamedTuple):
     y_valid: Any
 
 
-def load(where: str | None = None) -> Digits:
+def load(where: str | None = None) -> Images:
     """Find the digits; prints what they are.
 
     Args:
@@ -76,7 +76,7 @@ def load(where: str | None = None) -> Digits:
     return from_folder(folder)
 
 
-def load_or_exit(where: str | None = None) -> Digits:
+def load_or_exit(where: str | None = None) -> Images:
     """As `load()`; without digits, end the program with one line that says what to do."""
     try:
         return load(where)
@@ -84,7 +84,7 @@ def load_or_exit(where: str | None = None) -> Digits:
         raise SystemExit(f"no digits to train with: {error}") from None
 
 
-def from_folder(folder: Path) -> Digits:
+def from_folder(folder: Path) -> Images:
     """Read MNIST. If only one split is there, its last tenth is held out.
 
     Raises:
@@ -98,7 +98,7 @@ def from_folder(folder: Path) -> Digits:
         last = len(x) - len(x) // 10
         splits = [(x[:last], y[:last]), (x[last:], y[last:])]
     (x_train, y_train), (x_valid, y_valid) = splits
-    return _show(Digits(x_train, y_train, x_valid, y_valid), f"MNIST from {folder}")
+    return _show(Images(x_train, y_train, x_valid, y_valid), f"MNIST from {folder}")
 
 
 def download(folder: Path) -> None:
@@ -188,7 +188,7 @@ def _read_split(folder: Path, split: str) -> tuple[Any, Any]:
     return images[:, None].astype("float32") / np.float32(255), labels.astype("int32")
 
 
-def _scikit_learn() -> Digits:
+def _scikit_learn() -> Images:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -201,10 +201,10 @@ def _scikit_learn() -> Digits:
     x = x[order].reshape(-1, 1, 8, 8).astype("float32") / np.float32(16)
     y = y[order].astype("int32")
     last = len(x) - len(x) // 5
-    return _show(Digits(x[:last], y[:last], x[last:], y[last:]), "scikit-learn's digits")
+    return _show(Images(x[:last], y[:last], x[last:], y[last:]), "scikit-learn's digits")
 
 
-def _show(digits: Digits, name: str) -> Digits:
+def _show(digits: Images, name: str) -> Images:
     side = digits.x_train.shape[-1]
     rows = f"{len(digits.x_train)} to train with, {len(digits.x_valid)} held out"
     print(f"{name}: {side} x {side} pixels, {rows}", flush=True)

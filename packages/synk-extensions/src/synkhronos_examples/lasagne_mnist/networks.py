@@ -14,7 +14,7 @@ import theano.tensor as T
 from lasagne import layers, nonlinearities, objectives
 from lasagne import random as lasagne_random
 
-# What GPUs are made for, and half the memory. Lasagne makes its parameters of this type.
+# Best for GPUs, and half the memory. Lasagne creates its parameters with this type.
 theano.config.floatX = "float32"
 # Lasagne 0.1 uses a keyword that Theano has renamed; it still means the same.
 warnings.filterwarnings("ignore", "The `image_shape` keyword", UserWarning)
@@ -41,7 +41,7 @@ EPOCHS = 12
 ACCURACY = 0.93  # what EPOCHS are enough for
 
 
-class Model(NamedTuple):
+class DigitsModel(NamedTuple):
     """Expressions and variables of a network, to make functions of."""
 
     inputs: list[Any]  # images and labels
@@ -50,14 +50,14 @@ class Model(NamedTuple):
     validation: list[Any]  # loss and accuracy, without dropout
 
 
-def build_model(name: str, side: int, seed: int = 1) -> Model:
+def build_model(name: str, side: int, seed: int = 1) -> DigitsModel:
     """Build the network `name`, for images of side x side pixels."""
     lasagne_random.set_rng(np.random.RandomState(seed))
     x, y = T.ftensor4("x"), T.ivector("y")
     network = NETWORKS[name](layers.InputLayer((None, 1, side, side), x))
     training = layers.get_output(network)
     validation = layers.get_output(network, deterministic=True)
-    return Model(
+    return DigitsModel(
         inputs=[x, y],
         loss=objectives.categorical_crossentropy(training, y).mean(),
         params=layers.get_all_params(network, trainable=True),

@@ -1,11 +1,11 @@
-"""Train a network on handwritten digits; the data stays in the host's memory.
+"""Train a network on handwritten digits; the data stays in host memory.
 
     python train_cpu_data.py                             # all GPUs; without any, all cores
     python train_cpu_data.py --model cnn --data FOLDER   # with MNIST's files
     python train_cpu_data.py --data digits --devices cpu --processes 2
 
-The data set is written to shared memory once. A step gets a list of shuffled indexes, of which
-each process fetches its part by itself (and copies it to its GPU).
+The data set is copied to shared memory once. A step gets a list of shuffled indexes; each process
+reads its own part (and copies it to its GPU).
 """
 
 import numpy as np

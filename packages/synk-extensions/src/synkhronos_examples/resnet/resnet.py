@@ -19,7 +19,7 @@ from lasagne import init, layers, nonlinearities, objectives
 from lasagne import random as lasagne_random
 from theano.tensor.nnet import bn
 
-# What GPUs are made for, and half the memory. Lasagne makes its parameters of this type.
+# Best for GPUs, and half the memory. Lasagne creates its parameters with this type.
 theano.config.floatX = "float32"
 
 
@@ -115,7 +115,7 @@ def build_network(x: Any, size: Size = RESNET50) -> Any:
     return layers.DenseLayer(network, size.classes, nonlinearity=nonlinearities.softmax)
 
 
-class Model(NamedTuple):
+class ResNetModel(NamedTuple):
     """Expressions and variables of a network, to make training functions of."""
 
     inputs: list[Any]  # images and labels
@@ -127,7 +127,7 @@ class Model(NamedTuple):
     validation: list[Any]  # loss and accuracy
 
 
-def build_model(size: Size = RESNET50, seed: int = 1) -> Model:
+def build_model(size: Size = RESNET50, seed: int = 1) -> ResNetModel:
     """Build a network, always with the same parameters for the same seed."""
     lasagne_random.set_rng(np.random.RandomState(seed))
     x, y = T.ftensor4("x"), T.ivector("y")
@@ -141,7 +141,7 @@ def build_model(size: Size = RESNET50, seed: int = 1) -> Model:
     ]
     validation = layers.get_output(network, deterministic=True)
     accuracy = T.eq(validation.argmax(axis=1), y).mean(dtype="float32")
-    return Model(
+    return ResNetModel(
         inputs=[x, y],
         network=network,
         loss=objectives.categorical_crossentropy(training, y).mean(),

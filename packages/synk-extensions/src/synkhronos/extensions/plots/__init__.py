@@ -1,9 +1,9 @@
-"""Pictures of what happened: how speed grows, where the time of a call went, how a training went.
+"""Plots of scaling, of timelines, and of trainings.
 
-Each function returns a matplotlib `Figure`, and writes it if it is given a path, in the format of
-the path's ending (png, svg, pdf ...). No window is opened, and neither pyplot nor its backend is
-touched; in a notebook a figure shows itself as the last line of a cell. Needs matplotlib, which
-``pip install 'synkhronos[plot]'`` brings.
+Each function returns a matplotlib `Figure`, and writes it if it gets a path, in the format of the
+path's suffix (png, svg, pdf ...). The functions open no window and do not use pyplot or its
+backend; in a notebook, a figure is displayed as the last line of a cell. They need matplotlib:
+``pip install 'synkhronos[plot]'``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Mapping, Optional, Sequence, Tuple, Union
 
-from ._log import read_log
-from ._measured import Measured
-from ._trace import read_trace
+from ._chrome_trace import read_trace
+from ._scaling_results import ScalingResults
+from ._training_log import read_log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,26 +29,26 @@ def plot_scaling(
     *,
     title: str = "Scaling",
 ) -> Figure:
-    """Rows per second over the number of processes, beside a linear increase; and efficiency.
+    """Plot rows per second over the number of processes, with a linear increase, and efficiency.
 
     Efficiency is ``rate(n) / rate(n0) * n0 / n`` with the smallest number of processes ``n0``: 1
-    where twice the processes do twice the rows in the same time. With the same rows in each entry
+    if twice the processes do twice the rows in the same time. With the same rows in each entry
     this is strong scaling, with the same rows per process weak scaling.
 
     Args:
         results: for each measurement a mapping with "n" (number of processes), "seconds" (of one
-            call) and "rows" (of one call). Of several with one ``n`` the median counts, and
-            a bar shows the others.
-        path: where to write the figure.
-        title: what was measured.
+            call) and "rows" (of one call). Several with the same ``n`` are drawn as their median,
+            with a bar for the others.
+        path: file for the figure.
+        title: heading.
 
     Raises:
-        InputValueError: nothing in it, a key is missing, or a number is not above 0.
-        ImportError: there is no matplotlib.
+        InputValueError: no measurement, a missing key, or a number that is not above 0.
+        ImportError: matplotlib is not installed.
     """
-    measured = Measured(results)
+    measured = ScalingResults(results)
     _require_matplotlib()
-    from ._scaling import draw
+    from ._scaling_figure import draw
 
     return _written(draw(measured, title), path)
 
@@ -60,27 +60,27 @@ def plot_timeline(
     window_ms: Optional[Tuple[float, float]] = None,
     title: Optional[str] = None,
 ) -> Figure:
-    """What each rank did when: a trace of `synkhronos.timeline` as a picture.
+    """Plot the activity of each rank over time, from a trace of `synkhronos.timeline`.
 
-    Each rank has a lane, time runs to the right, and what happens within a span stands below it.
-    Spans with enough room have their name and duration in them. The legend gives for each kind
-    its own time, which is without what is nested in it, as a mean over the ranks.
+    Each rank has a lane, time runs to the right, and nested spans are drawn below their parent.
+    Spans with enough room show their name and duration. The legend shows the time of each
+    category, as a mean over the ranks; spans within another one of their category do not add.
 
     Args:
         trace_path: a Chrome trace in JSON.
-        path: where to write the figure.
-        window_ms: the first and the last millisecond to be shown, since the beginning of the
-            trace. Default: all.
-        title: a heading. Default: ranks and time shown.
+        path: file for the figure.
+        window_ms: the first and the last millisecond to show, since the beginning of the trace.
+            Default: all.
+        title: heading. Default: number of ranks and shown time.
 
     Raises:
-        InputValueError: the file is no trace, or nothing is in it or in the window.
+        InputValueError: the file is not a trace, or it or the window is empty.
         OSError: a file cannot be read or written.
-        ImportError: there is no matplotlib.
+        ImportError: matplotlib is not installed.
     """
     trace = read_trace(trace_path, window_ms)
     _require_matplotlib()
-    from ._timeline import draw
+    from ._timeline_figure import draw
 
     return _written(draw(trace, title), path)
 
@@ -91,37 +91,37 @@ def plot_training(
     *,
     title: str = "Training",
 ) -> Figure:
-    """Losses and learning rate by epoch, and a panel for each further output.
+    """Plot losses and learning rate by epoch, with a panel for each further output.
 
     Columns ``train_x`` and ``valid_x`` share a panel. The epoch with the lowest validation loss is
-    marked. A value that is missing leaves a gap.
+    marked. A missing value leaves a gap.
 
     Args:
         log_path: a log of the Trainer: CSV with a header, or JSON lines. Columns are ``epoch``,
             ``train_loss`` and others; ``step`` and ``seconds`` are not drawn, and
-            ``learning_rate`` is on an axis of its own.
-        path: where to write the figure.
-        title: a heading.
+            ``learning_rate`` has its own axis.
+        path: file for the figure.
+        title: heading.
 
     Raises:
-        InputValueError: the file is no such log, or no epoch is in it.
+        InputValueError: the file is not such a log, or has no epoch.
         OSError: a file cannot be read or written.
-        ImportError: there is no matplotlib.
+        ImportError: matplotlib is not installed.
     """
     log = read_log(log_path)
     _require_matplotlib()
-    from ._training import draw
+    from ._training_figure import draw
 
     return _written(draw(log, title), path)
 
 
 def _require_matplotlib() -> None:
     try:
-        import matplotlib.figure  # noqa: F401 - whether it is there
+        import matplotlib.figure  # noqa: F401 - only to test for it
     except ImportError as error:
         raise ImportError(
-            f"plots need matplotlib, and it cannot be imported ({error}); "
-            f"pip install 'synkhronos[plot]' brings it"
+            f"plots need matplotlib, which cannot be imported ({error}); "
+            f"install it with pip install 'synkhronos[plot]'"
         ) from error
 
 

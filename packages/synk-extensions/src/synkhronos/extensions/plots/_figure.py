@@ -1,4 +1,4 @@
-"""What the pictures have in common: a figure without pyplot, colours, sizes. Imports matplotlib."""
+"""Common parts of the plots: a figure without pyplot, colours, sizes. Imports matplotlib."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 130
 
-# Paul Tol's scheme "muted" (technical note SRON/EPS/TN/09-002), which the colour-blind can tell
-# apart.
+# Paul Tol's scheme "muted" (technical note SRON/EPS/TN/09-002), safe for the colour-blind.
 INDIGO, CYAN, TEAL, GREEN, OLIVE = "#332288", "#88CCEE", "#44AA99", "#117733", "#999933"
 SAND, ROSE, WINE, PURPLE, PALE = "#DDCC77", "#CC6677", "#882255", "#AA4499", "#DDDDDD"
 GREY = "#777777"
@@ -20,7 +19,7 @@ SMALL, NORMAL, LARGE = 8.5, 10.0, 12.0
 
 
 class Picture(Figure):
-    """A figure of no backend, that notebooks can show without pyplot."""
+    """A figure without a backend, which notebooks can show without pyplot."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -29,7 +28,7 @@ class Picture(Figure):
 
 
 def new_figure(width: float, height: float, title: str) -> Picture:
-    """An empty figure of this size in inches, with a heading at the left."""
+    """Return an empty figure of this size in inches, with a heading at the left."""
     figure = Picture(
         figsize=(width, height), dpi=DOTS_PER_INCH, facecolor="white", layout="constrained"
     )
@@ -38,7 +37,7 @@ def new_figure(width: float, height: float, title: str) -> Picture:
 
 
 def plain(axes: Axes, x: str, y: str) -> None:
-    """Labels, a faint grid, and no frame at the sides where no numbers are."""
+    """Set labels and a faint grid, and remove the frame at sides without numbers."""
     axes.set_xlabel(x, fontsize=NORMAL)
     axes.set_ylabel(y, fontsize=NORMAL)
     axes.tick_params(labelsize=NORMAL - 1)
@@ -49,10 +48,10 @@ def plain(axes: Axes, x: str, y: str) -> None:
 
 
 def key(place: Any, handles: Any, **settings: Any) -> Any:
-    """A legend without a frame."""
+    """Add a legend without a frame."""
     return place.legend(handles=handles, fontsize=NORMAL - 1, frameon=False, **settings)
 
 
 def literal(text: str) -> str:
-    """What somebody else has named, so that no part of it is taken for a formula."""
+    """Escape a foreign name, so that matplotlib reads no part of it as a formula."""
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""What a training step and a Trainer are given, checked and brought into one form."""
+"""Check the arguments of training steps and of the Trainer, and convert them to one form."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LOSS = "loss"  # the name of the first output's column
 
 
 def names_of_outputs(known: Sequence[Any], given: Sequence[str] | None) -> list[str]:
-    """Names of a training step's outputs but the loss.
+    """Return the names of a training step's outputs other than the loss.
 
     Args:
-        known: Those of the expressions, or None, of all outputs.
-        given: By the user, or None.
+        known: For each output, the name of its expression, or None.
+        given: The user's names, or None.
 
     Raises:
-        ValueError: It is another number, or two are the same.
+        ValueError: The number is wrong, or two names are the same.
     """
     further = list(known[1:])
     if given is None:
@@ -32,7 +32,7 @@ def names_of_outputs(known: Sequence[Any], given: Sequence[str] | None) -> list[
     if len(given) != len(further):
         raise ValueError(
             f"output_names: got {list(given)}; expected {len(further)}, one for each output of "
-            "train but the loss"
+            "train other than the loss"
         )
     return list(given)
 
@@ -40,18 +40,18 @@ def names_of_outputs(known: Sequence[Any], given: Sequence[str] | None) -> list[
 def call_of_1_0(
     count: int, data: tuple[Any, ...], batch: Any, named_data: dict[str, Any]
 ) -> tuple[tuple[Any, ...], Any]:
-    """Bring the call of release 1.0, ``train(x_data, y_data, batch)``, into today's form.
+    """Convert the call of release 1.0, ``train(x_data, y_data, batch)``, to today's form.
 
     Args:
-        count: how many inputs the step has.
-        data: values by place.
-        batch: as given by name.
-        named_data: values by name; ``x_data`` and ``y_data`` are taken out of it.
+        count: Number of inputs of the step.
+        data: Positional values.
+        batch: The keyword argument.
+        named_data: Keyword values; ``x_data`` and ``y_data`` are removed.
 
     Returns:
-        The values of inputs by place, and the batch.
+        The positional values of inputs, and the batch.
     """
-    if count != 2:  # as it was
+    if count != 2:  # 1.0 had two inputs
         return data, batch
     if len(data) == 3 and batch is None:
         return data[:2], data[2]
@@ -62,7 +62,7 @@ def call_of_1_0(
 def require(value: str, what: str, known: Sequence[str]) -> None:
     """
     Raises:
-        ValueError: The value is not among those known.
+        ValueError: The value is not a known one.
     """
     if value not in known:
         raise ValueError(f"{what} is {value!r}; expected one of {', '.join(map(repr, known))}")
@@ -75,7 +75,7 @@ def require_distinct(names: Sequence[str], what: str) -> None:
     """
     if len({_LOSS, *names}) != 1 + len(names):
         raise ValueError(
-            f"{what} is {list(names)}; expected different names, and none that is {_LOSS!r}, which "
+            f"{what} is {list(names)}; expected different names, none of them {_LOSS!r}, which "
             "is the first output"
         )
 
@@ -93,7 +93,7 @@ def require_rows(data: Sequence[Any], what: str) -> None:
 def require_rate(rate: Any, state: TrainingState) -> None:
     """
     Raises:
-        TypeError: It is no shared variable.
+        TypeError: It is not a shared variable.
         ValueError: The training step does not read it.
     """
     if not isinstance(rate, SharedVariable) or rate.ndim != 0:
@@ -109,28 +109,28 @@ def require_rate(rate: Any, state: TrainingState) -> None:
 
 
 def require_number(loss: float, step: int, terminate: bool) -> None:
-    """End a training whose loss is no finite number, or warn once, at the line that called `run()`.
+    """Raise if the loss is not finite, or warn once, at the line that called `run()`.
 
     Raises:
-        FloatingPointError: It is not, and the run is to be ended by that.
+        FloatingPointError: It is not finite, and `terminate` is set.
     """
     if math.isfinite(loss):
         return
-    told = f"the training loss is {loss}; after that parameters mostly are no numbers either"
-    cure = "synkhronos.watch_finite() before the run stops at the first, and names its row"
+    problem = f"the training loss is {loss}; from here on most parameters are NaN as well"
+    cure = "Call synkhronos.watch_finite() before the run to stop at the first such value and row"
     if terminate:
         raise FloatingPointError(
-            f"{told}: ended after step {step}, without a checkpoint of it. {cure}; "
-            "Trainer(terminate_on_nan=False) goes on"
+            f"{problem}: stopped after step {step}, without a checkpoint of it. {cure}; "
+            "use Trainer(terminate_on_nan=False) to continue"
         )
-    warnings.warn(f"{told}. {cure}", stacklevel=5)  # without the step: always the same text
+    warnings.warn(f"{problem}. {cure}", stacklevel=5)  # the same text for every step
 
 
 def finite(value: Any, what: str) -> float:
-    """The value as a float.
+    """Return the value as a float.
 
     Raises:
-        TypeError, ValueError: It is no number, or not a finite one.
+        TypeError, ValueError: It is not a number, or not finite.
     """
     try:
         number = float(value)

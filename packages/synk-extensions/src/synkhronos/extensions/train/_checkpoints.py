@@ -1,32 +1,54 @@
-"""A folder of checkpoints: the last few, and the best."""
+"""Checkpoints on disk: a folder of the last few and the best, each a single file.
+
+A file is a .npz of arrays, one of which is a JSON text that describes the others. No pickles are
+written or read, so the worst that a file from elsewhere can cause is an error. A single file can be
+replaced atomically: readers find the old one or the new one, even after a power cut.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
-from . import _checkpoint_file
-from ._checkpoint_file import CheckpointError
+import numpy as np
 
+from synkhronos.exceptions import SynkError
+
+FORMAT = "synkhronos training checkpoint"
+VERSION = 1
+
+_META = "meta"  # the JSON text's name among the arrays
+_ARRAY = "__array__"  # stands in the JSON text for an array
 _NAME = re.compile(r"step-(\d+)\.npz")
 _UNFINISHED = ".*.npz.tmp"
 
 
-class Checkpoints:
-    """When checkpoints are written, and which are kept: an argument of :class:`Trainer`.
+class CheckpointError(SynkError, ValueError):
+    """A checkpoint cannot be read, does not fit this training, or would mix with another training.
 
-    Files are named after the number of steps taken, ``step-000001200.npz``, and ``best.npz`` is the
-    one of the best epoch so far, by the Trainer's ``monitor``.
+    The attempt has changed nothing.
+    """
+
+
+class Checkpoints:
+    """Choose when to write checkpoints and which to keep: an argument of :class:`Trainer`.
+
+    File names contain the number of steps taken, ``step-000001200.npz``; ``best.npz`` is the
+    checkpoint of the best epoch so far, by the Trainer's ``monitor``.
 
     Args:
-        folder: Made if it is not there.
-        every_epochs: Write one after every so many epochs; 0 for none. One is written in any case
-            when a run ends or is interrupted.
-        every_steps: Write one after every so many steps, too, in the middle of epochs.
-        keep: How many of the newest to keep; None for all. ``best.npz`` is kept in any case.
-        best: Keep ``best.npz``.
+        folder: Folder for the files; created if it does not exist.
+        every_epochs: Epochs between two checkpoints; 0 for none. A run that ends or is interrupted
+            always writes one.
+        every_steps: Steps between two further checkpoints, which may fall within epochs.
+        keep: Number of newest checkpoints to keep; None for all. ``best.npz`` does not count.
+        best: Write ``best.npz``.
 
     Raises:
         ValueError: A number is out of range.
@@ -52,36 +74,36 @@ class Checkpoints:
         self.every_steps = every_steps
         self.keep = keep
         self.best = best
-        self._own: set[Path] | None = None  # None: not looked yet
+        self._own: set[Path] | None = None  # None until the folder was looked at
 
     @property
     def best_path(self) -> Path:
-        """Where the best one is."""
+        """Path of the best checkpoint."""
         return self.folder / "best.npz"
 
     def paths(self) -> list[Path]:
-        """The numbered files in the folder, oldest first."""
+        """Return the numbered files in the folder, oldest first."""
         if not self.folder.is_dir():
             return []
         found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
         return [path for _, path in sorted((int(m[1]), path) for m, path in found if m)]
 
     def newest(self) -> Path | None:
-        """The file to continue from, or None: the best one where there is no other."""
+        """Return the file to continue from, or None: the best one if there is no other."""
         paths = self.paths() or [path for path in [self.best_path] if path.is_file()]
         return paths[-1] if paths else None
 
     def write(self, step: int, content: Any) -> Path:
-        """Write a checkpoint, then delete those that are no longer kept.
+        """Write a checkpoint, then delete those beyond ``keep``.
 
-        Those of later steps go, too: training has gone back before them, and takes another course.
+        Those of later steps are deleted, too: they belong to a run that was taken back.
 
         Raises:
-            CheckpointError: There are files that another training has written meanwhile.
+            CheckpointError: Another training has written to the folder in the meantime.
         """
         self._require_own()
         path = self.folder / f"step-{step:09d}.npz"
-        _checkpoint_file.write(path, content)
+        write_file(path, content)
         paths = self.paths()
         present = paths.index(path) + 1
         kept = paths[:present] if self.keep is None else paths[:present][-self.keep :]
@@ -99,33 +121,33 @@ class Checkpoints:
             CheckpointError: As :meth:`write`.
         """
         self._require_own()
-        _checkpoint_file.write(self.best_path, content)
+        write_file(self.best_path, content)
 
     def take(self) -> None:
-        """Take the files that there are for those of this training."""
+        """Treat the present files as those of this training."""
         self._own = set(self.paths())
 
     def require_empty(self) -> None:
         """
         Raises:
-            CheckpointError: There are checkpoints, which a new training would mix with.
+            CheckpointError: A new training would mix with the checkpoints of an earlier one.
         """
         newest = self.newest()
         if newest is not None:
             raise CheckpointError(
                 f"{self.folder} has checkpoints of an earlier training (the newest is "
-                f"{newest.name}): continue it with run(..., resume=True), or take another folder, "
+                f"{newest.name}): continue it with run(..., resume=True), use another folder, "
                 "or delete them"
             )
         self.take()
 
     def require_writable(self) -> None:
-        """Make the folder, and try to write a file there, before there is anything to lose.
+        """Create the folder and try to write a file there, before there is anything to lose.
 
         Raises:
-            OSError: It cannot be done.
+            OSError: The folder or the file cannot be written.
         """
-        # Named as an unfinished checkpoint is: what is left of it after a kill is deleted.
+        # Named like an unfinished checkpoint, so that it is deleted after a kill.
         trial = self.folder / f".trial-{os.getpid()}.npz.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -134,18 +156,138 @@ class Checkpoints:
         except OSError as error:
             raise OSError(
                 f"checkpoint={str(self.folder)!r}: got {type(error).__name__}: {error}; expected a "
-                "folder that can be written, or made: choose another, or change its permissions"
+                "folder that can be created and written: choose another, or change its permissions"
             ) from error
 
     def _require_own(self) -> None:
-        """Have the folder, and nothing in it that another training wrote meanwhile."""
+        """Create the folder, and check that no other training wrote to it in the meantime."""
         self.folder.mkdir(parents=True, exist_ok=True)
         strangers = [] if self._own is None else sorted(set(self.paths()) - self._own)
         if strangers:
             raise CheckpointError(
                 f"{self.folder} has {strangers[-1].name}, which another training has written since "
-                "this one looked: take a folder for each, or resume() to continue the other"
+                "this one looked: use a folder for each, or resume() to continue the other"
             )
 
     def __repr__(self) -> str:
         return f"<Checkpoints {str(self.folder)!r}, {len(self.paths())} files>"
+
+
+def write_file(path: Path, content: Any) -> None:
+    """Write ``content``: dicts with strings as keys, lists, numbers, strings, None, and arrays.
+
+    The new file replaces an old one only after all of it is on the disk.
+
+    Raises:
+        TypeError: ``content`` has a value of another type.
+        OSError: The file cannot be written; an old one is unchanged.
+    """
+    arrays: dict[str, Any] = {}
+    header = {"format": FORMAT, "version": VERSION, "content": _without_arrays(content, "", arrays)}
+    arrays[_META] = np.array(json.dumps(header))
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _sync_folder(path.parent)
+
+
+def read_file(path: Path) -> Any:
+    """Return the content of a file, floats to the last bit.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, or not a checkpoint of this version.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
+            arrays = {name: members[name] for name in members.files}
+        header = json.loads(str(arrays[_META]))
+        kind, version, content = header["format"], header["version"], header["content"]
+        if kind == FORMAT and version == VERSION:
+            content = _with_arrays(content, arrays)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except KeyError as error:
+        raise CheckpointError(
+            f"{path}: cannot be read as a checkpoint: {error} is missing in the file"
+        ) from error
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        NotImplementedError,
+        MemoryError,
+        RecursionError,
+        OverflowError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read as a checkpoint ({type(error).__name__}: {error}); it is "
+            "damaged, or not a checkpoint. Resume from another file of the folder: resume(path)"
+        ) from error
+    if kind != FORMAT or version != VERSION:
+        raise CheckpointError(
+            f"{path}: got {kind!r} version {version!r}, expected {FORMAT!r} version {VERSION}; "
+            "read it with the release of synkhronos that wrote it"
+        )
+    return content
+
+
+def _without_arrays(value: Any, place: str, arrays: dict[str, Any]) -> Any:
+    """Return ``value`` for JSON; move its arrays to ``arrays``, named after their places."""
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                # JSON would turn the key into a string, and lookups would fail.
+                raise TypeError(f"{place}: got the key {key!r}; a checkpoint keeps strings as keys")
+        return {k: _without_arrays(v, _joined(place, k), arrays) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_arrays(v, _joined(place, i), arrays) for i, v in enumerate(value)]
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError(f"{place}: an array of objects cannot be kept in a checkpoint")
+        while place in arrays:  # "a.b" is b within a, or a key with a dot
+            place += "'"
+        arrays[place] = value
+        return {_ARRAY: place}
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(
+        f"{place}: got a {type(value).__name__}; a checkpoint keeps numbers, strings, None, "
+        "arrays, and lists and dicts of them"
+    )
+
+
+def _with_arrays(value: Any, arrays: dict[str, Any]) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {_ARRAY}:
+            return arrays[value[_ARRAY]]
+        return {key: _with_arrays(item, arrays) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_arrays(item, arrays) for item in value]
+    return value
+
+
+def _joined(place: str, key: Any) -> str:
+    return f"{place}.{key}" if place else str(key)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write the folder's new entry to the disk, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

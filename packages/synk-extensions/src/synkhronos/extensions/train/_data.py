@@ -1,4 +1,4 @@
-"""Data and validation: arrays put into shared memory once, and exact means over all rows."""
+"""Data and validation: copy arrays to shared memory once, and compute means over all rows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ._arguments import require_distinct, require_rows
 
 
 def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
-    """Data sets where ``function`` finds them: in shared memory, if it is a parallel one.
+    """Return data sets as ``function`` needs them: in shared memory if it is parallel.
 
     Args:
-        function: Has ``build_inputs`` if its values are to be put anywhere.
+        function: Has ``build_inputs`` if its values have to be copied.
         values: An array or ``Data``, or a sequence of them, one per input.
         what: Name of the argument, for errors.
 
     Raises:
-        ValueError: There is nothing to divide into batches, or more of one input than of another.
+        ValueError: There is nothing to divide into batches, or the inputs' rows differ.
     """
     values = tuple(values) if isinstance(values, (tuple, list)) else (values,)
     if not values:
@@ -32,21 +32,21 @@ def placed(function: Any, values: Any, what: str) -> tuple[Any, ...]:
             values = built if isinstance(built, tuple) else (built,)
         else:
             values = tuple(np.asarray(value) for value in values)
-    # Of a plain function all inputs are divided, of the others those that are scattered.
+    # A plain function divides all inputs, the others only those that are scattered.
     divided = function.spec if isinstance(function, synk.Function) else function
     require_rows(values[: getattr(divided, "n_scattered", None)], what)
     return values
 
 
 class Validation:
-    """A function of the validation set, whose outputs are means over rows.
+    """Compute the outputs of a function over the validation set, as means over rows.
 
     Args:
         function: A ``synkhronos.Function``, whose averages are exact over ranks and slices; or any
-            callable, as a compiled Theano function, whose outputs are means over the rows it gets.
+            callable, such as a compiled Theano function, whose outputs are means over its rows.
         data: An array or ``Data``, or a sequence of them, one per input.
-        num_slices: How many slices to compute one after the other, to save memory.
-        names: Names of the outputs but the first, for the log.
+        num_slices: Number of slices, computed one after the other to save memory.
+        names: Names of all outputs but the first, for the log.
 
     Raises:
         ValueError: ``num_slices`` is less than 1, or the names or rows do not fit.
@@ -65,10 +65,10 @@ class Validation:
             self._check(count)
 
     def __call__(self) -> dict[str, float]:
-        """Compute the means, by the names of the log's columns.
+        """Return the means, by the names of the log's columns.
 
         Raises:
-            ValueError: The function returns another number of outputs.
+            ValueError: The function returns the wrong number of outputs.
         """
         if isinstance(self._function, synk.Function):
             outputs = as_list(self._function(*self._data, num_slices=self._num_slices))
@@ -85,7 +85,7 @@ class Validation:
             )
 
     def _weighted(self) -> list[Any]:
-        """The means over slices, each with the weight of its rows."""
+        """Return the means over slices, weighted by rows."""
         rows = len(self._data[0])
         sums: list[Any] = []
         for part in np.array_split(np.arange(rows), min(self._num_slices, max(rows, 1))):
@@ -98,15 +98,15 @@ class Validation:
 
 
 def _number_of_outputs(function: Any) -> int | None:
-    """How many outputs a function has, where that can be known."""
+    """Return the number of a function's outputs, or None if it is unknown."""
     if isinstance(function, synk.Function):
         return len(function.output_modes)
-    outputs = getattr(getattr(function, "maker", None), "outputs", None)  # a compiled Theano one
+    outputs = getattr(getattr(function, "maker", None), "outputs", None)  # of Theano
     return None if outputs is None else len(outputs)
 
 
 def as_list(outputs: Any) -> list[Any]:
-    """What a function returned, one output or several, as a list."""
+    """Return one output or several as a list."""
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
@@ -117,7 +117,7 @@ def scalar(name: str, value: Any) -> float:
     """
     if np.size(value) != 1:
         raise TypeError(
-            f"{name} has the shape {np.shape(value)}; the Trainer's outputs have to be scalars: "
-            "take the mean over the rows, or leave the output to a loop of your own"
+            f"{name} has the shape {np.shape(value)}; the Trainer needs scalar outputs: "
+            "take the mean over the rows, or write your own loop for this output"
         )
     return float(np.asarray(value).reshape(()))

@@ -1,27 +1,38 @@
-"""What a run returns, and what it says of its epochs and of its end."""
+"""The record of a training's epochs: the History that a run returns, and the log file."""
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import io
+import json
 import logging
+import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+_JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 _logger = logging.getLogger("synkhronos")
 
 
 @dataclass
 class History:
-    """The epochs so far, also those before a resume, and how the run ended.
+    """The epochs so far, including those before a resume, and how the run ended.
 
-    ``history["train_loss"]`` is the list of that column; iterating yields the records.
+    ``history["train_loss"]`` is that column as a list; iterating yields the records.
 
     Attributes:
         records: A dict for each epoch, with the keys of the log: epoch, step, seconds, train_loss,
-            valid_loss, further outputs, learning_rate. What there is not is None.
-        status: "finished" (all epochs are done), "stopped" (by :meth:`Trainer.stop`, as early
-            stopping does), or "interrupted" (by Ctrl-C).
-        reason: Why it was stopped, in words.
+            valid_loss, further outputs, learning_rate. Missing values are None.
+        status: "finished" (all epochs are done), "stopped" (by :meth:`Trainer.stop`, for
+            example by early stopping), or "interrupted" (by Ctrl-C).
+        reason: Why the run stopped, as text.
     """
 
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -53,7 +64,7 @@ class History:
 def ended(
     records: Sequence[dict[str, Any]], step: int, interrupted: bool, stop_reason: str | None
 ) -> History:
-    """The history of a run that ends now; an early end is logged."""
+    """Return the history of a run that ends now; log an early end."""
     status, reason = "finished", ""
     if interrupted:
         status, reason = "interrupted", f"Ctrl-C, after step {step}"
@@ -66,14 +77,83 @@ def ended(
 
 
 def epoch_line(records: Sequence[dict[str, Any]], epochs: int) -> str:
-    """The last epoch in a line: its losses, further outputs, and seconds."""
+    """Describe the last epoch in a line: its losses, further outputs, and seconds."""
     record = records[-1]
-    told = [
+    parts = [
         f"{name} {value:.4g}"
         for name, value in record.items()
         if name.startswith(("train_", "valid_")) and value is not None
     ]
-    # Records count the seconds since training began.
+    # Records have the seconds since training began.
     before = records[-2]["seconds"] if len(records) > 1 else 0.0
-    told.append(f"{record['seconds'] - before:.1f} s")
-    return f"epoch {record['epoch']} of {epochs}: {', '.join(told)}"
+    parts.append(f"{record['seconds'] - before:.1f} s")
+    return f"epoch {record['epoch']} of {epochs}: {', '.join(parts)}"
+
+
+class LogFile:
+    """Write records to a file, one line per epoch, as soon as the epoch is over.
+
+    Args:
+        path: JSON lines if it ends with .jsonl, .ndjson or .json; else CSV with a header.
+        columns: The columns of the CSV, in order. JSON lines have every entry of a record.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], columns: Sequence[str]) -> None:
+        self._path = Path(path)
+        self._columns = list(columns)
+        self._is_json = self._path.suffix.lower() in _JSON_LINES
+
+    def begin(self, records: Sequence[dict[str, Any]]) -> None:
+        """Rewrite the file with these records: none, or those of a checkpoint.
+
+        Lines of epochs after the checkpoint are dropped, since these are trained again.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        text = "" if self._is_json else self._csv(self._columns)
+        text += "".join(self._line(record) for record in records)
+        temporary = self._path.with_name(f".{self._path.name}.tmp")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self._path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise OSError(
+                f"log={str(self._path)!r}: got {type(error).__name__}: {error}; expected a file "
+                "that can be created and written: choose another, or change its permissions"
+            ) from error
+
+    def append(self, records: Sequence[dict[str, Any]]) -> None:
+        """Add a line for the last record; write all lines if the file no longer exists."""
+        if not self._path.exists():
+            self.begin(records)
+            return
+        with self._path.open("a", encoding="utf-8", newline="") as file:
+            file.write(self._line(records[-1]))
+
+    def _line(self, record: dict[str, Any]) -> str:
+        if self._is_json:
+            return json.dumps(_plain(record), allow_nan=False) + "\n"
+        return self._csv([record.get(column) for column in self._columns])
+
+    @staticmethod
+    def _csv(values: Sequence[Any]) -> str:
+        line = io.StringIO()
+        csv.writer(line, lineterminator="\n").writerow(values)
+        return line.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value for JSON: None for infinity and NaN, lists for arrays."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -1,7 +1,9 @@
-"""Values of shared variables in all ranks, or in this process alone: one interface for both.
+"""Values of shared variables on all ranks, or in this process alone: one interface for both.
 
-The Trainer and its checkpoints are written against it, so that they work with a parallel step and
-with its serial twin.
+The Trainer and its checkpoints use it, so that they work with a parallel step and with its serial
+twin. Collectives carry arrays, but a state of ``RandomStreams`` is an object (NumPy's RandomState):
+two Ops convert between such a state and a row of numbers, inside functions of all ranks that gather
+and scatter the rows.
 """
 
 from __future__ import annotations
@@ -12,16 +14,18 @@ from typing import Any, Protocol
 import numpy as np
 import theano
 import theano.tensor as T
-from theano.tensor.raw_random import RandomStateType
+from theano.gof import Apply, Op
+from theano.tensor.raw_random import RandomStateType, random_state_type
 
 import synkhronos as synk
 from synkhronos import _default
 
-from ._random_state import FromRow, ToRow, from_row, to_row
+_KEYS = 624  # 32-bit words of the Mersenne twister, each exact in a float64
+ROW = _KEYS + 3
 
 
-class Ranks(Protocol):
-    """Reads and sets shared variables. Blocks until every rank has done its part."""
+class RankVariables(Protocol):
+    """Read and set shared variables. Each method blocks until every rank has done its part."""
 
     @property
     def size(self) -> int:
@@ -32,22 +36,22 @@ class Ranks(Protocol):
         """The rank of this process."""
 
     def read(self, rank: int, variables: Sequence[Any]) -> list[Any]:
-        """Copies of one rank's values, as arrays."""
+        """Return copies of one rank's values, as arrays."""
 
     def write(self, rank: int, variables: Sequence[Any], values: Sequence[Any]) -> None:
         """Set one rank's values from arrays."""
 
     def write_all(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
-        """Set the same values in all ranks."""
+        """Set the same values on all ranks."""
 
     def average(self, variables: Sequence[Any]) -> None:
         """Replace every rank's values by the average over the ranks."""
 
     def read_states(self, variables: Sequence[Any]) -> list[list[Any]]:
-        """For each random state a list of one array per rank."""
+        """Return, for each random state, a list of one array per rank."""
 
     def write_states(self, variables: Sequence[Any], states: Sequence[Sequence[Any]]) -> None:
-        """Set random states, given as :meth:`read_states` returns them."""
+        """Set random states, in the form that :meth:`read_states` returns."""
 
 
 class OneProcess:
@@ -67,7 +71,7 @@ class OneProcess:
             variable.set_value(value)
 
     def average(self, variables: Sequence[Any]) -> None:
-        """One rank's values are their average."""
+        """Do nothing: one rank's values are their average."""
 
     def read_states(self, variables: Sequence[Any]) -> list[list[Any]]:
         return [
@@ -128,14 +132,14 @@ class AllRanks:
                 self.write(rank, [variable], [value])
 
     def _reader(self, variable: Any) -> Any:
-        """A function that gathers the states of one stream, a row for each rank."""
+        """Return a function that gathers the states of one stream, a row for each rank."""
         key = ("read", variable)
         if key not in self._functions:
             self._functions[key] = synk.function(
                 [],
                 (ToRow()(variable), "gather"),
                 name="read random states",
-                # Reading a state is not to draw from it.
+                # Reading a state must not draw from it.
                 no_default_updates=True,
             )
         return self._functions[key]
@@ -156,5 +160,56 @@ def is_float(variable: Any) -> bool:
 
 
 def _is_object(variable: Any) -> bool:
-    """Whether a random state is an object of NumPy's, and not an array of MRG_RandomStreams."""
+    """Whether a random state is a NumPy object, and not an array of MRG_RandomStreams."""
     return isinstance(variable.type, RandomStateType)
+
+
+def to_row(state: np.random.RandomState) -> Any:
+    """Return a RandomState as a float64 array of shape ``(627,)``.
+
+    Raises:
+        TypeError: It does not use the Mersenne twister.
+    """
+    saved: Any = state.get_state(legacy=False)
+    if saved["bit_generator"] != "MT19937":
+        raise TypeError(
+            f"a random stream uses {saved['bit_generator']}; expected a RandomState of NumPy "
+            "with its own MT19937, as RandomStreams makes them"
+        )
+    row = np.empty(ROW)
+    row[:_KEYS] = saved["state"]["key"]
+    row[_KEYS:] = saved["state"]["pos"], saved["has_gauss"], saved["gauss"]
+    return row
+
+
+def from_row(row: Any) -> np.random.RandomState:
+    """Return the RandomState that :func:`to_row` converted."""
+    state = np.random.RandomState(0)
+    key = row[:_KEYS].astype(np.uint32)
+    position, has_gauss, gauss = row[_KEYS:]
+    state.set_state(("MT19937", key, int(position), int(has_gauss), float(gauss)))
+    return state
+
+
+class ToRow(Op):
+    """Convert a random state to a float64 matrix of one row."""
+
+    __props__ = ()
+
+    def make_node(self, state: Any) -> Any:
+        return Apply(self, [state], [T.dmatrix()])
+
+    def perform(self, node: Any, inputs: Any, output_storage: Any, params: Any = None) -> None:  # noqa: ARG002 - Theano's signature
+        output_storage[0][0] = to_row(inputs[0])[np.newaxis]
+
+
+class FromRow(Op):
+    """Convert a float64 matrix of one row to a random state."""
+
+    __props__ = ()
+
+    def make_node(self, row: Any) -> Any:
+        return Apply(self, [T.as_tensor_variable(row)], [random_state_type()])
+
+    def perform(self, node: Any, inputs: Any, output_storage: Any, params: Any = None) -> None:  # noqa: ARG002 - Theano's signature
+        output_storage[0][0] = from_row(inputs[0][0])

@@ -1,4 +1,4 @@
-"""The training step in plain Theano, in one process: the twin that the parallel one must equal."""
+"""The training step in plain Theano, in one process: the reference for the parallel step."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class SerialTrainFunction:
     Attributes:
         grad_function: Theano function that writes the gradient into :attr:`flat_grad`.
         update_function: Theano function that moves the parameters from there.
-        flat_grad: The flat shared vector (list of shared variables for ``sgd_nonflat``).
+        flat_grad: The flat shared vector (a list of shared variables for ``sgd_nonflat``).
         state: :class:`TrainingState`: the shared variables that a step changes.
-        output_names: Names of what a call returns: those of the expressions, or None.
-        n_scattered: The number of inputs whose rows ``batch`` selects; they come first.
+        output_names: For each output of a call, the name of its expression, or None.
+        n_scattered: Number of inputs whose rows ``batch`` selects; they come first.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SerialTrainFunction:
             [*rows, *inputs, *bcast_inputs],
             [output for output, _ in pairs],
             updates=[*grad_updates, *(update[:2] for update in updates)],
-            # The sliced variables come first, so that later givens may use them, too.
+            # The sliced variables come first, so that later givens can use them.
             givens=[*((shared, shared[rows[0]]) for shared in self._sliceable), *givens],
             name=f"{name}: gradient",
         )
@@ -66,7 +66,7 @@ class SerialTrainFunction:
         self._names = [variable.name for variable in [*inputs, *bcast_inputs]]
 
     def build_inputs(self, *data: Any, **_options: Any) -> Any:
-        """The data as arrays, where the parallel one puts them into shared memory."""
+        """Return the data as arrays; the parallel step copies them to shared memory instead."""
         arrays = tuple(np.asarray(item) for item in data)
         return arrays[0] if len(arrays) == 1 else arrays
 
@@ -80,9 +80,9 @@ class SerialTrainFunction:
     ) -> Any:
         """Take one step and return the loss before it, as ``TrainFunction`` does.
 
-        ``batch_s`` selects from the whole of the sliceable shared variables, as there is one
-        rank. With ``num_slices`` loss and gradient are averaged by rows; further ``updates`` of
-        the gradient function happen once per slice here.
+        ``batch_s`` selects from the whole sliceable shared variables, since there is one rank.
+        With ``num_slices``, loss and gradient are averages weighted by rows; further ``updates``
+        of the gradient function happen once per slice here.
         """
         data, batch = call_of_1_0(len(self._names), data, batch, named_data)
         scattered, whole = self._arguments(data, named_data)
@@ -111,13 +111,13 @@ class SerialTrainFunction:
         for name in self._names[len(values) :]:
             if name not in named_data:
                 raise TypeError(
-                    f"got {len(data)} values and no {name!r}; expected one for each of the inputs "
+                    f"got {len(data)} values but no {name!r}; expected one for each of the inputs "
                     f"{self._names}"
                 )
             values.append(named_data.pop(name))
         if named_data or len(values) > len(self._names):
             raise TypeError(
-                f"got {len(data)} values by place and {sorted(named_data)} by name too many; "
+                f"got {len(data)} positional values and the unused names {sorted(named_data)}; "
                 f"expected one for each of the inputs {self._names}"
             )
         arrays = [np.asarray(value) for value in values]
@@ -137,13 +137,13 @@ class SerialTrainFunction:
 
 
 def _with_op(output: Any) -> tuple[Any, Any]:
-    """Return (expression, reduce-op) of an output; "c_avg" and its like mean the same here."""
+    """Return (expression, reduce-op) of an output; "c_avg" means "avg" here, and so on."""
     expression, op = output if isinstance(output, tuple) else (output, "avg")
     return expression, op[2:] if op is not None and op.startswith("c_") else op
 
 
 def _key(batch: Any) -> Any:
-    """Return what selects the rows of ``batch`` from a NumPy array."""
+    """Return an index that selects the rows of ``batch`` from a NumPy array."""
     if batch is None:
         return slice(None)
     if isinstance(batch, (int, np.integer)):

@@ -1,6 +1,6 @@
-"""What a training step remembers: the shared variables that a checkpoint has to keep.
+"""The state of a training step: the shared variables that a checkpoint has to keep.
 
-They are found in the graphs before anything is compiled, the same for the parallel and the serial
+They are collected from the graphs before compilation, the same for the parallel and the serial
 step.
 """
 
@@ -18,16 +18,16 @@ from theano.tensor.raw_random import RandomStateType
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The shared variables that a training step changes, by what becomes of them over the ranks.
+    """The shared variables that a training step changes, by their relation over the ranks.
 
     Attributes:
-        params: What is trained: equal in all ranks.
-        optimizer: What the update rule remembers (velocities, counters): equal in all ranks.
-        local: What each rank keeps for itself: targets of ``updates=`` and ``default_update``, as
-            the running averages of batch normalisation.
+        params: The trained parameters: equal on all ranks.
+        optimizer: State of the update rule (velocities, counters): equal on all ranks.
+        local: Variables that each rank keeps for itself: targets of ``updates=`` and
+            ``default_update``, such as the running averages of batch normalisation.
         random: States of random streams, of ``MRG_RandomStreams`` or ``RandomStreams``: each rank
             has its own, unless ``fork(random_streams="identical")``.
-        read: All that a step reads, changed or not.
+        read: All variables that a step reads, changed or not.
     """
 
     params: tuple[Any, ...] = ()
@@ -48,7 +48,7 @@ def training_state(
     Args:
         params: A shared variable or several.
         param_updates: Pairs of the update rule.
-        expressions: All else that is computed: loss, outputs, gradients, what givens bring in.
+        expressions: All other computed expressions: loss, outputs, gradients, values of givens.
         updates: The user's own updates of the gradient function: pairs, or triples with an op.
     """
     trained = _distinct([params] if isinstance(params, SharedVariable) else list(params))
@@ -84,7 +84,7 @@ def is_random(variable: Any) -> bool:
 
 
 def storage_of(variable: Any) -> int:
-    """A shared variable's identity: its clones share the list in which its value lies."""
+    """Return a shared variable's identity: its clones share the list that holds its value."""
     return id(variable.container.storage)
 
 
@@ -93,9 +93,9 @@ def _default_update(variable: Any) -> Any:
 
 
 def _shared_leaves(expressions: Iterable[Any]) -> list[Any]:
-    """Shared variables that are read, also where only a default update of another reads them.
+    """Return the shared variables that are read, also by default updates of others.
 
-    Of clones of one, that with a default update stands for all.
+    Of several clones, the one with a default update represents all.
     """
     found: dict[int, Any] = {}
     waiting = [expression for expression in expressions if isinstance(expression, Variable)]
@@ -113,7 +113,7 @@ def _shared_leaves(expressions: Iterable[Any]) -> list[Any]:
 
 
 def _distinct(variables: Iterable[Any], taken: Iterable[int] = ()) -> list[Any]:
-    """The variables once each, without those whose storages are taken."""
+    """Return each variable once, without those whose storages are taken."""
     seen = set(taken)
     kept = []
     for variable in variables:

@@ -1,14 +1,14 @@
 """One callable that takes an exact data-parallel training step.
 
-A step is three acts, each over all ranks::
+A step has three parts, each over all ranks::
 
     grad_function(x, y)          each rank: gradient over its rows -> flat_grad
     all_reduce(flat_grad)        every rank: the average, weighted by the rows each rank had
     update_function()            each rank: the same step of the parameters
 
-The averages are weighted by rows, over ranks and slices, so that a step equals the serial one on
+The averages are weighted by rows, over ranks and slices. A step therefore equals the serial step on
 the whole batch (to rounding) for every batch size and number of processes. The loss must be a
-*mean* over the rows of the batch, as training losses are.
+*mean* over the rows of the batch, as training losses usually are.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class TrainFunction:
         grad_function: The :class:`synkhronos.Function` that writes each rank's gradient into
             :attr:`flat_grad` and returns the loss.
         update_function: The :class:`synkhronos.Function` that moves the parameters from there.
-        flat_grad: The flat shared vector (list of shared variables for ``sgd_nonflat``). After a
-            call it holds, in every rank, the gradient over the whole batch.
+        flat_grad: The flat shared vector (a list of shared variables for ``sgd_nonflat``). After a
+            call it holds the gradient over the whole batch, on every rank.
         state: :class:`TrainingState`: the shared variables that a step changes.
-        output_names: Names of what a call returns: those of the expressions, or None.
+        output_names: For each output of a call, the name of its expression, or None.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TrainFunction:
 
     @property
     def n_scattered(self) -> int:
-        """The number of inputs whose rows are scattered; they come first."""
+        """Number of inputs whose rows are scattered; they come first."""
         return int(self.grad_function.spec.n_scattered)
 
     @brief_traceback
@@ -71,22 +71,22 @@ class TrainFunction:
 
         Args:
             *data: One value per input, in the order of ``inputs``, then ``bcast_inputs``:
-                ``synkhronos.Data``, or what ``numpy.asarray`` takes.
-            batch: Which rows of the data to use: int (the first), slice, list or array of
+                ``synkhronos.Data``, or anything that ``numpy.asarray`` takes.
+            batch: The rows of the data to use: int (the first), slice, list or array of
                 indexes, boolean mask. Scattered over the ranks.
             batch_s: The same for the rows of ``sliceable_shareds`` in each rank, or a list of
                 them, one per rank.
-            num_slices: Compute the gradient over this many slices of each rank's rows, one after
-                the other, to save memory. The result is the same.
+            num_slices: Number of slices of each rank's rows over which to compute the gradient, one
+                after the other, to save memory. The result is the same.
             **named_data: Values by the name of their variable, as in Theano.
 
         Returns:
-            The loss, the exact mean over the batch; a list ``[loss, *outputs]`` if further
-            outputs were asked for.
+            The loss, the exact mean over the batch; a list ``[loss, *outputs]`` if there are
+            further outputs.
 
         Raises:
-            What :class:`synkhronos.Function` raises. If the gradient fails in a rank, no
-            parameter has been moved in any.
+            All errors of :class:`synkhronos.Function`. If the gradient fails on a rank, no
+            parameter has changed on any.
         """
         gradient = self.grad_function
         data, batch = call_of_1_0(len(gradient.spec.inputs), data, batch, named_data)
@@ -100,7 +100,7 @@ class TrainFunction:
         return loss
 
     def build_inputs(self, *data: Any, **options: Any) -> Any:
-        """Put data sets into shared memory, one ``Data`` per input: ``Function.build_inputs``."""
+        """Copy data sets to shared memory, one ``Data`` per input: ``Function.build_inputs``."""
         return self.grad_function.build_inputs(*data, **options)
 
     def __repr__(self) -> str:
@@ -131,32 +131,32 @@ def make_train_function(
 
     Args:
         loss: Scalar expression, a mean over the rows of the batch.
-        params: Shared variables to train, equal in all ranks. They are when they were made after
-            ``fork()`` or are distributed with this function; else ``synkhronos.broadcast`` them.
+        params: Shared variables to train, equal on all ranks. They are equal if you create them
+            after ``fork()`` or distribute them with this function; otherwise call
+            ``synkhronos.broadcast`` on them.
         inputs: Variables whose values are scattered along axis 0; a list, or a single variable.
-        update_rule: One of :mod:`synkhronos.extensions.updates`, or a function with that
+        update_rule: A rule of :mod:`synkhronos.extensions.updates`, or a function with the same
             interface: ``rule(loss, params, ...) -> (grad_updates, param_updates, flat_grad)``.
         *args: Further positional arguments of the rule.
         outputs: Further expressions to return with the loss, or (expression, reduce-op) pairs.
-        bcast_inputs: Variables whose values every rank gets whole.
+        bcast_inputs: Variables whose whole values every rank gets.
         updates: Further updates for the gradient function (running averages, counters), as in
             ``synkhronos.function``; they stay local to each rank.
         givens: As in Theano.
         sliceable_shareds: Shared variables that hold scattered data.
-        name: Of the two functions: "<name>: gradient" and "<name>: update".
+        name: Prefix of the two functions' names: "<name>: gradient" and "<name>: update".
         **kwargs: Further arguments of the rule, such as ``learning_rate``.
 
     The form of release 1.0, ``make_train_function(loss, params, x, y, update_rule, *args,
-    **kwargs)``, is recognised by the variable in the place of ``update_rule``; ``x=`` and ``y=``
-    may be given by name. So is its call, ``train(x_data, y_data, batch)``, also by these names.
+    **kwargs)``, also works: a variable in the place of ``update_rule`` identifies it; ``x=`` and
+    ``y=`` may be keywords. So does its call, ``train(x_data, y_data, batch)``, also by keyword.
 
     Returns:
         A callable :class:`TrainFunction`.
 
     Raises:
-        TypeError: ``update_rule`` is not callable or no rule in three parts, or what the rule
-            itself raises.
-        What ``synkhronos.function`` raises.
+        TypeError: ``update_rule`` is not callable, or does not return three parts.
+        All errors of the rule itself and of building a function.
     """
     inputs, update_rule, args = _call_form(inputs, update_rule, args, kwargs)
     split = _apply(update_rule, loss, params, args, kwargs)
@@ -193,9 +193,9 @@ def make_train_function_theano(
 ) -> SerialTrainFunction:
     """Build the same training step in plain Theano, in this process alone.
 
-    For comparison, and for programs that are to run either way: all arguments, and the call with
+    Use it for comparison, and for programs that run either way: all arguments, and the call with
     ``batch``, ``batch_s`` and ``num_slices``, are those of :func:`make_train_function`. It needs
-    no ``fork()``. Its optimiser state is its own, but the parameters are the same variables.
+    no ``fork()``. It has its own optimiser state, but the parameters are the same variables.
 
     Returns:
         A callable :class:`SerialTrainFunction`, whose ``grad_function`` and
@@ -240,13 +240,13 @@ def _call_form(
 
 
 def _apply(rule: Any, loss: Any, params: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Return what the rule gives, which has to be in three parts."""
+    """Return the three parts that the rule gives."""
     parts = rule(loss, params, *args, **kwargs)
     if not isinstance(parts, tuple) or len(parts) != 3:
         raise TypeError(
             f"update_rule {getattr(rule, '__name__', rule)!r} returned a {type(parts).__name__}; "
             "expected (grad_updates, param_updates, flat_grad). The rules of lasagne.updates do "
-            "not split a step: take the one of the same name from synkhronos.extensions.updates"
+            "not split a step: use the rule of that name in synkhronos.extensions.updates"
         )
     return parts
 

@@ -1,40 +1,104 @@
-"""The loop around a training step: epochs, validation, checkpoints, and what goes with them.
+"""The loop around a training step (epochs, validation, checkpoints), and its callbacks.
 
-One step is ``train(*data, batch=indexes)``. The Trainer decides on the indexes and the learning
-rate before it, and keeps sums after it. All that it remembers is in a `Memory`; with the values of
-the shared variables (`_snapshot`) and the states of generator, schedule and callbacks it makes a
-checkpoint.
+One step is ``train(*data, batch=indexes)``. The Trainer chooses the indexes and the learning rate
+before it, and keeps sums after it. Its own state is a `TrainingProgress`; together with the values
+of the shared variables and the states of generator, schedule and callbacks this makes a checkpoint.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from synkhronos._default import reporter
 from synkhronos._progress import track
 
 from ._arguments import names_of_outputs, require, require_number
-from ._callbacks import as_callback
+from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress
 from ._checkpoints import Checkpoints
 from ._data import Validation, as_list, placed, scalar
-from ._history import History, ended, epoch_line
-from ._interrupt import Interrupt
-from ._log import Log
-from ._memory import Keeper, Memory
-from ._order import Order
-from ._ranks import AllRanks, OneProcess, Ranks, is_float
-from ._rate import LearningRate
+from ._history import History, LogFile, ended, epoch_line
+from ._learning_rate import LearningRate
+from ._ranks import AllRanks, OneProcess, RankVariables, is_float
+from ._sampler import BatchSampler
 from ._serial import SerialTrainFunction
-from ._snapshot import Snapshot
 from ._step import TrainFunction
 
 
+class Callback:
+    """Base class of callbacks: override the methods you need.
+
+    The Trainer calls them from its own process and thread. A callback with a state of its own
+    overrides :meth:`state` and :meth:`load_state`; checkpoints then save and restore it. The list
+    of callbacks may also contain plain functions ``f(trainer, record)``, which are called like
+    :meth:`on_epoch_end`.
+    """
+
+    def on_run_begin(self, trainer: Trainer) -> None:
+        """Run before the first step of a run, after a checkpoint was loaded."""
+
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        """Run after a step; ``loss`` is the batch's mean, before the step."""
+
+    def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
+        """Run after an epoch and its validation; ``record`` is the line for the log.
+
+        Entries that you add to ``record`` are kept in the history, and in a log of JSON lines.
+        """
+
+    def on_run_end(self, trainer: Trainer, history: History) -> None:
+        """Run after the last step and checkpoint, unless an exception ended the run."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state to save: numbers, strings, None, arrays, lists and dicts of them."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state that :meth:`state` returned."""
+
+
+class OnEpochEnd(Callback):
+    """Call a plain function after each epoch."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def on_epoch_end(self, trainer: Trainer, record: dict[str, Any]) -> None:
+        """Call the function."""
+        self._function(trainer, record)
+
+
+def _is_stateful(item: Any) -> bool:
+    """Whether a schedule or callback can load a state."""
+    loads = getattr(type(item), "load_state", None) is not Callback.load_state
+    return loads and hasattr(item, "load_state")
+
+
+def as_callback(callback: Any) -> Callback:
+    """
+    Raises:
+        TypeError: The object is neither a Callback nor a function.
+    """
+    if isinstance(callback, Callback):
+        return callback
+    if callable(callback) and not isinstance(callback, type):
+        return OnEpochEnd(callback)
+    raise TypeError(
+        f"got {callback!r} among callbacks; expected a Callback object or a function "
+        "f(trainer, record)"
+    )
+
+
 class Trainer:
-    """Train for some epochs; nothing that it does cannot be written as a loop of your own.
+    """Train for some epochs, with validation, schedules, checkpoints and a log.
+
+    It is optional: you can write the same loop yourself.
 
     ::
 
@@ -49,39 +113,39 @@ class Trainer:
     Args:
         train: From :func:`make_train_function` or :func:`make_train_function_theano`.
         data: An array or ``Data`` for each input of ``train``, in a tuple; or a single one. Arrays
-            are put into shared memory once. All have the same number of rows, but those of
-            ``bcast_inputs``.
+            are copied to shared memory once. All but those of ``bcast_inputs`` have the same
+            number of rows.
         batch_size: Rows per step, for all ranks together.
-        valid: A function of the validation set, called after each epoch: a
+        valid: Function of the validation set, called after each epoch: a
             ``synkhronos.Function``, or any callable such as a compiled Theano function. Its first
-            output is the validation loss; all have to be means over the rows.
-        valid_data: As ``data``, for ``valid``.
-        valid_slices: Validate in so many slices, to save memory; the means are the same.
+            output is the validation loss; all outputs must be means over the rows.
+        valid_data: Like ``data``, for ``valid``.
+        valid_slices: Number of slices for validation, to save memory; the means are the same.
         valid_names: Names of the further outputs of ``valid``, one each.
         output_names: Names of the further outputs of ``train``; by default those of the
             expressions, else ``output_1`` and so on.
-        num_slices: Compute each gradient in so many slices.
+        num_slices: Number of slices for each gradient.
         learning_rate: The shared variable that ``train`` takes for its rate.
-        schedule: Function from the number of finished epochs to the rate, as :func:`cosine`
-            returns it, or :class:`ReduceOnPlateau`. The rate is set in all ranks.
-        schedule_by: "epoch", or "step" to ask the schedule before each step, with the number of
+        schedule: Function from the number of finished epochs to the rate, such as :func:`cosine`
+            returns, or :class:`ReduceOnPlateau`. The rate is set on all ranks.
+        schedule_by: "epoch", or "step" to call the schedule before each step, with the number of
             steps taken.
-        seed: Of the shuffling: what ``numpy.random.default_rng`` takes, or a Generator or
-            RandomState.
-        shuffle: Shuffle the rows anew for each epoch.
+        seed: Seed for shuffling: anything that ``numpy.random.default_rng`` takes, or a Generator
+            or RandomState.
+        shuffle: Shuffle the rows again for each epoch.
         drop_last: Leave out a last batch that is smaller.
-        monitor: The column of the log that says how good an epoch was, for ``best.npz``, early
+        monitor: The column of the log that scores an epoch, for ``best.npz``, early
             stopping, and :class:`ReduceOnPlateau`. By default "valid_loss" if there is a ``valid``,
             else "train_loss".
-        mode: "min" if a low ``monitor`` is good, "max" if a high one is, as of an accuracy.
-        average_local: After each epoch, before validation, average over the ranks what each keeps
-            for itself (``train.state.local``), if it is of floats: the running averages of batch
-            normalisation. They differ between ranks, which saw different rows.
-        terminate_on_nan: End by FloatingPointError at a loss that is no finite number; else warn.
-        callbacks: :class:`Callback` objects, or functions ``f(trainer, record)`` for after an
-            epoch; called in this order.
+        mode: "min" if a low ``monitor`` is good, "max" if a high one is, such as an accuracy.
+        average_local: After each epoch, before validation, average the floats that each rank keeps
+            for itself (``train.state.local``), such as the running averages of batch
+            normalisation. They differ because each rank saw different rows.
+        terminate_on_nan: Raise FloatingPointError if a loss is not finite; otherwise warn.
+        callbacks: :class:`Callback` objects, or functions ``f(trainer, record)`` to call after
+            each epoch; called in this order.
         checkpoint: A folder, or :class:`Checkpoints`.
-        log: File for a line per epoch: JSON lines if it ends with .jsonl, else CSV.
+        log: File that gets a line per epoch: JSON lines if its name ends with .jsonl, else CSV.
         verbose: Print a line for each finished epoch on standard output.
 
     Attributes:
@@ -121,15 +185,15 @@ class Trainer:
     ) -> None:
         if not isinstance(train, (TrainFunction, SerialTrainFunction)):
             raise TypeError(
-                f"train is {train!r}; expected what make_train_function() or "
-                "make_train_function_theano() returns"
+                f"train is {train!r}; expected a result of make_train_function() or "
+                "make_train_function_theano()"
             )
         if (valid is None) != (valid_data is None):
             raise ValueError("got one of valid and valid_data; expected both or neither")
         require(mode, "mode", ("min", "max"))
         self.train = train
         self._data = placed(train, data, "data")
-        self._order = Order(len(self._data[0]), batch_size, seed, shuffle, drop_last)
+        self._sampler = BatchSampler(len(self._data[0]), batch_size, seed, shuffle, drop_last)
         self._num_slices = num_slices
         names = names_of_outputs(train.output_names, output_names)
         self._train_columns = ["train_loss", *(f"train_{name}" for name in names)]
@@ -147,20 +211,22 @@ class Trainer:
             checkpoint = Checkpoints(checkpoint)
         self._checkpoints = checkpoint
         columns = ["epoch", "step", "seconds", *columns, "learning_rate"]
-        self._log = None if log is None else Log(log, columns)
-        self._say = reporter(verbose)
-        self._ranks: Ranks = AllRanks() if isinstance(train, TrainFunction) else OneProcess()
+        self._log = None if log is None else LogFile(log, columns)
+        self._report = reporter(verbose)
+        is_parallel = isinstance(train, TrainFunction)
+        self._ranks: RankVariables = AllRanks() if is_parallel else OneProcess()
         self._local_floats = [variable for variable in train.state.local if is_float(variable)]
         self._valued = [*train.state.params, *self._local_floats]
         self._rate = LearningRate(learning_rate, schedule, schedule_by, self._ranks, train.state)
-        self._keeper = Keeper(
-            Snapshot(self._ranks, train.state, learning_rate),
-            self._order,
+        self._contents = CheckpointContents(
+            SharedVariables(self._ranks, train.state, learning_rate),
+            self._sampler,
             course={"monitor": self.monitor, "mode": mode, "train_columns": self._train_columns},
-            partners=[schedule, *self._callbacks],
+            stateful=[item for item in [schedule, *self._callbacks] if _is_stateful(item)],
         )
-        self._memory = Memory([0.0] * len(self._train_columns), self._order.get_state())
-        self._since: float | None = None  # when time was counted last; None between runs
+        sums = [0.0] * len(self._train_columns)
+        self._progress = TrainingProgress(sums, self._sampler.get_state())
+        self._since: float | None = None  # when seconds were last added; None between runs
         self._begun = self._log_begun = False  # whether this object has trained or loaded anything
         self._saved: tuple[int, int] | None = None
         self._stop_reason: str | None = None
@@ -168,27 +234,27 @@ class Trainer:
     @property
     def epoch(self) -> int:
         """The number of finished epochs."""
-        return self._memory.epoch
+        return self._progress.epoch
 
     @property
     def step(self) -> int:
         """The number of steps taken."""
-        return self._memory.step
+        return self._progress.step
 
     @property
     def records(self) -> list[dict[str, Any]]:
         """The records of the finished epochs, as in :class:`History`."""
-        return self._memory.records
+        return self._progress.records
 
     def run(self, epochs: int, resume: bool = False) -> History:
         """Train until ``epochs`` epochs are finished in all, earlier runs included.
 
-        The first Ctrl-C stops after the step that is being taken: a checkpoint is written if there
-        is a folder for it, and the run returns. The second raises KeyboardInterrupt at once. (In
-        threads other than the main one, Ctrl-C is left alone.)
+        The first Ctrl-C stops after the present step: the Trainer writes a checkpoint, if it has
+        a folder for it, and returns. The second raises KeyboardInterrupt at once. (In threads
+        other than the main one, Ctrl-C works as usual.)
 
         Args:
-            epochs: How many.
+            epochs: Total number of epochs.
             resume: Continue from the newest checkpoint, if there is one; see :meth:`resume`.
 
         Returns:
@@ -198,9 +264,9 @@ class Trainer:
             CheckpointError: With ``resume``, the newest checkpoint cannot be loaded; without, a new
                 training would mix its checkpoints with those of an earlier one.
             OSError: The folder for checkpoints or the log cannot be written. No step was taken.
-            FloatingPointError: The loss was no finite number (``terminate_on_nan``).
-            RuntimeError: A callback calls it.
-            What the training step and callbacks raise. The next run goes on where this one was.
+            FloatingPointError: The loss was not finite (``terminate_on_nan``).
+            RuntimeError: A callback called it.
+            All errors of the training step and callbacks. The next run continues from there.
         """
         self._require_idle("run()")
         if resume and not self._checkpoints:
@@ -231,22 +297,23 @@ class Trainer:
     def resume(self, path: str | os.PathLike[str] | None = None) -> bool:
         """Load a checkpoint: the next run continues where it was written, also within an epoch.
 
-        On the same number of processes, the rest of the training is that of an uninterrupted run,
-        bit for bit. On another number, the steps are equal to rounding, but for what differs
-        between ranks: dropout draws other masks, and running averages start from their average.
+        On the same number of processes, the rest of the training equals that of an uninterrupted
+        run bit for bit. On another number, the steps are equal to rounding, except for values
+        that differ between ranks: dropout draws other masks, and running averages start from
+        their average.
 
         Args:
             path: The file, such as ``best.npz``. By default the newest in the folder, or
-                ``best.npz`` if that is all there is.
+                ``best.npz`` if there is no other.
 
         Returns:
-            Whether there was one.
+            True if a checkpoint was loaded, False if there was none.
 
         Raises:
-            CheckpointError: It is damaged, or does not fit: names, shapes, dtypes, callbacks. All
-                differences are named, and nothing was changed.
+            CheckpointError: It is damaged, or does not fit: names, shapes, dtypes, callbacks. The
+                message lists all differences, and nothing was changed.
             ValueError: There is neither ``path`` nor a folder.
-            RuntimeError: A callback calls it.
+            RuntimeError: A callback called it.
         """
         self._require_idle("resume()")
         if path is None:
@@ -255,7 +322,7 @@ class Trainer:
             path = self._checkpoints.newest()
             if path is None:
                 return False
-        self._memory = self._keeper.load(Path(path))
+        self._progress = self._contents.load(Path(path))
         if self._checkpoints:
             self._checkpoints.take()
         self._begun, self._log_begun = True, False
@@ -263,7 +330,7 @@ class Trainer:
         return True
 
     def stop(self, reason: str = "stop() was called") -> None:
-        """End the run after the step, or the end of the epoch, that is being done.
+        """End the run after the present step, or after the end of the epoch if that is under way.
 
         For callbacks and signal handlers: ``signal.signal(signal.SIGTERM, lambda *_:
         trainer.stop("SIGTERM"))``.
@@ -271,23 +338,23 @@ class Trainer:
         self._stop_reason = reason
 
     def score(self, record: dict[str, Any]) -> float:
-        """How good an epoch was, by ``monitor``: the lower, the better, also with mode="max"."""
+        """Return an epoch's score by ``monitor``: lower is better, also with mode="max"."""
         value = float(record[self.monitor])
         return -value if self._mode == "max" else value
 
     def get_values(self) -> list[Any]:
-        """Copies of the parameters, and of floats that ranks keep for themselves, as arrays."""
+        """Return copies of the parameters, and of floats that each rank keeps for itself."""
         return self._ranks.read(self._ranks.master, self._valued)
 
     def set_values(self, values: Sequence[Any]) -> None:
-        """Set in all ranks what :meth:`get_values` returned."""
+        """Set values that :meth:`get_values` returned, on all ranks."""
         self._ranks.write_all(self._valued, values)
 
     def save(self) -> Path:
         """Write a checkpoint now.
 
         Raises:
-            CheckpointError: There are checkpoints of another training.
+            CheckpointError: The folder has checkpoints of another training.
             ValueError: There is no folder for it.
         """
         if self._checkpoints is None:
@@ -298,14 +365,14 @@ class Trainer:
         return self._save(self._checkpoints)
 
     def _run_epoch(self, epochs: int, interrupt: Interrupt) -> None:
-        """Take the steps of an epoch that are left; finish it unless the run is to end."""
-        memory = self._memory
-        if not memory.batch:
-            memory.shuffle = self._order.get_state()
-        self._rate.set_for("epoch", memory.epoch)
-        with track(f"epoch {self.epoch + 1}", total=self._order.batches) as bar:
-            bar.advance(memory.batch)
-            for indexes in self._order.epoch(memory.shuffle, memory.batch):
+        """Take the remaining steps of an epoch; finish it unless the run has to end."""
+        progress = self._progress
+        if not progress.batch:
+            progress.shuffle = self._sampler.get_state()
+        self._rate.set_for("epoch", progress.epoch)
+        with track(f"epoch {self.epoch + 1}", total=self._sampler.batches) as bar:
+            bar.advance(progress.batch)
+            for indexes in self._sampler.epoch(progress.shuffle, progress.batch):
                 loss = self._take_step(indexes)
                 bar.advance(1, f"loss {loss:.4g}")
                 if self._ending(interrupt):
@@ -316,7 +383,7 @@ class Trainer:
         self._rate.set_for("step", self.step)
         outputs = as_list(self.train(*self._data, batch=indexes, num_slices=self._num_slices))
         values = [scalar(name, value) for name, value in zip(self._train_columns, outputs)]
-        self._memory.add(values, len(indexes))
+        self._progress.add(values, len(indexes))
         require_number(values[0], self.step, self._terminate_on_nan)
         for callback in self._callbacks:
             callback.on_step_end(self, values[0])
@@ -329,8 +396,8 @@ class Trainer:
         if self._average_local:
             self._ranks.average(self._local_floats)
         validated = self._valid() if self._valid else {"valid_loss": None}
-        memory = self._memory
-        trained: dict[str, Any] = dict(zip(self._train_columns, memory.end_epoch()))
+        progress = self._progress
+        trained: dict[str, Any] = dict(zip(self._train_columns, progress.end_epoch()))
         record = {
             "epoch": self.epoch,
             "step": self.step,
@@ -344,7 +411,7 @@ class Trainer:
         score = self.score(record)
         self._rate.observe(score)
         self.records.append(record)
-        self._say(epoch_line(self.records, epochs))
+        self._report(epoch_line(self.records, epochs))
         try:
             for callback in self._callbacks:
                 callback.on_epoch_end(self, record)
@@ -352,8 +419,8 @@ class Trainer:
             if self._log:
                 self._log.append(self.records)
         checkpoints = self._checkpoints
-        if score < memory.best:
-            memory.best = score
+        if score < progress.best:
+            progress.best = score
             if checkpoints and checkpoints.best:
                 # First: if the run ended in between, it would resume before the best epoch.
                 checkpoints.write_best(self._content())
@@ -370,7 +437,7 @@ class Trainer:
 
     def _content(self) -> dict[str, Any]:
         self._pass_time()
-        return self._keeper.content(self._memory)
+        return self._contents.collect(self._progress)
 
     def _save(self, checkpoints: Checkpoints) -> Path:
         path = checkpoints.write(self.step, self._content())
@@ -378,7 +445,7 @@ class Trainer:
         return path
 
     def _is_due(self, every: int | None, count: int) -> bool:
-        """Whether to save: as is usual, or again, as a callback did before others were called."""
+        """Whether to save: at the usual times, or again if a callback saved before others ran."""
         return bool(every and count % every == 0) or self._saved == (self.epoch, self.step)
 
     def _require_idle(self, what: str) -> None:
@@ -389,12 +456,46 @@ class Trainer:
         return interrupt.requested or self._stop_reason is not None
 
     def _pass_time(self) -> float:
-        """Seconds of training, up to now."""
+        """Add the seconds since the last call; return the seconds of training."""
         if self._since is not None:
             now = time.perf_counter()
-            self._memory.seconds += now - self._since
+            self._progress.seconds += now - self._since
             self._since = now
-        return self._memory.seconds
+        return self._progress.seconds
 
     def __repr__(self) -> str:
         return f"<Trainer at epoch {self.epoch}, step {self.step}, of {self.train!r}>"
+
+
+class Interrupt:
+    """A context in which the first Ctrl-C only sets :attr:`requested`; the second works as usual.
+
+    Python delivers signals to the main thread, so in others nothing changes; nor where Ctrl-C is
+    ignored, or has a handler that is not in Python.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._usual: Any = None
+
+    def __enter__(self) -> Interrupt:  # noqa: PYI034 - Self is new in Python 3.11
+        if threading.current_thread() is threading.main_thread():
+            usual = signal.getsignal(signal.SIGINT)
+            if callable(usual):
+                self._usual = usual
+                signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._usual is not None:
+            signal.signal(signal.SIGINT, self._usual)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self.requested:
+            self._usual(number, frame)
+        self.requested = True

@@ -6,7 +6,7 @@ Each rule takes a loss (or the gradients) and the parameters, and returns a
     grad_updates, param_updates, flat_grad = adam(loss, params, learning_rate=1e-3)
 
 1. ``grad_updates`` write the raw gradient of all parameters into one flat shared vector;
-2. ``param_updates`` move the parameters, and the state of the rule, by what that vector holds;
+2. ``param_updates`` move the parameters, and the state of the rule, by the values of that vector;
 3. ``flat_grad`` is the vector. Average it over the ranks between 1 and 2, with *one* collective
    for the whole model::
 
@@ -26,7 +26,7 @@ Every rule takes ``lr`` for ``learning_rate``, as in release 1.0. All numbers a 
 (learning rate, momentum, betas, epsilon) may also be Theano scalars, for instance a shared
 variable that a schedule sets (in all ranks: :func:`synkhronos.broadcast`).
 
-What can be had with any rule comes as a wrapper: a function that takes a rule and returns one
+Options for any rule are wrappers: functions that take a rule and return one
 with the same arguments and results. They go into each other::
 
     rule = updates.clip_by_global_norm(
@@ -55,7 +55,7 @@ after the rule, the parameters
 ============================== ================================================================
 
 All of this happens in ``param_updates``, with the gradient averaged over the ranks, and is
-therefore what one process would do with the whole batch. ``flat_grad`` is left as it was averaged.
+therefore the same as in one process with the whole batch. ``flat_grad`` keeps the average.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ from synkhronos.extensions.updates._first_order import (
     sgd_nonflat,
 )
 
-# what a rule returns, and what one's own is written with
+# the result of a rule, and helpers to write your own
 from synkhronos.extensions.updates._flatten import (
     SplitUpdates,
     flat_unflat_grads,
@@ -96,7 +96,7 @@ from synkhronos.extensions.updates._flatten import (
     vars_flat_size,
 )
 
-# a pull towards zero, through the gradient or beside the rule
+# a pull towards zero, through the gradient or separate from the rule
 from synkhronos.extensions.updates._weight_decay import decoupled_weight_decay, weight_decay
 
 __all__ = [

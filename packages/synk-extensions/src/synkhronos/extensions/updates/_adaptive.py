@@ -1,4 +1,4 @@
-"""Rules that give each element of each parameter a step size of its own."""
+"""Rules with a separate step size for each element of each parameter."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def adam(
     beta2: Any = 0.999,
     epsilon: Any = 1e-8,
 ) -> SplitUpdates:
-    r"""Step along the average gradient, divided by its average size, both freed of their bias.
+    r"""Step along the average gradient, divided by its average size, both corrected for bias.
 
     .. math::
         t &\leftarrow t + 1 \\
@@ -187,7 +187,7 @@ def amsgrad(
     beta2: Any = 0.999,
     epsilon: Any = 1e-8,
 ) -> SplitUpdates:
-    r"""Do as :func:`adam`, with the largest of the average sizes so far: steps never grow back.
+    r"""Like :func:`adam`, with the largest average size so far: steps never grow again.
 
     .. math::
         t &\leftarrow t + 1 \\
@@ -250,7 +250,7 @@ def adamax(
     beta2: Any = 0.999,
     epsilon: Any = 1e-8,
 ) -> SplitUpdates:
-    r"""Do as :func:`adam`, with the decayed largest gradient in place of the average size.
+    r"""Like :func:`adam`, with the decayed largest gradient instead of the average size.
 
     .. math::
         t &\leftarrow t + 1 \\

@@ -1,4 +1,4 @@
-"""What the user hands to a rule -> checked parameters, gradients and scalars."""
+"""Check the arguments of a rule: parameters, gradients and scalars."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_params(params: Any) -> list[Any]:
     """Return ``params`` as a list of distinct, floating-point shared variables.
 
     Raises:
-        TypeError: An entry is no shared variable, or its dtype is not floating-point.
+        TypeError: An entry is not a shared variable, or its dtype is not floating-point.
         ValueError: There are no parameters, or one of them is listed twice.
     """
     params = [params] if isinstance(params, Variable) else list(params)

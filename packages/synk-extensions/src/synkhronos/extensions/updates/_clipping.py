@@ -23,9 +23,9 @@ def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
 
     .. math:: g \leftarrow g\, \frac{c}{\max(c, \lVert g \rVert_2)}
 
-    The norm is that of the gradients of all parameters together, and of their average over the
-    ranks: it is taken in the second half of the step, so that all ranks scale alike, by what the
-    gradient of the whole batch asks for. ``flat_grad`` keeps the gradient as it was.
+    The norm is that of all parameters' gradients together, averaged over the ranks: it is computed
+    in the second half of the step, so that all ranks use the same factor, that of the whole batch.
+    ``flat_grad`` keeps the unscaled gradient.
 
     ::
 
@@ -34,11 +34,11 @@ def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
             learning_rate=1e-3,
         )
 
-    A shorter gradient is left alone, to the last bit. The norm is added up in float64 whatever
-    the dtype of the parameters, since the squares of an exploding gradient, which this is there
-    for, exceed float32 at once. PyTorch's ``clip_grad_norm_`` divides by the norm plus 1e-6 and
-    Lasagne's ``total_norm_constraint`` by the norm plus 1e-7; apart from that they do the same. A
-    gradient with a nan makes all parameters nan, there and here.
+    A shorter gradient is unchanged, to the last bit. The norm is summed in float64 for every dtype
+    of the parameters, since the squares of an exploding gradient quickly exceed float32. PyTorch's
+    ``clip_grad_norm_`` divides by the norm plus 1e-6 and Lasagne's ``total_norm_constraint`` by the
+    norm plus 1e-7; apart from that they are equal. A gradient with a nan makes all parameters nan,
+    in all of them.
 
     Args:
         rule: An update rule, for instance :func:`adam`; may be a wrapped one.
@@ -48,7 +48,7 @@ def clip_by_global_norm(rule: UpdateRule, max_norm: Any) -> UpdateRule:
         A rule with the arguments and results of ``rule``.
 
     Raises:
-        TypeError: ``rule`` is no function, or ``max_norm`` neither number nor Theano scalar.
+        TypeError: ``rule`` is not a function, or ``max_norm`` neither a number nor a Theano scalar.
         ValueError: ``max_norm`` is not positive, or no scalar.
 
     Source: R. Pascanu, T. Mikolov and Y. Bengio, "On the difficulty of training recurrent neural
@@ -84,7 +84,8 @@ def clip_by_value(rule: UpdateRule, max_value: Any) -> UpdateRule:
         A rule with the arguments and results of ``rule``.
 
     Raises:
-        TypeError: ``rule`` is no function, or ``max_value`` neither number nor Theano scalar.
+        TypeError: ``rule`` is not a function, or ``max_value`` neither a number nor a Theano
+            scalar.
         ValueError: ``max_value`` is not positive, or no scalar.
 
     Source: T. Mikolov, "Statistical Language Models Based on Neural Networks", PhD thesis, Brno

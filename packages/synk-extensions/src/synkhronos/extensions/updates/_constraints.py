@@ -36,19 +36,19 @@ def norm_constraint(
         rule: An update rule, for instance :func:`adam`; may be a wrapped one.
         max_norm: :math:`c`, a positive number or Theano scalar.
         norm_axes: Axes over which a norm is taken, an integer or several; a unit is what has one
-            index along the others. If left away: axis 0 of a matrix with the shape
+            index along the others. By default: axis 0 of a matrix with the shape
             ``(inputs, units)``; all axes but the first of what has 3 to 5 dimensions, such as
             ``(filters, channels, rows, columns)``.
         params: Which parameters: shared variables among those of the rule, or a function that
-            takes a parameter and says whether it is meant. If left away, those with two
+            takes a parameter and returns whether to include it. By default, those with two
             dimensions or more: weights, not biases.
 
     Returns:
         A rule with the arguments and results of ``rule``.
 
     Raises:
-        TypeError: ``rule`` is no function, ``max_norm`` neither number nor Theano scalar,
-            ``norm_axes`` no integers, or ``params`` none of the above.
+        TypeError: ``rule`` is not a function, ``max_norm`` neither a number nor a Theano scalar,
+            ``norm_axes`` not integers, or ``params`` none of the above.
         ValueError: ``max_norm`` is not positive, or no scalar; when the rule is called: a
             parameter does not have the axes or needs ``norm_axes``, or ``params`` names a
             variable that the rule does not have or selects none.
@@ -91,7 +91,7 @@ def value_constraint(
 
     Args:
         rule: An update rule, for instance :func:`adam`; may be a wrapped one.
-        low: :math:`a`, a number or Theano scalar; no bound, if left away.
+        low: :math:`a`, a number or Theano scalar; no bound by default.
         high: :math:`b`, the same. If ``low`` is larger in a call, all elements become ``high``.
         params: Which parameters, as for :func:`weight_decay`.
 
@@ -99,9 +99,9 @@ def value_constraint(
         A rule with the arguments and results of ``rule``.
 
     Raises:
-        TypeError: ``rule`` is no function, a bound is neither number nor Theano scalar, ``params``
-            is none of the above, or there is no bound.
-        ValueError: ``low`` is larger than ``high``, or one is no scalar; when the rule is called:
+        TypeError: ``rule`` is not a function, a bound is neither a number nor a Theano scalar,
+            ``params`` is none of the above, or there is no bound.
+        ValueError: ``low`` is larger than ``high``, or one is not scalar; when the rule is called:
             ``params`` names a variable that the rule does not have or selects none.
     """
     name = "value_constraint"

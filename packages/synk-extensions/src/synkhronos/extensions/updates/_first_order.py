@@ -29,7 +29,7 @@ def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> SplitUpdates:
         with the shape ``(total number of elements of params,)``.
 
     Raises:
-        TypeError: The parameters have several dtypes, are no shared variables, or the loss is
+        TypeError: The parameters have several dtypes or are not shared variables, or the loss is
             not a scalar expression; ``lr`` and ``learning_rate`` are both given.
         ValueError: No parameters, one of them twice, or gradients that do not fit them.
 
@@ -43,10 +43,10 @@ def sgd(loss_or_grads: Any, params: Any, learning_rate: Any) -> SplitUpdates:
 
 @accepts_lr
 def sgd_nonflat(loss_or_grads: Any, params: Any, learning_rate: Any) -> SplitUpdates:
-    """Do as :func:`sgd`, with one gradient variable per parameter instead of a flat vector.
+    """Like :func:`sgd`, with one gradient variable per parameter instead of a flat vector.
 
-    Averaging many variables is slower than averaging one: this rule is there to measure by how
-    much, for parameters of several dtypes, and for code that wants each gradient by itself.
+    Averaging many variables is slower than averaging one. Use this rule to measure the difference,
+    for parameters of several dtypes, and for code that needs each gradient separately.
 
     Args:
         loss_or_grads: Scalar loss expression, or a list of one gradient expression per parameter.
@@ -139,14 +139,14 @@ def nesterov_momentum(
 
 
 def apply_momentum(param_updates: Any, momentum: Any = 0.9) -> list[tuple[Any, Any]]:
-    """Give the steps of a rule of one's own a velocity.
+    """Add momentum to the steps of your own rule.
 
     Args:
         param_updates: Pairs (shared variable, expression of its next value), without momentum.
         momentum: A number or Theano scalar.
 
     Returns:
-        The updates of parameters and velocities; the step is what :func:`momentum` makes of
+        The updates of parameters and velocities; the step is that of :func:`momentum` for
         ``sgd``'s, to rounding.
     """
     updates = []
@@ -157,7 +157,7 @@ def apply_momentum(param_updates: Any, momentum: Any = 0.9) -> list[tuple[Any, A
 
 
 def apply_nesterov_momentum(param_updates: Any, momentum: Any = 0.9) -> list[tuple[Any, Any]]:
-    """Do as :func:`apply_momentum`, with Nesterov's: see :func:`nesterov_momentum`."""
+    """Like :func:`apply_momentum`, with Nesterov's momentum: see :func:`nesterov_momentum`."""
     updates = []
     for param, velocity, stepped, mu in _velocities(param_updates, momentum):
         v = mu * velocity + stepped - param

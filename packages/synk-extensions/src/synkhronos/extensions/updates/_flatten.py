@@ -22,13 +22,13 @@ from synkhronos.extensions.updates._arguments import (
 
 
 class SplitUpdates(NamedTuple):
-    """The two halves of an update rule, and what is to be averaged between them."""
+    """The two halves of an update rule, and the gradient to average between them."""
 
     grad_updates: list[Any]
     """Pairs (shared, expression) that compute the raw gradient into :attr:`flat_grad`."""
 
     param_updates: list[Any]
-    """Pairs (shared, expression) that move parameters and optimiser state from there."""
+    """Pairs (shared, expression) that update parameters and optimiser state from there."""
 
     flat_grad: Any
     """The flat shared vector (a list of shared variables for ``sgd_nonflat``)."""
@@ -66,7 +66,7 @@ class FlatGradient:
         return theano.shared(np.zeros((), self.dtype), name=name)
 
     def split(self, param_updates: Sequence[tuple[Any, Any]]) -> SplitUpdates:
-        """Return what a rule returns."""
+        """Return the result of a rule."""
         return SplitUpdates(list(self.updates), list(param_updates), self.vector)
 
 
@@ -101,7 +101,7 @@ def unflatten_vars(flat_var: Any, variables: Sequence[Any]) -> list[Any]:
 
 
 def flat_unflat_grads(loss_or_grads: Any, params: Any) -> tuple[Any, Any, list[Any]]:
-    """Return what a rule of one's own is written with; the gradients are one vector, to average.
+    """Return helpers for your own rule; the gradients are one vector, to be averaged.
 
     ::
 

@@ -1,4 +1,4 @@
-"""Wrappers that pull parameters towards zero: through the gradient, or beside the rule."""
+"""Wrappers that pull parameters towards zero: through the gradient, or separate from the rule."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule
 
     .. math:: g \leftarrow g + \lambda\, \theta
 
-    This is what adding :math:`\frac{\lambda}{2} \sum \theta^2` to the loss does, but the loss that
-    is reported stays without it. It equals ``weight_decay=`` of PyTorch's optimisers, except
+    It has the effect of adding :math:`\frac{\lambda}{2} \sum \theta^2` to the loss, but the
+    reported loss does not include it. It equals ``weight_decay=`` of PyTorch's optimisers, except
     ``AdamW`` (see :func:`decoupled_weight_decay`), and twice the coefficient of Lasagne's ``l2``.
 
     ::
@@ -40,16 +40,16 @@ def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule
         rule: An update rule, for instance :func:`momentum`; may be a wrapped one.
         decay: :math:`\lambda`, a number of at least 0 or a Theano scalar.
         params: Which parameters: shared variables among those of the rule, or a function that
-            takes a parameter and says whether it is meant (``lambda param: param.ndim > 1``).
-            All, if left away.
+            takes a parameter and returns whether to include it (``lambda param: param.ndim > 1``).
+            By default, all.
 
     Returns:
         A rule with the arguments and results of ``rule``.
 
     Raises:
-        TypeError: ``rule`` is no function, ``decay`` neither number nor Theano scalar, or
+        TypeError: ``rule`` is not a function, ``decay`` neither a number nor a Theano scalar, or
             ``params`` none of the above.
-        ValueError: ``decay`` is negative or no scalar; when the rule is called: ``params`` names
+        ValueError: ``decay`` is negative or not a scalar; when the rule is called: ``params`` names
             a variable that the rule does not have or selects none, or the rule's flat vector
             does not have the size of its parameters.
 
@@ -85,11 +85,11 @@ def weight_decay(rule: UpdateRule, decay: Any, params: Any = None) -> UpdateRule
 def decoupled_weight_decay(
     rule: UpdateRule, decay: Any, params: Any = None, *, times_learning_rate: bool = True
 ) -> UpdateRule:
-    r"""Shrink each parameter beside the step of ``rule``, which does not see it (AdamW).
+    r"""Shrink each parameter separately from the step of ``rule`` (AdamW).
 
     .. math:: \theta \leftarrow \theta_\mathrm{rule} - \eta\, \lambda\, \theta
 
-    where :math:`\theta_\mathrm{rule}` is what the rule makes of :math:`\theta`. Rules that scale
+    where :math:`\theta_\mathrm{rule}` is the rule's new value of :math:`\theta`. Rules that scale
     the gradient (adam, rmsprop and so on) scale a coupled decay away; this one they leave alone.
     ``decoupled_weight_decay(adam, decay)`` is PyTorch's ``AdamW(weight_decay=decay)``.
 

@@ -1,9 +1,9 @@
-"""What the wrappers share: a rule in, a rule of the same interface out.
+"""Common parts of the wrappers, which turn a rule into a rule of the same interface.
 
-A wrapper works on what its rule returns, so it fits any function with that interface, not only
+A wrapper changes the result of its rule, so it works with any function of that interface, not only
 the rules of this package. The expressions in ``param_updates`` read the stored gradient: to change
-the gradient is to put another expression in the place of that variable, and to change the step is
-to put another expression in the place of a parameter's new value.
+the gradient, replace that variable by another expression; to change the step, replace a parameter's
+new value by another expression.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def wrap(
     wrapper: str,
     change: Callable[[SplitUpdates, list[Any], Callable[[], Any]], SplitUpdates],
 ) -> UpdateRule:
-    """Return a rule that does ``rule``, and ``change`` to what it returned.
+    """Return a rule that applies ``rule``, then ``change`` to its result.
 
     Args:
         rule: The rule to wrap; may be a wrapped one.
@@ -66,7 +66,7 @@ def stores(parts: SplitUpdates) -> list[Any]:
 
 
 def with_gradients(parts: SplitUpdates, gradients: Sequence[Any]) -> SplitUpdates:
-    """Return ``parts`` whose second half reads ``gradients`` in the place of :func:`stores`."""
+    """Return ``parts`` whose second half reads ``gradients`` instead of :func:`stores`."""
     # On a GPU the variable's type is not the one that an expression of it has.
     replace = [
         (store, store.type.filter_variable(gradient))
@@ -77,7 +77,7 @@ def with_gradients(parts: SplitUpdates, gradients: Sequence[Any]) -> SplitUpdate
 
 
 def with_values(parts: SplitUpdates, new_value: Callable[[Any, Any], Any]) -> SplitUpdates:
-    """Return ``parts`` in which ``new_value(target, value)`` is what each target becomes."""
+    """Return ``parts`` with ``new_value(target, value)`` as the new value of each target."""
     return parts._replace(
         param_updates=[(target, new_value(target, value)) for target, value in parts.param_updates]
     )
@@ -112,7 +112,7 @@ def chosen(params: Sequence[Any], choice: Any, wrapper: str) -> list[Any]:
     if not selected:
         raise ValueError(
             f"the params of {wrapper}() select none of the rule's parameters {names(params)}; "
-            "expected at least one (leave the wrapper away where there is none)"
+            "expected at least one (omit the wrapper if there is none)"
         )
     return selected
 
@@ -121,7 +121,7 @@ def check_choice(choice: Any, wrapper: str) -> Any:
     """Return ``choice`` of parameters in a form that can be read more than once.
 
     Raises:
-        TypeError: It is no function and holds something else than shared variables.
+        TypeError: It is not a function and contains other objects than shared variables.
     """
     if choice is None or isinstance(choice, Variable) or callable(choice):
         return choice
@@ -146,7 +146,7 @@ def check_number(value: Any, name: str, least: float | None = None, above: Any =
 
     Raises:
         TypeError: It is neither a number nor a Theano scalar.
-        ValueError: The number is not in range, or is nan; the variable is no scalar.
+        ValueError: The number is not in range, or is nan; the variable is not a scalar.
     """
     scalar(value, "float64", name)
     if isinstance(value, Variable):
@@ -176,7 +176,7 @@ def _three_parts(rule: UpdateRule, parts: Any) -> SplitUpdates:
         raise TypeError(
             f"update rule {name_of(rule)!r} returned a {type(parts).__name__}; expected "
             "(grad_updates, param_updates, flat_grad). The rules of lasagne.updates do not split a "
-            "step: take the one of the same name from synkhronos.extensions.updates"
+            "step: use the rule of that name in synkhronos.extensions.updates"
         )
     grad_updates, param_updates, flat_grad = parts
     pairs = param_updates.items() if hasattr(param_updates, "items") else param_updates

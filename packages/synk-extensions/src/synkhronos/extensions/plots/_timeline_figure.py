@@ -1,4 +1,4 @@
-"""The picture of `plot_timeline`: rectangles, by the thousand if need be."""
+"""Draw the figure of `plot_timeline`: rectangles, thousands of them if necessary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import TextPath
 
 from . import _figure as look
-from ._trace import Span, Trace
+from ._chrome_trace import Trace, TraceSpan
 
 COLOURS = {
     "call": look.PALE,
@@ -26,29 +26,29 @@ COLOURS = {
     "compile": look.WINE,
     "distribute": look.PURPLE,
 }
-"""By category; others are grey."""
+"""Colour of each category; others are grey."""
 
 WIDTH = 11.0
 ROW_HEIGHT = 0.26
-"""Both in inches, before there is a legend."""
+"""Inches, both, without the legend."""
 
 LANES_WIDTH = 0.74
-"""The part of the width that lanes take, roughly: for deciding which texts have room."""
+"""Approximate fraction of the width for lanes, to decide which texts have room."""
 
 GAP = 0.45
-"""Between two ranks, in rows."""
+"""Rows between two ranks."""
 
 EDGE, THICK = 0.04, 0.92
-"""What is free above a box in its row, and its height, in rows."""
+"""Rows above a box, and its height in rows."""
 
 SHORTEST = 8
-"""Letters of a name that still say something."""
+"""Letters of a shortened name, at least."""
 
 BINS = 600
-"""Spans shorter than this part of the window are put together: a dot has room for several."""
+"""Parts of the window; spans shorter than one are merged, since a dot has room for several."""
 
 MANY = 5000
-"""More boxes than this become dots in SVG and PDF, which would be large and slow otherwise."""
+"""Boxes beyond which SVG and PDF contain dots, since they would be large and slow otherwise."""
 
 Row = Tuple[int, int, int]
 """Rank, thread and depth."""
@@ -57,7 +57,7 @@ Box = Tuple[float, float, float, float]
 
 
 def draw(trace: Trace, title: Optional[str]) -> look.Picture:
-    """One lane for each rank, the first at the top."""
+    """Draw one lane for each rank, the first at the top."""
     rows, lanes = _rows(trace)
     begin, end = trace.window
     unit, size = _unit(end - begin)
@@ -99,7 +99,7 @@ def draw(trace: Trace, title: Optional[str]) -> look.Picture:
 
 
 def _rows(trace: Trace) -> Tuple[Dict[Row, float], Dict[int, Tuple[float, float]]]:
-    """The top of each row of spans, by rank, thread and depth; and top and bottom of each lane."""
+    """Return the top of each row (rank, thread, depth), and top and bottom of each lane."""
     used: Dict[int, set[Row]] = {rank: set() for rank in trace.names}
     for span in trace.spans:
         used[span.rank].add(_row(span))
@@ -111,31 +111,31 @@ def _rows(trace: Trace) -> Tuple[Dict[Row, float], Dict[int, Tuple[float, float]
         for key in sorted(keys):
             rows[key] = top
             top += 1
-        # A rank that did nothing has a lane, too.
+        # A rank without activity has a lane, too.
         lanes[rank] = (start, max(top, start + 1))
         top = lanes[rank][1] + GAP
     return rows, lanes
 
 
-def _split(spans: Sequence[Span], shortest: float) -> Tuple[List[Span], List[Span]]:
-    """Those shorter than this, and the others."""
-    narrow: List[Span] = []
-    wide: List[Span] = []
+def _split(spans: Sequence[TraceSpan], shortest: float) -> Tuple[List[TraceSpan], List[TraceSpan]]:
+    """Return the spans shorter than this, and the others."""
+    narrow: List[TraceSpan] = []
+    wide: List[TraceSpan] = []
     for span in spans:
         (narrow if span.end - span.start < shortest else wide).append(span)
     return narrow, wide
 
 
 def _shares(
-    narrow: Sequence[Span],
+    narrow: Sequence[TraceSpan],
     rows: Dict[Row, float],
     order: Sequence[str],
     window: Tuple[float, float],
 ) -> Dict[str, List[Box]]:
-    """Boxes for spans that cannot be drawn one by one, by category.
+    """Return boxes, by category, for spans that are too short to be drawn separately.
 
-    Time is cut into bins. In each bin of each row the categories lie above each other, as high as
-    their share of the bin's time: the area of a category is its time, as it is for single spans.
+    Time is cut into bins. In each bin of each row the categories are stacked, with heights in
+    proportion to their time: the area of a category is its time, as for single spans.
     """
     begin, end = window
     bin_length = (end - begin) / BINS
@@ -159,7 +159,7 @@ def _shares(
     return boxes
 
 
-def _row(span: Span) -> Row:
+def _row(span: TraceSpan) -> Row:
     return span.rank, span.thread, span.depth
 
 
@@ -204,8 +204,8 @@ def _write_names(axes: Axes, trace: Trace, rows: Dict[Row, float], size: float) 
             )
 
 
-def _texts(span: Span, room: float) -> Iterator[str]:
-    """What could be written in a span of so many points, best first."""
+def _texts(span: TraceSpan, room: float) -> Iterator[str]:
+    """Yield possible texts for a span of this width in points, best first."""
     name = look.literal(span.name)
     yield f"{name}  {duration(span.end - span.start)}"
     yield name
@@ -215,7 +215,7 @@ def _texts(span: Span, room: float) -> Iterator[str]:
 
 
 def _width(text: str) -> float:
-    """In points. It is that of the control points: exact extents take a hundred times as long."""
+    """Return the width in points, from control points: exact extents take 100 times as long."""
     if not text.strip():
         return 0.0
     path = TextPath((0, 0), text, size=look.SMALL)
@@ -246,7 +246,7 @@ def _legend(figure: look.Picture, trace: Trace, order: Sequence[str]) -> None:
 
 
 def duration(microseconds: float) -> str:
-    """With three digits and the unit that suits it.
+    """Format a time with three digits and a suitable unit.
 
     >>> duration(4.2), duration(999.6), duration(12_345), duration(2.5e6)
     ('4.20 µs', '1.00 ms', '12.3 ms', '2.50 s')

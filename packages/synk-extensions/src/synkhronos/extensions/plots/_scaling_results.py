@@ -1,4 +1,4 @@
-"""Measurements of scaling: read, checked, and put together by number of processes."""
+"""Check measurements of scaling, and group them by number of processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CURE = (
 )
 
 
-class Measured:
+class ScalingResults:
     """Rates by number of processes.
 
     Args:
@@ -48,7 +48,7 @@ class Measured:
 
     @property
     def linear(self) -> List[float]:
-        """Rows per second, if each process did as many as one of the smallest number does."""
+        """Rows per second if each process were as fast as with the smallest number of processes."""
         first = self.rates[0] / self.processes[0]
         return [first * n for n in self.processes]
 
@@ -59,7 +59,7 @@ class Measured:
 
 
 def _number(result: Mapping[str, Any], place: int, name: str) -> float:
-    """A finite number above 0."""
+    """Return a finite number above 0."""
     if not isinstance(result, Mapping) or name not in result:
         raise InputValueError(f"results[{place}]: got {result!r}, expected a key {name!r}; {CURE}")
     try:

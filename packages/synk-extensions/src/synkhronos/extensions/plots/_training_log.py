@@ -1,4 +1,4 @@
-"""Logs of a training, CSV or JSON lines: read and checked. Knows nothing of pictures."""
+"""Read and check logs of a training, as CSV or JSON lines."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ EXPECTED = (
     "expected a log of the Trainer: CSV with the header "
     "epoch,step,seconds,train_loss,valid_loss,...,learning_rate or JSON lines with these keys"
 )
-CURE = "give the path that the Trainer was told to log to, after an epoch at least"
+CURE = "give the path of the Trainer's argument log=, after at least one epoch"
 NOT_DRAWN = {"epoch", "step", "seconds", "learning_rate"}
 
 
 @dataclass(frozen=True)
-class Log:
+class TrainingLog:
     """Columns of numbers, one entry for each epoch; NaN where a value is missing.
 
     Attributes:
@@ -32,7 +32,7 @@ class Log:
 
     @property
     def panels(self) -> Dict[str, List[Tuple[str, Sequence[float]]]]:
-        """The columns to draw by what they are of: ``train_x`` and ``valid_x`` both of x."""
+        """Return the columns to draw by quantity: ``train_x`` and ``valid_x`` are both of x."""
         panels: Dict[str, List[Tuple[str, Sequence[float]]]] = {}
         for name, values in self.columns.items():
             if name not in NOT_DRAWN and not all(math.isnan(value) for value in values):
@@ -41,22 +41,22 @@ class Log:
 
 
 def quantity(name: str) -> str:
-    """What a column is of."""
+    """Return the quantity of a column."""
     first, _, rest = name.partition("_")
     return rest if first in ("train", "valid") and rest else name
 
 
-def read_log(path: Union[str, "os.PathLike[str]"]) -> Log:
+def read_log(path: Union[str, "os.PathLike[str]"]) -> TrainingLog:
     """Read a log.
 
     Raises:
-        InputValueError: it is no log, or no epoch is in it.
-        OSError: it cannot be read.
+        InputValueError: the file is not a log, or has no epoch.
+        OSError: the file cannot be read.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise InputValueError(f"{path}: got a file that is no text, {EXPECTED}; {CURE}") from None
+        raise InputValueError(f"{path}: got a file that is not text, {EXPECTED}; {CURE}") from None
     if not text.strip():
         raise InputValueError(f"{path}: got an empty file, {EXPECTED}; {CURE}")
     read = _json_lines if text.lstrip().startswith("{") else _csv
@@ -65,12 +65,12 @@ def read_log(path: Union[str, "os.PathLike[str]"]) -> Log:
     if "epoch" not in names:
         raise InputValueError(f"{path}: got columns {names}, {EXPECTED}; {CURE}")
     columns = {name: [_value(path, line, row, name) for line, row in rows] for name in names}
-    log = Log(columns)
+    log = TrainingLog(columns)
     if any(math.isnan(epoch) for epoch in columns["epoch"]):
         raise InputValueError(f"{path}: got a line without an epoch, {EXPECTED}; {CURE}")
     if not log.panels:
         raise InputValueError(
-            f"{path}: got columns {names} and nothing to draw, {EXPECTED}; {CURE}"
+            f"{path}: got columns {names} with nothing to draw, {EXPECTED}; {CURE}"
         )
     return log
 
@@ -101,7 +101,7 @@ def _json_lines(path: Any, text: str) -> List[Tuple[int, Mapping[str, Any]]]:
             row = json.loads(line)
         except ValueError as error:
             raise InputValueError(
-                f"{path}:{number}: got no JSON ({error}), {EXPECTED}; {CURE}"
+                f"{path}:{number}: got invalid JSON ({error}), {EXPECTED}; {CURE}"
             ) from None
         if not isinstance(row, dict):
             raise InputValueError(f"{path}:{number}: got {line!r}, {EXPECTED}; {CURE}")

@@ -1,7 +1,6 @@
-"""Chrome traces: read, checked, and cut to a window of time. Knows nothing of pictures.
+"""Read and check Chrome traces, and cut them to a window of time.
 
-The format is that of the Trace Event Format, of which complete events (``"ph": "X"``) and the names
-of processes are read.
+Of the Trace Event Format, complete events (``"ph": "X"``) and the names of processes are read.
 """
 
 from __future__ import annotations
@@ -17,21 +16,20 @@ from synkhronos.exceptions import InputTypeError, InputValueError
 
 EXPECTED = "expected a Chrome trace in JSON, with a list 'traceEvents'"
 CURE = (
-    "record one with synkhronos.timeline(path), and stop() it or close() before it is read; "
+    "record one with synkhronos.timeline(path), and call stop() or close() before you read it; "
     "SYNKHRONOS_TIMELINE=path records a whole program"
 )
 MICROSECONDS = 1000.0
 
 
 @dataclass
-class Span:
-    """Something that a rank did, within the window.
+class TraceSpan:
+    """An activity of a rank, within the window.
 
     Attributes:
-        start, end: microseconds since the beginning of the trace, whole; they may be outside of
-            the window.
-        depth: how many spans this one is within.
-        counts: whether it adds to the time of its category: it is within no other of this one.
+        start, end: microseconds since the beginning of the trace, not cut to the window.
+        depth: number of spans around this one.
+        counts: whether it adds to the time of its category: no span around it is of the same one.
     """
 
     rank: int
@@ -49,22 +47,22 @@ class Trace:
     """A trace, or the part of it within a window.
 
     Attributes:
-        spans: by rank, thread and start; those around others come first.
-        names: of ranks; ranks without a span are among them.
+        spans: by rank, thread and start; outer spans come first.
+        names: names of ranks, including ranks without a span.
         window: the first and the last microsecond.
     """
 
-    spans: Sequence[Span]
+    spans: Sequence[TraceSpan]
     names: Mapping[int, str]
     window: Tuple[float, float]
 
-    def length(self, span: Span) -> float:
-        """Microseconds of a span within the window."""
+    def length(self, span: TraceSpan) -> float:
+        """Return the microseconds of a span within the window."""
         begin, end = self.window
         return max(min(span.end, end) - max(span.start, begin), 0.0)
 
     def time_of(self, category: str) -> float:
-        """Microseconds that a rank spent on this category, as a mean over the ranks."""
+        """Return the microseconds of this category, as a mean over the ranks."""
         spans = (span for span in self.spans if span.category == category and span.counts)
         return sum(self.length(span) for span in spans) / len(self.names)
 
@@ -75,12 +73,12 @@ def read_trace(
     """Read a trace.
 
     Raises:
-        InputValueError: it is no trace, or there is nothing to see.
-        OSError: it cannot be read.
+        InputValueError: the file is not a trace, or there is nothing to show.
+        OSError: the file cannot be read.
     """
     events = _events(path)
     names: Dict[int, str] = {}
-    spans: List[Span] = []
+    spans: List[TraceSpan] = []
     for place, event in enumerate(events):
         if not isinstance(event, Mapping):
             raise InputValueError(
@@ -117,8 +115,8 @@ def _events(path: Union[str, "os.PathLike[str]"]) -> Sequence[Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputValueError(f"{path}: got no whole JSON ({error}), {EXPECTED}; {CURE}") from None
-    # The format allows for the list alone.
+        raise InputValueError(f"{path}: got invalid JSON ({error}), {EXPECTED}; {CURE}") from None
+    # The format also allows the list alone.
     events = content.get("traceEvents") if isinstance(content, dict) else content
     if not isinstance(events, list):
         keys = sorted(content) if isinstance(content, dict) else type(content).__name__
@@ -126,14 +124,14 @@ def _events(path: Union[str, "os.PathLike[str]"]) -> Sequence[Any]:
     return events
 
 
-def _span(path: Any, place: int, event: Mapping[str, Any]) -> Span:
+def _span(path: Any, place: int, event: Mapping[str, Any]) -> TraceSpan:
     start = _number(path, place, event, "ts")
     length = _number(path, place, event, "dur")
     if length < 0:
         raise InputValueError(
             f"{path}: got 'dur': {length} in event {place}, expected microseconds from 0; {CURE}"
         )
-    return Span(
+    return TraceSpan(
         rank=int(_number(path, place, event, "pid")),
         thread=int(_number(path, place, {"tid": 0, **event}, "tid")),
         name=str(event.get("name", "")),
@@ -153,7 +151,9 @@ def _number(path: Any, place: int, event: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-def _window(window_ms: Optional[Tuple[float, float]], spans: Sequence[Span]) -> Tuple[float, float]:
+def _window(
+    window_ms: Optional[Tuple[float, float]], spans: Sequence[TraceSpan]
+) -> Tuple[float, float]:
     if window_ms is None:
         begin = min(span.start for span in spans)
         end = max(span.end for span in spans)
@@ -171,23 +171,23 @@ def _window(window_ms: Optional[Tuple[float, float]], spans: Sequence[Span]) -> 
     return begin_ms * MICROSECONDS, end_ms * MICROSECONDS
 
 
-def _nested(spans: Sequence[Span], begin: float, end: float) -> List[Span]:
-    """The spans within the window, with their depths."""
-    shown: List[Span] = []
-    around: List[Span] = []
+def _nested(spans: Sequence[TraceSpan], begin: float, end: float) -> List[TraceSpan]:
+    """Return the spans within the window, with their depths."""
+    shown: List[TraceSpan] = []
+    around: List[TraceSpan] = []
     for span in spans:
         while around and not _is_within(span, around[-1]):
             around.pop()
         span.depth = len(around)
         span.counts = all(outer.category != span.category for outer in around)
         around.append(span)
-        # One without a length is at a moment, and the others are between two.
+        # A span without a length is at a moment, the others are between two.
         if span.start < end and (span.end > begin or span.start == span.end == begin):
             shown.append(span)
     return shown
 
 
-def _is_within(span: Span, outer: Span) -> bool:
+def _is_within(span: TraceSpan, outer: TraceSpan) -> bool:
     same_lane = (span.rank, span.thread) == (outer.rank, outer.thread)
-    # Of spans that touch, the later one is not within the earlier one.
+    # If spans touch, the later one is not within the earlier one.
     return same_lane and (span.start < outer.end or span.start == span.end == outer.end)

@@ -1,7 +1,7 @@
-"""Learning rates that change: plain callables from the number of epochs (or steps) to the rate.
+"""Schedules of the learning rate, and the shared variable that they set on all ranks.
 
-``t`` counts what is done already: 0 before the first epoch (or step). Any function of ``t`` is a
-schedule; these are the usual ones.
+A schedule is a callable from the number of finished epochs (or steps) ``t`` to the rate: ``t`` is 0
+before the first one. Any function of ``t`` will do; these are the usual ones.
 """
 
 from __future__ import annotations
@@ -11,17 +11,23 @@ import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
+import numpy as np
+
+from ._arguments import finite, require, require_rate
+from ._ranks import RankVariables
+from ._state import TrainingState
+
 Schedule = Callable[[int], float]
 
 
 def step_decay(rate: float, every: int | Sequence[int], factor: float = 0.1) -> Schedule:
-    """Multiply the rate by ``factor`` now and then: ``rate * factor ** n``.
+    """Multiply the rate by ``factor`` at intervals: ``rate * factor ** n``.
 
     Args:
         rate: The rate at the beginning.
-        every: Number of epochs between two changes, ``n = t // every``; or the epochs of the
-            changes, ``n`` of which have come.
-        factor: What the rate is multiplied by.
+        every: Number of epochs between two changes, ``n = t // every``; or a list of the epochs of
+            the changes, where ``n`` is the number of those up to ``t``.
+        factor: Factor of each change.
 
     Raises:
         TypeError: ``every`` is neither a number of epochs nor a list of epochs.
@@ -45,7 +51,7 @@ def exponential(rate: float, factor: float) -> Schedule:
 
 
 def cosine(rate: float, length: int, lowest: float = 0.0) -> Schedule:
-    """Go down along half a cosine wave, without restarts.
+    """Decrease the rate along half a cosine wave, without restarts.
 
     ``lowest + (rate - lowest) * (1 + cos(pi * t / length)) / 2``, equation 5 of Loshchilov and
     Hutter (2017), "SGDR: Stochastic gradient descent with warm restarts"; ``lowest`` from
@@ -53,7 +59,7 @@ def cosine(rate: float, length: int, lowest: float = 0.0) -> Schedule:
 
     Args:
         rate: The rate at the beginning.
-        length: How many epochs (or steps) the way down takes.
+        length: Number of epochs (or steps) of the decrease.
         lowest: The rate at the end.
 
     Raises:
@@ -64,16 +70,16 @@ def cosine(rate: float, length: int, lowest: float = 0.0) -> Schedule:
 
 
 def warm_up(schedule: float | Schedule, length: int, start: float = 0.0) -> Schedule:
-    """Begin low and go up in a straight line, then follow ``schedule`` from its beginning.
+    """Increase the rate linearly, then follow ``schedule`` from its beginning.
 
     For ``t < length`` the rate is ``schedule(0) * (start + (1 - start) * t / length)``; then
-    ``schedule(t - length)``. It is the gradual warm-up of Goyal et al. (2017), "Accurate, large
+    ``schedule(t - length)``. This is the gradual warm-up of Goyal et al. (2017), "Accurate, large
     minibatch SGD".
 
     Args:
-        schedule: What follows: another schedule, or a constant rate.
-        length: How many epochs (or steps) the way up takes.
-        start: Where it begins, as a fraction of ``schedule(0)``.
+        schedule: The schedule after the warm-up, or a constant rate.
+        length: Number of epochs (or steps) of the warm-up.
+        start: Rate at the beginning, as a fraction of ``schedule(0)``.
 
     Raises:
         ValueError: ``length`` is less than 1.
@@ -82,7 +88,7 @@ def warm_up(schedule: float | Schedule, length: int, start: float = 0.0) -> Sche
 
 
 class _WarmUp:
-    """See :func:`warm_up`. What follows may learn from the epochs, as `ReduceOnPlateau` does."""
+    """See :func:`warm_up`. The schedule after it may observe scores, as `ReduceOnPlateau` does."""
 
     def __init__(self, schedule: float | Schedule, length: int, start: float) -> None:
         self._after: Any = schedule
@@ -103,19 +109,19 @@ class _WarmUp:
 
 
 class ReduceOnPlateau:
-    """Lower the rate when the loss no longer gets better.
+    """Lower the rate when the loss no longer improves.
 
     After ``patience`` epochs in a row without a loss lower than the best minus ``min_delta``, the
-    rate is multiplied by ``factor``, and counting begins anew. (As Keras's callback of that name;
-    PyTorch's waits for one epoch more.) The loss is the Trainer's ``monitor``.
+    rate is multiplied by ``factor``, and counting starts again. (Keras's callback of that name does
+    the same; PyTorch's waits for one more epoch.) The loss is the Trainer's ``monitor``.
 
     Args:
         rate: The rate at the beginning.
-        factor: What the rate is multiplied by.
-        patience: How many epochs in a row without improvement it takes.
-        min_delta: What counts as an improvement: more than this, in units of the loss.
-        cooldown: After a reduction, so many epochs are not counted.
-        lowest: The rate is not lowered below this.
+        factor: Factor of each reduction.
+        patience: Number of epochs in a row without improvement before a reduction.
+        min_delta: An improvement has to be larger than this, in units of the loss.
+        cooldown: Number of epochs after a reduction that do not count.
+        lowest: Lower limit of the rate.
 
     Raises:
         ValueError: ``patience`` is less than 1, or ``factor`` is not between 0 and 1.
@@ -140,19 +146,19 @@ class ReduceOnPlateau:
         self._first = rate
         self.reset()
 
-    def __call__(self, t: int) -> float:  # noqa: ARG002 - a schedule, but time is not what counts
-        """The rate as it stands."""
+    def __call__(self, t: int) -> float:  # noqa: ARG002 - a schedule that does not depend on time
+        """Return the present rate."""
         return self._rate
 
     def reset(self) -> None:
-        """Begin anew; the Trainer asks for it before the first step of a training."""
+        """Start again; the Trainer calls this before the first step of a training."""
         self._rate = self._first
         self._best = math.inf
         self._waited = 0
         self._resting = 0
 
     def observe(self, score: float) -> None:
-        """Take note of an epoch's loss."""
+        """Count an epoch with this loss."""
         better = score < self._best - self._min_delta
         if better:
             self._best = score
@@ -167,7 +173,7 @@ class ReduceOnPlateau:
             self._resting = self._cooldown
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state that a checkpoint keeps."""
         return {
             "rate": self._rate,
             "best": self._best,
@@ -176,7 +182,7 @@ class ReduceOnPlateau:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
+        """Restore a state that :meth:`state` returned."""
         self._rate, self._best = state["rate"], state["best"]
         self._waited, self._resting = state["waited"], state["resting"]
 
@@ -187,3 +193,62 @@ def _at_least_one(name: str, number: Any) -> Any:
     if number < 1:
         raise ValueError(f"{name} is {number}; expected at least 1")
     return number
+
+
+class LearningRate:
+    """Call the schedule and set the variable; either may be None.
+
+    Raises:
+        TypeError: ``variable`` is not a shared variable.
+        ValueError: There is a schedule but no variable, the step of ``state`` does not read it, or
+            ``by`` is unknown.
+    """
+
+    def __init__(
+        self,
+        variable: Any,
+        schedule: Callable[[int], float] | None,
+        by: str,
+        ranks: RankVariables,
+        state: TrainingState,
+    ) -> None:
+        if variable is not None:
+            require_rate(variable, state)
+        if schedule is not None and variable is None:
+            raise ValueError(
+                "got a schedule but no learning_rate; expected the shared variable that the "
+                "update rule takes for its rate, such as theano.shared(np.float32(0.1))"
+            )
+        require(by, "schedule_by", ("epoch", "step"))
+        self._variable = variable
+        self._schedule = schedule
+        self._by = by
+        self._ranks = ranks
+        self._set: Any = None  # the value that all ranks are known to have
+
+    def set_for(self, by: str, t: int) -> None:
+        """Set the rate before epoch or step number ``t``, counted from 0.
+
+        A value that, say, a callback set in this process is set on all ranks.
+        """
+        if self._variable is None:
+            return
+        rate = self._variable.get_value()
+        if self._schedule is not None and by == self._by:
+            if t == 0 and hasattr(self._schedule, "reset"):
+                self._schedule.reset()  # its state may be that of another training
+            rate = finite(self._schedule(t), f"the schedule's rate for {by} {t}")
+            rate = np.asarray(rate, dtype=self._variable.dtype)
+        if self._set is None or rate != self._set or rate != self._variable.get_value():
+            self._ranks.write_all([self._variable], [rate])
+            self._set = rate
+
+    def observe(self, score: float) -> None:
+        """Pass an epoch's score to a schedule that observes scores."""
+        observe = getattr(self._schedule, "observe", None)
+        if observe is not None:
+            observe(score)
+
+    def value(self) -> float | None:
+        """Return the present rate, or None."""
+        return None if self._variable is None else float(self._variable.get_value())

@@ -1,4 +1,4 @@
-"""In which order the rows come: shuffled for each epoch, from a state that can be kept."""
+"""The order of the rows: shuffled for each epoch, from a state that a checkpoint can keep."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import numpy as np
 from synkhronos.extensions.batches import index_batches
 
 
-class Order:
-    """The index batches of each epoch.
+class BatchSampler:
+    """Generate the index batches of each epoch.
 
     Attributes:
-        batches: Their number in an epoch.
-        told: What has to be the same for an epoch to go on where it was, as a dict.
+        batches: Number of batches in an epoch.
+        settings: Values that have to be the same to continue within an epoch, as a dict.
 
     Args:
-        seed: What ``numpy.random.default_rng`` takes; or a Generator or RandomState, which is
-            taken as it is.
+        seed: Anything that ``numpy.random.default_rng`` takes; or a Generator or RandomState,
+            which is used directly.
 
     Raises:
-        TypeError: ``batch_size`` is no integer.
-        ValueError: There is no batch.
+        TypeError: ``batch_size`` is not an integer.
+        ValueError: An epoch would have no batch.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Order:
                 "step with all of them",
                 stacklevel=3,
             )
-        self.told = {
+        self.settings = {
             "rows": rows,
             "batch_size": batch_size,
             "shuffle": shuffle,
@@ -62,36 +62,36 @@ class Order:
         """Yield an epoch's indexes from batch number ``start`` on.
 
         Args:
-            state: The generator's, before it shuffles the rows of this epoch.
+            state: The generator's state before it shuffles the rows of this epoch.
         """
         self.set_state(state)
-        told = self.told
+        settings = self.settings
         batches = index_batches(
-            told["rows"],
-            told["batch_size"],
-            self._generator if told["shuffle"] else None,
-            bool(told["drop_last"]),
+            settings["rows"],
+            settings["batch_size"],
+            self._generator if settings["shuffle"] else None,
+            bool(settings["drop_last"]),
         )
         return itertools.islice(batches, start, None)
 
     def get_state(self) -> dict[str, Any]:
-        """The generator's state, as a dict of numbers, strings and arrays."""
+        """Return the generator's state, as a dict of numbers, strings and arrays."""
         generator = self._generator
         if isinstance(generator, np.random.RandomState):
             return {"kind": "RandomState", "state": generator.get_state(legacy=False)}
-        # A copy: bit generators with arrays hand out their own.
+        # A copy: some bit generators return their own arrays.
         state = copy.deepcopy(generator.bit_generator.state)
         return {"kind": "Generator", "state": state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Have the generator go on from a state."""
+        """Continue the generator from a state."""
         if isinstance(self._generator, np.random.RandomState):
             self._generator.set_state(state["state"])
         else:
             self._generator.bit_generator.state = state["state"]
 
     def refusal(self, state: dict[str, Any]) -> str | None:
-        """Why a state cannot be set, or None. Tried on a copy."""
+        """Return why a state cannot be set, or None. It is tried on a copy."""
         kind = type(self._generator).__name__
         if state["kind"] != kind:
             return f"seed: rows were shuffled by a {state['kind']}, here by a {kind}"

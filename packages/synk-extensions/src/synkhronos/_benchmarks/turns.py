@@ -1,4 +1,4 @@
-"""Medians of what is timed in turns, so that a busy machine slows down all alike."""
+"""Take measurements in turns, so that a busy machine slows all of them equally."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ BLOCK_S = 0.002
 
 
 def timed(act: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
-    """Return a function that performs an act, and returns the seconds that it took.
+    """Return a function that performs an act and returns its seconds.
 
-    An act that is short is performed several times in a row, as a program's loop does: the first
-    time after something else also pays for waking up those who had gone to sleep.
+    A short act is performed several times in a row, like in a program's loop: the first time after
+    other work also includes the time to wake up sleeping processes.
     """
     times = 1
 
@@ -31,11 +31,11 @@ def timed(act: Callable[..., Any], *arguments: Any) -> Callable[[], float]:
 
 
 def medians(measures: Mapping[str, Callable[[], float]], budget_s: float) -> Dict[str, float]:
-    """Measure each in turns, until the time is used up; return the median seconds of each.
+    """Measure in turns until the time is used up; return the median seconds of each measure.
 
     Args:
-        measures: Functions that return seconds, by name. Each is called twice before it counts.
-        budget_s: Seconds for all of them. At least five rounds are made, at most 400.
+        measures: Functions that return seconds, by name. The first two calls of each do not count.
+        budget_s: Seconds for all of them, with at least five rounds and at most 400.
     """
     for measure in measures.values():
         measure()

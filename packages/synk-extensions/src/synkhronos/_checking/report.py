@@ -1,4 +1,4 @@
-"""The tables at the end, on standard error: standard output is the script's."""
+"""Print the tables at the end, on standard error; standard output belongs to the script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from synk_theano import Verdict
 
-from ._watch import Checked, Watch
+from .watch import Checked, Watch
 
 _COLOURS = {
     "exact": "green",
@@ -22,7 +22,7 @@ _COLOURS = {
 
 
 def problems(watch: Watch) -> List[str]:
-    """Return what is wrong, in a few words each: what the exit status is about."""
+    """Return a short description of each error; the exit status depends on them."""
     wrong = [
         f"{function.name}: output {verdict.position}"
         for function, verdict, word in _verdicts(watch)
@@ -33,7 +33,7 @@ def problems(watch: Watch) -> List[str]:
 
 
 def print_report(watch: Watch) -> None:
-    """Print what was found."""
+    """Print the results."""
     out = Console(stderr=True, highlight=False)
     out.print()
     if watch.functions:
@@ -71,7 +71,7 @@ def print_report(watch: Watch) -> None:
 
 
 def _verdicts(watch: Watch) -> List[Tuple[Checked, Verdict, str]]:
-    """Each with its word; "accepted" where the script has filtered its warning out."""
+    """Return each verdict with its word; "accepted" if the script filters its warning out."""
     return [
         (function, verdict, _word(function, verdict))
         for function in watch.functions

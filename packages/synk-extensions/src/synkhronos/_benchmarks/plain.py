@@ -1,7 +1,7 @@
-"""Plain Theano in processes of its own, as one has it who does without Synkhronos.
+"""Plain Theano in its own processes, as without Synkhronos.
 
-A process that has a runtime holds its BLAS to its share of the cores. Of those here one has the
-threads that BLAS takes by itself, or that the environment says, and one has a single thread.
+A process with a runtime limits its BLAS to its share of the cores. Here, one process has BLAS's
+default number of threads, or that of the environment, and one has a single thread.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ FUNCTIONS: Dict[str, Callable[[Any, Any, Any], Any]] = {
     "entry by entry": lambda m, x, _: m.tanh(x) * m.exp(-x * x) + m.log1p(x * x),
     "a matrix product": lambda m, x, w: m.tanh(m.dot(x, w)),
 }
-"""What is measured, in NumPy's words or Theano's: of x, a row for each example, and a matrix."""
+"""Measured functions of NumPy or Theano: of x, a row for each example, and a matrix."""
 
 _COLUMNS = 256
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def values(rows: int) -> Any:
-    """The x and the matrix that are computed with."""
+    """Return the values of x and of the matrix."""
     random = np.random.RandomState(0)
     shapes = ((rows, _COLUMNS), (_COLUMNS, _COLUMNS))
     return [random.standard_normal(shape).astype("float32") / 4 for shape in shapes]
 
 
-class PlainTheano:
-    """Processes that compute one of the functions when they are asked to; a context manager.
+class TheanoProcesses:
+    """Processes that compute one of the functions on request; a context manager.
 
     Args:
         what: A name of `FUNCTIONS`.
-        rows: How many.
+        rows: Number of rows.
 
     Attributes:
-        measures: What has the seconds of a call, by a name that tells the number of threads.
+        measures: Functions that return the seconds of a call; their names contain the threads.
     """
 
     def __init__(self, what: str, rows: int) -> None:
@@ -62,7 +62,7 @@ class PlainTheano:
             name = f"plain Theano, {threads} thread{'' if threads == '1' else 's'}"
             self.measures.setdefault(name, functools.partial(_seconds, process))
 
-    def __enter__(self) -> PlainTheano:  # noqa: PYI034 - typing.Self is not there on Python 3.9
+    def __enter__(self) -> TheanoProcesses:  # noqa: PYI034 - typing.Self is not there on Python 3.9
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -90,7 +90,7 @@ def _say(value: float) -> None:
 
 
 def _main(what: str, rows: int) -> None:
-    """Say how many threads there are, then call for each line that is read, and say how long."""
+    """Print the number of threads; then make a call for each line read, and print its seconds."""
     array, matrix = values(rows)
     x = T.fmatrix("x")
     f = theano.function([x], FUNCTIONS[what](T, x, theano.shared(matrix)).mean())

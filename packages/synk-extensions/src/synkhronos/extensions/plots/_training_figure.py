@@ -1,4 +1,4 @@
-"""The picture of `plot_training`."""
+"""Draw the figure of `plot_training`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from . import _figure as look
-from ._log import Log
+from ._training_log import TrainingLog
 
 STYLES = {"train": (look.INDIGO, "-", "o"), "valid": (look.ROSE, "-", "s")}
 OTHERS = ((look.TEAL, "-", "^"), (look.SAND, "-", "D"), (look.PURPLE, "-", "v"))
 RATE_COLOUR = "#6B6B2A"
 FEW = 40
-"""Points up to this number have marks."""
+"""Number of points up to which they have marks."""
 
 WIDE_RANGE = 10
-"""A loss or rate above 0 that varies by more than this factor is on a logarithmic axis."""
+"""Factor of variation beyond which a loss or rate above 0 has a logarithmic axis."""
 
 
-def draw(log: Log, title: str) -> look.Picture:
-    """A panel for each quantity, the loss first, one below the other."""
+def draw(log: TrainingLog, title: str) -> look.Picture:
+    """Draw a panel for each quantity, the loss first, one below the other."""
     panels = log.panels
     names = sorted(panels, key=lambda name: name != "loss")
     figure = look.new_figure(8.0, 2.6 * len(names) + 1.2, title)
@@ -84,8 +84,8 @@ def _mark_best(axes: Axes, epochs: Sequence[float], values: Sequence[float]) -> 
     return handle
 
 
-def _draw_rate(axes: Axes, epochs: Sequence[float], log: Log) -> List[Any]:
-    """The learning rate, on the axis at the right."""
+def _draw_rate(axes: Axes, epochs: Sequence[float], log: TrainingLog) -> List[Any]:
+    """Draw the learning rate on the axis at the right."""
     rates = log.columns.get("learning_rate")
     if rates is None or all(math.isnan(rate) for rate in rates):
         return []
@@ -111,5 +111,5 @@ def _choose_scale(axes: Axes, curves: Sequence[Sequence[float]], may_be_log: boo
     if may_be_log and values and min(values) > 0 and max(values) > WIDE_RANGE * min(values):
         axes.set_yscale("log")
     elif values and min(values) >= 0:
-        # An axis from 0 shows how large a difference is.
+        # An axis from 0 shows the size of differences.
         axes.set_ylim(0, max(values) * 1.08 or 1.0)

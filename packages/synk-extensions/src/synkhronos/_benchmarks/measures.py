@@ -1,7 +1,7 @@
-"""The four measurements, by the public interface only. Each returns what JSON takes.
+"""The four measurements, with the public interface only. Each returns values for JSON.
 
-A measurement is a table: a row has ``what``, the ``seconds`` of it here, and ``peers``, the
-seconds of the plain ways of doing as much.
+A measurement is a table: a row has ``what``, its ``seconds`` here, and ``peers``, the seconds of
+plain ways to do the same.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import theano.tensor as T
 
 import synkhronos as synk
 
-from ._peers import Peers
-from ._plain import FUNCTIONS, PlainTheano, values
-from ._turns import medians, timed
+from .peers import Peers
+from .plain import FUNCTIONS, TheanoProcesses, values
+from .turns import medians, timed
 
 Measurement = Dict[str, Any]
 ForkArguments = Dict[str, Any]
@@ -29,7 +29,7 @@ _ROWS = 20_000
 
 
 def measure_call(fork: ForkArguments, size: int) -> Measurement:
-    """What a call costs by itself: of a function with next to nothing to compute."""
+    """Measure the fixed cost of a call, with a function that computes nearly nothing."""
     with Peers(size) as peers:
         synk.fork(**fork, verbose=False)
         x = T.fmatrix("x")
@@ -56,7 +56,7 @@ def measure_call(fork: ForkArguments, size: int) -> Measurement:
 
 
 def measure_scatter(fork: ForkArguments, size: int) -> Measurement:
-    """What it costs to bring an input to all ranks."""
+    """Measure the cost of passing an input to all ranks."""
     rows = []
     with Peers(size) as peers:
         synk.fork(**fork, verbose=False)
@@ -84,7 +84,7 @@ def measure_scatter(fork: ForkArguments, size: int) -> Measurement:
 
 
 def measure_allreduce(fork: ForkArguments, size: int) -> Measurement:
-    """What it costs to add up a shared variable over the ranks."""
+    """Measure the cost of reducing a shared variable over the ranks."""
     rows = []
     with Peers(size) as peers:
         synk.fork(**fork, verbose=False)
@@ -109,9 +109,9 @@ def measure_allreduce(fork: ForkArguments, size: int) -> Measurement:
 
 
 def measure_scaling(fork: ForkArguments, size: int) -> Measurement:
-    """How the time of one call shrinks with more ranks, beside plain Theano in its own processes.
+    """Measure one call on more and more ranks, beside plain Theano in its own processes.
 
-    Where this process has taken a GPU into use, plain Theano has it in this process.
+    If this process uses a GPU, plain Theano uses it in this process.
     """
     array, matrix = values(_ROWS)
     rows, results = [], []
@@ -121,7 +121,7 @@ def measure_scaling(fork: ForkArguments, size: int) -> Measurement:
         y = function(T, x, w).mean()
         with contextlib.ExitStack() as stack:
             if isinstance(w.type, T.TensorType):
-                peers = stack.enter_context(PlainTheano(what, _ROWS)).measures
+                peers = stack.enter_context(TheanoProcesses(what, _ROWS)).measures
             else:
                 peers = {"plain Theano": timed(theano.function([x], y), array)}
             for n in _counts(size):

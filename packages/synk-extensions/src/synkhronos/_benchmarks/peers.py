@@ -1,4 +1,4 @@
-"""Processes of multiprocessing that answer through pipes and meet at a barrier."""
+"""Processes of multiprocessing that answer through pipes and share a barrier."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ BARRIERS = 50
 
 
 class Peers:
-    """As many processes as ranks, this one among them; a context manager.
+    """As many processes as ranks, including this one; a context manager.
 
     Args:
-        size: How many. With one there is nobody to talk to.
+        size: Number of processes. With 1, no other process is started.
     """
 
     def __init__(self, size: int) -> None:
-        # Forked before there is any runtime: they import nothing, and hold nothing of it.
+        # Forked before any runtime exists: they import nothing, and inherit nothing of it.
         context = multiprocessing.get_context("fork")
         self.size = size
         self._barrier = context.Barrier(size, timeout=TIMEOUT_S)
@@ -45,20 +45,20 @@ class Peers:
             process.join(TIMEOUT_S)
 
     def round_trip(self) -> None:
-        """Send a word to each process, and await all answers."""
-        self._tell("take", None)
+        """Send a word to each process, and wait for all answers."""
+        self._send("take", None)
         self._answers()
 
     def scatter(self, array: Any) -> None:
-        """Send each process its share of the rows, pickled, and await that all have them."""
+        """Send each process its share of the rows, pickled, and wait until all have them."""
         shares = np.array_split(array, self.size)
         for end, share in zip(self._ends, shares[1:]):
             end.send(("take", share))
         self._answers()
 
     def all_reduce(self, array: Any) -> Any:
-        """Fetch as large an array from each process, add them up, and send all the sum."""
-        self._tell("add", array.shape[0])
+        """Receive an equally large array from each process, add them, and send the sum to all."""
+        self._send("add", array.shape[0])
         total = array.copy()
         for end in self._ends:
             total += end.recv()
@@ -69,14 +69,14 @@ class Peers:
 
     def barrier(self) -> float:
         """Return the seconds of one barrier of all processes."""
-        self._tell("wait", BARRIERS + 1)
+        self._send("wait", BARRIERS + 1)
         self._barrier.wait()
         begin = perf_counter()
         for _ in range(BARRIERS):
             self._barrier.wait()
         return (perf_counter() - begin) / BARRIERS
 
-    def _tell(self, word: str, value: Any) -> None:
+    def _send(self, word: str, value: Any) -> None:
         for end in self._ends:
             end.send((word, value))
 
@@ -86,7 +86,7 @@ class Peers:
 
 def _serve(end: Any, barrier: Any, inherited: List[Any]) -> None:
     for other in inherited:
-        other.close()  # else none of these pipes would ever end
+        other.close()  # otherwise none of these pipes would ever close
     while True:
         try:
             word, value = end.recv()

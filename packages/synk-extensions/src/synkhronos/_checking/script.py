@@ -1,4 +1,4 @@
-"""Runs a file as ``python file`` does, in this process, and tells how it ended."""
+"""Run a file like ``python file``, in this process, and return its exit status."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, List
 def run_script(path: str, arguments: List[str]) -> int:
     """Run a script as ``__main__``; return the status that Python would exit with.
 
-    An exception is told as Python tells it. The status of an interrupt is 130.
+    An exception is printed as Python prints it. The status of an interrupt is 130.
 
     Args:
         path: The file.
-        arguments: What it finds in ``sys.argv`` after its own name.
+        arguments: The elements of ``sys.argv`` after its own name.
     """
     sys.argv = [path, *arguments]
     # As Python has them since 3.9: the script may change the folder.
@@ -29,21 +29,21 @@ def run_script(path: str, arguments: List[str]) -> int:
     try:
         with tokenize.open(path) as file:
             code = compile(file.read(), file_name, "exec", dont_inherit=True)
-        exec(code, module.__dict__)  # noqa: S102 - the script that its user wants to be run
+        exec(code, module.__dict__)  # noqa: S102 - the user's own script
     except SystemExit as end:
         return _status(end.code)
-    except BaseException as error:  # noqa: BLE001 - all that Python itself would tell
-        _tell(error)
+    except BaseException as error:  # noqa: BLE001 - everything that Python itself would print
+        _print_traceback(error)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
-def _tell(error: BaseException) -> None:
-    """Print the traceback from the script's first line on: this file is no part of it."""
+def _print_traceback(error: BaseException) -> None:
+    """Print the traceback from the script's first line on, without this file."""
     trace = error.__traceback__
     error.__traceback__ = trace.tb_next if trace is not None else None
     sys.stdout.flush()
-    # Theano's hook, or one of the script's own, may be in place.
+    # The hook may be Theano's or the script's own.
     sys.excepthook(type(error), error, error.__traceback__)
 
 

@@ -1,4 +1,4 @@
-"""Looks at each runtime of the program: at its functions when they are built, and at its end."""
+"""Check each runtime of the program: its functions when they are built, and lint at its end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from synk_theano.exceptions import DecompositionWarning, LintWarning, SynkError
 
 @dataclass
 class Checked:
-    """A function and what was found about its outputs.
+    """A function and the verdicts on its outputs.
 
     Args:
-        name: The function's, or its number in the order of building.
+        name: The function's name, or its number in the order of building.
         verdicts: One for each output, and one for each update.
-        accepted: Whether the script has filtered out the warning of what is wrong.
+        accepted: Whether the script filters the warning about wrong outputs out.
     """
 
     name: str
@@ -29,13 +29,13 @@ class Checked:
 
 @dataclass
 class Watch:
-    """What was found so far.
+    """The results so far.
 
     Args:
-        functions: In the order of building.
-        findings: What lint found, in the order of looking, each once.
-        notes: Why something could not be looked at.
-        accepts_lint: Whether the script has filtered out the warnings of lint.
+        functions: The checked functions, in the order of building.
+        findings: The findings of lint, in order, each once.
+        notes: Reasons for checks that could not be made.
+        accepts_lint: Whether the script filters the warnings of lint out.
     """
 
     functions: List[Checked] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Watch:
     _open: "weakref.WeakSet[Runtime]" = field(default_factory=weakref.WeakSet)
 
     def begin(self) -> None:
-        """Look at all runtimes from now on; for the rest of this process."""
+        """Check all runtimes from now on, for the rest of this process."""
         build, close = Runtime.function, Runtime.close
 
         @wraps(build)
@@ -59,19 +59,19 @@ class Watch:
         def closing(runtime: Any) -> None:
             self._lint(runtime)
             with warnings.catch_warnings():
-                # What it would warn of is in the report.
+                # The report contains its warnings.
                 warnings.simplefilter("ignore", LintWarning)
                 close(runtime)
 
         Runtime.function, Runtime.close = function, closing  # type: ignore[assignment, method-assign]
 
     def finish(self) -> None:
-        """Have lint look at what is still open."""
+        """Run lint on runtimes that are still open."""
         for runtime in list(self._open):
             self._lint(runtime)
 
     def counts(self, finding: Finding) -> bool:
-        """Whether a finding makes the program a wrong one: the ranks' models part."""
+        """Whether a finding makes the program wrong, because the ranks' models diverge."""
         drift = finding.rule == "replicas-drift" and not self.accepts_lint
         return drift or finding.severity == "error"
 
@@ -80,7 +80,7 @@ class Watch:
         try:
             checked = runtime.check(made)
             updates = (replace(v, output=f"update {v.output}") for v in checked.updates)
-        except Exception as error:  # noqa: BLE001 - the script goes on, whatever a check stumbles on
+        except Exception as error:  # noqa: BLE001 - the script continues, whatever a check raises
             self.notes.append(f"{name} could not be checked: {type(error).__name__}: {error}")
             return
         accepted = _is_filtered(name, checked)

@@ -1,4 +1,4 @@
-"""The picture of `plot_scaling`."""
+"""Draw the figure of `plot_scaling`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, NullLocator, PercentFormatter
 
 from ._figure import GREY, INDIGO, NORMAL, TEAL, Picture, key, new_figure, plain
-from ._measured import Measured
+from ._scaling_results import ScalingResults
 
 
-def draw(measured: Measured, title: str) -> Picture:
-    """Rates at the left, efficiency at the right."""
+def draw(measured: ScalingResults, title: str) -> Picture:
+    """Draw rates at the left, efficiency at the right."""
     figure = new_figure(9.0, 3.8, title)
     left, right = figure.subplots(1, 2)
     _draw_rates(left, measured)
@@ -22,7 +22,7 @@ def draw(measured: Measured, title: str) -> Picture:
     return figure
 
 
-def _draw_rates(axes: Axes, measured: Measured) -> None:
+def _draw_rates(axes: Axes, measured: ScalingResults) -> None:
     n, rates = measured.processes, measured.rates
     plain(axes, "number of processes", "rows per second")
     (linear,) = axes.plot(
@@ -37,7 +37,7 @@ def _draw_rates(axes: Axes, measured: Measured) -> None:
     key(axes, [line, linear], loc="upper left")
 
 
-def _draw_efficiency(axes: Axes, measured: Measured) -> None:
+def _draw_efficiency(axes: Axes, measured: ScalingResults) -> None:
     n, efficiency = measured.processes, measured.efficiency
     plain(axes, "number of processes", "efficiency (measured / linear)")
     axes.axhline(1.0, color=GREY, linestyle="--", linewidth=1.3)
@@ -50,7 +50,7 @@ def _draw_efficiency(axes: Axes, measured: Measured) -> None:
 def _label(
     axes: Axes, x: list[int], y: list[float], texts: list[str], colour: str, offset: tuple[int, int]
 ) -> None:
-    """Below the points: to the right where the line rises, so that it does not run through."""
+    """Write below the points; to the right if the line rises, to avoid crossing it."""
     shown = set(_apart(x))
     for place, value, text in zip(x, y, texts):
         if place in shown:
@@ -67,7 +67,7 @@ def _label(
 
 
 def _apart(processes: list[int]) -> list[int]:
-    """Those numbers that have room for a label: none nearer than a fourteenth of the axis."""
+    """Return the numbers with room for a label: none nearer than a fourteenth of the axis."""
     kept: list[int] = []
     for n in reversed(processes):
         if not kept or kept[-1] - n >= processes[-1] / 14:

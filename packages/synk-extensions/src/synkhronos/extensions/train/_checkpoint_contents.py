@@ -1,0 +1,286 @@
+"""The contents of a checkpoint: collected from a training, compared with one, and restored.
+
+Restored on as many processes as it was saved on, everything is as it was on each rank. On another
+number, values that are equal on all ranks are restored as they were; for the others:
+
+- local values: floats become the average over the saved ranks, all else rank 0's value;
+- random states: rank r continues the stream of rank r; a rank that did not exist when it was saved
+  keeps its present stream. If all ranks draw the same, all continue the stream of rank 0.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._checkpoints import CheckpointError, read_file
+from ._ranks import RankVariables, is_float
+from ._sampler import BatchSampler
+from ._state import TrainingState, storage_of
+
+
+@dataclass
+class TrainingProgress:
+    """How far a training has come. Loading a checkpoint replaces it as a whole.
+
+    Attributes:
+        epoch: Number of finished epochs.
+        step: Number of steps taken.
+        batch: Number of finished batches of the present epoch.
+        sums: For each output of the step, the sum of value times rows over these batches.
+        sum_rows: Number of rows in these batches.
+        best: Best score of an epoch.
+        seconds: Seconds of training, up to the end of the last run or checkpoint.
+        shuffle: The generator's state before it shuffled the rows of the present epoch.
+        records: The records of the finished epochs.
+    """
+
+    sums: list[float]
+    shuffle: dict[str, Any]
+    epoch: int = 0
+    step: int = 0
+    batch: int = 0
+    sum_rows: int = 0
+    best: float = math.inf
+    seconds: float = 0.0
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, values: Sequence[float], rows: int) -> None:
+        """Count a step."""
+        self.sums = [total + rows * value for total, value in zip(self.sums, values)]
+        self.sum_rows += rows
+        self.batch += 1
+        self.step += 1
+
+    def end_epoch(self) -> list[float]:
+        """Count an epoch, and return the means over its rows."""
+        means = [total / self.sum_rows for total in self.sums]
+        self.sums, self.sum_rows = [0.0] * len(self.sums), 0
+        self.epoch += 1
+        self.batch = 0
+        return means
+
+
+class CheckpointContents:
+    """Collect and restore everything that a checkpoint keeps: all of it or nothing.
+
+    Args:
+        variables: The shared variables.
+        sampler: The order of the rows.
+        course: Plain values that have to be the same for a training to continue.
+        stateful: Schedule and callbacks that have ``state()`` and ``load_state()``.
+    """
+
+    def __init__(
+        self,
+        variables: SharedVariables,
+        sampler: BatchSampler,
+        course: dict[str, Any],
+        stateful: Sequence[Any],
+    ) -> None:
+        self._variables = variables
+        self._sampler = sampler
+        self._course = course
+        self._stateful = stateful
+
+    def collect(self, progress: TrainingProgress) -> dict[str, Any]:
+        """Return the contents of a checkpoint."""
+        saved = asdict(progress)
+        if not progress.batch:
+            # The next epoch's rows are not shuffled yet.
+            saved["shuffle"] = self._sampler.get_state()
+        return {
+            "memory": saved,
+            "course": self._course,
+            "order": self._sampler.settings,
+            "partners": [
+                {"kind": type(item).__name__, "state": item.state()} for item in self._stateful
+            ],
+            "variables": self._variables.read(),
+        }
+
+    def load(self, path: Path) -> TrainingProgress:
+        """Read a file, restore everything but the progress, and return the progress.
+
+        Raises:
+            CheckpointError: The file does not fit this training. Nothing has been changed.
+        """
+        content = read_file(path)
+        try:
+            progress = TrainingProgress(**content["memory"])
+            misfits = list(self._misfits(content, progress))
+            states = content["partners"]
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise CheckpointError(
+                f"{path}: a part is missing or of the wrong type ({error!r}); the file is damaged"
+            ) from error
+        if misfits:
+            raise CheckpointError(f"{path} does not fit this training: " + "; ".join(misfits))
+        self._load_states(states, path)
+        self._sampler.set_state(progress.shuffle)
+        self._variables.write(content["variables"])
+        return progress
+
+    def _misfits(self, content: dict[str, Any], progress: TrainingProgress) -> Iterator[str]:
+        yield from _differences(content["course"], self._course)
+        if progress.batch:
+            for text in _differences(content["order"], self._sampler.settings):
+                yield f"{text} (it was written within an epoch)"
+        yield from self._variables.misfits(content["variables"])
+        refusal = self._sampler.refusal(progress.shuffle)
+        if refusal:
+            yield refusal
+        known = [type(item).__name__ for item in self._stateful]
+        for part in content["partners"]:
+            if part["kind"] in known:
+                known.remove(part["kind"])
+            else:
+                yield f"schedule or callback: {part['kind']} in the checkpoint, none here"
+
+    def _load_states(self, states: Sequence[dict[str, Any]], path: Path) -> None:
+        """Load each object's state, those of one class in their order. New ones keep their own."""
+        waiting = list(self._stateful)
+        done = []
+        try:
+            for part in states:
+                item = next(item for item in waiting if type(item).__name__ == part["kind"])
+                waiting.remove(item)
+                done.append((item, copy.deepcopy(item.state())))
+                item.load_state(part["state"])
+        except Exception as error:
+            for item, before in done:
+                item.load_state(before)
+            raise CheckpointError(
+                f"{path} does not fit this training: {part['kind']} refused its state: {error!r}"
+            ) from error
+
+
+class SharedVariables:
+    """Read and set the shared variables of a training on all ranks.
+
+    Args:
+        ranks: Access to the ranks' values.
+        state: The variables that a step changes.
+        rate: The shared variable of the learning rate, or None.
+    """
+
+    def __init__(self, ranks: RankVariables, state: TrainingState, rate: Any) -> None:
+        self._ranks = ranks
+        self._random = list(state.random)
+        known = {storage_of(variable) for variable in (*state.params, *state.optimizer)}
+        self._kinds: dict[str, list[Any]] = {
+            "params": list(state.params),
+            "optimizer": list(state.optimizer),
+            "learning_rate": [] if rate is None or storage_of(rate) in known else [rate],
+        }
+        self._local = list(state.local)
+
+    def read(self) -> dict[str, Any]:
+        """Return all values, for a checkpoint."""
+        ranks = self._ranks
+        content: dict[str, Any] = {"ranks": ranks.size}
+        for kind, variables in self._kinds.items():
+            values = ranks.read(ranks.master, variables)
+            content[kind] = [_entry(v, value=value) for v, value in zip(variables, values)]
+        by_rank = [ranks.read(rank, self._local) for rank in range(ranks.size)]
+        content["local"] = [
+            _entry(variable, values=[values[i] for values in by_rank])
+            for i, variable in enumerate(self._local)
+        ]
+        states = ranks.read_states(self._random)
+        content["random"] = [_entry(v, values=values) for v, values in zip(self._random, states)]
+        return content
+
+    def misfits(self, content: dict[str, Any]) -> Iterator[str]:
+        """Yield a sentence for each difference from the present variables."""
+        ranks = self._ranks
+        current = {
+            kind: ranks.read(ranks.master, variables) for kind, variables in self._kinds.items()
+        }
+        current["local"] = ranks.read(ranks.master, self._local)
+        current["random"] = [states[ranks.master] for states in ranks.read_states(self._random)]
+        variables = {**self._kinds, "local": self._local, "random": self._random}
+        for kind, values in current.items():
+            saved = content[kind]
+            if len(saved) != len(values):
+                yield (
+                    f"{kind}: {len(saved)} variables in the checkpoint "
+                    f"({', '.join(str(entry['name']) for entry in saved)}), {len(values)} here "
+                    f"({', '.join(str(variable.name) for variable in variables[kind])})"
+                )
+                continue
+            for i, (variable, value, entry) in enumerate(zip(variables[kind], values, saved)):
+                arrays = entry["values"] if "values" in entry else [entry["value"]]
+                here = _described(variable.name, value)
+                for array in arrays:
+                    there = _described(entry["name"], array)
+                    if there != here:
+                        yield f"{kind}[{i}]: {there} in the checkpoint, {here} here"
+                        break
+                if "values" in entry and len(arrays) != content["ranks"]:
+                    yield f"{kind}[{i}]: {len(arrays)} values for {content['ranks']} ranks"
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Set all values; `misfits` has found none."""
+        for kind, variables in self._kinds.items():
+            self._ranks.write_all(variables, [entry["value"] for entry in content[kind]])
+        self._write_local([entry["values"] for entry in content["local"]], content["ranks"])
+        self._write_random([entry["values"] for entry in content["random"]], content["ranks"])
+
+    def _write_local(self, saved: Sequence[Sequence[Any]], saved_ranks: int) -> None:
+        ranks = self._ranks
+        if saved_ranks == ranks.size:
+            for rank in range(ranks.size):
+                ranks.write(rank, self._local, [values[rank] for values in saved])
+            return
+        common = [
+            np.mean(values, axis=0, dtype="float64").astype(values[0].dtype)
+            if is_float(variable)
+            else values[0]
+            for variable, values in zip(self._local, saved)
+        ]
+        ranks.write_all(self._local, common)
+
+    def _write_random(self, saved: Sequence[Sequence[Any]], saved_ranks: int) -> None:
+        ranks = self._ranks
+        if not self._random:
+            return
+        current = ranks.read_states(self._random)
+        if ranks.size > 1 and all(map(_all_equal, current)):
+            ranks.write_states(self._random, [[values[0]] * ranks.size for values in saved])
+            return
+        # The ranks drew the same then, and must not now: only one of them continues the stream.
+        distinct = 1 if saved_ranks > 1 and all(map(_all_equal, saved)) else saved_ranks
+        ranks.write_states(
+            self._random,
+            [
+                [*values[: min(distinct, ranks.size)], *here[distinct:]]
+                for values, here in zip(saved, current)
+            ],
+        )
+
+
+def _differences(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    return [
+        f"{name}: {saved.get(name)!r} in the checkpoint, {value!r} here"
+        for name, value in here.items()
+        if saved.get(name) != value
+    ]
+
+
+def _entry(variable: Any, **values: Any) -> dict[str, Any]:
+    return {"name": variable.name, **values}
+
+
+def _described(name: str | None, value: Any) -> str:
+    return f"{name or 'unnamed'} {value.dtype}{tuple(value.shape)}"
+
+
+def _all_equal(values: Sequence[Any]) -> bool:
+    return all(np.array_equal(values[0], value) for value in values[1:])
