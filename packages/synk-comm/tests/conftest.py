@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from synk_testing import nothing_left
+
+sys.path.insert(0, str(Path(__file__).parent))  # also that of ranks that tests start
 
 
 def pytest_configure(config):

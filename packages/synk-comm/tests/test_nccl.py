@@ -9,6 +9,8 @@ import time
 
 import numpy as np
 import pytest
+from _cuda_array import CudaArray
+from _fake_nccl import FakeNccl
 
 from synk_comm import (
     AbortedError,
@@ -26,8 +28,6 @@ from synk_comm._backends.nccl.start import load_binding
 from synk_comm._system.liveness import Identity, identity
 from synk_comm.cuda import CudaError, Driver
 from synk_comm.testing import CommunicatorContract, in_threads
-from synk_comm.testing._fake_gpu import CudaArray
-from synk_comm.testing._fake_nccl import FakeNccl
 
 STRUCT = np.dtype([("a", "i2"), ("b", "f8", (2,))], align=True)
 
