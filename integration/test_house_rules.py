@@ -62,6 +62,8 @@ ROOMS = {
         *("_plan", "_wire", "_graph", "_watch", "_rank", "_workers", "_master", "_api"),
     ),
 }
+# Where no file imports itself by way of others.
+WITHOUT_CIRCLES = ("synk_shm", "synk_comm", "synkhronos_cli")
 # The wall behind which another engine would stand. in_graph offers what stands in a user's graph.
 ENGINE = {"theano", "pygpu"}
 KNOW_THE_ENGINE = ("synk_theano/_graph/", "synk_theano/in_graph.py")
@@ -205,6 +207,40 @@ def test_rooms_import_only_those_below(package: str) -> None:
     rooms = {path.name for path in MODULES[package].iterdir() if (path / "__init__.py").is_file()}
     assert rooms <= set(order)
     assert wrong == []
+
+
+def neighbours(package: str) -> dict[str, set[str]]:
+    """Return which modules of its own package each module imports, also late and for types."""
+    top = MODULES[package]
+    modules = {}
+    for path in top.rglob("*.py"):
+        parts = path.relative_to(top.parent).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    found: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        folder = path.relative_to(top.parent).parent.parts
+        found[name] = set()
+        for node in statements(path):
+            if isinstance(node, ast.Import):
+                found[name] |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                base = folder[: len(folder) - node.level + 1] if node.level else ()
+                origin = ".".join([*base, *([node.module] if node.module else [])])
+                inside = [f"{origin}.{alias.name}" for alias in node.names]
+                found[name] |= {name if name in modules else origin for name in inside}
+        found[name] &= set(modules) - {name}
+    return found
+
+
+@pytest.mark.parametrize("package", WITHOUT_CIRCLES)
+def test_imports_run_in_no_circle(package: str) -> None:
+    left = neighbours(package)
+    assert any(left.values())
+    while leaves := {name for name, others in left.items() if not others & set(left)}:
+        left = {name: others for name, others in left.items() if name not in leaves}
+    while roots := set(left) - {other for others in left.values() for other in others}:
+        left = {name: others for name, others in left.items() if name not in roots}
+    assert {name: sorted(others & set(left)) for name, others in left.items()} == {}
 
 
 def test_only_one_room_knows_the_engine() -> None:

@@ -90,7 +90,7 @@ def test_auto_takes_zmq_if_the_memory_cannot_be_made(scheme, address_of, monkeyp
     def no_memory(*args):
         raise MemoryError("no room at all")
 
-    monkeypatch.setattr("synk_comm._backends.shm.block.create", no_memory)
+    monkeypatch.setattr("synk_comm._join.choice.create_block", no_memory)
     address = address_of(scheme)
 
     def run(rank):

@@ -27,7 +27,7 @@ class Learned(Dict[Any, Shortcut]):
             return
         heads = steps.fabric.heads()
         calls = [decode(head) for head in heads]
-        if any(call.many for call in calls):
+        if any(call.many and not call.on_devices for call in calls):
             return
         recipe = Recipe(steps.guard, calls, heads, steps.timeout_s, again)
         shortcut = steps.fabric.shortcut(recipe)

@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple, Optional, Tuple
 import numpy as np
 
 from synk_comm._core import moves
-from synk_comm._core.calls import Call, Kind, encode, kind_of
+from synk_comm._core.calls import CollectiveCall, Kind, encode, kind_of
 from synk_comm._core.lists import (
     Bundle,
     address,
@@ -56,7 +56,7 @@ class Job(NamedTuple):
 
     op: ReduceOp
     root: int | None
-    call: Call
+    call: CollectiveCall
     head: bytes
     given: list[Array] | None
     outs: list[Array] | None
@@ -96,7 +96,9 @@ class Reducing:
             x, out = given[0], outs[0]
             if self.symmetric and out is x and weight and x.nbytes > SYMMETRIC_BYTES:
                 place = self.symmetric.place(x)
-        call = Call(kind, op.value, -1 if root is None else root, kinds, (), weight, many, place)
+        call = CollectiveCall(
+            kind, op.value, -1 if root is None else root, kinds, (), weight, many, place
+        )
         source = [contiguous(array) for array in given] if given is not None and weight else None
         parts = bundles(kinds, together=many)
         # What is written for one bundle must not be what the next has still to read.
@@ -122,7 +124,7 @@ class Reducing:
         nbytes = job.bundles[0].nbytes
         return (lambda: first_post(fabric, nbytes, job.first)), first_part(fabric, nbytes)
 
-    def _finish(self, job: Job, calls: Sequence[Call], deadline: float) -> Reduced:
+    def _finish(self, job: Job, calls: Sequence[CollectiveCall], deadline: float) -> Reduced:
         steps = self._steps
         fabric = steps.fabric
         ranks = [rank for rank, theirs in enumerate(calls) if theirs.weight]
@@ -190,13 +192,13 @@ class Reducing:
         if out is not None:
             check_out(out, own)
         kinds = tuple(kind_of(array) for array in given)
-        call = Call("reduce_scatter", op.value, -1, kinds, (), weight, many)
+        call = CollectiveCall("reduce_scatter", op.value, -1, kinds, (), weight, many)
         inbox = moves.Inbox([own], [out], given)
         (target,) = inbox.flat()
         accidents: list[Exception] = []
         dtype = given[0].dtype
 
-        def begin(calls: Sequence[Call]) -> Any:
+        def begin(calls: Sequence[CollectiveCall]) -> Any:
             weights = [theirs.weight for theirs in calls]
             factors = None if min(weights) == max(weights) else scaled(weights)
             plan = Plan(op, list(range(steps.size)), factors, None)

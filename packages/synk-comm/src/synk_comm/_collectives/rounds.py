@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any, Callable, TypeVar
 import numpy as np
 from numpy import ndarray
 
-from synk_comm._core.calls import Call, declined, decode, dtype_text, encode, encode_decline
+from synk_comm._core.calls import (
+    CollectiveCall,
+    declined,
+    decode,
+    dtype_text,
+    encode,
+    encode_decline,
+)
 from synk_comm._core.fabric import Fabric, Share, is_of_watch
 from synk_comm._core.lists import as_array, shape_of
 from synk_comm._core.ops import Array, ReduceOp
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_BARRIER = Call("barrier")
+_BARRIER = CollectiveCall("barrier")
 _BARRIER_HEAD = encode(_BARRIER)
 
 
@@ -75,13 +82,13 @@ class RoundCommunicator(ObjectMoves, Communicator):
         """Return what ended the group, if it is known to have ended; cheap."""
         return self._guard.ended()
 
-    def agree(self, call: Call, deadline: float) -> Sequence[Call]:
+    def agree(self, call: CollectiveCall, deadline: float) -> Sequence[CollectiveCall]:
         """Tell a call to all ranks; return all ranks' calls, which agree, or raise on all."""
         key = ("agree", call)
         quick = self._quick.get(key)
         # A shortcut waits as long as a call that names no time.
         if quick is not None and deadline - time.monotonic() > 0.9 * self.timeout_s:
-            calls: Sequence[Call] = quick(None, None)
+            calls: Sequence[CollectiveCall] = quick(None, None)
             return calls
         head = encode(call)
         with self._guard:
@@ -340,7 +347,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         timeout_s: float | None = None,
     ) -> Array:
         lengths = shape_of(shape)
-        call = Call("empty", arrays=((dtype_text(np.dtype(dtype)), lengths),))
+        call = CollectiveCall("empty", arrays=((dtype_text(np.dtype(dtype)), lengths),))
         made = self._make(call, self._steps.fabric.allocate, (call.nbytes(),), timeout_s)
         if made is None or not call.nbytes():
             return np.empty(lengths, dtype)
@@ -361,14 +368,18 @@ class RoundCommunicator(ObjectMoves, Communicator):
                 comm._origin = members
             return comm
 
-        return self._make(Call("split"), make, (), timeout_s)
+        return self._make(CollectiveCall("split"), make, (), timeout_s)
 
     def told_above(self, exc: CommError) -> CommError:
         """Return an error of this group in the ranks of the group that it was split from."""
         return in_ranks_of_the_old(exc, self._origin)
 
     def _make(
-        self, call: Call, make: Callable[..., T], arguments: Sequence[Any], timeout_s: float | None
+        self,
+        call: CollectiveCall,
+        make: Callable[..., T],
+        arguments: Sequence[Any],
+        timeout_s: float | None,
     ) -> T:
         """Agree on a call, then make something with the others."""
         deadline = self._steps.deadline(timeout_s)

@@ -34,7 +34,7 @@ from synk_comm.exceptions import (
     PeerLost,
 )
 
-from .calls import Call, Kind, decode
+from .calls import CollectiveCall, Kind, decode
 from .ops import Array
 
 Watch = Callable[[], None]
@@ -101,7 +101,7 @@ class Recipe(NamedTuple):
     """
 
     guard: Door
-    calls: Sequence[Call]
+    calls: Sequence[CollectiveCall]
     heads: Sequence[bytes]
     timeout_s: float
     otherwise: Again

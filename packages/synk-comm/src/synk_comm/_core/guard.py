@@ -12,6 +12,9 @@ from synk_comm.exceptions import AbortedError, ClosedError, CommError, MisuseErr
 from .calls import shorten
 from .fabric import IN_STEP, Fabric, aborted, again, is_of_watch
 
+DEFAULT_TIMEOUT_S = 300.0
+"""Seconds that a call may take if nobody says otherwise."""
+
 _CLOSE_S = 1.0
 _NAP_S = 0.001
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from synk_comm.exceptions import PeerDeclined
 
-from .calls import Call, Kind, check_agreement, declined, decode, text_dtype
+from .calls import CollectiveCall, Kind, check_agreement, declined, decode, text_dtype
 from .fabric import Fabric
 from .guard import Guard, deadline_after
 from .ops import Array
@@ -38,14 +38,14 @@ class Steps:
 
     def open(
         self,
-        call: Call,
+        call: CollectiveCall,
         head: bytes,
         fill: Callable[[], int],
         deadline: float,
         to: int | None = None,
         part: int = 0,
         resuming: bool = False,
-    ) -> Sequence[Call]:
+    ) -> Sequence[CollectiveCall]:
         """Run the first round; return all ranks' calls, which agree, or raise on all ranks.
 
         Args:
@@ -56,7 +56,7 @@ class Steps:
             self.fabric.sync(head, fill(), deadline, to=to, part=part)
         return self.verdict(call, head)
 
-    def verdict(self, call: Call, head: bytes) -> Sequence[Call]:
+    def verdict(self, call: CollectiveCall, head: bytes) -> Sequence[CollectiveCall]:
         """Compare what all ranks have said in the first round."""
         if call.weight and self.fabric.all_said(head) and not call.outs:
             return [call] * self.size

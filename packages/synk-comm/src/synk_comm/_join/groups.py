@@ -9,12 +9,11 @@ import secrets
 import weakref
 from typing import Callable, NamedTuple
 
-from synk_comm._backends.local import LocalFabric, LocalHub
 from synk_comm._backends.shm.block import create as create_block
 from synk_comm._backends.shm.fabric import ShmFabric
-from synk_comm._collectives.rounds import RoundCommunicator, meet
+from synk_comm._collectives.rounds import meet
 from synk_comm._core.fabric import Watch
-from synk_comm._core.guard import deadline_after
+from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
 from synk_comm._meeting.link import Patience
 from synk_comm._system.auth import token_key
 from synk_comm._system.folder import SocketFolder
@@ -24,8 +23,7 @@ from synk_comm.exceptions import JoinError
 
 from .choice import REGISTRY, NcclBackend
 from .registry import AnyBackend
-
-DEFAULT_TIMEOUT_S = 300.0
+from .rendezvous import meet_at
 
 
 class Ticket(NamedTuple):
@@ -228,8 +226,6 @@ def _enter_folder(
     entry: Ticket, timeout_s: float, watch: Watch | None, backend: AnyBackend
 ) -> Communicator:
     """Meet the other ranks in the folder of a ticket."""
-    from .rendezvous import meet_at
-
     REGISTRY.find(backend)
     folder = SocketFolder(entry.place)
     folder.check()
@@ -242,20 +238,6 @@ def _enter_folder(
     finally:
         if entry.rank == 0:  # all are connected, or never will be
             folder.remove()
-
-
-def local_group(size: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Communicator]:
-    """Make a group of threads of this process: one communicator for each, in rank order.
-
-    With size 1 there is nobody to wait for: every collective returns at once.
-    """
-    if operator.index(size) < 1:
-        raise ValueError(f"size must be at least 1, got {size!r}")
-    deadline_after(timeout_s)
-    hub = LocalHub(size)
-    fabrics = [LocalFabric(rank, size, None, hub=hub) for rank in range(size)]
-    why = "local: threads of one process"
-    return [RoundCommunicator(fabric, timeout_s, why) for fabric in fabrics]
 
 
 def _close_in_maker(pid: int, fd: int) -> None:

@@ -14,8 +14,8 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, Callable, Union
 
 from synk_comm._core.calls import brief
-from synk_comm._core.guard import deadline_after
-from synk_comm._join.groups import DEFAULT_TIMEOUT_S, create_group
+from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
+from synk_comm._join.groups import create_group
 from synk_comm.exceptions import CommTimeout, MisuseError, RankDied, RankFailed
 
 from .crew import Crew

@@ -8,7 +8,8 @@ import threading
 import time
 from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 
-from synk_comm._join.groups import create_group, local_group
+from synk_comm._backends.local import local_group
+from synk_comm._join.groups import create_group
 from synk_comm._processes.crew import Crew
 from synk_comm._processes.launch import packed
 from synk_comm._processes.loading import unpickled

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
@@ -21,12 +19,10 @@ from synk_comm._backends.nccl.arrays import (
     maker,
     resolve,
 )
+from synk_comm._collectives.objects import ObjectMoves
 from synk_comm._collectives.rounds import RoundCommunicator
-from synk_comm._core.calls import Call
 from synk_comm._core.fabric import aborted, again, is_of_watch
-from synk_comm._core.guard import deadline_after
 from synk_comm._core.ops import Array
-from synk_comm.abc import Communicator
 from synk_comm.cuda import Driver
 from synk_comm.exceptions import (
     AbortedError,
@@ -39,7 +35,6 @@ from synk_comm.exceptions import (
 )
 
 from .link import Link
-from .terms import Said, check_agreement
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -55,24 +50,6 @@ class Settings(NamedTuple):
     device: int | None
     load: Callable[[], tuple[Any, Driver]]
     why: str
-
-
-@lru_cache(maxsize=1024)
-def _call_of(said: Said) -> Call:
-    kind = f"{said.kind} of device arrays"
-    return Call(kind, said.op, said.root, weight=said.weight, text=said.to_text())
-
-
-def agree(host: RoundCommunicator, said: Said, deadline: float) -> list[Said]:
-    """Tell all ranks, and return what each has said; MismatchError on all if that differs."""
-    call = _call_of(said)
-    calls = host.agree(call, deadline)
-    all_said = [
-        said if theirs == call else said._replace(weight=theirs.weight).with_text(theirs.text)
-        for theirs in calls
-    ]
-    check_agreement(all_said)
-    return all_said
 
 
 class _Turn:
@@ -113,7 +90,7 @@ class _Turn:
             self._lock.release()
 
 
-class NcclBase(Communicator):
+class NcclBase(ObjectMoves):
     """One rank's host communicator and NCCL link, without the collectives on device arrays."""
 
     def __init__(self, host: RoundCommunicator, link: Link, settings: Settings) -> None:
@@ -123,6 +100,8 @@ class NcclBase(Communicator):
         self.why = settings.why
         self.device = link.device
         self._host = host
+        self._steps = host._steps
+        self._gathering = host._gathering
         self._link = link
         self._settings = settings
         self._turn = _Turn(self)
@@ -202,20 +181,11 @@ class NcclBase(Communicator):
         Raises:
             PeerLost, AbortedError, CommTimeout, or NcclError for what NCCL reports itself.
         """
-        deadline = self._deadline(timeout_s)
+        deadline = self._steps.deadline(timeout_s)
         with self._turn:
             self._link.synchronize(deadline, event)
 
     # -- arguments ------------------------------------------------------------------------
-
-    def _deadline(self, timeout_s: float | None) -> float:
-        return deadline_after(self._host.timeout_s if timeout_s is None else timeout_s)
-
-    def _check_rank(self, rank: int, name: str) -> int:
-        number = operator.index(rank)
-        if not 0 <= number < self.size:
-            raise ValueError(f"{name} must be a rank, 0 to {self.size - 1}, got {rank!r}")
-        return number
 
     def _one(self, x: Any, name: str, *, written: bool = False) -> DeviceArray:
         array = resolve(x, self._link.driver.device_of, self._settings.stream)
@@ -267,9 +237,6 @@ class NcclBase(Communicator):
         made = maker(like)(shape, dtype)
         return made, self._one(made, "the result", written=True)
 
-    def _agree(self, said: Said, deadline: float) -> list[Said]:
-        return agree(self._host, said, deadline)
-
     @contextlib.contextmanager
     def _scratch(self, nbytes: int, stream: int) -> Iterator[int]:
         """Lend device memory for one call."""
@@ -288,41 +255,6 @@ class NcclBase(Communicator):
 
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
         return self._host.decline(reason, timeout_s=timeout_s)
-
-    def broadcast_object(
-        self, obj: Any = None, root: int = 0, *, timeout_s: float | None = None
-    ) -> Any:
-        return self._host.broadcast_object(obj, root, timeout_s=timeout_s)
-
-    def gather_object(
-        self, obj: Any, root: int = 0, *, timeout_s: float | None = None
-    ) -> list[Any] | None:
-        return self._host.gather_object(obj, root, timeout_s=timeout_s)
-
-    def all_gather_object(self, obj: Any, *, timeout_s: float | None = None) -> list[Any]:
-        return self._host.all_gather_object(obj, timeout_s=timeout_s)
-
-    def scatter_object(
-        self,
-        objs: Sequence[Any] | None = None,
-        root: int = 0,
-        *,
-        timeout_s: float | None = None,
-    ) -> Any:
-        return self._host.scatter_object(objs, root, timeout_s=timeout_s)
-
-    def all_to_all_object(
-        self, objs: Sequence[Any], *, timeout_s: float | None = None
-    ) -> list[Any]:
-        return self._host.all_to_all_object(objs, timeout_s=timeout_s)
-
-    def send_object(
-        self, obj: Any, dest: int, *, tag: int = 0, timeout_s: float | None = None
-    ) -> None:
-        self._host.send_object(obj, dest, tag=tag, timeout_s=timeout_s)
-
-    def recv_object(self, source: int, *, tag: int = 0, timeout_s: float | None = None) -> Any:
-        return self._host.recv_object(source, tag=tag, timeout_s=timeout_s)
 
     def empty(
         self,
