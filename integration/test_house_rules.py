@@ -49,7 +49,7 @@ ON_NO_INDEX = {"pygpu"}
 # What a package has through a sibling that alone decides on the versions.
 THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano"}}
 MAY_PRINT = re.compile(r"/__main__\.py$")
-LONGEST = 400
+LONGEST = 600
 LARGEST_ROOM = 15
 # A file's folder says where and when its code runs. Each imports only what stands before it.
 ROOMS = {

@@ -38,8 +38,14 @@ def test_the_examples_are_described():
     assert len(EXAMPLES) == 3
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name, size",
+    [
+        *((name, 3) for name in EXAMPLES),
+        (EXAMPLES[0], 1),
+        *(pytest.param(name, 1, marks=pytest.mark.nightly) for name in EXAMPLES[1:]),
+    ],
+)
 def test_example(name, size):
     start = [] if size == 1 else ["-m", "synk_comm.run", "-n", str(size), "--no-tag-output"]
     done = run(*start, str(HOME / name))

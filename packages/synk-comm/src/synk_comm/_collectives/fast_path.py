@@ -7,7 +7,7 @@ from typing import Any, Dict
 from numpy import ndarray
 
 from synk_comm._core.calls import decode
-from synk_comm._core.fabric import Again, Recipe, Shortcut
+from synk_comm._core.fabric import Again, RepeatedCall, Shortcut
 from synk_comm._core.steps import Steps
 
 _ENTRIES = 512
@@ -29,8 +29,8 @@ class Learned(Dict[Any, Shortcut]):
         calls = [decode(head) for head in heads]
         if any(call.many and not call.on_devices for call in calls):
             return
-        recipe = Recipe(steps.guard, calls, heads, steps.timeout_s, again)
-        shortcut = steps.fabric.shortcut(recipe)
+        repeated = RepeatedCall(steps.guard, calls, heads, steps.timeout_s, again)
+        shortcut = steps.fabric.shortcut(repeated)
         if shortcut is not None:
             if len(self) >= _ENTRIES:
                 self.clear()
@@ -50,5 +50,5 @@ def key_of(kind: str, x: Any, out: Any, timeout_s: float | None, *more: Any) -> 
 
 
 def is_alike(x: Any, out: Any) -> bool:
-    """Tell whether an array can receive what is reduced from another."""
+    """Return whether an array can receive what is reduced from another."""
     return bool(out.dtype == x.dtype and out.shape == x.shape)

@@ -73,7 +73,7 @@ class Gathering:
     def broadcast_bytes(
         self, kind: str, source: Array | None, root: int, timeout_s: float | None
     ) -> Array:
-        """Give every rank the root's flat bytes, whose length only the root knows."""
+        """Give every rank the root's flat bytes, whose length the others do not know."""
         steps = self._steps
         brought = () if source is None else (kind_of(source),)
         call = CollectiveCall(kind, root=root, arrays=brought)
@@ -172,7 +172,7 @@ class Gathering:
         return _by_array(gathered, calls) if many else gathered
 
     def share(self, obj: Any, deadline: float) -> list[Any]:
-        """Tell all ranks a small object within a collective that has passed the guard."""
+        """Send a small object to all ranks, within a collective that has passed the guard."""
         steps = self._steps
         source = pickled(obj)
         call = CollectiveCall("share", arrays=(kind_of(source),))

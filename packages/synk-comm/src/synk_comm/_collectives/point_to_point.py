@@ -21,7 +21,7 @@ _ROOM = PIECE_HEAD_BYTES - 8
 _QUICK_ENTRIES = 256
 
 
-class Letters:
+class PointToPoint:
     """What this rank sends to, and receives from, single ranks."""
 
     def __init__(self, steps: Steps) -> None:
@@ -86,7 +86,7 @@ class Letters:
         return result
 
     def _is_calm(self, exc: BaseException) -> bool:
-        """Tell whether an exception of a receive has left the two ranks in step."""
+        """Return whether an exception of a receive has left the two ranks in step."""
         return isinstance(exc, MismatchError) or (isinstance(exc, CommTimeout) and not self._began)
 
     def forget(self) -> None:

@@ -24,7 +24,7 @@ from synk_comm._core.lists import (
 )
 from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight, scaled
 from synk_comm._core.reductions import (
-    Plan,
+    AgreedReduction,
     Stretch,
     first_part,
     first_post,
@@ -47,7 +47,7 @@ class Job(NamedTuple):
     Attributes:
         op: how values are combined.
         root: the only receiver; None if all ranks are.
-        call, head: what is said to the others.
+        call, head: for the others.
         given: the arrays brought, in C order; None if this rank contributes nothing.
         outs: where the results go; None for new arrays.
         bundles: which arrays travel together; empty if this rank does not know.
@@ -130,7 +130,7 @@ class Reducing:
         ranks = [rank for rank, theirs in enumerate(calls) if theirs.weight]
         weights = [calls[rank].weight for rank in ranks]
         factors = None if min(weights) == max(weights) else scaled(weights)
-        plan = Plan(job.op, ranks, factors, job.root)
+        plan = AgreedReduction(job.op, ranks, factors, job.root)
         kinds = calls[ranks[0]].arrays
         if job.call.place and all(theirs.place == job.call.place for theirs in calls):
             assert job.outs is not None  # noqa: S101 - in place, or it had no place
@@ -201,7 +201,7 @@ class Reducing:
         def begin(calls: Sequence[CollectiveCall]) -> Any:
             weights = [theirs.weight for theirs in calls]
             factors = None if min(weights) == max(weights) else scaled(weights)
-            plan = Plan(op, list(range(steps.size)), factors, None)
+            plan = AgreedReduction(op, list(range(steps.size)), factors, None)
 
             def receive(start: int, offset: int, part: int) -> None:
                 assert target is not None  # noqa: S101 - every rank gets its block

@@ -40,7 +40,7 @@ from synk_comm.exceptions import AbortedError, CommError, PeerLost
 from .fast_path import Learned, is_alike, key_of
 from .gathering import Gathering
 from .objects import ObjectMoves
-from .point_to_point import Letters
+from .point_to_point import PointToPoint
 from .reducing import Reducing
 from .splitting import in_ranks_of_the_old, split
 
@@ -63,7 +63,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self.why = why or f"{fabric.backend}: asked for"
         self._steps = Steps(fabric, timeout_s)
         self._guard = self._steps.guard
-        self._letters = Letters(self._steps)
+        self._point_to_point = PointToPoint(self._steps)
         self._reducing = Reducing(self._steps)
         self._gathering = Gathering(self._steps)
         self._quick = Learned(self._steps)
@@ -83,7 +83,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         return self._guard.ended()
 
     def agree(self, call: CollectiveCall, deadline: float) -> Sequence[CollectiveCall]:
-        """Tell a call to all ranks; return all ranks' calls, which agree, or raise on all."""
+        """Send a call to all ranks; return all ranks' calls, which agree, or raise on all."""
         key = ("agree", call)
         quick = self._quick.get(key)
         # A shortcut waits as long as a call that names no time.
@@ -131,7 +131,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
     def close(self) -> None:
         self._quick.clear()  # they keep the memory of the slots, which is to be unmapped
         self._guard.close()
-        self._letters.forget()
+        self._point_to_point.forget()
 
     def all_reduce(
         self,
@@ -324,7 +324,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
     def send(
         self, x: ArrayLike, dest: int, *, tag: int = 0, timeout_s: float | None = None
     ) -> None:
-        self._letters.send(as_array(x), self._steps.check_rank(dest, "dest"), tag, timeout_s)
+        self._point_to_point.send(as_array(x), self._steps.check_rank(dest, "dest"), tag, timeout_s)
 
     def recv(
         self,
@@ -337,7 +337,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         source = self._steps.check_rank(source, "source")
         if out is not None:
             check_out(out, None)
-        return self._letters.receive(source, tag, out, timeout_s)
+        return self._point_to_point.receive(source, tag, out, timeout_s)
 
     def empty(
         self,

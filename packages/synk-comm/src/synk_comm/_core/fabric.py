@@ -47,12 +47,12 @@ _OF_WATCH = "_of_watch"
 
 
 def is_of_watch(exc: BaseException) -> bool:
-    """Tell whether the user's watch raised it: whatever it is, it is not about this group."""
+    """Return whether the user's watch raised it: whatever it is, it is not about this group."""
     return _OF_WATCH in exc.__dict__
 
 
 class NoMemory(MemoryError):
-    """There is none on this rank, of which the others have been told."""
+    """This rank has no memory left; the others have been informed."""
 
 
 IN_STEP = (MismatchError, PeerDeclined, NoMemory)
@@ -87,7 +87,7 @@ Share = Callable[[Any], "list[Any]"]
 Again = Callable[[Any, Any, float], "tuple[Any, Exception | None]"]
 
 
-class Recipe(NamedTuple):
+class RepeatedCall(NamedTuple):
     """All that a quick way to do one call again needs to know.
 
     Attributes:
@@ -100,20 +100,20 @@ class Recipe(NamedTuple):
             raised about overflow and its like, or None.
     """
 
-    guard: Door
+    guard: Entrance
     calls: Sequence[CollectiveCall]
     heads: Sequence[bytes]
     timeout_s: float
     otherwise: Again
 
 
-class Door(Protocol):
+class Entrance(Protocol):
     """What a quick way needs of ``Guard``."""
 
-    door: list[None]
+    lock: list[None]
 
     def refusal(self) -> CommError:
-        """Return why the door is shut."""
+        """Return why nobody may enter."""
 
     def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
         """Give the key back."""
@@ -189,7 +189,7 @@ class Fabric(ABC):
 
     @abstractmethod
     def all_said(self, head: bytes) -> bool:
-        """Tell whether all heads of the round just synchronised are equal to this, the own."""
+        """Return whether all heads of the round just synchronised are equal to this, the own."""
 
     def fill(self, source: Array | None, start: int) -> int:
         """Copy the next bytes of a flat array into the own slot; return how many."""
@@ -234,7 +234,7 @@ class Fabric(ABC):
         dest: int,  # noqa: ARG002
         header: bytes,  # noqa: ARG002
         kind: Kind,  # noqa: ARG002
-        guard: Door,  # noqa: ARG002
+        guard: Entrance,  # noqa: ARG002
         timeout_s: float,  # noqa: ARG002
     ) -> Callable[[Array], None] | None:
         """Return a quicker way to send arrays of one kind in one piece, or None."""
@@ -245,7 +245,7 @@ class Fabric(ABC):
         source: int,  # noqa: ARG002
         header: bytes,  # noqa: ARG002
         kind: Kind,  # noqa: ARG002
-        guard: Door,  # noqa: ARG002
+        guard: Entrance,  # noqa: ARG002
         timeout_s: float,  # noqa: ARG002
         otherwise: Callable[[Any, float], Array],  # noqa: ARG002
         is_calm: Callable[[BaseException], bool],  # noqa: ARG002
@@ -254,7 +254,7 @@ class Fabric(ABC):
 
         Args:
             otherwise: ``otherwise(out, deadline)`` takes what comes under another header.
-            is_calm: tells whether an exception has left the two ranks in step.
+            is_calm: returns whether an exception has left the two ranks in step.
         """
         return None
 
@@ -280,17 +280,17 @@ class Fabric(ABC):
         """
         return None
 
-    def shortcut(self, recipe: Recipe) -> Shortcut | None:  # noqa: ARG002
+    def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:  # noqa: ARG002
         """Return a quicker way to do the call again that all ranks have just made, or None."""
         return None
 
     @abstractmethod
     def abort(self, reason: str) -> None:
-        """Tell all ranks that the group is given up; from any thread, without blocking."""
+        """Abort the group for all ranks; from any thread, without blocking."""
 
     @abstractmethod
     def lose(self, rank: int) -> None:
-        """Tell the others that this rank found a peer gone, so that they need not find out."""
+        """Report a peer that this rank found gone to all others."""
 
     @abstractmethod
     def failure(self) -> CommError | None:
@@ -302,15 +302,15 @@ class Fabric(ABC):
 
     @abstractmethod
     def has_entered(self, rank: int) -> bool:
-        """Tell whether this rank knows that another one has come to meet."""
+        """Return whether another rank is known to have come to meet."""
 
     @abstractmethod
     def close(self) -> None:
-        """Tell peers that this rank leaves, and free everything. Called once."""
+        """Announce that this rank leaves, and free everything. Called once."""
 
     @abstractmethod
     def drop(self) -> None:
-        """Free this process's handles without a word to the peers: for a forked child."""
+        """Free this process's handles without a message to the peers: for a forked child."""
 
     @abstractmethod
     def last_seen(self, rank: int) -> str:

@@ -74,7 +74,7 @@ def deal(
 
     Args:
         sources: what goes to each rank; None if this rank gives nothing.
-        begin: is told all ranks' calls, and returns what is then called after every round:
+        begin: takes all ranks' calls, and returns a function to be called after every round:
             ``receive(start, offset, part)``, to read this rank's bytes from ``start`` on, up to
             ``part`` of them, at ``offset`` of the slots.
         resuming: the first round is over.

@@ -9,7 +9,7 @@ from .lists import address
 from .ops import Array
 
 
-class _Record(NamedTuple):
+class _Allocation(NamedTuple):
     number: int
     root: weakref.ref[Array]
     start: int
@@ -20,8 +20,8 @@ class Symmetric:
     """The symmetric arrays of one communicator that still live."""
 
     def __init__(self) -> None:
-        self._records: dict[int, _Record] = {}
-        self._numbered: dict[int, _Record] = {}
+        self._records: dict[int, _Allocation] = {}
+        self._numbered: dict[int, _Allocation] = {}
         self._count = 0
 
     def __bool__(self) -> bool:
@@ -36,7 +36,7 @@ class Symmetric:
             self._records.pop(key, None)
             self._numbered.pop(number, None)
 
-        record = _Record(number, weakref.ref(own, forget), address(own), twins)
+        record = _Allocation(number, weakref.ref(own, forget), address(own), twins)
         self._records[key] = self._numbered[number] = record
 
     def place(self, x: Array) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from synk_comm._core.fabric import Watch
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
 from synk_comm._meeting.host import this_host
-from synk_comm._meeting.link import Patience
+from synk_comm._meeting.link import WaitLimit
 from synk_comm._meeting.meeting import alone
 from synk_comm._system.auth import token_key
 from synk_comm.abc import Communicator
@@ -50,7 +50,7 @@ def connect(
             ``tcp://host:port``, where rank 0 listens: ``127.0.0.1``, or the address of one
             interface of its host if ranks run on several.
         token: the same secret on all ranks, at least 16 characters that nobody can guess; pass it
-            by environment or file, never on a command line.
+            by environment or file, never on a command connection.
         backend: a name, or an object (see ``Backend``). ``"auto"`` takes shared memory if all ranks
             are on one machine and can share it, else ZeroMQ; ``comm.why`` says which and why.
         timeout_s: bound of this wait, and default bound of every collective.
@@ -70,16 +70,16 @@ def connect(
         ticket = Ticket.parse(os.environ["SYNK_COMM_TICKET"])
         return enter(ticket, timeout_s, watch, backend)
     who = _Who.of(rank, size, address, token)
-    patience = Patience(who.rank, deadline_after(timeout_s), watch)
+    limit = WaitLimit(who.rank, deadline_after(timeout_s), watch)
     if backend != "auto":
         REGISTRY.find(backend)
     if who.size == 1:
-        with alone(patience, timeout_s, this_host) as meeting:
+        with alone(limit, timeout_s, this_host) as meeting:
             comm = choose(meeting, backend)
         if who.by_itself and backend == "auto":
             comm.why = "local: no variable SYNK_COMM_* is set, so this process is a group of one"
         return comm
-    return meet_at(who.address, who.rank, who.size, who.key, backend, timeout_s, patience)
+    return meet_at(who.address, who.rank, who.size, who.key, backend, timeout_s, limit)
 
 
 class _Who(NamedTuple):

@@ -14,7 +14,7 @@ from synk_comm._backends.shm.fabric import ShmFabric
 from synk_comm._collectives.rounds import meet
 from synk_comm._core.fabric import Watch
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
-from synk_comm._meeting.link import Patience
+from synk_comm._meeting.link import WaitLimit
 from synk_comm._system.auth import token_key
 from synk_comm._system.folder import SocketFolder
 from synk_comm._system.liveness import identity
@@ -27,12 +27,12 @@ from .rendezvous import meet_at
 
 
 class Ticket(NamedTuple):
-    """What a rank must know to join; travels as one line of text.
+    """What a rank must know to join; travels as one connection of text.
 
     Attributes:
         backend: name of the back-end.
         rank, size: as in ``Communicator``.
-        group_id: hex; tells one group's memory from another's.
+        group_id: hex; names the group's memory.
         maker: the process that made the group, and still owns its descriptors.
         place: shm: number of the inherited descriptor; else: folder where the ranks meet.
         token: hex, the shared secret of the members; shm: "".
@@ -113,10 +113,10 @@ class Group:
         return None if self._folder is None else self._folder.path
 
     def ticket(self, rank: int) -> str:
-        """Return what a rank's process must pass to ``join``: one line of text.
+        """Return what a rank's process must pass to ``join``: one connection of text.
 
         A shm ticket holds no secret. Any other ticket holds the group's token: pass it by
-        environment or pipe, never on a command line, which other users can read.
+        environment or pipe, never on a command connection, which other users can read.
         """
         if not 0 <= rank < self.size:
             raise ValueError(f"rank must be 0 to {self.size - 1}, got {rank!r}")
@@ -181,8 +181,8 @@ def join(
             what it raises ends the wait, and the group.
 
     Raises:
-        JoinError: the descriptor was not inherited, the ticket was used before, or a stranger
-            answered.
+        JoinError: the descriptor was not inherited, the ticket was used before, or the
+            server does not know the token.
         CommTimeout: some ranks did not come.
         PeerLost: a rank ended while the ranks were joining.
     """
@@ -230,10 +230,10 @@ def _enter_folder(
     folder = SocketFolder(entry.place)
     folder.check()
     key = token_key(entry.token + entry.group_id)
-    patience = Patience(entry.rank, deadline_after(timeout_s), watch)
+    limit = WaitLimit(entry.rank, deadline_after(timeout_s), watch)
     try:
         return meet_at(
-            f"ipc://{entry.place}", entry.rank, entry.size, key, backend, timeout_s, patience
+            f"ipc://{entry.place}", entry.rank, entry.size, key, backend, timeout_s, limit
         )
     finally:
         if entry.rank == 0:  # all are connected, or never will be

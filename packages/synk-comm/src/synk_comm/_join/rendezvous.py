@@ -12,9 +12,9 @@ from typing import Iterator, NamedTuple
 
 from synk_comm._core.fabric import SLICE_S
 from synk_comm._meeting.host import this_host
-from synk_comm._meeting.link import Goods, Line, Patience
+from synk_comm._meeting.link import Connection, Frame, WaitLimit
 from synk_comm._meeting.meeting import Meeting
-from synk_comm._meeting.server import Desk, Where, call_desk
+from synk_comm._meeting.server import Server, Where, connect_to_server
 from synk_comm._system.folder import SocketFolder
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import JoinError
@@ -32,39 +32,41 @@ def meet_at(
     key: bytes,
     backend: AnyBackend,
     timeout_s: float,
-    patience: Patience,
+    limit: WaitLimit,
 ) -> Communicator:
     """Meet the other ranks at an address, and open a communicator."""
-    place = Place.parse(address)
+    endpoint = Endpoint.parse(address)
     asked = backend if isinstance(backend, str) else backend.name
     with contextlib.ExitStack() as stack:
         folder = None
-        where: Where = (place.host, place.port)
-        if place.path:
-            folder = stack.enter_context(_private_folder(rank, place.path, patience))
-            where = folder.socket("desk")
-        lines: dict[int, Line] = {}
-        meeting = Meeting(rank, size, patience, timeout_s, key=key, lines=lines, folder=folder)
+        where: Where = (endpoint.host, endpoint.port)
+        if endpoint.path:
+            folder = stack.enter_context(_private_folder(rank, endpoint.path, limit))
+            where = folder.socket("server")
+        connections: dict[int, Connection] = {}
+        meeting = Meeting(
+            rank, size, limit, timeout_s, key=key, connections=connections, folder=folder
+        )
         stack.enter_context(meeting)
 
-        def card(raw: socket.socket) -> Goods:
-            own = raw.getsockname()[0] if place.port else ""
+        def card(raw: socket.socket) -> Frame:
+            own = raw.getsockname()[0] if endpoint.port else ""
             return {"size": size, "backend": asked, "host": this_host(own)}
 
-        cards: list[Goods] = []
+        cards: list[Frame] = []
         if rank:
-            lines[0] = call_desk(where, rank, key, card, patience)
+            connections[0] = connect_to_server(where, rank, key, card, limit)
         else:
-            with _listening(where, patience) as listener:
-                desk = Desk(listener, size, key, patience, lines)
-                desk.receive_all(meeting.look)
-                desk.cards[0] = card(listener)
-                cards = [desk.cards[other] for other in range(size)]
+            with _listening(where, limit) as listener:
+                server = Server(listener, size, key, limit, connections)
+                server.accept_all(meeting.look)
+                server.cards[0] = card(listener)
+                cards = [server.cards[other] for other in range(size)]
         meeting.begin(cards)
         return choose(meeting, backend)
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """An address, taken apart: a folder, or a numeric host and a port."""
 
     path: str
@@ -72,7 +74,7 @@ class Place(NamedTuple):
     port: int
 
     @classmethod
-    def parse(cls, address: str) -> Place:
+    def parse(cls, address: str) -> Endpoint:
         """Read an address; ValueError if it is none, or would listen on all interfaces."""
         scheme, separator, rest = address.partition("://")
         if separator and scheme == "ipc" and os.path.isabs(rest):
@@ -102,7 +104,7 @@ def _numeric(host: str, address: str) -> str:
 
 
 @contextlib.contextmanager
-def _listening(where: Where, patience: Patience) -> Iterator[socket.socket]:
+def _listening(where: Where, limit: WaitLimit) -> Iterator[socket.socket]:
     """Yield rank 0's socket, bound."""
     with socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET) as listener:
         try:
@@ -110,7 +112,7 @@ def _listening(where: Where, patience: Patience) -> Iterator[socket.socket]:
                 _bind_path(listener, where)
             else:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                _bind_port(listener, where, patience)
+                _bind_port(listener, where, limit)
         except OSError as exc:
             cures = {
                 errno.EADDRINUSE: "is there another rank 0, or another program? "
@@ -127,7 +129,7 @@ def _listening(where: Where, patience: Patience) -> Iterator[socket.socket]:
                     os.unlink(where)
 
 
-def _bind_port(listener: socket.socket, where: tuple[str, int], patience: Patience) -> None:
+def _bind_port(listener: socket.socket, where: tuple[str, int], limit: WaitLimit) -> None:
     """Bind to a port, which may be taken for a moment: the kernel may have given it to a rank that
     calls before there is a listener, as its own end."""
     until = time.monotonic() + _PORT_S
@@ -137,7 +139,7 @@ def _bind_port(listener: socket.socket, where: tuple[str, int], patience: Patien
         except OSError as exc:
             if exc.errno != errno.EADDRINUSE or time.monotonic() > until:
                 raise
-        patience.look(lambda: {0: f"cannot listen at {where} yet"})
+        limit.look(lambda: {0: f"cannot listen at {where} yet"})
         time.sleep(SLICE_S)
 
 
@@ -156,7 +158,7 @@ def _bind_path(listener: socket.socket, path: str) -> None:
 
 
 @contextlib.contextmanager
-def _private_folder(rank: int, path: str, patience: Patience) -> Iterator[SocketFolder]:
+def _private_folder(rank: int, path: str, limit: WaitLimit) -> Iterator[SocketFolder]:
     """Yield the folder of an ipc address, made by rank 0 if it is missing."""
     folder = SocketFolder(path)
     made = False
@@ -166,7 +168,7 @@ def _private_folder(rank: int, path: str, patience: Patience) -> Iterator[Socket
             made = True
     try:
         while not os.path.isdir(path):
-            patience.look(lambda: {0: f"has not made {path}"})
+            limit.look(lambda: {0: f"has not made {path}"})
             time.sleep(SLICE_S)
         folder.check()
         yield folder

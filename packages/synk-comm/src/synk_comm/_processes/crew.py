@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Callable
 
-from .process import Failure, RankProcess
+from .process import RankFailure, RankProcess
 
 SETTLE_S = 1.0
 """What the others get to fail by themselves, and say how, once one rank has failed."""
@@ -59,7 +59,7 @@ class Crew:
             if rank.poll():
                 rank.signal(0)  # to notice when its group is empty
 
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[RankFailure]:
         """Return all failures: first what has a cause of its own, then its victims, by time."""
         found = [failure for rank in self.ranks for failure in [rank.failure()] if failure]
         return sorted(found, key=lambda failure: (failure.by_others, failure.at))

@@ -20,8 +20,8 @@ from synk_comm.exceptions import CommTimeout, MisuseError, RankDied, RankFailed
 
 from .crew import Crew
 from .loading import LOADING, MAIN_NAMES, Source, unpickled
-from .process import Failure, RankProcess, describe_exit, rank_environment
-from .rank import Call, Report
+from .process import RankFailure, RankProcess, describe_exit, rank_environment
+from .rank import RankReport, Task
 
 Environment = Union[Mapping[str, str], Callable[[int], Mapping[str, str]], None]
 
@@ -81,7 +81,7 @@ def launch(
         try:
             for rank in range(n):
                 ticket = group.ticket(rank)
-                work = Call(ticket, comm_timeout_s, main, home, True, len(payload))
+                work = Task(ticket, comm_timeout_s, main, home, True, len(payload))
                 crew.add(
                     RankProcess(
                         rank,
@@ -207,7 +207,7 @@ def _results(crew: Crew, timeout_s: float | None) -> list[Any]:
         )
     values = []
     for rank in crew.ranks:
-        report = rank.report or Report()
+        report = rank.report or RankReport()
         try:
             values.append(unpickled(report.value))
         except Exception as exc:
@@ -220,7 +220,7 @@ def _results(crew: Crew, timeout_s: float | None) -> list[Any]:
     return values
 
 
-def _error(crew: Crew, first: Failure) -> RankFailed:
+def _error(crew: Crew, first: RankFailure) -> RankFailed:
     others = "".join(
         f"\n  rank {rank.rank}: {rank.fate()}" for rank in crew.ranks if rank.rank != first.rank
     )

@@ -34,7 +34,7 @@ def _start_time(pid: int) -> int | None:
         return None
 
 
-class Vigil:
+class Pidfds:
     """Watches peers' processes where that is possible: Linux, same pid namespace.
 
     Elsewhere it sees nothing, and the death of a peer shows as a timeout, or to ``watch``.

@@ -14,7 +14,7 @@ from synk_comm._processes.crew import Crew
 from synk_comm._processes.launch import packed
 from synk_comm._processes.loading import unpickled
 from synk_comm._processes.process import RankProcess, rank_environment
-from synk_comm._processes.rank import Call
+from synk_comm._processes.rank import Task
 from synk_comm.abc import Communicator
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def _outcomes(
         try:
             for rank in range(size):
                 # A rank that fails leaves: how peers take that is what tests are about.
-                work = Call(group.ticket(rank), timeout_s, main, home, False, len(payload))
+                work = Task(group.ticket(rank), timeout_s, main, home, False, len(payload))
                 crew.add(
                     RankProcess(
                         rank,

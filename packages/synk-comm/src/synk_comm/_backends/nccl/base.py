@@ -1,4 +1,4 @@
-"""What all calls on device arrays have in common, and what the host communicator does alone."""
+"""The parts that all calls on device arrays share, and calls of the host communicator alone."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Settings(NamedTuple):
 
 
 class _Turn:
-    """The only door into a call on device arrays: one thread, this process, a living group."""
+    """Entry to a call on device arrays: one thread, this process, a living group."""
 
     def __init__(self, comm: NcclBase) -> None:
         self._comm = comm
@@ -126,7 +126,7 @@ class NcclBase(ObjectMoves):
 
     @property
     def over(self) -> bool:
-        """Whether this rank knows, without looking at the others, that all is over."""
+        """Whether this rank has closed or ended the communicator; does not ask the others."""
         return self._closed or self._ended is not None
 
     def ended(self) -> CommError | None:
@@ -268,7 +268,7 @@ class NcclBase(ObjectMoves):
 
 
 def on_device(*arguments: Any) -> bool:
-    """Tell whether a call is about device arrays: by the first argument that is not None."""
+    """Return whether a call is about device arrays: by the first argument that is not None."""
     for argument in arguments:
         if isinstance(argument, (list, tuple)):
             first = next((x for x in argument if x is not None), None)

@@ -1,4 +1,4 @@
-"""What ranks tell each other before a call on device arrays, and which NCCL types carry it.
+"""Reductions in NCCL's terms, and overlaps of device arrays.
 
 All pure: no pointer is followed here, and nothing is sent.
 """
@@ -41,9 +41,6 @@ def count_bytes(kind: Kind) -> int:
     """Return the length of an array in bytes."""
     dtype, shape = kind
     return math.prod(shape) * (2 if dtype == BFLOAT16 else text_dtype(dtype).itemsize)
-
-
-# -- reductions in NCCL's terms -----------------------------------------------------------
 
 
 class Reduction(NamedTuple):
@@ -141,7 +138,7 @@ def neutral(op: ReduceOp, dtype: str) -> bytes:
 
 
 def is_block(arrays: Sequence[DeviceArray | None]) -> bool:
-    """Tell whether arrays are alike and lie one after the other."""
+    """Return whether arrays are alike and lie one after the other."""
     first = arrays[0]
     return first is not None and all(
         array is not None

@@ -2,7 +2,7 @@
 
 A shortcut is a closure over everything that then stays the same: where the slots are, what the
 posted words must be, which ufunc. It does in a few microseconds what the general way does in
-fifty, and goes over to the general way (``recipe.otherwise``) as soon as some rank says
+fifty, and goes over to the general way (``repeated.otherwise``) as soon as some rank says
 something else.
 
 What is checked is the same: the posted word carries a signature of the head, so that one
@@ -18,7 +18,7 @@ from typing import Any, Callable, Optional, Protocol, Tuple
 import numpy as np
 
 from synk_comm._core.calls import CollectiveCall, Kind, count_bytes, text_dtype
-from synk_comm._core.fabric import IN_STEP, Recipe, Shortcut
+from synk_comm._core.fabric import IN_STEP, RepeatedCall, Shortcut
 from synk_comm._core.lists import typed
 from synk_comm._core.ops import Array, ReduceOp, combine, is_wide, scaled, ufunc_of
 
@@ -65,22 +65,22 @@ class SharedSlots(Protocol):
         """Raise if the group was aborted; else wake the sleepers."""
 
 
-def make(fabric: SharedSlots, recipe: Recipe) -> Shortcut | None:
+def make(fabric: SharedSlots, repeated: RepeatedCall) -> Shortcut | None:
     """Return the shortcut for a call; None in a group of one."""
     if fabric.size < 2:
         return None
-    maker = _MAKERS.get(recipe.calls[0].kind, _agree)
-    mine, finish = maker(_Slots(fabric), recipe.calls, fabric.rank)
-    return _round(fabric, recipe, mine, finish)
+    maker = _MAKERS.get(repeated.calls[0].kind, _agree)
+    mine, finish = maker(_Slots(fabric), repeated.calls, fabric.rank)
+    return _round(fabric, repeated, mine, finish)
 
 
 # One function, however long: every call of another one would cost a tenth of the whole.
 def _round(  # noqa: C901, PLR0915
-    fabric: SharedSlots, recipe: Recipe, mine: Views | None, finish: Finish
+    fabric: SharedSlots, repeated: RepeatedCall, mine: Views | None, finish: Finish
 ) -> Shortcut:
-    guard, heads, otherwise = recipe.guard, list(recipe.heads), recipe.otherwise
-    head, timeout_s = heads[fabric.rank], recipe.timeout_s
-    door, said, words, me = guard.door, fabric.said, fabric.words, fabric.me
+    guard, heads, otherwise = repeated.guard, list(repeated.heads), repeated.otherwise
+    head, timeout_s = heads[fabric.rank], repeated.timeout_s
+    lock, said, words, me = guard.lock, fabric.said, fabric.words, fabric.me
     pages = [(page, signature(heads[rank])) for rank, page in fabric.peers]
     alerts, spins, fence = fabric.waiter.alerts, fabric.waiter.spins, fabric.fence
     signed = signature(head)
@@ -88,11 +88,11 @@ def _round(  # noqa: C901, PLR0915
     monotonic = time.monotonic
 
     def shortcut(x: Any, out: Any) -> Any:  # noqa: C901, PLR0912
-        if not door:
+        if not lock:
             raise guard.refusal()
         entered = synced = False
         try:
-            door.pop()
+            lock.pop()
             entered = True
             seq = fabric.seq + 1
             parity = seq & 1
@@ -134,7 +134,7 @@ def _round(  # noqa: C901, PLR0915
                 raise guard.refusal() from None
             guard.leave(exc, in_step=synced or isinstance(exc, IN_STEP))
             raise
-        door.append(None)
+        lock.append(None)
         return result
 
     return shortcut
