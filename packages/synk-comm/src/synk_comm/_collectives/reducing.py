@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional, Tuple
 
@@ -32,13 +33,58 @@ from synk_comm._core.reductions import (
     reduce_symmetric,
 )
 from synk_comm._core.steps import Steps, check_out
-from synk_comm._core.symmetric import Symmetric
 
 SYMMETRIC_BYTES = 1 << 18
 """From this length on an array of ``empty`` is reduced where it lies."""
 
 Reduced = Tuple[Any, Optional[Exception]]
 """The result, and what NumPy raised about overflow and its like."""
+
+
+class _Allocation(NamedTuple):
+    number: int
+    root: weakref.ref[Array]
+    start: int
+    twins: list[Array]
+
+
+class Symmetric:
+    """The arrays of ``Communicator.empty`` that still live, and their twins on other ranks."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, _Allocation] = {}
+        self._numbered: dict[int, _Allocation] = {}
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._records)
+
+    def add(self, own: Array, twins: list[Array]) -> None:
+        """Take flat bytes of this rank, and those of all ranks, which must not keep it alive."""
+        key, number = id(own), self._count
+        self._count += 1
+
+        def forget(_: object) -> None:
+            self._records.pop(key, None)
+            self._numbered.pop(number, None)
+
+        record = _Allocation(number, weakref.ref(own, forget), address(own), twins)
+        self._records[key] = self._numbered[number] = record
+
+    def place(self, x: Array) -> str:
+        """Say where ``x`` lies, in words that are the same on all ranks; "" if nowhere."""
+        if not self._records or not x.flags.c_contiguous or not isinstance(x.base, type(x)):
+            return ""
+        record = self._records.get(id(x.base))
+        if record is None or record.root() is not x.base:
+            return ""
+        return f"{record.number}+{address(x) - record.start}"
+
+    def at(self, place: str, nbytes: int) -> list[Array]:
+        """Return the flat bytes of all ranks at a place."""
+        number, _, offset = place.partition("+")
+        start = int(offset)
+        return [twin[start : start + nbytes] for twin in self._numbered[int(number)].twins]
 
 
 class Job(NamedTuple):

@@ -116,10 +116,16 @@ class NcclReductions(NcclBase):
         ops = []
         for how in plan.hows:
             if nccl_op is None and how.dtype not in made:
-                scalar = terms.element(terms.factor(weights, self.rank), how.dtype)
-                made[how.dtype] = stack.enter_context(self._link.scaled_sum(scalar, how.type))
+                made[how.dtype] = stack.enter_context(self._scaled_sum(how, weights))
             ops.append(made[how.dtype] if nccl_op is None else nccl_op)
         return ops
+
+    def _scaled_sum(
+        self, how: terms.Reduction, weights: Sequence[float]
+    ) -> contextlib.AbstractContextManager[int]:
+        """Make this rank's op of a weighted average."""
+        scalar = terms.element(terms.factor(weights, self.rank), how.dtype)
+        return self._link.scaled_sum(scalar, how.type)
 
     def _neutral(
         self,
@@ -233,8 +239,7 @@ class NcclReductions(NcclBase):
             nccl_op = terms.plain_op(op, weights)
             with contextlib.ExitStack() as stack:
                 if nccl_op is None:
-                    scalar = terms.element(terms.factor(weights, self.rank), how.dtype)
-                    nccl_op = stack.enter_context(self._link.scaled_sum(scalar, how.type))
+                    nccl_op = stack.enter_context(self._scaled_sum(how, weights))
                 calls: _Calls = []
                 if not many:
                     count = mine.elements * how.parts
