@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -12,6 +14,33 @@ from synk_comm import create_group, join
 from synk_comm.testing import in_threads
 
 TOKEN = "a token that nobody can guess"
+
+
+def environment(**more):
+    """Return this process's environment, for a program that is no rank and finds its modules."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNK_COMM_")}
+    return dict(kept, PYTHONPATH=os.pathsep.join(filter(None, sys.path)), **more)
+
+
+def run_python(*words, timeout_s=60.0, cwd=None, **more):
+    """Run a program of Python to its end."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        env=environment(**more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def printed_by(*words, **options):
+    """Return what a program printed, which has to end well and without a warning."""
+    done = run_python(*words, **options)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
 def join_in_threads(size, backend):

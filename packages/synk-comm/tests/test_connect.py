@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from _helpers import environment
 
 from synk_comm import (
     CommError,
@@ -347,7 +348,7 @@ except synk_comm.PeerLost as exc:
 )
 def test_a_rank_that_dies_while_others_are_joining(scheme, victim, address_of, tmp_path):
     address = address_of(scheme)
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)), TOKEN=TOKEN)
+    env = environment(TOKEN=TOKEN)
     children = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, str(rank), address],

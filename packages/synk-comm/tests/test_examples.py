@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from _helpers import run_python
 
 HOME = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(path.name for path in HOME.glob("*.py"))
@@ -19,18 +17,8 @@ PRINTED = {
 }
 
 
-def run(*command, **environment):
-    clean = {key: text for key, text in os.environ.items() if not key.startswith("SYNK_COMM_")}
-    path = os.pathsep.join(filter(None, sys.path))
-    return subprocess.run(
-        [sys.executable, *command],
-        env=dict(clean, PYTHONPATH=path, PYTHONWARNINGS="error", **environment),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def run(*command, **more):
+    return run_python(*command, PYTHONWARNINGS="error", **more)
 
 
 def test_the_examples_are_described():

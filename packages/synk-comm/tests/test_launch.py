@@ -16,6 +16,7 @@ import time
 
 import numpy as np
 import pytest
+from _helpers import environment
 
 import synk_comm
 from synk_comm import CommTimeout, PeerLost, RankDied, RankFailed, launch
@@ -28,10 +29,6 @@ def program(folder, text, name="program.py"):
     path = folder / name
     path.write_text(textwrap.dedent(text))
     return str(path)
-
-
-def environment(**extra):
-    return dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)), **extra)
 
 
 def run_program(path, *args):

@@ -729,7 +729,7 @@ def with_a_dying_peer(wait):
             child.kill()
         else:
             # As if rank 1 lived in that process.
-            comm._link._vigil.add(1, Identity(child.pid, 0, identity().namespace))
+            comm._link._pidfds.add(1, Identity(child.pid, 0, identity().namespace))
             comm.all_reduce(x)
             wait(comm, fake)
             with pytest.raises(PeerLost):

@@ -11,6 +11,7 @@ import textwrap
 import time
 
 import pytest
+from _helpers import environment
 
 from synk_comm.run import main
 from synk_testing import is_there, wait_gone
@@ -27,10 +28,6 @@ rank = comm.rank
 
 def command(*args):
     return [sys.executable, "-m", "synk_comm.run", *map(str, args)]
-
-
-def environment():
-    return dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
 
 
 @pytest.fixture
