@@ -23,7 +23,7 @@ _PLACES = 2
 
 
 class LocalHub:
-    """What the ranks of a local group share, under one condition variable."""
+    """State that the ranks of a local group share, under one condition variable."""
 
     def __init__(self, size: int) -> None:
         self.changed = threading.Condition()
@@ -182,7 +182,7 @@ class LocalFabric(Fabric):
         self.drop()
 
     def drop(self) -> None:
-        """Nothing is held but memory, which peers may still read."""
+        """Keep all: there is only memory, which peers may still read."""
 
 
 def local_group(size: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Communicator]:

@@ -1,4 +1,4 @@
-"""Between two ranks: arrays as pieces, and what came before it was asked for."""
+"""Between two ranks: arrays in pieces, and messages that arrive before their ``recv``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _QUICK_ENTRIES = 256
 
 
 class PointToPoint:
-    """What this rank sends to, and receives from, single ranks."""
+    """Messages to and from single ranks."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -90,7 +90,7 @@ class PointToPoint:
         return isinstance(exc, MismatchError) or (isinstance(exc, CommTimeout) and not self._began)
 
     def forget(self) -> None:
-        """Drop the quick ways, which keep the memory of the channels."""
+        """Drop the shortcuts, which keep the memory of the channels alive."""
         self._senders.clear()
         self._receivers.clear()
 

@@ -2,10 +2,10 @@
 
 The path of one call:
 
-1. Arguments are checked, here alone; nothing has been said yet.
-2. The head (what is called, with which dtypes and shapes) and the first bytes of data are posted
-   in one round. When it is over, every rank sees all heads, so all come to the same verdict:
-   go on, ``MismatchError``, or ``PeerDeclined``.
+1. Arguments are checked, on this rank alone; nothing has been sent yet.
+2. The head (the call, with dtypes and shapes) and the first bytes of data are posted in one
+   round. After it every rank sees all heads, so all reach the same verdict: go on,
+   ``MismatchError``, or ``PeerDeclined``.
 3. Data longer than a slot follow in further rounds; their number follows from the heads.
 4. Each rank reads what it needs from its peers' slots after each round.
 
@@ -56,7 +56,7 @@ _BARRIER_HEAD = encode(_BARRIER)
 
 
 class Learned(Dict[Any, Shortcut]):
-    """Shortcuts by everything that this rank would say, and whether there is an ``out``."""
+    """Shortcuts by this rank's call, with or without ``out``."""
 
     def __init__(self, steps: Steps) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Learned(Dict[Any, Shortcut]):
 
 
 def key_of(kind: str, x: Any, out: Any, timeout_s: float | None, *more: Any) -> Any:
-    """Return what this rank would say, if a shortcut may say it; else None."""
+    """Return the key of a call that a shortcut may repeat; else None."""
     if timeout_s is not None or not (x is None or type(x) is ndarray):
         return None
     said = (kind, None if x is None else (x.dtype, x.shape), *more)
@@ -172,7 +172,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self._guard.abort(reason)
 
     def close(self) -> None:
-        self._quick.clear()  # they keep the memory of the slots, which is to be unmapped
+        self._quick.clear()  # they keep the memory of the slots, to be unmapped below
         self._guard.close()
         self._point_to_point.forget()
 

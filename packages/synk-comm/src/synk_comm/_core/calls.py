@@ -1,4 +1,4 @@
-"""What a rank says as it enters a collective, and how the ranks' calls are compared.
+"""Description of a rank's call of a collective, and comparison of all ranks' calls.
 
 A *head* is the encoded form of a ``CollectiveCall``. Ranks that call the same thing have
 byte-identical heads, so the usual comparison is one ``==``; only when they differ are they decoded.
@@ -29,7 +29,7 @@ _REASON_CHARS = 10_000
 _LONG = 4096
 _MAX_TEXT = 1 << 22
 _SHOWN = 8
-"""How many arrays of a long list an error shows."""
+"""Arrays of a long list that an error shows."""
 
 Shape = Tuple[int, ...]
 Kind = Tuple[str, Shape]
@@ -48,8 +48,8 @@ class CollectiveCall(NamedTuple):
         op: reduce op, or "".
         root: root rank, or -1.
         arrays: what this rank brings: one array, or those of a list, or one for each rank.
-        outs: what the results must fit, by the rank they come from (one for scatter); None
-            where nothing is to come; empty if anything fits.
+        outs: dtype and shape of each ``out``, by source rank (one for scatter); None where nothing
+            is to come; empty without ``out``.
         weight: weight of this rank's contribution; 0 if it contributes nothing.
         many: ``arrays`` is a list, on each of which the collective is done.
         place: where in symmetric memory the array lies, or ""; for device arrays "apart" if
@@ -145,9 +145,9 @@ def chain(exc: BaseException) -> Iterator[BaseException]:
 
 
 def word_to_peers(exc: object) -> str:
-    """Return what a rank that leaves its group by an exception says; "" if that is no news.
+    """Return the abort text of a rank that leaves its group by an exception; "" if it needs none.
 
-    Of what ended the group, or was raised by all ranks, the others know.
+    An error that ended the group, or that all ranks raised, is not sent to them again.
     """
     if not isinstance(exc, BaseException) or isinstance(exc, _NO_NEWS):
         return ""
@@ -258,7 +258,7 @@ def mismatch(problem: str, calls: Sequence[object]) -> MismatchError:
 
 
 class _Rules(NamedTuple):
-    """What the ranks must have in common in a collective.
+    """Rules for the arrays of a collective.
 
     Attributes:
         alike: ``"shapes"``, or ``"numbers of dimensions"``, of all arrays brought, besides dtypes.
@@ -279,7 +279,7 @@ _RULES = {
     "reduce": _Rules("shapes", optional=True),
     "reduce_scatter": _Rules("shapes"),
 }
-"""By method; in others the ranks may bring what they like."""
+"""By method; in others the ranks may bring any arrays."""
 
 
 def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
@@ -308,7 +308,7 @@ def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
 
 
 def _misfit(calls: Sequence[CollectiveCall]) -> str | None:
-    """Say which rank's ``out`` does not fit what it would receive."""
+    """Return which rank's ``out`` does not fit the array that it would receive."""
     for receiver, call in enumerate(calls):
         if call.outs and list(call.outs) != received(calls, receiver):
             return f"out of rank {receiver} does not fit what this {call.method} would put there"
@@ -316,7 +316,7 @@ def _misfit(calls: Sequence[CollectiveCall]) -> str | None:
 
 
 def received(calls: Sequence[CollectiveCall], receiver: int) -> list[Kind | None]:
-    """Return what a rank is to receive from each rank (for scatter: the one array it gets)."""
+    """Return the arrays that a rank receives, by source rank (for scatter: the single one)."""
     kind, root = calls[0].method, calls[0].root
     if kind == "scatter":
         return [calls[root].arrays[receiver]]

@@ -1,4 +1,4 @@
-"""The little that a backend must do: slots and rounds.
+"""The interface of a back-end: slots and rounds.
 
 Each rank owns a *slot* of ``chunk_bytes``. A *round* is: fill the own slot, ``sync``, then read
 the slots of peers. Everything else (``_collectives``) is built on rounds, once for all backends::
@@ -40,14 +40,14 @@ from .ops import Array
 Watch = Callable[[], None]
 
 SLICE_S = 0.015
-"""Time between two looks at the watch, the peers and the clock while waiting."""
+"""Seconds between two checks of the watch, the peers and the clock while waiting."""
 
 
 _OF_WATCH = "_of_watch"
 
 
 def is_of_watch(exc: BaseException) -> bool:
-    """Return whether the user's watch raised it: whatever it is, it is not about this group."""
+    """Return whether the user's watch raised it: whatever its class, it is not about this group."""
     return _OF_WATCH in exc.__dict__
 
 
@@ -88,15 +88,14 @@ Again = Callable[[Any, Any, float], "tuple[Any, Exception | None]"]
 
 
 class RepeatedCall(NamedTuple):
-    """All that a quick way to do one call again needs to know.
+    """The inputs of a shortcut, which repeats a call.
 
     Attributes:
-        guard: to be passed before anything is said.
-        calls, heads: what each rank said the first time. If all say the same again, all comes as
-            it came then.
+        guard: to be entered before anything is posted.
+        calls, heads: of all ranks, the first time. If all are the same again, so are all layouts.
         timeout_s: how long to wait.
-        otherwise: goes on, slowly, after the first round of a call to which some rank said
-            something else: ``otherwise(x, out, timeout_s)`` returns the result, and what NumPy
+        otherwise: continues in the general way, after the first round of a call in which some
+            head differs: ``otherwise(x, out, timeout_s)`` returns the result, and what NumPy
             raised about overflow and its like, or None.
     """
 
@@ -108,7 +107,7 @@ class RepeatedCall(NamedTuple):
 
 
 class Entrance(Protocol):
-    """What a quick way needs of ``Guard``."""
+    """The part of ``Guard`` that shortcuts use."""
 
     lock: list[None]
 
@@ -120,7 +119,7 @@ class Entrance(Protocol):
 
 
 Shortcut = Callable[[Any, Any], Any]
-"""``shortcut(x, out)`` does the call on arguments that are like the first ones."""
+"""``shortcut(x, out)`` repeats the call on arguments like the first ones."""
 
 
 class Fabric(ABC):
@@ -145,7 +144,7 @@ class Fabric(ABC):
         self.also: Watch | None = None
 
     def look(self) -> None:
-        """Look at what may end a wait."""
+        """Run the watches, which may end a wait."""
         if self.watch is not None:
             try:
                 self.watch()
@@ -281,7 +280,7 @@ class Fabric(ABC):
         return None
 
     def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:  # noqa: ARG002
-        """Return a quicker way to do the call again that all ranks have just made, or None."""
+        """Return a shortcut for the call that all ranks have just made, or None."""
         return None
 
     @abstractmethod
@@ -298,7 +297,7 @@ class Fabric(ABC):
 
     @abstractmethod
     def gone(self, ranks: Collection[int]) -> CommError | None:
-        """Return who gave the group up, or which of these ranks is gone, if any; cheap."""
+        """Return what ended the group, or the first of these ranks that is gone; cheap."""
 
     @abstractmethod
     def has_entered(self, rank: int) -> bool:
@@ -314,7 +313,7 @@ class Fabric(ABC):
 
     @abstractmethod
     def last_seen(self, rank: int) -> str:
-        """Say what a rank was last seen doing."""
+        """Describe the last call of a rank."""
 
     def timeout(self, missing: list[int], waited_s: float, doing: str) -> CommTimeout:
         """Return the error that names the ranks that did not come."""
@@ -326,12 +325,12 @@ class Fabric(ABC):
 
 
 def describe(head: bytes, turn: int) -> str:
-    """Say in words what a rank did last: which turn, and what it called."""
+    """Describe the last call of a rank: which turn, and which call."""
     return f"last entered call #{turn}, {said(head)}"
 
 
 def said(head: bytes) -> str:
-    """Say a head in words."""
+    """Describe the call of a head."""
     try:
         return str(decode(head)) if head else "joining"
     except (ValueError, TypeError):
@@ -339,12 +338,12 @@ def said(head: bytes) -> str:
 
 
 def aborted(rank: int, reason: str) -> AbortedError:
-    """Return the error for a group that a rank gave up."""
+    """Return the error for a group that a rank aborted."""
     return AbortedError(f"the group was aborted by rank {rank}: {reason}", rank=rank, reason=reason)
 
 
 def again(exc: CommError) -> CommError:
-    """Return a fresh error that says the same; a traceback keeps what its frames have alive."""
+    """Return a fresh copy of an error; a traceback would keep the arrays of its frames alive."""
     if isinstance(exc, PeerLost):
         return PeerLost(str(exc), rank=exc.rank, reason=exc.reason)
     if isinstance(exc, AbortedError):

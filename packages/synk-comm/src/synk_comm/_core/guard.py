@@ -1,4 +1,4 @@
-"""Who may call, and what an exception does to the group."""
+"""Entry to collectives, and the end of a group by an exception."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _NAP_S = 0.001
 class Guard:
     """The only way into a collective: ``with guard: ...``.
 
-    On entry it refuses a second thread, a forked child and a group that has ended. On exit by an
-    exception that leaves the ranks out of step, it ends the group and remembers why.
+    Entry fails for a second thread, in a forked child and in a group that has ended. Exit by an
+    exception that leaves the ranks out of step ends the group with this reason.
 
     ``lock`` holds one key while anybody may enter. Taking the key (``lock.pop()``, which is
-    atomic) is all that a quick path has to do; an empty lock means that somebody is inside, or
+    atomic) is all that a shortcut has to do; an empty lock means that another thread is inside, or
     that the communicator is closed, ended, or another process's: ``refusal`` says which.
     """
 
@@ -171,7 +171,7 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def deadline_after(timeout_s: float) -> float:
-    """Return the moment, on the monotonic clock, when a wait that starts now is over."""
+    """Return the end, on the monotonic clock, of a wait that starts now."""
     if not timeout_s > 0:
         raise ValueError(f"timeout_s must be positive, got {timeout_s!r}")
     return time.monotonic() + timeout_s

@@ -1,4 +1,4 @@
-"""What every collective begins with: pass the guard, say the call, compare all ranks' calls."""
+"""The first steps of every collective: enter the guard, post the call, compare all calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .ops import Array
 
 
 class Steps:
-    """One rank's fabric, who may use it, and how long."""
+    """One rank's fabric, its guard and its default timeout."""
 
     def __init__(self, fabric: Fabric, timeout_s: float) -> None:
         self.rank = fabric.rank
@@ -33,7 +33,7 @@ class Steps:
         return deadline_after(self.timeout_s if timeout_s is None else timeout_s)
 
     def passing(self, resuming: bool) -> AbstractContextManager[None]:
-        """Return what a collective passes before its first round, unless that is over."""
+        """Return the guard before the first round of a collective; after it, nothing to enter."""
         return nullcontext() if resuming else self.guard
 
     def open(
@@ -57,7 +57,7 @@ class Steps:
         return self.verdict(call, head)
 
     def verdict(self, call: CollectiveCall, head: bytes) -> Sequence[CollectiveCall]:
-        """Compare what all ranks have said in the first round."""
+        """Compare all ranks' heads of the first round."""
         if call.weight and self.fabric.all_said(head) and not call.outs:
             return [call] * self.size
         calls = [decode(said) for said in self.fabric.heads()]
@@ -94,11 +94,11 @@ def check_out(out: Any, like: Kind | None) -> None:
 
 
 def pickled(obj: Any) -> Array:
-    """Return an object as bytes that travel."""
+    """Pickle an object into an array of bytes."""
     return np.frombuffer(pickle.dumps(obj), np.uint8)
 
 
 def unpickled(data: Array) -> Any:
-    """Return the object that travelled."""
+    """Unpickle an object."""
     # Members of a group trust each other: see ``Communicator.broadcast_object``.
     return pickle.loads(data.data)  # noqa: S301

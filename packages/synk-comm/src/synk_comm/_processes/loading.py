@@ -1,4 +1,4 @@
-"""What a rank must load before it can unpickle its work: the main script, modules by path."""
+"""Modules to load before a rank can unpickle its work: the main script, modules by path."""
 
 from __future__ import annotations
 

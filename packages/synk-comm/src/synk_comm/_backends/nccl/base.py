@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 _STOP_S = 1.0
-"""How long a failed call waits for NCCL's kernels to stop."""
+"""Seconds that a failed call waits for NCCL's kernels to stop."""
 
 
 class Settings(NamedTuple):

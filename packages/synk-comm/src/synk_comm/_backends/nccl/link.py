@@ -32,13 +32,13 @@ _log = logging.getLogger(__name__)
 
 _ON_HOST = 1  # where the factor of a scaled sum lies
 _GUARD_S = 0.05
-"""How often the guard looks; calls that take less are not its business."""
+"""Seconds between two checks of the guard; it ignores shorter calls."""
 _GRACE_S = 0.5
-"""How long work on the GPU may go on when a peer's process has ended."""
+"""Seconds that work on the GPU may go on when a peer's process has ended."""
 _BUSY_S, _NAP_S = 0.002, 0.00005
 """How long a wait for the GPU looks all the time, and how long it sleeps then between two looks."""
 _LEAVE_S = 2.0
-"""How long ``close`` gives NCCL to end in order before it is left behind in its thread."""
+"""Seconds for NCCL to end in order in ``close`` before it is left behind in its thread."""
 
 _nap = getattr(os, "sched_yield", lambda: time.sleep(0))
 
@@ -233,7 +233,7 @@ class Link:
                 binding.red_op_destroy(op, handle)
 
     def _look(self, deadline: float, doing: str) -> None:
-        """Raise what makes further waiting vain."""
+        """Raise if further waiting is in vain."""
         self.check_peers()
         self._check_time(deadline, doing)
 

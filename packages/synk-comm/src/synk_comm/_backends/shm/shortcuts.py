@@ -1,12 +1,11 @@
-"""Quick ways to do a small call again: if all ranks say what they said the first time.
+"""Shortcuts, which repeat a small call if all ranks repeat it.
 
-A shortcut is a closure over everything that then stays the same: where the slots are, what the
-posted words must be, which ufunc. It does in a few microseconds what the general way does in
-fifty, and goes over to the general way (``repeated.otherwise``) as soon as some rank says
-something else.
+A shortcut is a closure over everything that then stays the same: the slots, the expected posted
+words, the ufunc. It takes a few microseconds instead of fifty, and continues in the general way
+(``repeated.otherwise``) if some rank makes another call.
 
 What is checked is the same: the posted word carries a signature of the head, so that one
-comparison tells that a peer has come *and* calls what it called then.
+comparison shows that a peer has come *and* repeats its call.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Finish = Callable[[Any, Any, int], Any]
 """``finish(x, out, parity)`` makes the result after the round."""
 
 Parts = Tuple[Optional[Views], Finish]
-"""What is filled with ``x`` before the round; what is done after it."""
+"""The slots for ``x`` before the round; the function to call after it."""
 
 
 class SharedSlots(Protocol):
