@@ -52,7 +52,7 @@ class Settings(NamedTuple):
     why: str
 
 
-class _Turn:
+class _DeviceGuard:
     """Entry to a call on device arrays: one thread, this process, a living group."""
 
     def __init__(self, comm: NcclBase) -> None:
@@ -104,7 +104,7 @@ class NcclBase(ObjectMoves):
         self._gathering = host._gathering
         self._link = link
         self._settings = settings
-        self._turn = _Turn(self)
+        self._device_guard = _DeviceGuard(self)
         self._ended: CommError | None = None
         self._closed = False
 
@@ -148,7 +148,7 @@ class NcclBase(ObjectMoves):
 
     def abort(self, reason: str) -> None:
         self._host.abort(reason)
-        if os.getpid() == self._turn.pid:
+        if os.getpid() == self._device_guard.pid:
             self._link.abort()
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class NcclBase(ObjectMoves):
         failed = self.ended() is not None or not self._link.is_idle_within(_STOP_S)
         self._closed = True
         self._host.close()
-        if os.getpid() != self._turn.pid:
+        if os.getpid() != self._device_guard.pid:
             return
         if failed:
             self._link.abort(_STOP_S)
@@ -182,7 +182,7 @@ class NcclBase(ObjectMoves):
             PeerLost, AbortedError, CommTimeout, or NcclError for what NCCL reports itself.
         """
         deadline = self._steps.deadline(timeout_s)
-        with self._turn:
+        with self._device_guard:
             self._link.synchronize(deadline, event)
 
     # -- arguments ------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class NcclCommunicator(NcclReductions, NcclMoves):
         stream = self._stream_for([array])
         left = max(deadline - time.monotonic(), 0.001)
         self._host.send_object(("device array", array.kind), dest, tag=tag, timeout_s=left)
-        with self._turn:
+        with self._device_guard:
             left = max(deadline - time.monotonic(), 0.001)
             fits = self._host.recv_object(dest, tag=_REPLY_TAG + tag, timeout_s=left)
             if fits:
@@ -93,7 +93,7 @@ class NcclCommunicator(NcclReductions, NcclMoves):
         left = max(deadline - time.monotonic(), 0.001)
         what, (dtype, shape) = self._host.recv_object(source, tag=tag, timeout_s=left)
         fits = (dtype, tuple(shape)) == target.kind
-        with self._turn:
+        with self._device_guard:
             left = max(deadline - time.monotonic(), 0.001)
             self._host.send_object(fits, source, tag=_REPLY_TAG + tag, timeout_s=left)
             if not fits:

@@ -28,7 +28,7 @@ class NcclMoves(NcclBase):
         many = isinstance(x, (list, tuple))
         kinds = tuple(array.kind for array in arrays)
         call = CollectiveCall("broadcast" + ON_DEVICES, root=root, arrays=kinds, many=many)
-        with self._turn:
+        with self._device_guard:
             self._host.agree(call, deadline)
             calls = [self._from(root, array.pointer, array, stream) for array in arrays]
             self._link.run([call for call in calls if call], stream, deadline)
@@ -87,7 +87,7 @@ class NcclMoves(NcclBase):
             many,
             "" if places is None or terms.is_block(places) else "apart",
         )
-        with self._turn:
+        with self._device_guard:
             calls = self._host.agree(call, deadline)
             length = next(len(call.arrays) for call in calls if call.weight)
             nccl: _Calls = []
@@ -206,7 +206,7 @@ class NcclMoves(NcclBase):
         kinds = tuple(array.kind for array in given)
         outs = (target.kind,) if target else ()
         call = CollectiveCall("scatter" + ON_DEVICES, "", root, kinds, outs)
-        with self._turn:
+        with self._device_guard:
             origin = self._host.agree(call, deadline)[root]
             dtype, shape = origin.arrays[self.rank]
             if target is None:
@@ -232,7 +232,7 @@ class NcclMoves(NcclBase):
         outs = () if places is None else tuple(place and place.kind for place in places)
         kinds = tuple(array.kind for array in given)
         call = CollectiveCall("all_to_all" + ON_DEVICES, "", -1, kinds, outs)
-        with self._turn:
+        with self._device_guard:
             calls = self._host.agree(call, deadline)
             values = out
             if places is None:

@@ -85,7 +85,7 @@ class NcclReductions(NcclBase):
             targets = [where for _, where in made]
             result = [new for new, _ in made] if many else made[0][0]
         stream = self._stream_for(given if targets is given else [*given, *targets])
-        with self._turn:
+        with self._device_guard:
             weights = []
             for theirs in self._host.agree(plan.call, deadline):
                 weights.append(theirs.weight)
@@ -229,7 +229,7 @@ class NcclReductions(NcclBase):
         stream = self._stream_for([*parts, target])
         name = "reduce_scatter" + ON_DEVICES
         call = CollectiveCall(name, op.value, -1, kinds, (), weight, many)
-        with self._turn:
+        with self._device_guard:
             weights = [theirs.weight for theirs in self._host.agree(call, deadline)]
             binding, handle = self._link.binding, self._link.handle
             if self.size == 1:
