@@ -31,7 +31,10 @@ from synk_comm._backends.nccl.start import load_binding
 from synk_comm.abc import Communicator
 from synk_comm.cuda import Driver
 from synk_comm.testing import run_ranks
-from synk_comm.testing._fake_gpu import CudaArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from _cuda_array import CudaArray
 
 CASES = [
     # label, float32 elements, calls in a round

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from synk_testing import nothing_left
+
+sys.path.insert(0, str(Path(__file__).parent))  # also that of ranks that tests start
 
 
 def pytest_configure(config):
@@ -51,3 +55,11 @@ def nothing_is_left(own_temporary_folder):
     with nothing_left(files=files, without=["open_files", "threads"]):
         yield
     assert not [thread for thread in threading.enumerate() if "run" in thread.name.lower()]
+
+
+@pytest.fixture
+def port():
+    """A free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

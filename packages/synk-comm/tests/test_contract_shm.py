@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
+from _helpers import join_in_threads
 
-from synk_comm import create_group, join
-from synk_comm.testing import CommunicatorContract, check_all, in_threads, run_ranks
+from synk_comm.testing import CommunicatorContract, check_all, run_ranks
 
 ALL = os.environ.get("SYNK_TESTS") == "all"
 
@@ -18,24 +18,7 @@ class TestShm(CommunicatorContract):
 
     @pytest.fixture
     def make_group(self):
-        def make(size):
-            with create_group(size, "shm") as group:
-                tickets = [group.ticket(rank) for rank in range(size)]
-                return join_in_threads(tickets)
-
-        return make
-
-
-def join_in_threads(tickets):
-    class Seat:
-        def __init__(self, rank):
-            self.rank = rank
-
-        def abort(self, reason):
-            pass
-
-    seats = [Seat(rank) for rank in range(len(tickets))]
-    return in_threads(seats, lambda seat: join(tickets[seat.rank], timeout_s=20))
+        return lambda size: join_in_threads(size, "shm")
 
 
 @pytest.mark.parametrize("size", [2, 4] if ALL else [2])

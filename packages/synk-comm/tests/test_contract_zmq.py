@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
+from _helpers import join_in_threads
 
-from synk_comm import create_group, join
-from synk_comm.testing import CommunicatorContract, check_all, in_threads, run_ranks
+from synk_comm.testing import CommunicatorContract, check_all, run_ranks
 
 
 class TestZmq(CommunicatorContract):
@@ -16,24 +16,7 @@ class TestZmq(CommunicatorContract):
 
     @pytest.fixture
     def make_group(self):
-        def make(size):
-            with create_group(size, "zmq") as group:
-                tickets = [group.ticket(rank) for rank in range(size)]
-                return join_in_threads(tickets)
-
-        return make
-
-
-def join_in_threads(tickets):
-    class Seat:
-        def __init__(self, rank):
-            self.rank = rank
-
-        def abort(self, reason):
-            pass
-
-    seats = [Seat(rank) for rank in range(len(tickets))]
-    return in_threads(seats, lambda seat: join(tickets[seat.rank], timeout_s=20))
+        return lambda size: join_in_threads(size, "zmq")
 
 
 @pytest.mark.nightly

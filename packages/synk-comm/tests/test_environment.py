@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
 
 import pytest
+from _helpers import environment
 
 from synk_comm import JoinError, connect, create_group, local_group
 from synk_comm.testing import in_threads
@@ -38,11 +38,9 @@ with synk_comm.connect(timeout_s=20) as comm:
 
 
 def start(*args, **variables):
-    env = {name: value for name, value in os.environ.items() if "SYNK_COMM" not in name}
-    env.update(variables, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", SCRIPT, *args],
-        env=env,
+        env=environment(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

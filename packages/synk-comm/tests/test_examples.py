@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from _helpers import run_python
 
 HOME = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(path.name for path in HOME.glob("*.py"))
@@ -19,18 +17,8 @@ PRINTED = {
 }
 
 
-def run(*command, **environment):
-    clean = {key: text for key, text in os.environ.items() if not key.startswith("SYNK_COMM_")}
-    path = os.pathsep.join(filter(None, sys.path))
-    return subprocess.run(
-        [sys.executable, *command],
-        env=dict(clean, PYTHONPATH=path, PYTHONWARNINGS="error", **environment),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def run(*command, **more):
+    return run_python(*command, PYTHONWARNINGS="error", **more)
 
 
 def test_the_examples_are_described():
@@ -38,8 +26,14 @@ def test_the_examples_are_described():
     assert len(EXAMPLES) == 3
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name, size",
+    [
+        *((name, 3) for name in EXAMPLES),
+        (EXAMPLES[0], 1),
+        *(pytest.param(name, 1, marks=pytest.mark.nightly) for name in EXAMPLES[1:]),
+    ],
+)
 def test_example(name, size):
     start = [] if size == 1 else ["-m", "synk_comm.run", "-n", str(size), "--no-tag-output"]
     done = run(*start, str(HOME / name))

@@ -77,11 +77,15 @@ def test_dtypes_survive_description(dtype):
 def test_heads_survive_encoding():
     arrays = (("<f4", (3, 0)), ("|b1", ()))
     outs = (("<f4", (3, 0)), None)
-    call = calls.Call("gather", "", 1, arrays, outs, 0.1, True, "2+64", "text \N{SNOWMAN} \"'|")
+    call = calls.CollectiveCall(
+        "gather", "", 1, arrays, outs, 0.1, True, "2+64", "text \N{SNOWMAN} \"'|"
+    )
     assert calls.decode(calls.encode(call)) == call
-    long = calls.Call("scatter", arrays=(("<f4", (1,) * 9),) * 2000)
+    long = calls.CollectiveCall("scatter", arrays=(("<f4", (1,) * 9),) * 2000)
     assert len(calls.encode(long)) < 4096
     assert calls.decode(calls.encode(long)) == long
     with pytest.raises(ValueError, match="can be sent"):
-        calls.encode(calls.Call("scatter", arrays=tuple(("<f4", (n**5,)) for n in range(5000))))
+        calls.encode(
+            calls.CollectiveCall("scatter", arrays=tuple(("<f4", (n**5,)) for n in range(5000)))
+        )
     assert len(calls.encode_decline("\N{SNOWMAN}" * 10**6)) <= calls.HEAD_BYTES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import os
 import re
 import secrets
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _helpers import environment, printed_by
 
 import synk_comm
 from synk_comm.testing import run_ranks
@@ -101,25 +101,6 @@ def said():
     return run_ranks(SIZE, run_blocks, ON_RANKS, timeout_s=LIMIT_S)
 
 
-def environment(**more: str) -> dict[str, str]:
-    kept = {name: text for name, text in os.environ.items() if not name.startswith("SYNK_COMM_")}
-    return dict(kept, PYTHONPATH=os.pathsep.join(filter(None, sys.path)), **more)
-
-
-def run(*command: object) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
 def test_the_pages_have_all_their_programs_here():
     assert sorted(PAGES) == ["from_mpi4py", "from_torch_distributed"]
     text = "".join(PAGES.values())
@@ -138,7 +119,7 @@ def test_program(said, title):
 def test_whole_program(tmp_path, title):
     program = tmp_path / "program.py"
     program.write_text(AFTER[title])
-    printed = run("-m", "synk_comm.run", "-n", SIZE, program).splitlines()
+    printed = printed_by("-m", "synk_comm.run", "-n", SIZE, program).splitlines()
     (promise,) = promised(AFTER[title]).values()
     assert sorted(printed) == [f"[{rank}] {on_rank(promise, rank)}" for rank in range(SIZE)]
 
@@ -147,7 +128,7 @@ def test_whole_program(tmp_path, title):
 def test_program_that_launches(tmp_path, title):
     program = tmp_path / "program.py"
     program.write_text(AFTER[title])
-    assert run(program).splitlines() == list(promised(AFTER[title]).values())
+    assert printed_by(program).splitlines() == list(promised(AFTER[title]).values())
 
 
 @pytest.mark.parametrize("title", sorted(ALIEN))

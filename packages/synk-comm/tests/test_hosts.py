@@ -153,7 +153,9 @@ def test_all_of_it_between_two_hosts(cable):
 def test_what_travels_between_hosts_cannot_be_read(cable):
     (a, b), _ = cable
     children = [start(a, 0, 2, "zmq", "spy"), start(b, 1, 2, "zmq", "spy")]
-    assert ends(children)[0] == "True 0 True"  # it did hear the desk, and the length of the data
+    assert (
+        ends(children)[0] == "True 0 True"
+    )  # it did read the handshake, and the length of the data
 
 
 def test_a_cable_that_is_cut(cable):

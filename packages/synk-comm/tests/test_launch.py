@@ -16,6 +16,7 @@ import time
 
 import numpy as np
 import pytest
+from _helpers import environment
 
 import synk_comm
 from synk_comm import CommTimeout, PeerLost, RankDied, RankFailed, launch
@@ -28,10 +29,6 @@ def program(folder, text, name="program.py"):
     path = folder / name
     path.write_text(textwrap.dedent(text))
     return str(path)
-
-
-def environment(**extra):
-    return dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)), **extra)
 
 
 def run_program(path, *args):
@@ -135,7 +132,7 @@ def fail(comm, how, left=None):
     [
         ("raise", KeyError, 1, "KeyError: 'nothing there'"),
         pytest.param("own", None, 1, "Own: 1 and 2", marks=pytest.mark.nightly),
-        ("exit", SystemExit, 1, "SystemExit: 4"),
+        pytest.param("exit", SystemExit, 1, "SystemExit: 4", marks=pytest.mark.nightly),
         pytest.param("_exit", None, 3, "ended with exit code 3", marks=pytest.mark.nightly),
         ("_exit 0", None, 0, "ended with exit code 0"),
         ("SIGKILL", None, -9, "was killed by SIGKILL"),
@@ -413,7 +410,9 @@ RANKS_WITH_CHILDREN = """
 """
 
 
-@pytest.mark.parametrize("how", ["running", "stopped", "in a call"])
+@pytest.mark.parametrize(
+    "how", ["stopped", "in a call", pytest.param("running", marks=pytest.mark.nightly)]
+)
 def test_nobody_outlives_a_killed_parent(tmp_path, how):
     pids = tmp_path / "pids"
     pids.mkdir()

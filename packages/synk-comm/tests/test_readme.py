@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _helpers import printed_by
 
 import synk_comm
 from synk_comm.testing import in_threads
@@ -17,7 +15,6 @@ from synk_comm.testing import in_threads
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 HELLO, LAUNCHES, SYMMETRIC, PAIRS, PARENT, CONTRACT = PROGRAMS
-LIMIT_S = 60
 
 
 @pytest.fixture
@@ -26,19 +23,7 @@ def run(tmp_path):
 
     def run(code, *before, name="program.py"):
         (tmp_path / name).write_text(code, encoding="utf-8")
-        clean = {key: text for key, text in os.environ.items() if not key.startswith("SYNK_COMM_")}
-        done = subprocess.run(
-            [sys.executable, *before, name],
-            cwd=tmp_path,
-            env=dict(clean, PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        return done.stdout
+        return printed_by(*before, name, cwd=tmp_path)
 
     return run
 

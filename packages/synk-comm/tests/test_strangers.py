@@ -1,11 +1,10 @@
-"""Strangers at the desk where ranks meet: none gets in, none keeps a rank out."""
+"""Strangers at the server where ranks meet: none gets in, none keeps a rank out."""
 
 from __future__ import annotations
 
 import contextlib
 import hmac
 import json
-import os
 import pickle
 import select
 import socket
@@ -13,53 +12,24 @@ import struct
 import threading
 import time
 
+import _helpers
 import pytest
+from _helpers import TOKEN, Bomb, dial
 
 from synk_comm import CommTimeout, JoinError, PeerLost, connect, local_group
-from synk_comm._meeting import link as lines
-from synk_comm._meeting import server as desk
+from synk_comm._meeting import link, server
 from synk_comm._system.auth import Handshake, Seal, derived, token_key
 from synk_comm.testing import in_threads
 
-TOKEN = "a token that nobody can guess"
 KEY = token_key(TOKEN)
 
 
-class Bomb:
-    """What a stranger would send to run code by unpickling."""
-
-    def __reduce__(self):
-        return (os._exit, (66,))
-
-
 GARBAGE = [
-    b"",
-    b"GET / HTTP/1.1\r\n\r\n",
-    pickle.dumps(Bomb()) * 50,
+    *_helpers.GARBAGE,
     b"synkcom2" + bytes(3),
     b"synkcom2" + struct.pack("<I", 1) + bytes(32) + bytes(32),
     b"synkcom2" + struct.pack("<I", 0xFFFFFFFF) + bytes(32),
-    b"\xff" * 100_000,
-    b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(200),
 ]
-
-
-@pytest.fixture
-def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def dial(port, timeout_s=10.0):
-    """Connect as soon as somebody listens."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=1)
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
 
 
 def grouped(port, size, before_last, backend="zmq"):
@@ -75,7 +45,7 @@ def grouped(port, size, before_last, backend="zmq"):
     return in_threads(local_group(size), run)
 
 
-def test_garbage_at_the_desk(port):
+def test_garbage_at_the_server(port):
     kept = []
 
     def pester():
@@ -99,13 +69,13 @@ def test_strangers_who_say_nothing_do_not_take_turns(port):
     kept = []
     began = time.monotonic()
     assert grouped(port, 2, lambda: kept.extend(dial(port) for _ in range(20))) == [2.0] * 2
-    assert time.monotonic() - began < desk._STRANGER_S
+    assert time.monotonic() - began < server._HANDSHAKE_S
     for stranger in kept:
         stranger.close()
 
 
 def test_a_flood_does_not_lock_ranks_out(port):
-    """More connections than the desk will hear at once, renewed for as long as ranks join."""
+    """More connections than the server reads from at once, renewed for as long as ranks join."""
     stop = threading.Event()
     opened = []
 
@@ -127,7 +97,7 @@ def test_a_flood_does_not_lock_ranks_out(port):
         for thread in floods:
             thread.start()
         deadline = time.monotonic() + 10
-        while len(opened) < 3 * desk._STRANGERS:
+        while len(opened) < 3 * server._MAX_CLIENTS:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -139,18 +109,18 @@ def test_a_flood_does_not_lock_ranks_out(port):
             thread.join()
 
 
-def test_the_desk_shows_out_those_who_have_been_silent_longest(port):
+def test_the_server_drops_those_silent_the_longest(port):
     listener = socket.socket()
     listener.bind(("127.0.0.1", port))
-    patience = lines.Patience(0, time.monotonic() + 2, None)
-    reception = desk.Desk(listener, 2, KEY, patience, {})
-    limit = desk._STRANGERS + 4
+    waits = link.WaitLimit(0, time.monotonic() + 2, None)
+    rendezvous = server.Server(listener, 2, KEY, waits, {})
+    limit = server._MAX_CLIENTS + 4
     strangers = [dial(port) for _ in range(limit + 10)]
     waiting = threading.Event()
 
     def wait():
         with pytest.raises(CommTimeout):
-            reception.receive_all(waiting.set)
+            rendezvous.accept_all(waiting.set)
 
     done = threading.Thread(target=wait)
     done.start()
@@ -169,7 +139,7 @@ def test_the_desk_shows_out_those_who_have_been_silent_longest(port):
 
 
 class Tap:
-    """A man in the middle: passes all on between one caller and the desk, and writes it down."""
+    """A man in the middle: passes all on between one client and the server, and writes it down."""
 
     def __init__(self, port, change=lambda way, data: data):
         self.listener = socket.socket()
@@ -269,53 +239,53 @@ def test_a_seal_is_good_for_one_message_of_one_direction():
     one.meet(other.nonce)
     other.meet(one.nonce)
     sent, received = one.seal(0), other.seal(0)
-    mark = sent.mark(b"goods")
-    assert not other.seal(1).check(mark, b"goods")
-    assert not Handshake(KEY, 1, 0).seal(0).check(mark, b"goods")
-    assert received.check(mark, b"goods")
-    assert not received.check(mark, b"goods")
-    assert not Seal(b"another key").check(mark, b"goods")
+    mark = sent.mark(b"frame")
+    assert not other.seal(1).check(mark, b"frame")
+    assert not Handshake(KEY, 1, 0).seal(0).check(mark, b"frame")
+    assert received.check(mark, b"frame")
+    assert not received.check(mark, b"frame")
+    assert not Seal(b"another key").check(mark, b"frame")
     assert derived(KEY, "a") != derived(KEY, "b") != KEY
 
 
 def line_pair():
     ends = socket.socketpair()
-    pair = [lines.Line(end) for end in ends]
+    pair = [link.Connection(end) for end in ends]
     hands = [Handshake(KEY, 0, 1), Handshake(KEY, 1, 0)]
     hands[0].meet(hands[1].nonce)
     hands[1].meet(hands[0].nonce)
-    pair[0].shake_hands(hands[0], 0, 1)
-    pair[1].shake_hands(hands[1], 1, 0)
+    pair[0].seal_by(hands[0], 0, 1)
+    pair[1].seal_by(hands[1], 1, 0)
     return pair
 
 
 def test_goods_that_are_too_long_or_cut_short_or_no_goods():
-    patience = lines.Patience(0, time.monotonic() + 5, None)
+    limit = link.WaitLimit(0, time.monotonic() + 5, None)
     sender, receiver = line_pair()
-    sender.raw.sendall(struct.pack("<I", lines._MAX_GOODS + 1))
+    sender.raw.sendall(struct.pack("<I", link._MAX_FRAME + 1))
     with pytest.raises(JoinError, match="announced 16777217 bytes, at most"):
-        receiver.take_goods()
+        receiver.receive_frame()
     sender.close()
     receiver.close()
 
     sender, receiver = line_pair()
-    sender.send_goods({"said": "x" * 1000}, patience)
-    assert receiver.take_goods() == {"said": "x" * 1000}
+    sender.send_frame({"said": "x" * 1000}, limit)
+    assert receiver.receive_frame() == {"said": "x" * 1000}
     sender.raw.sendall(struct.pack("<I", 100) + bytes(50))
-    assert receiver.take_goods() is None
+    assert receiver.receive_frame() is None
     sender.close()
-    with pytest.raises(lines.HungUp):
-        receiver.take_goods()
+    with pytest.raises(link.Disconnected):
+        receiver.receive_frame()
     receiver.close()
 
     sender, receiver = line_pair()
-    sender.send_goods([1, 2], patience)
-    with pytest.raises(JoinError, match="no goods"):
-        receiver.take_goods()
+    sender.send_frame([1, 2], limit)
+    with pytest.raises(JoinError, match="no frame"):
+        receiver.receive_frame()
     bomb = pickle.dumps(Bomb())
     sender.raw.sendall(struct.pack("<I", len(bomb)) + bytes(32) + bomb)
     with pytest.raises(JoinError, match="seal"):
-        receiver.take_goods()
+        receiver.receive_frame()
     sender.close()
     receiver.close()
 
@@ -347,7 +317,7 @@ def test_who_listens_must_know_the_token_too(port):
     assert heard[1:] == [b""]
 
 
-def test_desk_talk_holds_no_secret(port):
+def test_handshake_holds_no_secret(port):
     tap = Tap(port)
 
     def run(seat):

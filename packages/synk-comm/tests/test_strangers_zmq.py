@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import pickle
 import socket
 import threading
 import time
 
+import _helpers
 import numpy as np
 import pytest
 import zmq
+from _helpers import TOKEN, dial
 
 from synk_comm import PeerLost, connect, local_group
 from synk_comm._backends.zmq import sockets
@@ -19,42 +19,10 @@ from synk_comm._backends.zmq.fabric import ZmqFabric
 from synk_comm._meeting.host import Host
 from synk_comm.testing import in_threads
 
-TOKEN = "a token that nobody can guess"
-
-
-class Bomb:
-    """What a stranger would send to run code by unpickling."""
-
-    def __reduce__(self):
-        return (os._exit, (66,))
-
-
 GARBAGE = [
-    b"",
-    b"GET / HTTP/1.1\r\n\r\n",
-    pickle.dumps(Bomb()) * 50,
-    b"\xff" * 100_000,
-    b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(200),
+    *_helpers.GARBAGE,
     b"\xff" + bytes(8) + b"\x7f\x03\x01PLAIN" + bytes(15) + bytes(40) + b"\x02" + b"\x7f" * 8,
 ]
-
-
-@pytest.fixture
-def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def dial(port, timeout_s=10.0):
-    """Connect as soon as somebody listens."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=1)
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
 
 
 def total(port):
@@ -207,7 +175,7 @@ def test_a_message_that_is_cut_short(port, short):
                 time.sleep(0.3)
                 return
             # It may come while this rank is still in its first barrier.
-            with pytest.raises(PeerLost, match=r"no message|stranger"):
+            with pytest.raises(PeerLost, match=r"no message|another process"):
                 for _ in range(2):
                     comm.barrier()
 

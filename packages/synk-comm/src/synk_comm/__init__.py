@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+# Ways into a group, and what carries it.
+from ._backends.local import local_group
+
 # How values become one.
 from ._core.ops import ReduceOp
-
-# Ways into a group, and what carries it.
 from ._join.choice import register_backend
-from ._join.groups import Group, create_group, join, local_group
+from ._join.connect import connect
+from ._join.groups import Group, create_group, join
 from ._join.registry import Backend
-from ._join.rendezvous import connect
 from ._meeting.meeting import Meeting
 from ._processes.launch import launch
 

@@ -163,7 +163,7 @@ class Driver:
     # -- streams --------------------------------------------------------------------------
 
     def is_done(self, stream: int) -> bool:
-        """Tell whether a stream has nothing left to do; its device must be entered."""
+        """Return whether a stream has nothing left to do; its device must be entered."""
         return self._is_ready(self._lib.cuStreamQuery(stream))
 
     def _is_ready(self, status: int) -> bool:
@@ -184,7 +184,7 @@ class Driver:
         self._call("cuEventRecord", event, stream)
 
     def has_happened(self, event: int) -> bool:
-        """Tell whether an event has happened, or was never recorded."""
+        """Return whether an event has happened, or was never recorded."""
         return self._is_ready(self._lib.cuEventQuery(event))
 
     # -- host memory; a device must be entered --------------------------------------------

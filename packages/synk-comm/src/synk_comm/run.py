@@ -19,7 +19,7 @@ from typing import Callable, NoReturn, Sequence
 from ._join.groups import Group, create_group
 from ._processes.crew import Crew
 from ._processes.loading import Source
-from ._processes.process import Failure, RankProcess, rank_environment
+from ._processes.process import RankFailure, RankProcess, rank_environment
 from ._processes.rank import Script
 
 _DESCRIPTION = """\
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, MemoryError) as exc:
         parser.error(str(exc))
     outputs: list[_Output] = []
-    with group, Crew() as crew, _Signals(crew, options.grace) as signals:
+    with group, Crew() as crew, _SignalForwarder(crew, options.grace) as signals:
         try:
             _start(crew, group, source, arguments, signals, outputs if tagged else None)
             deadline = None if options.timeout is None else time.monotonic() + options.timeout
@@ -169,7 +169,7 @@ def _start(
     group: Group,
     source: Source,
     arguments: list[str],
-    signals: _Signals,
+    signals: _SignalForwarder,
     outputs: list[_Output] | None,
 ) -> None:
     """Start all ranks; if their output is to be tagged, add what passes it on to ``outputs``."""
@@ -257,7 +257,7 @@ def write_all(fd: int, data: bytes) -> None:
             select.select([], [fd], [], 1.0)
 
 
-class _Signals:
+class _SignalForwarder:
     """While it is entered, SIGINT and SIGTERM go on to the ranks.
 
     Attributes:
@@ -270,7 +270,7 @@ class _Signals:
         self._before: dict[int, object] = {}
         self.asked: int | None = None
 
-    def __enter__(self) -> _Signals:  # noqa: PYI034 - typing.Self is newer than 3.9
+    def __enter__(self) -> _SignalForwarder:  # noqa: PYI034 - typing.Self is newer than 3.9
         for signum in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup, or a shell's background
                 self._before[signum] = signal.signal(signum, self._pass_on)
@@ -313,7 +313,7 @@ def _verdict(crew: Crew, timeout_s: float | None, asked: int | None) -> int:
     return 0
 
 
-def _exit_code(rank: RankProcess, failure: Failure) -> int:
+def _exit_code(rank: RankProcess, failure: RankFailure) -> int:
     exitcode = rank.exitcode
     if exitcode is None or (failure.report is not None and rank.stopped_at is not None):
         return 1  # it had failed already, but would not end

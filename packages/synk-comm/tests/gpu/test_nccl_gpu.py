@@ -13,13 +13,13 @@ import time
 
 import numpy as np
 import pytest
+from _cuda_array import CudaArray
 
 from synk_comm import CommTimeout, JoinError, MismatchError, PeerLost
 from synk_comm._backends.nccl.communicator import nccl
 from synk_comm._backends.nccl.start import MissingLibrary, load_binding
 from synk_comm.cuda import CudaError, Driver
 from synk_comm.testing import run_ranks
-from synk_comm.testing._fake_gpu import CudaArray
 
 
 def devices():

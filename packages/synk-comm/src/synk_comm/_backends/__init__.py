@@ -1,1 +1,1 @@
-"""One file per backend; each is a ``Fabric`` and knows nothing of the collectives."""
+"""One file per backend; each is a ``Fabric``, independent of the collectives."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections import deque
@@ -10,8 +11,11 @@ from typing import Callable
 
 import numpy as np
 
+from synk_comm._collectives.rounds import RoundCommunicator
 from synk_comm._core.fabric import SLICE_S, Fabric, Share, Watch, aborted, describe, lost, said
+from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
 from synk_comm._core.ops import Array
+from synk_comm.abc import Communicator
 from synk_comm.exceptions import CommError
 
 _PLACES = 2
@@ -19,7 +23,7 @@ _PLACES = 2
 
 
 class LocalHub:
-    """What the ranks of a local group share, under one condition variable."""
+    """State that the ranks of a local group share, under one condition variable."""
 
     def __init__(self, size: int) -> None:
         self.changed = threading.Condition()
@@ -178,4 +182,18 @@ class LocalFabric(Fabric):
         self.drop()
 
     def drop(self) -> None:
-        """Nothing is held but memory, which peers may still read."""
+        """Keep all: there is only memory, which peers may still read."""
+
+
+def local_group(size: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Communicator]:
+    """Make a group of threads of this process: one communicator for each, in rank order.
+
+    With size 1 there is nobody to wait for: every collective returns at once.
+    """
+    if operator.index(size) < 1:
+        raise ValueError(f"size must be at least 1, got {size!r}")
+    deadline_after(timeout_s)
+    hub = LocalHub(size)
+    fabrics = [LocalFabric(rank, size, None, hub=hub) for rank in range(size)]
+    why = "local: threads of one process"
+    return [RoundCommunicator(fabric, timeout_s, why) for fabric in fabrics]

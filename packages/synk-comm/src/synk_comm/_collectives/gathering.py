@@ -8,7 +8,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synk_comm._core import moves
-from synk_comm._core.calls import Call, Kind, count_bytes, encode, kind_of, text_dtype
+from synk_comm._core.calls import CollectiveCall, Kind, count_bytes, encode, kind_of, text_dtype
 from synk_comm._core.lists import as_array, bundles, contiguous, flat_bytes, is_list, pack, unpack
 from synk_comm._core.ops import Array
 from synk_comm._core.steps import Steps, check_out, pickled, unpickled
@@ -22,7 +22,7 @@ class Gathering:
 
     # -- from one to all ------------------------------------------------------------------
 
-    def _broadcast_call(self, x: Any, root: int) -> Call:
+    def _broadcast_call(self, x: Any, root: int) -> CollectiveCall:
         """Check the arguments of a broadcast; return what is said to the others."""
         many = is_list(x)
         for array in x if many else [x]:
@@ -38,7 +38,7 @@ class Gathering:
             if self._steps.rank != root and not array.flags.writeable:
                 raise ValueError("x must be writeable, except on the root")
         kinds = tuple(kind_of(array) for array in (x if many else [x]))
-        return Call("broadcast", root=root, arrays=kinds, many=many)
+        return CollectiveCall("broadcast", root=root, arrays=kinds, many=many)
 
     def broadcast(
         self, x: Any, root: int, timeout_s: float | None, *, resuming: bool = False
@@ -73,10 +73,10 @@ class Gathering:
     def broadcast_bytes(
         self, kind: str, source: Array | None, root: int, timeout_s: float | None
     ) -> Array:
-        """Give every rank the root's flat bytes, whose length only the root knows."""
+        """Give every rank the root's flat bytes, whose length the others do not know."""
         steps = self._steps
         brought = () if source is None else (kind_of(source),)
-        call = Call(kind, root=root, arrays=brought)
+        call = CollectiveCall(kind, root=root, arrays=brought)
         head = encode(call)
         deadline = steps.deadline(timeout_s)
         with steps.guard:
@@ -110,7 +110,7 @@ class Gathering:
             if many:
                 raise ValueError(f"out of {kind} does not go together with a list of arrays")
             outs = _rows(out, steps.size, kind)
-        call = Call(
+        call = CollectiveCall(
             kind,
             root=-1 if root is None else root,
             arrays=() if given is None else tuple(kind_of(array) for array in given),
@@ -125,7 +125,7 @@ class Gathering:
 
     def _gather(
         self,
-        call: Call,
+        call: CollectiveCall,
         given: list[Array] | None,
         outs: Sequence[Array | None] | None,
         root: int | None,
@@ -143,7 +143,7 @@ class Gathering:
 
     def _collect(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[CollectiveCall],
         source: Array | None,
         outs: Sequence[Array | None] | None,
         root: int | None,
@@ -172,10 +172,10 @@ class Gathering:
         return _by_array(gathered, calls) if many else gathered
 
     def share(self, obj: Any, deadline: float) -> list[Any]:
-        """Tell all ranks a small object within a collective that has passed the guard."""
+        """Send a small object to all ranks, within a collective that has passed the guard."""
         steps = self._steps
         source = pickled(obj)
-        call = Call("share", arrays=(kind_of(source),))
+        call = CollectiveCall("share", arrays=(kind_of(source),))
         head = encode(call)
         calls = steps.open(call, head, lambda: steps.fabric.fill(source, 0), deadline)
         return [unpickled(data) for data in self._collect(calls, source, None, None, deadline)]
@@ -184,7 +184,7 @@ class Gathering:
         self, kind: str, source: Array, root: int | None, timeout_s: float | None
     ) -> list[Any]:
         """Collect flat bytes of any lengths."""
-        call = Call(kind, root=-1 if root is None else root, arrays=(kind_of(source),))
+        call = CollectiveCall(kind, root=-1 if root is None else root, arrays=(kind_of(source),))
         return self._gather(call, [source], None, root, timeout_s)
 
     # -- dealt ------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ class Gathering:
             check_out(out, None)
         given = self._dealt(kind, xs) if self._steps.rank == root else None
         outs = () if out is None else (kind_of(out),)
-        call = Call(kind, root=root, arrays=_given_kinds(given), outs=outs)
+        call = CollectiveCall(kind, root=root, arrays=_given_kinds(given), outs=outs)
 
-        def expected(calls: Sequence[Call]) -> list[Kind | None]:
+        def expected(calls: Sequence[CollectiveCall]) -> list[Kind | None]:
             mine = calls[root].arrays[self._steps.rank]
             return [mine if rank == root else None for rank in range(self._steps.size)]
 
@@ -228,9 +228,9 @@ class Gathering:
         """Do a whole all_to_all, or go on after its first round."""
         given = self._dealt(kind, xs)
         outs = None if out is None else _rows(out, self._steps.size, kind)
-        call = Call(kind, arrays=_given_kinds(given), outs=_kinds_of(outs))
+        call = CollectiveCall(kind, arrays=_given_kinds(given), outs=_kinds_of(outs))
 
-        def expected(calls: Sequence[Call]) -> list[Kind | None]:
+        def expected(calls: Sequence[CollectiveCall]) -> list[Kind | None]:
             return [theirs.arrays[self._steps.rank] for theirs in calls]
 
         into = outs or [None] * self._steps.size
@@ -250,9 +250,9 @@ class Gathering:
 
     def _deal(
         self,
-        call: Call,
+        call: CollectiveCall,
         given: list[Array] | None,
-        expected: Callable[[Sequence[Call]], list[Kind | None]],
+        expected: Callable[[Sequence[CollectiveCall]], list[Kind | None]],
         outs: Sequence[Array | None],
         timeout_s: float | None,
         resuming: bool,
@@ -261,7 +261,7 @@ class Gathering:
         sources = None if given is None else [flat_bytes(x) for x in given]
         inboxes: list[moves.Inbox] = []
 
-        def begin(calls: Sequence[Call]) -> Callable[[int, int, int], None]:
+        def begin(calls: Sequence[CollectiveCall]) -> Callable[[int, int, int], None]:
             inboxes.append(moves.Inbox(expected(calls), outs, given or []))
             return moves.taker(steps, inboxes[0].flat())
 
@@ -304,7 +304,9 @@ def _joined(given: list[Array]) -> Array:
     return flats[0] if len(flats) == 1 else np.concatenate(flats)
 
 
-def _by_array(gathered: list[Array | None], calls: Sequence[Call]) -> list[list[Array | None]]:
+def _by_array(
+    gathered: list[Array | None], calls: Sequence[CollectiveCall]
+) -> list[list[Array | None]]:
     """Cut what came from each rank into its arrays; return, for each array, those of all ranks."""
     count = max(len(theirs.arrays) for theirs in calls)
     lists: list[list[Array | None]] = [[None] * len(calls) for _ in range(count)]

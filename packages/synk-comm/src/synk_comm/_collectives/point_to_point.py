@@ -1,4 +1,4 @@
-"""Between two ranks: arrays as pieces, and what came before it was asked for."""
+"""Between two ranks: arrays in pieces, and messages that arrive before their ``recv``."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ROOM = PIECE_HEAD_BYTES - 8
 _QUICK_ENTRIES = 256
 
 
-class Letters:
-    """What this rank sends to, and receives from, single ranks."""
+class PointToPoint:
+    """Messages to and from single ranks."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -86,11 +86,11 @@ class Letters:
         return result
 
     def _is_calm(self, exc: BaseException) -> bool:
-        """Tell whether an exception of a receive has left the two ranks in step."""
+        """Return whether an exception of a receive has left the two ranks in step."""
         return isinstance(exc, MismatchError) or (isinstance(exc, CommTimeout) and not self._began)
 
     def forget(self) -> None:
-        """Drop the quick ways, which keep the memory of the channels."""
+        """Drop the shortcuts, which keep the memory of the channels alive."""
         self._senders.clear()
         self._receivers.clear()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from synk_comm._core import moves
-from synk_comm._core.calls import Call, Kind, encode, kind_of
+from synk_comm._core.calls import CollectiveCall, Kind, encode, kind_of
 from synk_comm._core.lists import (
     Bundle,
     address,
@@ -24,7 +25,7 @@ from synk_comm._core.lists import (
 )
 from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight, scaled
 from synk_comm._core.reductions import (
-    Plan,
+    AgreedReduction,
     Stretch,
     first_part,
     first_post,
@@ -32,7 +33,6 @@ from synk_comm._core.reductions import (
     reduce_symmetric,
 )
 from synk_comm._core.steps import Steps, check_out
-from synk_comm._core.symmetric import Symmetric
 
 SYMMETRIC_BYTES = 1 << 18
 """From this length on an array of ``empty`` is reduced where it lies."""
@@ -41,13 +41,59 @@ Reduced = Tuple[Any, Optional[Exception]]
 """The result, and what NumPy raised about overflow and its like."""
 
 
+class _Allocation(NamedTuple):
+    number: int
+    root: weakref.ref[Array]
+    start: int
+    twins: list[Array]
+
+
+class Symmetric:
+    """The arrays of ``Communicator.empty`` that still live, and their twins on other ranks."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, _Allocation] = {}
+        self._numbered: dict[int, _Allocation] = {}
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._records)
+
+    def add(self, own: Array, twins: list[Array]) -> None:
+        """Take flat bytes of this rank, and those of all ranks, which must not keep it alive."""
+        key, number = id(own), self._count
+        self._count += 1
+
+        def forget(_: object) -> None:
+            self._records.pop(key, None)
+            self._numbered.pop(number, None)
+
+        record = _Allocation(number, weakref.ref(own, forget), address(own), twins)
+        self._records[key] = self._numbered[number] = record
+
+    def place(self, x: Array) -> str:
+        """Say where ``x`` lies, in words that are the same on all ranks; "" if nowhere."""
+        if not self._records or not x.flags.c_contiguous or not isinstance(x.base, type(x)):
+            return ""
+        record = self._records.get(id(x.base))
+        if record is None or record.root() is not x.base:
+            return ""
+        return f"{record.number}+{address(x) - record.start}"
+
+    def at(self, place: str, nbytes: int) -> list[Array]:
+        """Return the flat bytes of all ranks at a place."""
+        number, _, offset = place.partition("+")
+        start = int(offset)
+        return [twin[start : start + nbytes] for twin in self._numbered[int(number)].twins]
+
+
 class Job(NamedTuple):
     """One rank's part in a reduction.
 
     Attributes:
         op: how values are combined.
         root: the only receiver; None if all ranks are.
-        call, head: what is said to the others.
+        call, head: for the others.
         given: the arrays brought, in C order; None if this rank contributes nothing.
         outs: where the results go; None for new arrays.
         bundles: which arrays travel together; empty if this rank does not know.
@@ -56,7 +102,7 @@ class Job(NamedTuple):
 
     op: ReduceOp
     root: int | None
-    call: Call
+    call: CollectiveCall
     head: bytes
     given: list[Array] | None
     outs: list[Array] | None
@@ -96,7 +142,9 @@ class Reducing:
             x, out = given[0], outs[0]
             if self.symmetric and out is x and weight and x.nbytes > SYMMETRIC_BYTES:
                 place = self.symmetric.place(x)
-        call = Call(kind, op.value, -1 if root is None else root, kinds, (), weight, many, place)
+        call = CollectiveCall(
+            kind, op.value, -1 if root is None else root, kinds, (), weight, many, place
+        )
         source = [contiguous(array) for array in given] if given is not None and weight else None
         parts = bundles(kinds, together=many)
         # What is written for one bundle must not be what the next has still to read.
@@ -122,13 +170,13 @@ class Reducing:
         nbytes = job.bundles[0].nbytes
         return (lambda: first_post(fabric, nbytes, job.first)), first_part(fabric, nbytes)
 
-    def _finish(self, job: Job, calls: Sequence[Call], deadline: float) -> Reduced:
+    def _finish(self, job: Job, calls: Sequence[CollectiveCall], deadline: float) -> Reduced:
         steps = self._steps
         fabric = steps.fabric
         ranks = [rank for rank, theirs in enumerate(calls) if theirs.weight]
         weights = [calls[rank].weight for rank in ranks]
         factors = None if min(weights) == max(weights) else scaled(weights)
-        plan = Plan(job.op, ranks, factors, job.root)
+        plan = AgreedReduction(job.op, ranks, factors, job.root)
         kinds = calls[ranks[0]].arrays
         if job.call.place and all(theirs.place == job.call.place for theirs in calls):
             assert job.outs is not None  # noqa: S101 - in place, or it had no place
@@ -190,16 +238,16 @@ class Reducing:
         if out is not None:
             check_out(out, own)
         kinds = tuple(kind_of(array) for array in given)
-        call = Call("reduce_scatter", op.value, -1, kinds, (), weight, many)
+        call = CollectiveCall("reduce_scatter", op.value, -1, kinds, (), weight, many)
         inbox = moves.Inbox([own], [out], given)
         (target,) = inbox.flat()
         accidents: list[Exception] = []
         dtype = given[0].dtype
 
-        def begin(calls: Sequence[Call]) -> Any:
+        def begin(calls: Sequence[CollectiveCall]) -> Any:
             weights = [theirs.weight for theirs in calls]
             factors = None if min(weights) == max(weights) else scaled(weights)
-            plan = Plan(op, list(range(steps.size)), factors, None)
+            plan = AgreedReduction(op, list(range(steps.size)), factors, None)
 
             def receive(start: int, offset: int, part: int) -> None:
                 assert target is not None  # noqa: S101 - every rank gets its block

@@ -2,10 +2,10 @@
 
 The path of one call:
 
-1. Arguments are checked, here alone; nothing has been said yet.
-2. The head (what is called, with which dtypes and shapes) and the first bytes of data are posted
-   in one round. When it is over, every rank sees all heads, so all come to the same verdict:
-   go on, ``MismatchError``, or ``PeerDeclined``.
+1. Arguments are checked, on this rank alone; nothing has been sent yet.
+2. The head (the call, with dtypes and shapes) and the first bytes of data are posted in one
+   round. After it every rank sees all heads, so all reach the same verdict: go on,
+   ``MismatchError``, or ``PeerDeclined``.
 3. Data longer than a slot follow in further rounds; their number follows from the heads.
 4. Each rank reads what it needs from its peers' slots after each round.
 
@@ -17,23 +17,29 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, TypeVar
 
 import numpy as np
 from numpy import ndarray
 
-from synk_comm._core.calls import Call, declined, decode, dtype_text, encode, encode_decline
-from synk_comm._core.fabric import Fabric, Share, is_of_watch
+from synk_comm._core.calls import (
+    CollectiveCall,
+    declined,
+    decode,
+    dtype_text,
+    encode,
+    encode_decline,
+)
+from synk_comm._core.fabric import Again, Fabric, RepeatedCall, Share, Shortcut, is_of_watch
 from synk_comm._core.lists import as_array, shape_of
 from synk_comm._core.ops import Array, ReduceOp
 from synk_comm._core.steps import Steps, check_out
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import AbortedError, CommError, PeerLost
 
-from .fast_path import Learned, is_alike, key_of
 from .gathering import Gathering
 from .objects import ObjectMoves
-from .point_to_point import Letters
+from .point_to_point import PointToPoint
 from .reducing import Reducing
 from .splitting import in_ranks_of_the_old, split
 
@@ -42,8 +48,52 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_BARRIER = Call("barrier")
+_ENTRIES = 512
+"""Shortcuts that a communicator keeps at most."""
+
+_BARRIER = CollectiveCall("barrier")
 _BARRIER_HEAD = encode(_BARRIER)
+
+
+class Learned(Dict[Any, Shortcut]):
+    """Shortcuts by this rank's call, with or without ``out``."""
+
+    def __init__(self, steps: Steps) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def learn(self, key: Any, again: Again) -> None:
+        """Keep a shortcut for the call that all ranks have just made, if there is one."""
+        steps = self._steps
+        if key is None or not steps.fabric.is_first_round:
+            return
+        heads = steps.fabric.heads()
+        calls = [decode(head) for head in heads]
+        if any(call.many and not call.on_devices for call in calls):
+            return
+        repeated = RepeatedCall(steps.guard, calls, heads, steps.timeout_s, again)
+        shortcut = steps.fabric.shortcut(repeated)
+        if shortcut is not None:
+            if len(self) >= _ENTRIES:
+                self.clear()
+            self[key] = shortcut
+
+
+def key_of(kind: str, x: Any, out: Any, timeout_s: float | None, *more: Any) -> Any:
+    """Return the key of a call that a shortcut may repeat; else None."""
+    if timeout_s is not None or not (x is None or type(x) is ndarray):
+        return None
+    said = (kind, None if x is None else (x.dtype, x.shape), *more)
+    if out is None:
+        return said
+    if type(out) is not ndarray or not out.flags.writeable:
+        return None
+    return (*said, out.dtype, out.shape)
+
+
+def is_alike(x: Any, out: Any) -> bool:
+    """Return whether an array can receive what is reduced from another."""
+    return bool(out.dtype == x.dtype and out.shape == x.shape)
 
 
 class RoundCommunicator(ObjectMoves, Communicator):
@@ -56,7 +106,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self.why = why or f"{fabric.backend}: asked for"
         self._steps = Steps(fabric, timeout_s)
         self._guard = self._steps.guard
-        self._letters = Letters(self._steps)
+        self._point_to_point = PointToPoint(self._steps)
         self._reducing = Reducing(self._steps)
         self._gathering = Gathering(self._steps)
         self._quick = Learned(self._steps)
@@ -75,13 +125,13 @@ class RoundCommunicator(ObjectMoves, Communicator):
         """Return what ended the group, if it is known to have ended; cheap."""
         return self._guard.ended()
 
-    def agree(self, call: Call, deadline: float) -> Sequence[Call]:
-        """Tell a call to all ranks; return all ranks' calls, which agree, or raise on all."""
+    def agree(self, call: CollectiveCall, deadline: float) -> Sequence[CollectiveCall]:
+        """Send a call to all ranks; return all ranks' calls, which agree, or raise on all."""
         key = ("agree", call)
         quick = self._quick.get(key)
         # A shortcut waits as long as a call that names no time.
         if quick is not None and deadline - time.monotonic() > 0.9 * self.timeout_s:
-            calls: Sequence[Call] = quick(None, None)
+            calls: Sequence[CollectiveCall] = quick(None, None)
             return calls
         head = encode(call)
         with self._guard:
@@ -122,9 +172,9 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self._guard.abort(reason)
 
     def close(self) -> None:
-        self._quick.clear()  # they keep the memory of the slots, which is to be unmapped
+        self._quick.clear()  # they keep the memory of the slots, to be unmapped below
         self._guard.close()
-        self._letters.forget()
+        self._point_to_point.forget()
 
     def all_reduce(
         self,
@@ -317,7 +367,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
     def send(
         self, x: ArrayLike, dest: int, *, tag: int = 0, timeout_s: float | None = None
     ) -> None:
-        self._letters.send(as_array(x), self._steps.check_rank(dest, "dest"), tag, timeout_s)
+        self._point_to_point.send(as_array(x), self._steps.check_rank(dest, "dest"), tag, timeout_s)
 
     def recv(
         self,
@@ -330,7 +380,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         source = self._steps.check_rank(source, "source")
         if out is not None:
             check_out(out, None)
-        return self._letters.receive(source, tag, out, timeout_s)
+        return self._point_to_point.receive(source, tag, out, timeout_s)
 
     def empty(
         self,
@@ -340,7 +390,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         timeout_s: float | None = None,
     ) -> Array:
         lengths = shape_of(shape)
-        call = Call("empty", arrays=((dtype_text(np.dtype(dtype)), lengths),))
+        call = CollectiveCall("empty", arrays=((dtype_text(np.dtype(dtype)), lengths),))
         made = self._make(call, self._steps.fabric.allocate, (call.nbytes(),), timeout_s)
         if made is None or not call.nbytes():
             return np.empty(lengths, dtype)
@@ -361,14 +411,18 @@ class RoundCommunicator(ObjectMoves, Communicator):
                 comm._origin = members
             return comm
 
-        return self._make(Call("split"), make, (), timeout_s)
+        return self._make(CollectiveCall("split"), make, (), timeout_s)
 
     def told_above(self, exc: CommError) -> CommError:
         """Return an error of this group in the ranks of the group that it was split from."""
         return in_ranks_of_the_old(exc, self._origin)
 
     def _make(
-        self, call: Call, make: Callable[..., T], arguments: Sequence[Any], timeout_s: float | None
+        self,
+        call: CollectiveCall,
+        make: Callable[..., T],
+        arguments: Sequence[Any],
+        timeout_s: float | None,
     ) -> T:
         """Agree on a call, then make something with the others."""
         deadline = self._steps.deadline(timeout_s)

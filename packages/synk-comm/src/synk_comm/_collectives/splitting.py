@@ -1,4 +1,4 @@
-"""Who goes into which smaller group, and what the old one knows of them until they have met.
+"""Smaller groups: their members, and failures until these have met.
 
 Errors count a rank as the group does whose method raised them: what fails while ``split`` makes
 a new group speaks of the ranks of the old one.
@@ -74,9 +74,9 @@ def split(
 def _look_at(old: Fabric, new: Fabric, members: Sequence[int]) -> Watch:
     """Return a watch for ranks that meet in a new group, which calls them by their new ranks.
 
-    Of a rank that dies before it has entered the new group only the old one can tell. Whoever
-    has entered, or goes elsewhere, may leave the old group at once. Where the old group is given
-    up, it is not known who still comes.
+    Only the old group can report a rank that dies before it has entered the new one. A rank that
+    has entered, or goes elsewhere, may leave the old group at once. If the old group is aborted,
+    nobody can say who still comes.
 
     Args:
         members: the ranks, in the old group, of the new one.
@@ -105,10 +105,10 @@ def _its_number(rank: int, members: Sequence[int]) -> int:
 def _behind(old: Fabric, ranks: Sequence[int] = ()) -> CommError | None:
     """Return what ended the old group, if that shows now.
 
-    Who gives it up leaves the new one too, which may be seen there before the word of why is here.
+    A rank that aborts it leaves the new one too, which may show there before the reason is here.
 
     Args:
-        ranks: those who must not even have left it.
+        ranks: ranks that must not even have left it.
     """
     until = time.monotonic() + 2 * SLICE_S
     while True:
@@ -119,7 +119,7 @@ def _behind(old: Fabric, ranks: Sequence[int] = ()) -> CommError | None:
 
 
 def in_ranks_of_the_old(exc: CommError, members: Sequence[int]) -> CommError:
-    """Return an error that speaks of the old group's ranks, where it spoke of the new one's.
+    """Return an error with ranks of the new group translated to those of the old one.
 
     Args:
         members: the ranks, in the old group, of the new one.

@@ -1,7 +1,7 @@
-"""What a rank says as it enters a collective, and how the ranks' calls are compared.
+"""Description of a rank's call of a collective, and comparison of all ranks' calls.
 
-A *head* is the encoded form of a ``Call``. Ranks that call the same thing have byte-identical
-heads, so the usual comparison is one ``==``; only when they differ are they decoded.
+A *head* is the encoded form of a ``CollectiveCall``. Ranks that call the same thing have
+byte-identical heads, so the usual comparison is one ``==``; only when they differ are they decoded.
 Heads are JSON (compressed if long): nothing in them can run code.
 """
 
@@ -29,26 +29,31 @@ _REASON_CHARS = 10_000
 _LONG = 4096
 _MAX_TEXT = 1 << 22
 _SHOWN = 8
-"""How many arrays of a long list an error shows."""
+"""Arrays of a long list that an error shows."""
 
 Shape = Tuple[int, ...]
 Kind = Tuple[str, Shape]
 """dtype (see ``dtype_text``) and shape of an array."""
 
 
-class Call(NamedTuple):
-    """One rank's call.
+ON_DEVICES = " of device arrays"
+"""Ends the kind of a call whose arrays lie on GPUs."""
+
+
+class CollectiveCall(NamedTuple):
+    """One rank's call of a collective.
 
     Attributes:
-        kind: name of the method.
+        kind: name of the method; of device arrays with ``ON_DEVICES`` behind it.
         op: reduce op, or "".
         root: root rank, or -1.
         arrays: what this rank brings: one array, or those of a list, or one for each rank.
-        outs: what the results must fit, by the rank they come from (one for scatter); None
-            where nothing is to come; empty if anything fits.
+        outs: dtype and shape of each ``out``, by source rank (one for scatter); None where nothing
+            is to come; empty without ``out``.
         weight: weight of this rank's contribution; 0 if it contributes nothing.
         many: ``arrays`` is a list, on each of which the collective is done.
-        place: where in symmetric memory the array lies, or "".
+        place: where in symmetric memory the array lies, or ""; for device arrays "apart" if
+            equal arrays of all ranks would not lie in one block.
         text: reason, of ``decline`` only.
     """
 
@@ -75,7 +80,18 @@ class Call(NamedTuple):
             words.append(f"weight {self.weight:g}")
         if self.root >= 0:
             words.append(f"root {self.root}")
-        return f"{self.kind}({', '.join(words)})"
+        where = ON_DEVICES if self.on_devices else ""
+        return f"{self.method}({', '.join(words)}){where}"
+
+    @property
+    def on_devices(self) -> bool:
+        """Whether the arrays lie on GPUs."""
+        return self.kind.endswith(ON_DEVICES)
+
+    @property
+    def method(self) -> str:
+        """Name of the method alone."""
+        return self.kind[: -len(ON_DEVICES)] if self.on_devices else self.kind
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -129,9 +145,9 @@ def chain(exc: BaseException) -> Iterator[BaseException]:
 
 
 def word_to_peers(exc: object) -> str:
-    """Return what a rank that leaves its group by an exception says; "" if that is no news.
+    """Return the abort text of a rank that leaves its group by an exception; "" if it needs none.
 
-    Of what ended the group, or was raised by all ranks, the others know.
+    An error that ended the group, or that all ranks raised, is not sent to them again.
     """
     if not isinstance(exc, BaseException) or isinstance(exc, _NO_NEWS):
         return ""
@@ -142,7 +158,7 @@ def word_to_peers(exc: object) -> str:
 
 
 @lru_cache(maxsize=256)
-def encode(call: Call) -> bytes:
+def encode(call: CollectiveCall) -> bytes:
     """Return the head of a call; ValueError if it is too long to be sent."""
     head = json.dumps(call, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
     if len(head) > _LONG:
@@ -160,18 +176,18 @@ def encode_decline(reason: str) -> bytes:
     limit = _REASON_CHARS
     while True:
         try:
-            return encode(Call("decline", weight=0.0, text=shorten(reason, limit)))
+            return encode(CollectiveCall("decline", weight=0.0, text=shorten(reason, limit)))
         except ValueError:
             limit //= 2
 
 
 @lru_cache(maxsize=256)
-def decode(head: bytes) -> Call:
+def decode(head: bytes) -> CollectiveCall:
     """Return the call that a head describes."""
     if head.startswith(b"z"):
         head = zlib.decompressobj().decompress(head[1:], _MAX_TEXT)
     kind, op, root, arrays, outs, weight, many, place, text = json.loads(head.decode("utf-8"))
-    return Call(
+    return CollectiveCall(
         str(kind),
         str(op),
         int(root),
@@ -222,12 +238,12 @@ def kind_of(x: NDArray[Any]) -> Kind:
     return dtype_text(x.dtype), x.shape
 
 
-def declined(calls: Sequence[Call]) -> dict[int, str]:
+def declined(calls: Sequence[CollectiveCall]) -> dict[int, str]:
     """Return the reasons of the ranks that declined, by rank."""
     return {rank: call.text for rank, call in enumerate(calls) if call.kind == "decline"}
 
 
-def check_agreement(calls: Sequence[Call]) -> None:
+def check_agreement(calls: Sequence[CollectiveCall]) -> None:
     """Raise MismatchError, the same on every rank, unless the calls fit together."""
     problem = _disagreement(calls)
     if problem is not None:
@@ -241,45 +257,67 @@ def mismatch(problem: str, calls: Sequence[object]) -> MismatchError:
     return MismatchError(f"{problem}:{lines}", calls=said)
 
 
-_OPTIONAL = ("reduce", "all_reduce", "gather", "all_gather")
-_ALIKE = ("reduce", "all_reduce", "reduce_scatter", "broadcast", "empty")
-_GATHERING = ("gather", "all_gather")
+class _Rules(NamedTuple):
+    """Rules for the arrays of a collective.
+
+    Attributes:
+        alike: ``"shapes"``, or ``"numbers of dimensions"``, of all arrays brought, besides dtypes.
+        optional: whether a rank may bring nothing, if another brings something.
+    """
+
+    alike: str
+    optional: bool = False
 
 
-def _disagreement(calls: Sequence[Call]) -> str | None:
+_RULES = {
+    "all_gather": _Rules("numbers of dimensions", optional=True),
+    "all_reduce": _Rules("shapes", optional=True),
+    "all_to_all": _Rules(""),
+    "broadcast": _Rules("shapes"),
+    "empty": _Rules("shapes"),
+    "gather": _Rules("numbers of dimensions", optional=True),
+    "reduce": _Rules("shapes", optional=True),
+    "reduce_scatter": _Rules("shapes"),
+}
+"""By method; in others the ranks may bring any arrays."""
+
+
+def _disagreement(calls: Sequence[CollectiveCall]) -> str | None:
     first = calls[0]
     if any((call.kind, call.op, call.root) != (first.kind, first.op, first.root) for call in calls):
         return "the ranks called different collectives"
-    kind = first.kind
-    if kind in _OPTIONAL and not any(call.weight for call in calls):
-        return f"no rank contributes to this {kind}"
-    if kind in _ALIKE or kind in _GATHERING:
-        brought = [call for call in calls if call.arrays]
-        if len({(call.many, len(call.arrays)) for call in brought}) > 1:
-            return f"the ranks brought different numbers of arrays to this {kind}"
-        if len({tuple(dtype for dtype, _ in call.arrays) for call in brought}) > 1:
-            return f"the ranks brought different dtypes to this {kind}"
-        if kind in _GATHERING:
-            if len({tuple(len(shape) for _, shape in call.arrays) for call in brought}) > 1:
-                return f"the ranks brought different numbers of dimensions to this {kind}"
-        elif len({call.arrays for call in brought}) > 1:
-            return f"the ranks brought different shapes to this {kind}"
-    if kind == "all_to_all" and len({dtype for call in calls for dtype, _ in call.arrays}) > 1:
-        return f"the ranks brought different dtypes to this {kind}"
+    method = first.method
+    rules = _RULES.get(method)
+    if rules is None:
+        return _misfit(calls)
+    if rules.optional and not any(call.weight for call in calls):
+        return f"no rank contributes to this {method}"
+    brought = [call for call in calls if call.arrays]
+    if len({(call.many, len(call.arrays)) for call in brought}) > 1:
+        return f"the ranks brought different numbers of arrays to this {method}"
+    if len({tuple(dtype for dtype, _ in call.arrays) for call in brought}) > 1:
+        return f"the ranks brought different dtypes to this {method}"
+    shapes = {tuple(shape for _, shape in call.arrays) for call in brought}
+    if rules.alike == "numbers of dimensions":
+        if any(call.outs for call in calls) and any(call.many for call in calls):
+            return f"this {method} got a list from one rank and out from another"
+        shapes = {tuple((len(shape),) for shape in theirs) for theirs in shapes}
+    if rules.alike and len(shapes) > 1:
+        return f"the ranks brought different {rules.alike} to this {method}"
     return _misfit(calls)
 
 
-def _misfit(calls: Sequence[Call]) -> str | None:
-    """Say which rank's ``out`` does not fit what it would receive."""
+def _misfit(calls: Sequence[CollectiveCall]) -> str | None:
+    """Return which rank's ``out`` does not fit the array that it would receive."""
     for receiver, call in enumerate(calls):
         if call.outs and list(call.outs) != received(calls, receiver):
-            return f"out of rank {receiver} does not fit what this {call.kind} would put there"
+            return f"out of rank {receiver} does not fit what this {call.method} would put there"
     return None
 
 
-def received(calls: Sequence[Call], receiver: int) -> list[Kind | None]:
-    """Return what a rank is to receive from each rank (for scatter: the one array it gets)."""
-    kind, root = calls[0].kind, calls[0].root
+def received(calls: Sequence[CollectiveCall], receiver: int) -> list[Kind | None]:
+    """Return the arrays that a rank receives, by source rank (for scatter: the single one)."""
+    kind, root = calls[0].method, calls[0].root
     if kind == "scatter":
         return [calls[root].arrays[receiver]]
     if kind == "all_to_all":

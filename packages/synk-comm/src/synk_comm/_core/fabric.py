@@ -1,4 +1,4 @@
-"""The little that a backend must do: slots and rounds.
+"""The interface of a back-end: slots and rounds.
 
 Each rank owns a *slot* of ``chunk_bytes``. A *round* is: fill the own slot, ``sync``, then read
 the slots of peers. Everything else (``_collectives``) is built on rounds, once for all backends::
@@ -34,25 +34,25 @@ from synk_comm.exceptions import (
     PeerLost,
 )
 
-from .calls import Call, Kind, decode
+from .calls import CollectiveCall, Kind, decode
 from .ops import Array
 
 Watch = Callable[[], None]
 
 SLICE_S = 0.015
-"""Time between two looks at the watch, the peers and the clock while waiting."""
+"""Seconds between two checks of the watch, the peers and the clock while waiting."""
 
 
 _OF_WATCH = "_of_watch"
 
 
 def is_of_watch(exc: BaseException) -> bool:
-    """Tell whether the user's watch raised it: whatever it is, it is not about this group."""
+    """Return whether the user's watch raised it: whatever its class, it is not about this group."""
     return _OF_WATCH in exc.__dict__
 
 
 class NoMemory(MemoryError):
-    """There is none on this rank, of which the others have been told."""
+    """This rank has no memory left; the others have been informed."""
 
 
 IN_STEP = (MismatchError, PeerDeclined, NoMemory)
@@ -87,40 +87,39 @@ Share = Callable[[Any], "list[Any]"]
 Again = Callable[[Any, Any, float], "tuple[Any, Exception | None]"]
 
 
-class Recipe(NamedTuple):
-    """All that a quick way to do one call again needs to know.
+class RepeatedCall(NamedTuple):
+    """The inputs of a shortcut, which repeats a call.
 
     Attributes:
-        guard: to be passed before anything is said.
-        calls, heads: what each rank said the first time. If all say the same again, all comes as
-            it came then.
+        guard: to be entered before anything is posted.
+        calls, heads: of all ranks, the first time. If all are the same again, so are all layouts.
         timeout_s: how long to wait.
-        otherwise: goes on, slowly, after the first round of a call to which some rank said
-            something else: ``otherwise(x, out, timeout_s)`` returns the result, and what NumPy
+        otherwise: continues in the general way, after the first round of a call in which some
+            head differs: ``otherwise(x, out, timeout_s)`` returns the result, and what NumPy
             raised about overflow and its like, or None.
     """
 
-    guard: Door
-    calls: Sequence[Call]
+    guard: Entrance
+    calls: Sequence[CollectiveCall]
     heads: Sequence[bytes]
     timeout_s: float
     otherwise: Again
 
 
-class Door(Protocol):
-    """What a quick way needs of ``Guard``."""
+class Entrance(Protocol):
+    """The part of ``Guard`` that shortcuts use."""
 
-    door: list[None]
+    lock: list[None]
 
     def refusal(self) -> CommError:
-        """Return why the door is shut."""
+        """Return why nobody may enter."""
 
     def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
         """Give the key back."""
 
 
 Shortcut = Callable[[Any, Any], Any]
-"""``shortcut(x, out)`` does the call on arguments that are like the first ones."""
+"""``shortcut(x, out)`` repeats the call on arguments like the first ones."""
 
 
 class Fabric(ABC):
@@ -145,7 +144,7 @@ class Fabric(ABC):
         self.also: Watch | None = None
 
     def look(self) -> None:
-        """Look at what may end a wait."""
+        """Run the watches, which may end a wait."""
         if self.watch is not None:
             try:
                 self.watch()
@@ -189,7 +188,7 @@ class Fabric(ABC):
 
     @abstractmethod
     def all_said(self, head: bytes) -> bool:
-        """Tell whether all heads of the round just synchronised are equal to this, the own."""
+        """Return whether all heads of the round just synchronised are equal to this, the own."""
 
     def fill(self, source: Array | None, start: int) -> int:
         """Copy the next bytes of a flat array into the own slot; return how many."""
@@ -234,7 +233,7 @@ class Fabric(ABC):
         dest: int,  # noqa: ARG002
         header: bytes,  # noqa: ARG002
         kind: Kind,  # noqa: ARG002
-        guard: Door,  # noqa: ARG002
+        guard: Entrance,  # noqa: ARG002
         timeout_s: float,  # noqa: ARG002
     ) -> Callable[[Array], None] | None:
         """Return a quicker way to send arrays of one kind in one piece, or None."""
@@ -245,7 +244,7 @@ class Fabric(ABC):
         source: int,  # noqa: ARG002
         header: bytes,  # noqa: ARG002
         kind: Kind,  # noqa: ARG002
-        guard: Door,  # noqa: ARG002
+        guard: Entrance,  # noqa: ARG002
         timeout_s: float,  # noqa: ARG002
         otherwise: Callable[[Any, float], Array],  # noqa: ARG002
         is_calm: Callable[[BaseException], bool],  # noqa: ARG002
@@ -254,7 +253,7 @@ class Fabric(ABC):
 
         Args:
             otherwise: ``otherwise(out, deadline)`` takes what comes under another header.
-            is_calm: tells whether an exception has left the two ranks in step.
+            is_calm: returns whether an exception has left the two ranks in step.
         """
         return None
 
@@ -280,17 +279,17 @@ class Fabric(ABC):
         """
         return None
 
-    def shortcut(self, recipe: Recipe) -> Shortcut | None:  # noqa: ARG002
-        """Return a quicker way to do the call again that all ranks have just made, or None."""
+    def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:  # noqa: ARG002
+        """Return a shortcut for the call that all ranks have just made, or None."""
         return None
 
     @abstractmethod
     def abort(self, reason: str) -> None:
-        """Tell all ranks that the group is given up; from any thread, without blocking."""
+        """Abort the group for all ranks; from any thread, without blocking."""
 
     @abstractmethod
     def lose(self, rank: int) -> None:
-        """Tell the others that this rank found a peer gone, so that they need not find out."""
+        """Report a peer that this rank found gone to all others."""
 
     @abstractmethod
     def failure(self) -> CommError | None:
@@ -298,23 +297,23 @@ class Fabric(ABC):
 
     @abstractmethod
     def gone(self, ranks: Collection[int]) -> CommError | None:
-        """Return who gave the group up, or which of these ranks is gone, if any; cheap."""
+        """Return what ended the group, or the first of these ranks that is gone; cheap."""
 
     @abstractmethod
     def has_entered(self, rank: int) -> bool:
-        """Tell whether this rank knows that another one has come to meet."""
+        """Return whether another rank is known to have come to meet."""
 
     @abstractmethod
     def close(self) -> None:
-        """Tell peers that this rank leaves, and free everything. Called once."""
+        """Announce that this rank leaves, and free everything. Called once."""
 
     @abstractmethod
     def drop(self) -> None:
-        """Free this process's handles without a word to the peers: for a forked child."""
+        """Free this process's handles without a message to the peers: for a forked child."""
 
     @abstractmethod
     def last_seen(self, rank: int) -> str:
-        """Say what a rank was last seen doing."""
+        """Describe the last call of a rank."""
 
     def timeout(self, missing: list[int], waited_s: float, doing: str) -> CommTimeout:
         """Return the error that names the ranks that did not come."""
@@ -326,12 +325,12 @@ class Fabric(ABC):
 
 
 def describe(head: bytes, turn: int) -> str:
-    """Say in words what a rank did last: which turn, and what it called."""
+    """Describe the last call of a rank: which turn, and which call."""
     return f"last entered call #{turn}, {said(head)}"
 
 
 def said(head: bytes) -> str:
-    """Say a head in words."""
+    """Describe the call of a head."""
     try:
         return str(decode(head)) if head else "joining"
     except (ValueError, TypeError):
@@ -339,12 +338,12 @@ def said(head: bytes) -> str:
 
 
 def aborted(rank: int, reason: str) -> AbortedError:
-    """Return the error for a group that a rank gave up."""
+    """Return the error for a group that a rank aborted."""
     return AbortedError(f"the group was aborted by rank {rank}: {reason}", rank=rank, reason=reason)
 
 
 def again(exc: CommError) -> CommError:
-    """Return a fresh error that says the same; a traceback keeps what its frames have alive."""
+    """Return a fresh copy of an error; a traceback would keep the arrays of its frames alive."""
     if isinstance(exc, PeerLost):
         return PeerLost(str(exc), rank=exc.rank, reason=exc.reason)
     if isinstance(exc, AbortedError):

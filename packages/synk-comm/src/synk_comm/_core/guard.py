@@ -1,4 +1,4 @@
-"""Who may call, and what an exception does to the group."""
+"""Entry to collectives, and the end of a group by an exception."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from synk_comm.exceptions import AbortedError, ClosedError, CommError, MisuseErr
 from .calls import shorten
 from .fabric import IN_STEP, Fabric, aborted, again, is_of_watch
 
+DEFAULT_TIMEOUT_S = 300.0
+"""Seconds that a call may take if nobody says otherwise."""
+
 _CLOSE_S = 1.0
 _NAP_S = 0.001
 
@@ -19,16 +22,16 @@ _NAP_S = 0.001
 class Guard:
     """The only way into a collective: ``with guard: ...``.
 
-    On entry it refuses a second thread, a forked child and a group that has ended. On exit by an
-    exception that leaves the ranks out of step, it ends the group and remembers why.
+    Entry fails for a second thread, in a forked child and in a group that has ended. Exit by an
+    exception that leaves the ranks out of step ends the group with this reason.
 
-    ``door`` holds one key while anybody may enter. Taking the key (``door.pop()``, which is
-    atomic) is all that a quick path has to do; an empty door means that somebody is inside, or
+    ``lock`` holds one key while anybody may enter. Taking the key (``lock.pop()``, which is
+    atomic) is all that a shortcut has to do; an empty lock means that another thread is inside, or
     that the communicator is closed, ended, or another process's: ``refusal`` says which.
     """
 
     def __init__(self, fabric: Fabric) -> None:
-        self.door: list[None] = [None]
+        self.lock: list[None] = [None]
         self._kept: list[None] = []  # the key, once nobody may enter any more
         self._fabric = fabric
         self._forked = False
@@ -38,7 +41,7 @@ class Guard:
 
     def __enter__(self) -> None:
         try:
-            self.door.pop()
+            self.lock.pop()
         except IndexError:
             raise self.refusal() from None
         ended = self.ended()
@@ -60,10 +63,10 @@ class Guard:
             if exc is not None and (not in_step or is_of_watch(exc)):
                 self._end(exc)
         finally:
-            (self.door if self._is_open() else self._kept).append(None)
+            (self.lock if self._is_open() else self._kept).append(None)
 
     def refusal(self) -> CommError:
-        """Return why the door is shut."""
+        """Return why nobody may enter."""
         if self._forked:
             return MisuseError(
                 "this communicator belongs to the parent process; a child made by os.fork() "
@@ -139,10 +142,10 @@ class Guard:
         return self._ended is None and not self._closed and not self._forked
 
     def _shut(self) -> None:
-        """Take the key away from the door, if it is there."""
-        if self.door:
+        """Take the key away from the lock, if it is there."""
+        if self.lock:
             try:
-                self._kept.append(self.door.pop())
+                self._kept.append(self.lock.pop())
             except IndexError:  # somebody entered just now; the key is kept when they leave
                 return
 
@@ -168,7 +171,7 @@ os.register_at_fork(after_in_child=_disown_all)
 
 
 def deadline_after(timeout_s: float) -> float:
-    """Return the moment, on the monotonic clock, when a wait that starts now is over."""
+    """Return the end, on the monotonic clock, of a wait that starts now."""
     if not timeout_s > 0:
         raise ValueError(f"timeout_s must be positive, got {timeout_s!r}")
     return time.monotonic() + timeout_s

@@ -93,7 +93,7 @@ def typed(flat: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
 
 
 def overlap(sources: Sequence[Array], targets: Sequence[Array]) -> bool:
-    """Tell whether writing some target may overwrite another source of the list."""
+    """Return whether writing some target may overwrite another source of the list."""
     if all(source is target for source, target in zip(sources, targets)):
         return False
     spans = [(*_span(x), which, False) for which, x in enumerate(sources)]
@@ -120,7 +120,7 @@ def _span(x: Array) -> tuple[int, int]:
 
 
 def is_list(x: Any) -> bool:
-    """Tell whether an argument is a list of arrays rather than one array."""
+    """Return whether an argument is a list of arrays rather than one array."""
     return isinstance(x, (list, tuple)) and len(x) > 0 and isinstance(x[0], np.ndarray)
 
 

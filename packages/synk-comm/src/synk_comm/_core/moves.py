@@ -7,7 +7,7 @@ from typing import Callable
 
 import numpy as np
 
-from .calls import Call, count_bytes, text_dtype
+from .calls import CollectiveCall, count_bytes, text_dtype
 from .lists import flat_bytes
 from .ops import Array
 from .steps import Steps
@@ -63,10 +63,10 @@ def collect(
 
 def deal(
     steps: Steps,
-    call: Call,
+    call: CollectiveCall,
     head: bytes,
     sources: Sequence[Array] | None,
-    begin: Callable[[Sequence[Call]], Callable[[int, int, int], None]],
+    begin: Callable[[Sequence[CollectiveCall]], Callable[[int, int, int], None]],
     deadline: float,
     resuming: bool = False,
 ) -> None:
@@ -74,7 +74,7 @@ def deal(
 
     Args:
         sources: what goes to each rank; None if this rank gives nothing.
-        begin: is told all ranks' calls, and returns what is then called after every round:
+        begin: takes all ranks' calls, and returns a function to be called after every round:
             ``receive(start, offset, part)``, to read this rank's bytes from ``start`` on, up to
             ``part`` of them, at ``offset`` of the slots.
         resuming: the first round is over.

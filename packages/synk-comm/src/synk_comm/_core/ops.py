@@ -89,7 +89,7 @@ def ufunc_of(op: ReduceOp) -> np.ufunc:
 
 
 def is_wide(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Tell whether sums are accumulated in float32: float16 would lose too much."""
+    """Return whether sums are accumulated in float32: float16 would lose too much."""
     return dtype == np.float16 and op not in (ReduceOp.MIN, ReduceOp.MAX)
 
 

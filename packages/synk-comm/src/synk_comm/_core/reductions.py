@@ -26,7 +26,7 @@ DIRECT_BYTES = 1 << 18
 _SYMMETRIC_STEP = 1 << 17
 
 
-class Plan(NamedTuple):
+class AgreedReduction(NamedTuple):
     """What all ranks have agreed upon.
 
     Attributes:
@@ -82,7 +82,7 @@ def first_post(fabric: Fabric, nbytes: int, source: Array | None) -> int:
 
 
 def reduce_stretch(
-    fabric: Fabric, plan: Plan, stretch: Stretch, deadline: float, *, posted: bool
+    fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, *, posted: bool
 ) -> Exception | None:
     """Reduce one stretch; ``posted`` tells that the first round is over.
 
@@ -94,7 +94,7 @@ def reduce_stretch(
 
 
 def _direct(
-    fabric: Fabric, plan: Plan, stretch: Stretch, deadline: float, posted: bool
+    fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, posted: bool
 ) -> Exception | None:
     dtype, nbytes, source, target = stretch
     # The own array is quicker to read than the own slot, but if the result overwrites it,
@@ -124,7 +124,7 @@ def _direct(
 
 
 def _scattered(
-    fabric: Fabric, plan: Plan, stretch: Stretch, deadline: float, posted: bool
+    fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, posted: bool
 ) -> Exception | None:
     dtype, nbytes, source, target = stretch
     size = fabric.size
@@ -157,7 +157,11 @@ def _scattered(
 
 
 def reduce_symmetric(
-    fabric: Fabric, plan: Plan, dtype: np.dtype[Any], arrays: Sequence[Array], deadline: float
+    fabric: Fabric,
+    plan: AgreedReduction,
+    dtype: np.dtype[Any],
+    arrays: Sequence[Array],
+    deadline: float,
 ) -> Exception | None:
     """Reduce flat bytes that all ranks can reach, in place; all ranks have entered."""
     nbytes = arrays[0].nbytes

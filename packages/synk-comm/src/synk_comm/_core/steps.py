@@ -1,4 +1,4 @@
-"""What every collective begins with: pass the guard, say the call, compare all ranks' calls."""
+"""The first steps of every collective: enter the guard, post the call, compare all calls."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 
 from synk_comm.exceptions import PeerDeclined
 
-from .calls import Call, Kind, check_agreement, declined, decode, text_dtype
+from .calls import CollectiveCall, Kind, check_agreement, declined, decode, text_dtype
 from .fabric import Fabric
 from .guard import Guard, deadline_after
 from .ops import Array
 
 
 class Steps:
-    """One rank's fabric, who may use it, and how long."""
+    """One rank's fabric, its guard and its default timeout."""
 
     def __init__(self, fabric: Fabric, timeout_s: float) -> None:
         self.rank = fabric.rank
@@ -33,19 +33,19 @@ class Steps:
         return deadline_after(self.timeout_s if timeout_s is None else timeout_s)
 
     def passing(self, resuming: bool) -> AbstractContextManager[None]:
-        """Return what a collective passes before its first round, unless that is over."""
+        """Return the guard before the first round of a collective; after it, nothing to enter."""
         return nullcontext() if resuming else self.guard
 
     def open(
         self,
-        call: Call,
+        call: CollectiveCall,
         head: bytes,
         fill: Callable[[], int],
         deadline: float,
         to: int | None = None,
         part: int = 0,
         resuming: bool = False,
-    ) -> Sequence[Call]:
+    ) -> Sequence[CollectiveCall]:
         """Run the first round; return all ranks' calls, which agree, or raise on all ranks.
 
         Args:
@@ -56,8 +56,8 @@ class Steps:
             self.fabric.sync(head, fill(), deadline, to=to, part=part)
         return self.verdict(call, head)
 
-    def verdict(self, call: Call, head: bytes) -> Sequence[Call]:
-        """Compare what all ranks have said in the first round."""
+    def verdict(self, call: CollectiveCall, head: bytes) -> Sequence[CollectiveCall]:
+        """Compare all ranks' heads of the first round."""
         if call.weight and self.fabric.all_said(head) and not call.outs:
             return [call] * self.size
         calls = [decode(said) for said in self.fabric.heads()]
@@ -94,11 +94,11 @@ def check_out(out: Any, like: Kind | None) -> None:
 
 
 def pickled(obj: Any) -> Array:
-    """Return an object as bytes that travel."""
+    """Pickle an object into an array of bytes."""
     return np.frombuffer(pickle.dumps(obj), np.uint8)
 
 
 def unpickled(data: Array) -> Any:
-    """Return the object that travelled."""
+    """Unpickle an object."""
     # Members of a group trust each other: see ``Communicator.broadcast_object``.
     return pickle.loads(data.data)  # noqa: S301

@@ -7,6 +7,10 @@ import os
 import secrets
 from typing import Callable, Sequence
 
+from synk_comm._backends.local import local_group
+from synk_comm._backends.shm.block import create as create_block
+from synk_comm._backends.shm.fabric import ShmFabric
+from synk_comm._collectives.rounds import meet
 from synk_comm._core.guard import deadline_after
 from synk_comm._meeting.host import Host, apart
 from synk_comm._meeting.meeting import Meeting, Unusable
@@ -27,15 +31,11 @@ class ShmBackend(Backend):
 
     def open(self, meeting: Meeting) -> Communicator:
         """Make the block on rank 0, and hand it to all."""
-        from synk_comm._backends.shm.block import create
-        from synk_comm._backends.shm.fabric import ShmFabric
-        from synk_comm._collectives.rounds import meet
-
         group_id = bytes.fromhex(meeting.exchange(secrets.token_hex(16))[0])
         made, problem = -1, ""
         if meeting.rank == 0:
             try:
-                made = create(meeting.size, group_id)
+                made = create_block(meeting.size, group_id)
             except (MemoryError, OSError) as exc:
                 problem = str(exc)
         try:
@@ -73,7 +73,6 @@ class ZmqBackend(Backend):
         """Bind and connect the sockets between every two ranks."""
         # Its own file: pyzmq is only loaded by who uses it.
         from synk_comm._backends.zmq.fabric import ZmqFabric
-        from synk_comm._collectives.rounds import meet
 
         fabric = ZmqFabric.open(meeting)
         fabric.also = meeting.hear
@@ -133,8 +132,6 @@ def choose(meeting: Meeting, backend: AnyBackend) -> Communicator:
         comm = ZmqBackend().open(meeting)
         comm.why = f"zmq: {why}"
         return comm
-    from .groups import local_group
-
     deadline_after(meeting.timeout_s)
     comm = local_group(1, timeout_s=meeting.timeout_s)[0]
     comm.why = "local: a group of one needs nobody"

@@ -9,13 +9,12 @@ import secrets
 import weakref
 from typing import Callable, NamedTuple
 
-from synk_comm._backends.local import LocalFabric, LocalHub
 from synk_comm._backends.shm.block import create as create_block
 from synk_comm._backends.shm.fabric import ShmFabric
-from synk_comm._collectives.rounds import RoundCommunicator, meet
+from synk_comm._collectives.rounds import meet
 from synk_comm._core.fabric import Watch
-from synk_comm._core.guard import deadline_after
-from synk_comm._meeting.link import Patience
+from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
+from synk_comm._meeting.link import WaitLimit
 from synk_comm._system.auth import token_key
 from synk_comm._system.folder import SocketFolder
 from synk_comm._system.liveness import identity
@@ -24,17 +23,16 @@ from synk_comm.exceptions import JoinError
 
 from .choice import REGISTRY, NcclBackend
 from .registry import AnyBackend
-
-DEFAULT_TIMEOUT_S = 300.0
+from .rendezvous import meet_at
 
 
 class Ticket(NamedTuple):
-    """What a rank must know to join; travels as one line of text.
+    """What a rank must know to join; travels as one connection of text.
 
     Attributes:
         backend: name of the back-end.
         rank, size: as in ``Communicator``.
-        group_id: hex; tells one group's memory from another's.
+        group_id: hex; names the group's memory.
         maker: the process that made the group, and still owns its descriptors.
         place: shm: number of the inherited descriptor; else: folder where the ranks meet.
         token: hex, the shared secret of the members; shm: "".
@@ -115,10 +113,10 @@ class Group:
         return None if self._folder is None else self._folder.path
 
     def ticket(self, rank: int) -> str:
-        """Return what a rank's process must pass to ``join``: one line of text.
+        """Return what a rank's process must pass to ``join``: one connection of text.
 
         A shm ticket holds no secret. Any other ticket holds the group's token: pass it by
-        environment or pipe, never on a command line, which other users can read.
+        environment or pipe, never on a command connection, which other users can read.
         """
         if not 0 <= rank < self.size:
             raise ValueError(f"rank must be 0 to {self.size - 1}, got {rank!r}")
@@ -183,8 +181,8 @@ def join(
             what it raises ends the wait, and the group.
 
     Raises:
-        JoinError: the descriptor was not inherited, the ticket was used before, or a stranger
-            answered.
+        JoinError: the descriptor was not inherited, the ticket was used before, or the
+            server does not know the token.
         CommTimeout: some ranks did not come.
         PeerLost: a rank ended while the ranks were joining.
     """
@@ -228,34 +226,18 @@ def _enter_folder(
     entry: Ticket, timeout_s: float, watch: Watch | None, backend: AnyBackend
 ) -> Communicator:
     """Meet the other ranks in the folder of a ticket."""
-    from .rendezvous import meet_at
-
     REGISTRY.find(backend)
     folder = SocketFolder(entry.place)
     folder.check()
     key = token_key(entry.token + entry.group_id)
-    patience = Patience(entry.rank, deadline_after(timeout_s), watch)
+    limit = WaitLimit(entry.rank, deadline_after(timeout_s), watch)
     try:
         return meet_at(
-            f"ipc://{entry.place}", entry.rank, entry.size, key, backend, timeout_s, patience
+            f"ipc://{entry.place}", entry.rank, entry.size, key, backend, timeout_s, limit
         )
     finally:
         if entry.rank == 0:  # all are connected, or never will be
             folder.remove()
-
-
-def local_group(size: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Communicator]:
-    """Make a group of threads of this process: one communicator for each, in rank order.
-
-    With size 1 there is nobody to wait for: every collective returns at once.
-    """
-    if operator.index(size) < 1:
-        raise ValueError(f"size must be at least 1, got {size!r}")
-    deadline_after(timeout_s)
-    hub = LocalHub(size)
-    fabrics = [LocalFabric(rank, size, None, hub=hub) for rank in range(size)]
-    why = "local: threads of one process"
-    return [RoundCommunicator(fabric, timeout_s, why) for fabric in fabrics]
 
 
 def _close_in_maker(pid: int, fd: int) -> None:

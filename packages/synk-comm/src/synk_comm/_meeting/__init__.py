@@ -1,1 +1,1 @@
-"""How ranks without a common parent find each other, and prove who they are."""
+"""How ranks without a common parent connect and authenticate."""

@@ -10,7 +10,7 @@ from synk_comm._system.liveness import identity
 
 
 class Host(NamedTuple):
-    """One rank's whereabouts, told to all ranks when they meet.
+    """Where one rank runs; sent to all ranks when they meet.
 
     Attributes:
         machine: names the running kernel (its boot id on Linux).
@@ -30,7 +30,7 @@ class Host(NamedTuple):
     no_memory: str
 
     def near(self, other: Host) -> bool:
-        """Tell whether two ranks are on one machine, with no network between them."""
+        """Return whether two ranks are on one machine, with no network between them."""
         mine = (self.machine, self.network, self.address)
         return mine == (other.machine, other.network, other.address)
 
@@ -49,7 +49,7 @@ def this_host(address: str = "") -> Host:
 
 
 def apart(hosts: Sequence[Host]) -> str:
-    """Return why these ranks cannot share memory, in words; "" if nothing speaks against it."""
+    """Return why these ranks cannot share memory, in words; "" if they can, as far as is known."""
     first = hosts[0]
     elsewhere = [rank for rank, host in enumerate(hosts) if host.machine != first.machine]
     foreign = [rank for rank, host in enumerate(hosts) if host.user != first.user]

@@ -1,4 +1,4 @@
-"""A line between rank 0's desk and another rank: sealed goods over a socket that never blocks."""
+"""Authenticated frames between rank 0's server and one other rank, over a non-blocking socket."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from synk_comm._system.auth import PROOF_BYTES, Handshake, Seal
 from synk_comm.exceptions import CommTimeout, JoinError
 
 _LENGTH = struct.Struct("<I")
-_MAX_GOODS = 1 << 24
+_MAX_FRAME = 1 << 24
 
-Goods = Dict[str, Any]
-
-
-class HungUp(JoinError):
-    """The other side has closed the line."""
+Frame = Dict[str, Any]
 
 
-class Patience:
-    """A deadline and a watch, looked at between short waits."""
+class Disconnected(JoinError):
+    """The peer has closed the connection."""
+
+
+class WaitLimit:
+    """A deadline and a user's watch, checked between short waits."""
 
     def __init__(self, rank: int, deadline: float, watch: Watch | None) -> None:
         self.rank = rank
@@ -49,8 +49,8 @@ class Patience:
             )
 
 
-class Line:
-    """A connection between rank 0's desk and one other rank; its socket never blocks."""
+class Connection:
+    """A connection between rank 0's server and one other rank; its socket never blocks."""
 
     def __init__(self, raw: socket.socket) -> None:
         raw.setblocking(False)
@@ -58,101 +58,101 @@ class Line:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.raw = raw
         self._seals = (Seal(b""), Seal(b""))  # of what is sent, and of what is received
-        self._heard = bytearray()
+        self._received = bytearray()
 
     def fileno(self) -> int:
         """Return the descriptor, for poll."""
         return self.raw.fileno()
 
-    def shake_hands(self, handshake: Handshake, own_rank: int, peer_rank: int) -> None:
-        """Seal all goods by what this handshake has agreed on."""
+    def seal_by(self, handshake: Handshake, own_rank: int, peer_rank: int) -> None:
+        """Seal all frames with the keys of this handshake."""
         self._seals = handshake.seal(own_rank), handshake.seal(peer_rank)
 
-    def hear(self, nbytes: int) -> bytes | None:
-        """Return the next bytes once so many have come; None until then. Never reads further."""
-        while len(self._heard) < nbytes:
+    def peek(self, nbytes: int) -> bytes | None:
+        """Return the next bytes once all have arrived; None until then. Never read further."""
+        while len(self._received) < nbytes:
             try:
-                more = self.raw.recv(min(nbytes - len(self._heard), 1 << 16))
+                more = self.raw.recv(min(nbytes - len(self._received), 1 << 16))
             except (BlockingIOError, InterruptedError):
                 return None
             except OSError as exc:
-                raise HungUp(f"the other side hung up: {exc}") from exc
+                raise Disconnected(f"the peer closed the connection: {exc}") from exc
             if not more:
-                raise HungUp("the other side hung up")
-            self._heard += more
-        return bytes(self._heard)
+                raise Disconnected("the peer closed the connection")
+            self._received += more
+        return bytes(self._received)
 
     def take(self, nbytes: int) -> bytes | None:
-        """Like ``hear``, and forget them."""
-        data = self.hear(nbytes)
+        """Return the next bytes as ``peek`` does, and consume them."""
+        data = self.peek(nbytes)
         if data is not None:
-            self._heard.clear()
+            self._received.clear()
         return data
 
-    def take_goods(self) -> Goods | None:
-        """Return the next goods if they have come as a whole; never waits."""
-        start = self.hear(_LENGTH.size)
+    def receive_frame(self) -> Frame | None:
+        """Return the next frame if all of it has arrived; never wait."""
+        start = self.peek(_LENGTH.size)
         if start is None:
             return None
         length = _LENGTH.unpack(start[: _LENGTH.size])[0]
-        if length > _MAX_GOODS:
-            raise JoinError(f"the other side announced {length} bytes, at most {_MAX_GOODS} fit")
+        if length > _MAX_FRAME:
+            raise JoinError(f"the peer announced {length} bytes, at most {_MAX_FRAME} fit")
         data = self.take(_LENGTH.size + PROOF_BYTES + length)
         if data is None:
             return None
         mark = data[_LENGTH.size : _LENGTH.size + PROOF_BYTES]
         content = data[_LENGTH.size + PROOF_BYTES :]
         if not self._seals[1].check(mark, content):
-            raise JoinError("the seal of what the other side sent is broken")
-        goods = json.loads(content)
-        if not isinstance(goods, dict):
-            raise JoinError("what the other side sent is no goods")
-        return goods
+            raise JoinError("the seal of a frame from the peer is broken")
+        frame = json.loads(content)
+        if not isinstance(frame, dict):
+            raise JoinError("the peer sent something that is no frame")
+        return frame
 
-    def receive(self, nbytes: int, patience: Patience, silent: str) -> bytes:
+    def receive(self, nbytes: int, limit: WaitLimit, silent: str) -> bytes:
         """Wait for bytes of rank 0."""
         while True:
             data = self.take(nbytes)
             if data is not None:
                 return data
-            self._wait(select.POLLIN, patience, silent)
+            self._wait(select.POLLIN, limit, silent)
 
-    def send(self, data: bytes, patience: Patience) -> None:
-        """Send all, waiting as long as patience allows."""
+    def send(self, data: bytes, limit: WaitLimit) -> None:
+        """Send all, within the limit."""
         view = memoryview(data)
         while view:
             try:
                 view = view[self.raw.send(view) :]
             except (BlockingIOError, InterruptedError):
-                self._wait(select.POLLOUT, patience, "does not read")
+                self._wait(select.POLLOUT, limit, "does not read")
             except OSError as exc:
-                raise HungUp(f"the other side hung up: {exc}") from exc
+                raise Disconnected(f"the peer closed the connection: {exc}") from exc
 
-    def send_goods(self, goods: Goods, patience: Patience) -> None:
-        """Send goods under the next seal."""
-        content = json.dumps(goods).encode()
-        self.send(_LENGTH.pack(len(content)) + self._seals[0].mark(content) + content, patience)
+    def send_frame(self, frame: Frame, limit: WaitLimit) -> None:
+        """Send a frame under the next seal."""
+        content = json.dumps(frame).encode()
+        self.send(_LENGTH.pack(len(content)) + self._seals[0].mark(content) + content, limit)
 
-    def last_word(self, goods: Goods) -> None:
-        """Send goods if that can be done at once, and close."""
+    def send_last(self, frame: Frame) -> None:
+        """Send a frame if that can be done at once, and close."""
         with contextlib.suppress(OSError):
-            self.send_goods(goods, Patience(-1, 0.0, None))
+            self.send_frame(frame, WaitLimit(-1, 0.0, None))
             self.raw.shutdown(socket.SHUT_WR)
-            while self.raw.recv(1 << 16):  # unread data would make the system take the word back
+            while self.raw.recv(1 << 16):  # unread data would make the system discard what was sent
                 pass
         self.close()
 
-    def _wait(self, events: int, patience: Patience, silent: str) -> None:
+    def _wait(self, events: int, limit: WaitLimit, silent: str) -> None:
         wait_for({self.fileno(): events})
-        patience.look(lambda: {0: silent})
+        limit.look(lambda: {0: silent})
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket."""
         self.raw.close()
 
 
 def wait_for(wanted: dict[int, int], slice_s: float = SLICE_S) -> set[int]:
-    """Wait a slice at most for one of these descriptors; return those that are ready."""
+    """Wait at most a slice for these descriptors; return those that are ready."""
     poll = select.poll()
     for fd, events in wanted.items():
         poll.register(fd, events)

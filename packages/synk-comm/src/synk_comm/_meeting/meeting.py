@@ -1,7 +1,7 @@
-"""A meeting: ranks that have found each other and agree on what will carry their bytes.
+"""A meeting: ranks that are connected and agree on a back-end.
 
-The lines to rank 0's desk stay open while a back-end is set up. Over them the ranks exchange what
-they must know of each other, and hear at once of a rank that fails or dies meanwhile.
+The connections to rank 0's server stay open while a back-end is set up. Through them the ranks
+exchange their descriptions, and see at once if a rank fails or dies meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from synk_comm._system.liveness import identity
 from synk_comm.exceptions import CommError, CommTimeout, JoinError, PeerLost
 
 from .host import Host
-from .link import Goods, HungUp, Line, Patience, wait_for
+from .link import Connection, Disconnected, Frame, WaitLimit, wait_for
 
 
 class Unusable(JoinError):
@@ -44,11 +44,11 @@ class Meeting:
         self,
         rank: int,
         size: int,
-        patience: Patience,
+        limit: WaitLimit,
         timeout_s: float,
         *,
         key: bytes = b"",
-        lines: dict[int, Line] | None = None,
+        connections: dict[int, Connection] | None = None,
         folder: SocketFolder | None = None,
     ) -> None:
         self.rank = rank
@@ -56,16 +56,16 @@ class Meeting:
         self.hosts: list[Host] = []
         self.folder = folder
         self.timeout_s = timeout_s
-        self.deadline = patience.deadline
-        self.watch: Watch | None = patience.watch
+        self.deadline = limit.deadline
+        self.watch: Watch | None = limit.watch
         self._key = key
-        self._lines = {} if lines is None else lines  # the desk adds to them
-        self._patience = Patience(rank, patience.deadline, self.look)
+        self._connections = {} if connections is None else connections  # the server adds to them
+        self._limit = WaitLimit(rank, limit.deadline, self.look)
         self._said: dict[int, Any] = {}  # what came while this rank was looking elsewhere
-        self._relay: Goods | None = None
+        self._relay: Frame | None = None
 
-    def begin(self, cards: Sequence[Goods]) -> None:
-        """Tell all ranks of each other, from the cards that rank 0 got; check that they agree."""
+    def begin(self, cards: Sequence[Frame]) -> None:
+        """Distribute the cards that rank 0 received; check that they agree."""
         first = {"cards": cards, "run": secrets.token_hex(32)} if self.rank == 0 else None
         told = self.exchange(first)[0]
         self._key = derived(self._key, f"run {told['run']}")
@@ -82,23 +82,23 @@ class Meeting:
     # -- what back-ends call --------------------------------------------------------------
 
     def exchange(self, said: Any) -> list[Any]:
-        """Tell all ranks something, and return what each said, by rank; all call it together.
+        """Send a value to all ranks; return all values, by rank; all call it together.
 
-        What is said must be JSON (lists come back for tuples), and travels authenticated but
+        A value must be JSON (lists come back for tuples), and travels authenticated but
         not encrypted.
         """
         if self.rank:
             self._send(0, {"said": said})
             answer: list[Any] = self._wait_for([0])[0]
             return answer
-        heard = self._wait_for(list(self._lines))
+        heard = self._wait_for(list(self._connections))
         table = [said, *(heard[rank] for rank in sorted(heard))]
-        for rank in list(self._lines):
+        for rank in list(self._connections):
             self._send(rank, {"said": table})
         return table
 
     def agree(self, problem: str) -> None:
-        """Raise ``Unusable`` on all ranks if any of them tells a problem; all call it together."""
+        """Raise ``Unusable`` on all ranks if any reports a problem; all call it together."""
         for rank, theirs in enumerate(self.exchange(problem)):
             if theirs:
                 raise Unusable(f"rank {rank}: {theirs}")
@@ -115,11 +115,11 @@ class Meeting:
         if self.folder is None:
             return self._open_at_rank_0(fd)
         got, problem = -1, ""
-        self.agree("")  # so that nothing else is on the lines
+        self.agree("")  # so that nothing else is under way
         try:
             if self.rank == 0:
-                for line in self._lines.values():
-                    socket.send_fds(line.raw, [b"F"], [fd])
+                for connection in self._connections.values():
+                    socket.send_fds(connection.raw, [b"F"], [fd])
                 got = os.dup(fd)
             else:
                 got = self._receive_fd()
@@ -137,18 +137,20 @@ class Meeting:
 
     def hear(self) -> None:
         """Raise if a rank has failed or gone; never waits."""
-        for fd in wait_for({line.fileno(): select.POLLIN for line in self._lines.values()}, 0):
+        for fd in wait_for(
+            {connection.fileno(): select.POLLIN for connection in self._connections.values()}, 0
+        ):
             self._hear(fd)
 
-    # -- lines ----------------------------------------------------------------------------
+    # -- connections ----------------------------------------------------------------------
 
-    def _send(self, rank: int, goods: Goods) -> None:
-        line = self._lines[rank]
+    def _send(self, rank: int, frame: Frame) -> None:
+        connection = self._connections[rank]
         try:
-            line.send_goods(goods, self._patience)
-        except HungUp:
-            while rank in self._lines and wait_for({line.fileno(): select.POLLIN}):
-                self._hear(line.fileno())  # it may have said why, before
+            connection.send_frame(frame, self._limit)
+        except Disconnected:
+            while rank in self._connections and wait_for({connection.fileno(): select.POLLIN}):
+                self._hear(connection.fileno())  # it may have said why, before
             raise lost(rank, "it left while the ranks were joining") from None
 
     def _wait_for(self, ranks: list[int]) -> dict[int, Any]:
@@ -156,41 +158,43 @@ class Meeting:
             missing = [rank for rank in ranks if rank not in self._said]
             if not missing:
                 return {rank: self._said.pop(rank) for rank in ranks}
-            ready = wait_for({self._lines[rank].fileno(): select.POLLIN for rank in missing})
+            ready = wait_for({self._connections[rank].fileno(): select.POLLIN for rank in missing})
             for fd in ready:
                 self._hear(fd)
-            if not ready:  # what was said comes before what the line brings next
-                self._patience.look(lambda: dict.fromkeys(ranks, "is still busy joining"))
+            if not ready:  # what was said comes before what the connection brings next
+                self._limit.look(lambda: dict.fromkeys(ranks, "is still busy joining"))
 
     def _hear(self, fd: int) -> None:
-        """Take in what a line brings: something said, a failure, a farewell, or its end."""
-        rank, line = next(pair for pair in self._lines.items() if pair[1].fileno() == fd)
+        """Take in what a connection brings: an answer, a failure, the last frame, or its end."""
+        rank, connection = next(
+            pair for pair in self._connections.items() if pair[1].fileno() == fd
+        )
         try:
-            goods = line.take_goods()
-        except HungUp:
+            frame = connection.receive_frame()
+        except Disconnected:
             raise lost(rank, "it ended, or was cut off, while the ranks were joining") from None
-        if goods is None:
+        if frame is None:
             return
-        if "failed" in goods:
-            goods.setdefault("by", rank)
-            self._relay = goods
-            raise _failure(goods)
-        if goods.get("bye"):
-            del self._lines[rank]
-            line.close()
+        if "failed" in frame:
+            frame.setdefault("by", rank)
+            self._relay = frame
+            raise _failure(frame)
+        if frame.get("bye"):
+            del self._connections[rank]
+            connection.close()
         elif rank in self._said:
             raise JoinError(f"rank {rank} is out of step while the ranks are joining")
         else:
-            self._said[rank] = goods.get("said")
+            self._said[rank] = frame.get("said")
 
     def _receive_fd(self) -> int:
-        line = self._lines[0]
+        connection = self._connections[0]
         flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
         while True:
             try:
-                _, fds, _, _ = socket.recv_fds(line.raw, 1, 1, flags)
+                _, fds, _, _ = socket.recv_fds(connection.raw, 1, 1, flags)
             except BlockingIOError:
-                wait_for({line.fileno(): select.POLLIN})
+                wait_for({connection.fileno(): select.POLLIN})
                 if self.watch is not None:
                     self.watch()
                 if time.monotonic() >= self.deadline:
@@ -198,7 +202,7 @@ class Meeting:
                     raise CommTimeout("waited for the memory of rank 0", missing=missing) from None
                 continue
             if not fds:
-                raise lost(0, "it hung up before it sent the memory")
+                raise lost(0, "it closed the connection before it sent the memory")
             return fds[0]
 
     def _open_at_rank_0(self, fd: int) -> int:
@@ -240,40 +244,40 @@ class Meeting:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Say farewell, or tell the others what went wrong here; close the lines."""
-        word: Goods = {"bye": True}
+        """Send a last frame: the end, or the failure of this rank; close the connections."""
+        word: Frame = {"bye": True}
         if exc is not None and not isinstance(exc, Unusable):  # which all ranks know of
-            word = self._relay or _told(exc)
-        for line in self._lines.values():
-            line.last_word(word)
-        self._lines.clear()
+            word = self._relay or _described(exc)
+        for connection in self._connections.values():
+            connection.send_last(word)
+        self._connections.clear()
 
 
-def _told(exc: BaseException) -> Goods:
+def _described(exc: BaseException) -> Frame:
     """Describe a failure for the other ranks."""
-    goods: Goods = {"failed": f"{type(exc).__name__}: {exc}"[:3000]}
+    frame: Frame = {"failed": f"{type(exc).__name__}: {exc}"[:3000]}
     if isinstance(exc, PeerLost):
-        goods["lost"] = exc.rank
+        frame["lost"] = exc.rank
     if isinstance(exc, CommTimeout):
-        goods["failed"] = str(exc)
-        goods["missing"] = {str(rank): text for rank, text in exc.missing.items()}
-    return goods
+        frame["failed"] = str(exc)
+        frame["missing"] = {str(rank): text for rank, text in exc.missing.items()}
+    return frame
 
 
-def _failure(goods: Goods) -> CommError:
-    """Return the error for a failure that another rank has told."""
-    text, rank = str(goods["failed"]), int(goods["by"])
-    if "lost" in goods:
-        gone = int(goods["lost"])
+def _failure(frame: Frame) -> CommError:
+    """Return the error for a failure that another rank reported."""
+    text, rank = str(frame["failed"]), int(frame["by"])
+    if "lost" in frame:
+        gone = int(frame["lost"])
         return lost(gone, f"rank {rank} found it gone while the ranks were joining")
-    if "missing" in goods:
-        missing = {int(which): str(seen) for which, seen in goods["missing"].items()}
+    if "missing" in frame:
+        missing = {int(which): str(seen) for which, seen in frame["missing"].items()}
         return CommTimeout(text, missing=missing)
     return JoinError(f"rank {rank} could not join: {text}")
 
 
-def alone(patience: Patience, timeout_s: float, host: Callable[[], Host]) -> Meeting:
+def alone(limit: WaitLimit, timeout_s: float, host: Callable[[], Host]) -> Meeting:
     """Return the meeting of a group of one."""
-    meeting = Meeting(0, 1, patience, timeout_s, key=os.urandom(32))
+    meeting = Meeting(0, 1, limit, timeout_s, key=os.urandom(32))
     meeting.hosts = [host()]
     return meeting

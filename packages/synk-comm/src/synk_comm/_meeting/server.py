@@ -1,18 +1,18 @@
-"""The desk where ranks without a common parent meet.
+"""The server at which ranks without a common parent meet.
 
-Rank 0 keeps a desk at the address; each other rank calls there, with retries until rank 0 is up::
+Rank 0 listens at the address; each other rank connects, with retries until rank 0 is up::
 
     rank r                                    rank 0
-    magic, rank, nonce          -->           (the caller's user is checked on Unix sockets)
+    magic, rank, nonce          -->           (checks the peer's user on Unix sockets)
                                 <--           nonce, proof
     proof                       -->
-    goods: its size and card    -->           refuses, or
-                                <--           goods: welcome
+    frame: its size and card    -->           rejects, or
+                                <--           frame: accepted
 
-The lines stay open until all ranks have joined (``meeting.py``). Goods are JSON under a seal: a
-length, a keyed mark that no other message has, the text. Nothing is parsed before its mark is
-right, and nothing here is ever unpickled. Strangers are heard side by side and for a few seconds
-only; when there are too many, those who have been silent longest are shown out.
+The connections stay open until all ranks have joined (``meeting.py``). A frame is JSON under a
+seal: a length, a keyed mark that no other frame has, the text. Nothing is parsed before its mark
+is right, and nothing here is ever unpickled. The server reads from all unauthenticated clients
+side by side, for a few seconds only; if there are too many, it drops those silent the longest.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from synk_comm._core.fabric import SLICE_S
 from synk_comm._system.auth import NONCE_BYTES, PROOF_BYTES, Handshake
 from synk_comm.exceptions import CommError, CommTimeout, JoinError
 
-from .link import Goods, HungUp, Line, Patience, wait_for
+from .link import Connection, Disconnected, Frame, WaitLimit, wait_for
 
 _MAGIC = b"synkcom2"
-_CALL = struct.Struct(f"<8sI{NONCE_BYTES}s")
-_STRANGER_S = 5.0
-"""How long the desk listens to a caller who has not proved itself."""
-_STRANGERS = 64
-"""How many such callers it listens to at once, besides two for each rank."""
-_DIAL_S = 3.0
-"""How long one attempt to connect may take: more than any network needs."""
+_HELLO = struct.Struct(f"<8sI{NONCE_BYTES}s")
+_HANDSHAKE_S = 5.0
+"""Seconds until a client without a valid proof is dropped."""
+_MAX_CLIENTS = 64
+"""Unauthenticated clients at a time, besides two for each rank."""
+_CONNECT_S = 3.0
+"""Seconds until an attempt to connect is given up: more than any network needs."""
 
 Where = Union[str, Tuple[str, int]]
 """A path, or a numeric IPv4 address and a port."""
 
 
-class _Visitor:
-    """A caller at the desk who has not been welcomed yet."""
+class _Client:
+    """A client that the server has not accepted yet."""
 
     def __init__(self, raw: socket.socket, key: bytes) -> None:
-        self.line = Line(raw)
-        self.until = time.monotonic() + _STRANGER_S
+        self.connection = Connection(raw)
+        self.until = time.monotonic() + _HANDSHAKE_S
         self.rank = -1
         self.proved = False
         self._key = key
         self._handshake: Handshake | None = None
 
-    def advance(self) -> Goods | None:
-        """Hear what has come; return the card of a rank that has proved itself."""
+    def advance(self) -> Frame | None:
+        """Read what has arrived; return the card of a rank whose proof is valid."""
         if self._handshake is None:
-            call = self.line.take(_CALL.size)
+            call = self.connection.take(_HELLO.size)
             if call is None:
                 return None
-            magic, rank, nonce = _CALL.unpack(call)
+            magic, rank, nonce = _HELLO.unpack(call)
             if magic != _MAGIC or not rank:
                 raise JoinError("this is no rank of a group")
             handshake = Handshake(self._key, 0, rank)
@@ -69,24 +69,24 @@ class _Visitor:
             self.rank = rank
             self._handshake = handshake
             # Fits the buffers of a connection on which nothing was sent yet.
-            self.line.send(handshake.nonce + handshake.proof(), Patience(0, 0.0, None))
+            self.connection.send(handshake.nonce + handshake.proof(), WaitLimit(0, 0.0, None))
         if not self.proved:
-            proof = self.line.take(PROOF_BYTES)
+            proof = self.connection.take(PROOF_BYTES)
             if proof is None:
                 return None
             if not self._handshake.check(proof):
                 raise JoinError("wrong token")
-            self.line.shake_hands(self._handshake, 0, self.rank)
+            self.connection.seal_by(self._handshake, 0, self.rank)
             self.proved = True
-        return self.line.take_goods()
+        return self.connection.receive_frame()
 
 
-class Desk:
-    """Where rank 0 receives the others.
+class Server:
+    """Rank 0's side: accepts the other ranks.
 
     Attributes:
-        lines: to the ranks that were welcomed; the given mapping, which fills.
-        cards: what they said of themselves.
+        connections: to the accepted ranks; the given mapping, which fills.
+        cards: how these ranks describe themselves.
     """
 
     def __init__(
@@ -94,41 +94,41 @@ class Desk:
         listener: socket.socket,
         size: int,
         key: bytes,
-        patience: Patience,
-        lines: dict[int, Line],
+        limit: WaitLimit,
+        connections: dict[int, Connection],
     ) -> None:
         self._listener = listener
         self._size = size
         self._key = key
-        self._patience = patience
-        self._visitors: dict[int, _Visitor] = {}
-        self._turned_away: dict[int, str] = {}
-        self.lines = lines
+        self._limit = limit
+        self._clients: dict[int, _Client] = {}
+        self._rejected: dict[int, str] = {}
+        self.connections = connections
         self.cards: dict[int, Any] = {}
         listener.listen(max(128, 2 * size))
         listener.setblocking(False)
 
-    def receive_all(self, look: Callable[[], None]) -> None:
-        """Wait until every other rank was welcomed; ``look`` watches those who were."""
+    def accept_all(self, look: Callable[[], None]) -> None:
+        """Wait until every other rank is accepted; ``look`` watches those that are."""
         try:
-            while len(self.lines) < self._size - 1:
-                wanted = dict.fromkeys(self._visitors, select.POLLIN)
+            while len(self.connections) < self._size - 1:
+                wanted = dict.fromkeys(self._clients, select.POLLIN)
                 wanted[self._listener.fileno()] = select.POLLIN
                 ready = wait_for(wanted)
                 if self._listener.fileno() in ready:
-                    self._admit()
-                for fd in ready & self._visitors.keys():
-                    self._hear(fd)
-                self._show_out()
+                    self._accept()
+                for fd in ready & self._clients.keys():
+                    self._read(fd)
+                self._drop_silent()
                 look()
-                self._patience.look(self._absent)
+                self._limit.look(self._absent)
         finally:
-            for visitor in self._visitors.values():
-                visitor.line.close()
-            self._visitors.clear()
+            for client in self._clients.values():
+                client.connection.close()
+            self._clients.clear()
 
-    def _admit(self) -> None:
-        for _ in range(_STRANGERS):
+    def _accept(self) -> None:
+        for _ in range(_MAX_CLIENTS):
             try:
                 raw, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -140,136 +140,136 @@ class Desk:
             except JoinError:
                 raw.close()
                 continue
-            visitor = _Visitor(raw, self._key)
-            self._visitors[raw.fileno()] = visitor
+            client = _Client(raw, self._key)
+            self._clients[raw.fileno()] = client
 
-    def _show_out(self) -> None:
-        """Make room: visitors are in the order in which they came."""
+    def _drop_silent(self) -> None:
+        """Drop clients that took too long, and the oldest if there are too many."""
         now = time.monotonic()
-        surplus = len(self._visitors) - _STRANGERS - 2 * self._size
-        for fd, visitor in list(self._visitors.items()):
-            if surplus <= 0 and now < visitor.until:
+        surplus = len(self._clients) - _MAX_CLIENTS - 2 * self._size
+        for fd, client in list(self._clients.items()):
+            if surplus <= 0 and now < client.until:
                 return
             surplus -= 1
-            del self._visitors[fd]
-            visitor.line.close()
+            del self._clients[fd]
+            client.connection.close()
 
-    def _hear(self, fd: int) -> None:
-        visitor = self._visitors[fd]
+    def _read(self, fd: int) -> None:
+        client = self._clients[fd]
         try:
-            card = visitor.advance()
+            card = client.advance()
         except (JoinError, CommTimeout, OSError, ValueError):
-            # A stranger; or a rank with another token, which has seen that for itself.
-            if 0 < visitor.rank < self._size:
-                self._turned_away[visitor.rank] = (
-                    "has not joined yet (a caller that said it is this rank did not prove that "
-                    "it knows the token)"
+            # No rank of this group; or one with another token, which raises that itself.
+            if 0 < client.rank < self._size:
+                self._rejected[client.rank] = (
+                    "has not joined yet (a client that claimed to be this rank did not prove "
+                    "that it knows the token)"
                 )
-            del self._visitors[fd]
-            visitor.line.close()
+            del self._clients[fd]
+            client.connection.close()
             return
         if card is not None:
-            del self._visitors[fd]
-            self._receive(visitor, card)
+            del self._clients[fd]
+            self._decide(client, card)
 
-    def _receive(self, visitor: _Visitor, card: Goods) -> None:
-        """Welcome a rank that has proved itself, or tell it why not."""
-        rank, line = visitor.rank, visitor.line
+    def _decide(self, client: _Client, card: Frame) -> None:
+        """Accept a rank whose proof is valid, or reject it with a reason."""
+        rank, connection = client.rank, client.connection
         size = card.get("size")
         if size != self._size or rank >= self._size:
             problem = (
                 f"rank {rank} was started for a group of {size}, rank 0 for one of {self._size}; "
                 "give all ranks the same size, and ranks from 0 to size - 1"
             )
-            line.last_word({"refused": problem})
+            connection.send_last({"rejected": problem})
             raise JoinError(problem)
-        if rank in self.lines:
-            line.last_word({"refused": f"rank {rank} has already joined this group"})
+        if rank in self.connections:
+            connection.send_last({"rejected": f"rank {rank} has already joined this group"})
             return
         try:
-            line.send_goods({"welcome": True}, self._patience)
-        except HungUp:
-            line.close()
+            connection.send_frame({"accepted": True}, self._limit)
+        except Disconnected:
+            connection.close()
             return
-        self.lines[rank] = line
+        self.connections[rank] = connection
         self.cards[rank] = card
 
     def _absent(self) -> dict[int, str]:
         return {
-            rank: self._turned_away.get(rank, "has not joined yet")
+            rank: self._rejected.get(rank, "has not joined yet")
             for rank in range(1, self._size)
-            if rank not in self.lines
+            if rank not in self.connections
         }
 
 
-def call_desk(
+def connect_to_server(
     where: Where,
     rank: int,
     key: bytes,
-    card: Callable[[socket.socket], Goods],
-    patience: Patience,
-) -> Line:
-    """Call rank 0's desk as soon as it is there, and return when it has welcomed this rank.
+    card: Callable[[socket.socket], Frame],
+    limit: WaitLimit,
+) -> Connection:
+    """Connect to rank 0's server as soon as it listens; return once it has accepted this rank.
 
-    A desk that hangs up before that is called again: it may have had too many visitors.
+    If the server closes the connection before that, connect again: it may have too many clients.
     """
     reason = "does not listen yet"
     while True:
-        raw = _dial(where, patience)
+        raw = _connect(where, limit)
         if raw is not None:
-            line = Line(raw)
+            connection = Connection(raw)
             try:
-                return _introduce(line, rank, key, card, patience)
-            except HungUp:
-                line.close()
-                reason = f"listens at {where}, but hangs up: is it the same group, or a program?"
+                return _handshake_as_client(connection, rank, key, card, limit)
+            except Disconnected:
+                connection.close()
+                reason = f"listens at {where}, but disconnects: another group or program?"
             except BaseException:
-                line.close()
+                connection.close()
                 raise
-        patience.look(lambda reason=reason: {0: reason})  # type: ignore[misc]
+        limit.look(lambda reason=reason: {0: reason})  # type: ignore[misc]
         time.sleep(SLICE_S)
 
 
-def _introduce(
-    line: Line,
+def _handshake_as_client(
+    connection: Connection,
     rank: int,
     key: bytes,
-    card: Callable[[socket.socket], Goods],
-    patience: Patience,
-) -> Line:
-    check_user(line.raw)
+    card: Callable[[socket.socket], Frame],
+    limit: WaitLimit,
+) -> Connection:
+    check_user(connection.raw)
     handshake = Handshake(key, rank, 0)
-    line.send(_CALL.pack(_MAGIC, rank, handshake.nonce), patience)
-    answer = line.receive(NONCE_BYTES + PROOF_BYTES, patience, "listens, but does not answer")
+    connection.send(_HELLO.pack(_MAGIC, rank, handshake.nonce), limit)
+    answer = connection.receive(NONCE_BYTES + PROOF_BYTES, limit, "listens, but does not answer")
     handshake.meet(answer[:NONCE_BYTES])
     if not handshake.check(answer[NONCE_BYTES:]):
-        raise JoinError("who listens at this address does not know the token of this group")
-    line.shake_hands(handshake, rank, 0)
-    line.send(handshake.proof(), patience)
-    line.send_goods(card(line.raw), patience)
+        raise JoinError("the server at this address does not know the token of this group")
+    connection.seal_by(handshake, rank, 0)
+    connection.send(handshake.proof(), limit)
+    connection.send_frame(card(connection.raw), limit)
     while True:
-        goods = line.take_goods()
-        if goods is not None:
+        frame = connection.receive_frame()
+        if frame is not None:
             break
-        wait_for({line.fileno(): select.POLLIN})
-        patience.look(lambda: {0: "listens, but does not welcome this rank"})
-    if not goods.get("welcome"):
-        raise JoinError(f"rank 0 refused this rank: {goods.get('refused')}")
-    return line
+        wait_for({connection.fileno(): select.POLLIN})
+        limit.look(lambda: {0: "listens, but does not accept this rank"})
+    if not frame.get("accepted"):
+        raise JoinError(f"rank 0 rejected this rank: {frame.get('rejected')}")
+    return connection
 
 
-def _dial(where: Where, patience: Patience) -> socket.socket | None:
+def _connect(where: Where, limit: WaitLimit) -> socket.socket | None:
     """Return a connection, or None if nobody listens there (yet)."""
     raw = socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET)
     try:
         raw.setblocking(False)
         code = raw.connect_ex(where)
-        until = time.monotonic() + _DIAL_S
+        until = time.monotonic() + _CONNECT_S
         while code in (errno.EINPROGRESS, errno.EALREADY) and time.monotonic() < until:
             if wait_for({raw.fileno(): select.POLLOUT}):
                 code = raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 break
-            patience.look(lambda: {0: f"cannot be reached at {where}"})
+            limit.look(lambda: {0: f"cannot be reached at {where}"})
         # A port of this machine that nobody listens at may connect to itself.
         if code == 0 and raw.getsockname() != raw.getpeername():
             return raw

@@ -7,10 +7,10 @@ import signal
 import time
 from typing import Callable
 
-from .process import Failure, RankProcess
+from .process import RankFailure, RankProcess
 
 SETTLE_S = 1.0
-"""What the others get to fail by themselves, and say how, once one rank has failed."""
+"""Seconds for the others to fail by themselves, and report how, once one rank has failed."""
 
 _STACKS_S = 0.3  # for late ranks to write their stacks
 _LEFTOVERS_S = 1.0  # from SIGTERM to SIGKILL, for children of a rank that has ended
@@ -31,7 +31,7 @@ class Crew:
         self._ask_until: float | None = None
 
     def add(self, rank: RankProcess) -> None:
-        """Take in a rank that has been started."""
+        """Add a rank that has been started."""
         self.ranks.append(rank)
         self.register(rank.fileno_to_hear(), selectors.EVENT_READ, rank.hear)
         if not rank.feed():
@@ -59,7 +59,7 @@ class Crew:
             if rank.poll():
                 rank.signal(0)  # to notice when its group is empty
 
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[RankFailure]:
         """Return all failures: first what has a cause of its own, then its victims, by time."""
         found = [failure for rank in self.ranks for failure in [rank.failure()] if failure]
         return sorted(found, key=lambda failure: (failure.by_others, failure.at))

@@ -11,19 +11,21 @@ import sys
 import time
 from collections.abc import Mapping
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Callable, Union
+from typing import Any, Callable, Optional, Tuple, Union
 
 from synk_comm._core.calls import brief
-from synk_comm._core.guard import deadline_after
-from synk_comm._join.groups import DEFAULT_TIMEOUT_S, create_group
+from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
+from synk_comm._join.groups import Group, create_group
 from synk_comm.exceptions import CommTimeout, MisuseError, RankDied, RankFailed
 
 from .crew import Crew
 from .loading import LOADING, MAIN_NAMES, Source, unpickled
-from .process import Failure, RankProcess, describe_exit, rank_environment
-from .rank import Call, Report
+from .process import RankFailure, RankProcess, describe_exit, rank_environment
+from .rank import RankReport, Task
 
 Environment = Union[Mapping[str, str], Callable[[int], Mapping[str, str]], None]
+Packed = Tuple[bytes, Optional[Source], Optional[Source]]
+"""A pickled function with its arguments, and the modules to be loaded for them."""
 
 
 def launch(
@@ -76,23 +78,10 @@ def launch(
     deadline = None if timeout_s is None else deadline_after(timeout_s)
     deadline_after(comm_timeout_s)
     _refuse_while_loading()
-    payload, main, home = packed(fn, args)
+    work = packed(fn, args)
     with create_group(n, backend) as group, Crew() as crew:
         try:
-            for rank in range(n):
-                ticket = group.ticket(rank)
-                work = Call(ticket, comm_timeout_s, main, home, True, len(payload))
-                crew.add(
-                    RankProcess(
-                        rank,
-                        work,
-                        payload,
-                        path=sys.path,
-                        argv=sys.argv,
-                        env=rank_environment(n, rank, env(rank) if callable(env) else env),
-                        fds=group.fds,
-                    )
-                )
+            start(crew, group, work, comm_timeout_s, tell=True, env=env)
             crew.wait(deadline, grace_s)
         except KeyboardInterrupt:
             crew.ask(signal.SIGINT, grace_s)
@@ -102,6 +91,25 @@ def launch(
             crew.kill()
             group.discard()
     return _results(crew, timeout_s)
+
+
+def start(
+    crew: Crew,
+    group: Group,
+    work: Packed,
+    timeout_s: float,
+    *,
+    tell: bool,
+    env: Environment = None,
+) -> None:
+    """Start all ranks of a group; ``timeout_s`` and ``tell`` are those of ``Task``."""
+    payload, main, home = work
+    for rank in range(group.size):
+        task = Task(group.ticket(rank), timeout_s, main, home, tell, len(payload))
+        own = rank_environment(group.size, rank, env(rank) if callable(env) else env)
+        crew.add(
+            RankProcess(rank, task, payload, path=sys.path, argv=sys.argv, env=own, fds=group.fds)
+        )
 
 
 # -- on the way there ---------------------------------------------------------------------
@@ -115,9 +123,7 @@ def _refuse_while_loading() -> None:
         )
 
 
-def packed(
-    fn: Callable[..., Any], args: tuple[Any, ...]
-) -> tuple[bytes, Source | None, Source | None]:
+def packed(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
     """Pickle a function and its arguments, by name, and say what must be loaded for them.
 
     Returns:
@@ -207,7 +213,7 @@ def _results(crew: Crew, timeout_s: float | None) -> list[Any]:
         )
     values = []
     for rank in crew.ranks:
-        report = rank.report or Report()
+        report = rank.report or RankReport()
         try:
             values.append(unpickled(report.value))
         except Exception as exc:
@@ -220,7 +226,7 @@ def _results(crew: Crew, timeout_s: float | None) -> list[Any]:
     return values
 
 
-def _error(crew: Crew, first: Failure) -> RankFailed:
+def _error(crew: Crew, first: RankFailure) -> RankFailed:
     others = "".join(
         f"\n  rank {rank.rank}: {rank.fate()}" for rank in crew.ranks if rank.rank != first.rank
     )

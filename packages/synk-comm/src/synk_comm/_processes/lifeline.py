@@ -41,7 +41,7 @@ class Lifeline(NamedTuple):
         with open(high, "wb", buffering=0) as writing:
             try:
                 witness = open(f"/proc/self/fd/{low}", "rb", buffering=0)  # noqa: SIM115
-            except OSError:  # another system, where nobody is told
+            except OSError:  # another system, without such a message
                 witness = open(os.dup(low), "rb", buffering=0)  # noqa: SIM115
             last = _copy_above(writing.fileno(), witness.fileno())
         return cls(reading, witness, open(last, "wb", buffering=0))

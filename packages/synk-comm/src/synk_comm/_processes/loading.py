@@ -1,4 +1,4 @@
-"""What a rank must load before it can unpickle its work: the main script, modules by path."""
+"""Modules to load before a rank can unpickle its work: the main script, modules by path."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def load(source: Source) -> None:
     spec.loader.exec_module(module)
 
 
-class _Unpickler(pickle.Unpickler):
+class _MainUnpickler(pickle.Unpickler):
     """Knows the main script by the name that the ranks give it."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
@@ -92,4 +92,4 @@ class _Unpickler(pickle.Unpickler):
 
 def unpickled(data: bytes) -> Any:
     """Read what the parent of this process, or a rank of it, has sent."""
-    return _Unpickler(io.BytesIO(data)).load()
+    return _MainUnpickler(io.BytesIO(data)).load()

@@ -1,4 +1,4 @@
-"""The process of one rank, from the outside: start, feed, hear, signal, and what became of it.
+"""The process of one rank, from the outside: start, feed, read, signal, and how it ended.
 
 Each rank leads a session of its own, so that its whole process group can be ended with it, and so
 that a terminal's Ctrl-C comes to the parent alone, which passes it on. What a rank does with its
@@ -17,18 +17,18 @@ import time
 from typing import Mapping, NamedTuple, Sequence
 
 from .lifeline import Lifeline
-from .rank import BOOT, STACKS_SIGNAL, Call, Report, Script, Start
+from .rank import BOOT, STACKS_SIGNAL, RankReport, Script, Start, Task
 
 _READ_BYTES = 1 << 20
 _OWN = ("TICKET", "RANK", "SIZE", "ADDRESS", "TOKEN")
 
 
-class Failure(NamedTuple):
+class RankFailure(NamedTuple):
     """How a rank failed: by an exception, if ``report`` is there, else its process died."""
 
     rank: int
     at: float
-    report: Report | None
+    report: RankReport | None
     exitcode: int | None
 
     @property
@@ -84,14 +84,14 @@ class RankProcess:
         rank: its number.
         process: its ``subprocess.Popen``.
         exitcode: None while it runs; negative for a signal.
-        report: what it said became of its work, or None.
-        stopped_at: when it was first told to end by us, or None.
+        report: of the result of its work, or None.
+        stopped_at: when it was first asked to end by us, or None.
     """
 
     def __init__(
         self,
         rank: int,
-        work: Call | Script,
+        work: Task | Script,
         payload: bytes = b"",
         *,
         path: Sequence[str],
@@ -104,9 +104,9 @@ class RankProcess:
     ) -> None:
         self.rank = rank
         self.exitcode: int | None = None
-        self.report: Report | None = None
+        self.report: RankReport | None = None
         self.stopped_at: float | None = None
-        self._must_report = isinstance(work, Call)
+        self._must_report = isinstance(work, Task)
         self._ended_at = 0.0
         self._heard = bytearray()
         self._nobody_left = False
@@ -179,7 +179,7 @@ class RankProcess:
                     with memoryview(self._heard) as view:
                         fields = pickle.loads(view[8:])  # noqa: S301 - from a child of this process
                     self._heard = bytearray()
-                    self.report = Report(*fields)
+                    self.report = RankReport(*fields)
                     return True
             if not data:
                 return True
@@ -197,21 +197,21 @@ class RankProcess:
             self.signal(signal.SIGTERM)
         return self.exitcode is not None
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> RankFailure | None:
         """Return how the rank failed, by itself or by others, but not by being stopped by us."""
         failure = None
         if self.report is not None and self.report.failure:
-            failure = Failure(self.rank, self.report.at, self.report, self.exitcode)
+            failure = RankFailure(self.rank, self.report.at, self.report, self.exitcode)
         elif self.exitcode or (
             self.exitcode is not None and self._must_report and self.report is None
         ):
-            failure = Failure(self.rank, self._ended_at, None, self.exitcode)
+            failure = RankFailure(self.rank, self._ended_at, None, self.exitcode)
         if failure is None or (self.stopped_at is not None and failure.at >= self.stopped_at):
             return None
         return failure
 
     def fate(self) -> str:
-        """Say what became of the rank."""
+        """Describe how the rank ended."""
         failure = self.failure()
         if failure is not None:
             return str(failure)
@@ -256,7 +256,7 @@ class RankProcess:
         return self.signal(0) and _any_alive(self.process.pid)
 
     def kill_leftovers(self) -> None:
-        """Kill what is left of the group."""
+        """Kill the rest of the group."""
         if self.has_leftovers():
             self.signal(signal.SIGKILL)
 

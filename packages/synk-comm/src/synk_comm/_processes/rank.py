@@ -1,7 +1,7 @@
 """The process of one rank, from the inside: what ``launch`` and ``run`` start.
 
 The parent writes the work into a pipe, and never closes its end while it lives: the end of that
-pipe is the end of the parent. A report of what became of the work goes back through another.
+pipe is the end of the parent. A report of the result goes back through another.
 Both are inherited, so the pickles in them come from this user's own processes.
 """
 
@@ -30,7 +30,7 @@ BOOT = (
     "import pickle, sys; work = open(int(sys.argv[1]), 'rb', closefd=False); "
     "sys.path[:] = pickle.load(work); from synk_comm._processes.rank import main; main(work)"
 )
-"""What the interpreter of a rank is told to do. Not ``-m``: with the parent's own ``sys.path``
+"""Program of a rank's interpreter. Not ``-m``: with the parent's own ``sys.path``
 it finds this package wherever the parent found it, and nothing of the current folder before."""
 
 STACKS_SIGNAL = signal.SIGQUIT
@@ -59,14 +59,14 @@ class Start(NamedTuple):
     argv: list[str]
 
 
-class Call(NamedTuple):
+class Task(NamedTuple):
     """Work: call a function with a communicator.
 
     Attributes:
         ticket, timeout_s: for ``join``.
         main: the main script, if the payload refers to it.
         home: the module of the function, if that is another one.
-        tell: whether peers learn by ``abort`` that it failed; else they see it leave.
+        tell: whether a failure is sent to peers by ``abort``; else they see it leave.
         length: of the payload that follows, ``pickle.dumps((function, args))``.
     """
 
@@ -90,8 +90,8 @@ class Script(NamedTuple):
     by_line: bool
 
 
-class Report(NamedTuple):
-    """What became of the work; of plain types, so that the parent can always read it.
+class RankReport(NamedTuple):
+    """Result of the work; of plain types, so that the parent can always read it.
 
     Attributes:
         value: pickle of what the function returned.
@@ -110,7 +110,7 @@ class Report(NamedTuple):
     at: float = 0.0
 
     @classmethod
-    def of(cls, exc: BaseException, rank: int) -> Report:
+    def of(cls, exc: BaseException, rank: int) -> RankReport:
         """Describe a failure."""
         lines = traceback.format_exception(type(exc), exc, _outside(exc))
         text = "".join(lines)
@@ -134,42 +134,42 @@ def main(work: BinaryIO) -> None:
     """Do the work that the parent has written; the process ends with it."""
     start = Start(*pickle.load(work))  # noqa: S301 - from the parent, through an inherited pipe
     what = pickle.load(work)  # noqa: S301 - the same
-    payload = work.read(what.length) if isinstance(what, Call) else b""
+    payload = work.read(what.length) if isinstance(what, Task) else b""
     for fd in (work.fileno(), start.report_fd):
         os.set_inheritable(fd, False)
     end_with_parent(work.fileno(), start.parent)
     sys.argv[:] = start.argv
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # standard error is closed
         faulthandler.register(STACKS_SIGNAL)
-    if isinstance(what, Call):
+    if isinstance(what, Task):
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             faulthandler.enable()
-        _call(start, what, payload)
+        _perform(start, what, payload)
     else:
         _run(start, what)
 
 
-def _call(start: Start, call: Call, payload: bytes) -> None:
+def _perform(start: Start, task: Task, payload: bytes) -> None:
     report = None
     try:
-        if call.main is not None:
-            load_main(call.main)
-        if call.home is not None:
-            load(call.home)
+        if task.main is not None:
+            load_main(task.main)
+        if task.home is not None:
+            load(task.home)
         function, args = unpickled(payload)
-        with join(call.ticket, timeout_s=call.timeout_s) as comm:
+        with join(task.ticket, timeout_s=task.timeout_s) as comm:
             try:
-                report = Report(_pickled(function(comm, *args)), at=time.monotonic())
+                report = RankReport(_pickled(function(comm, *args)), at=time.monotonic())
             except BaseException as exc:
                 # Before peers hear of it, by the end of this ``with``: their failures come later.
-                report = Report.of(exc, start.rank)
+                report = RankReport.of(exc, start.rank)
                 report.send(start.report_fd)
-                if not call.tell:
+                if not task.tell:
                     comm.close()
                 raise
     except BaseException as exc:  # noqa: BLE001 - a KeyboardInterrupt is an outcome too
         if report is None or not report.failure:
-            Report.of(exc, start.rank).send(start.report_fd)
+            RankReport.of(exc, start.rank).send(start.report_fd)
         # Not by raising again: the traceback travels, and need not be shown twice.
         raise SystemExit(1) from None
     report.send(start.report_fd)
@@ -197,7 +197,7 @@ def _run(start: Start, script: Script) -> None:
     except SystemExit:
         raise
     except BaseException as exc:
-        Report.of(exc, start.rank).send(start.report_fd)
+        RankReport.of(exc, start.rank).send(start.report_fd)
         exc = exc.with_traceback(_outside(exc))
         if isinstance(exc, _TOLD_BY_OTHERS):
             _say_where(exc, start.rank)

@@ -1,1 +1,1 @@
-"""A door each to the system: futexes, memory without names, pidfds, folders, secrets."""
+"""Services of the system: futexes, memory without names, pidfds, folders, secrets."""

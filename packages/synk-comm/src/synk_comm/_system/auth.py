@@ -51,15 +51,15 @@ class Seal:
         return mark
 
     def check(self, mark: bytes, content: bytes) -> bool:
-        """Tell whether this is the mark of the next message that is received."""
+        """Return whether this is the mark of the next message that is received."""
         return hmac.compare_digest(mark, self.mark(content))
 
 
 class Handshake:
     """One rank's side of the proof between two ranks.
 
-    Both send a nonce, then a proof over both nonces; the proof names its maker, so that a
-    stranger cannot send a rank its own proof back.
+    Both send a nonce, then a proof over both nonces; the proof names its maker, so that an
+    attacker cannot send a rank its own proof back.
     """
 
     def __init__(self, key: bytes, own_rank: int, peer_rank: int) -> None:
@@ -79,7 +79,7 @@ class Handshake:
         return self._digest(b"proof", self._own)
 
     def check(self, proof: bytes) -> bool:
-        """Tell whether the peer's proof is right."""
+        """Return whether the peer's proof is right."""
         return hmac.compare_digest(proof, self._digest(b"proof", self._peer))
 
     def cookie(self, sender: int) -> bytes:

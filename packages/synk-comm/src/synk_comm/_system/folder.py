@@ -36,7 +36,7 @@ class SocketFolder:
     def named(cls, secret: bytes) -> SocketFolder:
         """Return a folder that is not made yet, under a name that follows from a secret.
 
-        Whoever knows the secret can remove it, should its maker be killed.
+        All who know the secret can remove it, should its maker be killed.
         """
         return cls(os.path.join(_place(), _PREFIX + secret.hex()[:12]))
 

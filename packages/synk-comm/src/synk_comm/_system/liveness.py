@@ -1,4 +1,4 @@
-"""Is that process still alive? Asked through a pidfd, which cannot be confused by pid reuse."""
+"""Detection of ended processes by pidfds, which pid reuse cannot confuse."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """Which process this is, on this machine since boot; zeros for what cannot be known."""
+    """Identity of a process on this machine since boot; zeros for unknown parts."""
 
     pid: int
     started: int
@@ -34,7 +34,7 @@ def _start_time(pid: int) -> int | None:
         return None
 
 
-class Vigil:
+class Pidfds:
     """Watches peers' processes where that is possible: Linux, same pid namespace.
 
     Elsewhere it sees nothing, and the death of a peer shows as a timeout, or to ``watch``.

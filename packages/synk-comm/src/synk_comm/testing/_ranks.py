@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from typing import Any, Callable, NamedTuple, Sequence, TypeVar
 
-from synk_comm._join.groups import create_group, local_group
+from synk_comm._backends.local import local_group
+from synk_comm._join.groups import create_group
 from synk_comm._processes.crew import Crew
-from synk_comm._processes.launch import packed
+from synk_comm._processes.launch import packed, start
 from synk_comm._processes.loading import unpickled
-from synk_comm._processes.process import RankProcess, rank_environment
-from synk_comm._processes.rank import Call
+from synk_comm._processes.process import RankProcess
 from synk_comm.abc import Communicator
 
 T = TypeVar("T")
@@ -80,23 +79,11 @@ def _outcomes(
     timeout_s: float,
 ) -> list[Outcome]:
     """Run all ranks to their ends, even if some fail."""
-    payload, main, home = packed(function, args)
+    work = packed(function, args)
     with create_group(size, backend) as group, Crew() as crew:
         try:
-            for rank in range(size):
-                # A rank that fails leaves: how peers take that is what tests are about.
-                work = Call(group.ticket(rank), timeout_s, main, home, False, len(payload))
-                crew.add(
-                    RankProcess(
-                        rank,
-                        work,
-                        payload,
-                        path=sys.path,
-                        argv=sys.argv,
-                        env=rank_environment(size, rank, None),
-                        fds=group.fds,
-                    )
-                )
+            # A rank that fails leaves: how peers take that is what tests are about.
+            start(crew, group, work, timeout_s, tell=False)
             crew.wait(time.monotonic() + timeout_s, grace_s=0.0, end_on_failure=False)
         finally:
             crew.kill()

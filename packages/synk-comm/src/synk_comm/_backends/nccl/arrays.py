@@ -73,7 +73,7 @@ class DeviceArray(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, Shape]:
-        """What peers are told of it: dtype and shape."""
+        """dtype and shape, for the peers."""
         return self.dtype, self.shape
 
     def rows(self) -> list[DeviceArray]:
@@ -87,7 +87,7 @@ class DeviceArray(NamedTuple):
 
 
 def is_device_array(x: Any) -> bool:
-    """Tell whether ``x`` lies on a CUDA device."""
+    """Return whether ``x`` lies on a CUDA device."""
     if isinstance(x, (np.ndarray, np.generic, int, float, complex)):
         return False
     torch = sys.modules.get("torch")
@@ -104,7 +104,7 @@ def resolve(x: Any, device_of: DeviceOf, stream: int | None = None) -> DeviceArr
 
     Args:
         x: the array.
-        device_of: tells the device of a pointer, for sources that do not say.
+        device_of: returns the device of a pointer, for sources that do not name it.
         stream: where the array is going to be used; DLPack's sources make it wait for theirs.
 
     Raises:
@@ -148,7 +148,7 @@ def check_usable(array: DeviceArray, name: str, device: int, *, written: bool) -
 
 
 def _in_c_order(shape: Shape, strides: Any, itemsize: int) -> bool:
-    """Tell whether strides, in bytes, are those of C order; None says so by itself."""
+    """Return whether strides, in bytes, are those of C order; None says so by itself."""
     if strides is None or 0 in shape:
         return True
     expected = itemsize

@@ -1,13 +1,11 @@
-"""What all calls on device arrays have in common, and what the host communicator does alone."""
+"""The parts that all calls on device arrays share, and calls of the host communicator alone."""
 
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
@@ -21,12 +19,10 @@ from synk_comm._backends.nccl.arrays import (
     maker,
     resolve,
 )
+from synk_comm._collectives.objects import ObjectMoves
 from synk_comm._collectives.rounds import RoundCommunicator
-from synk_comm._core.calls import Call
 from synk_comm._core.fabric import aborted, again, is_of_watch
-from synk_comm._core.guard import deadline_after
 from synk_comm._core.ops import Array
-from synk_comm.abc import Communicator
 from synk_comm.cuda import Driver
 from synk_comm.exceptions import (
     AbortedError,
@@ -39,13 +35,12 @@ from synk_comm.exceptions import (
 )
 
 from .link import Link
-from .terms import Said, check_agreement
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 _STOP_S = 1.0
-"""How long a failed call waits for NCCL's kernels to stop."""
+"""Seconds that a failed call waits for NCCL's kernels to stop."""
 
 
 class Settings(NamedTuple):
@@ -57,26 +52,8 @@ class Settings(NamedTuple):
     why: str
 
 
-@lru_cache(maxsize=1024)
-def _call_of(said: Said) -> Call:
-    kind = f"{said.kind} of device arrays"
-    return Call(kind, said.op, said.root, weight=said.weight, text=said.to_text())
-
-
-def agree(host: RoundCommunicator, said: Said, deadline: float) -> list[Said]:
-    """Tell all ranks, and return what each has said; MismatchError on all if that differs."""
-    call = _call_of(said)
-    calls = host.agree(call, deadline)
-    all_said = [
-        said if theirs == call else said._replace(weight=theirs.weight).with_text(theirs.text)
-        for theirs in calls
-    ]
-    check_agreement(all_said)
-    return all_said
-
-
-class _Turn:
-    """The only door into a call on device arrays: one thread, this process, a living group."""
+class _DeviceGuard:
+    """Entry to a call on device arrays: one thread, this process, a living group."""
 
     def __init__(self, comm: NcclBase) -> None:
         self._comm = comm
@@ -113,7 +90,7 @@ class _Turn:
             self._lock.release()
 
 
-class NcclBase(Communicator):
+class NcclBase(ObjectMoves):
     """One rank's host communicator and NCCL link, without the collectives on device arrays."""
 
     def __init__(self, host: RoundCommunicator, link: Link, settings: Settings) -> None:
@@ -123,9 +100,11 @@ class NcclBase(Communicator):
         self.why = settings.why
         self.device = link.device
         self._host = host
+        self._steps = host._steps
+        self._gathering = host._gathering
         self._link = link
         self._settings = settings
-        self._turn = _Turn(self)
+        self._device_guard = _DeviceGuard(self)
         self._ended: CommError | None = None
         self._closed = False
 
@@ -147,7 +126,7 @@ class NcclBase(Communicator):
 
     @property
     def over(self) -> bool:
-        """Whether this rank knows, without looking at the others, that all is over."""
+        """Whether this rank has closed or ended the communicator; does not ask the others."""
         return self._closed or self._ended is not None
 
     def ended(self) -> CommError | None:
@@ -169,7 +148,7 @@ class NcclBase(Communicator):
 
     def abort(self, reason: str) -> None:
         self._host.abort(reason)
-        if os.getpid() == self._turn.pid:
+        if os.getpid() == self._device_guard.pid:
             self._link.abort()
 
     def close(self) -> None:
@@ -182,7 +161,7 @@ class NcclBase(Communicator):
         failed = self.ended() is not None or not self._link.is_idle_within(_STOP_S)
         self._closed = True
         self._host.close()
-        if os.getpid() != self._turn.pid:
+        if os.getpid() != self._device_guard.pid:
             return
         if failed:
             self._link.abort(_STOP_S)
@@ -202,20 +181,11 @@ class NcclBase(Communicator):
         Raises:
             PeerLost, AbortedError, CommTimeout, or NcclError for what NCCL reports itself.
         """
-        deadline = self._deadline(timeout_s)
-        with self._turn:
+        deadline = self._steps.deadline(timeout_s)
+        with self._device_guard:
             self._link.synchronize(deadline, event)
 
     # -- arguments ------------------------------------------------------------------------
-
-    def _deadline(self, timeout_s: float | None) -> float:
-        return deadline_after(self._host.timeout_s if timeout_s is None else timeout_s)
-
-    def _check_rank(self, rank: int, name: str) -> int:
-        number = operator.index(rank)
-        if not 0 <= number < self.size:
-            raise ValueError(f"{name} must be a rank, 0 to {self.size - 1}, got {rank!r}")
-        return number
 
     def _one(self, x: Any, name: str, *, written: bool = False) -> DeviceArray:
         array = resolve(x, self._link.driver.device_of, self._settings.stream)
@@ -267,9 +237,6 @@ class NcclBase(Communicator):
         made = maker(like)(shape, dtype)
         return made, self._one(made, "the result", written=True)
 
-    def _agree(self, said: Said, deadline: float) -> list[Said]:
-        return agree(self._host, said, deadline)
-
     @contextlib.contextmanager
     def _scratch(self, nbytes: int, stream: int) -> Iterator[int]:
         """Lend device memory for one call."""
@@ -289,41 +256,6 @@ class NcclBase(Communicator):
     def decline(self, reason: str, *, timeout_s: float | None = None) -> dict[int, str]:
         return self._host.decline(reason, timeout_s=timeout_s)
 
-    def broadcast_object(
-        self, obj: Any = None, root: int = 0, *, timeout_s: float | None = None
-    ) -> Any:
-        return self._host.broadcast_object(obj, root, timeout_s=timeout_s)
-
-    def gather_object(
-        self, obj: Any, root: int = 0, *, timeout_s: float | None = None
-    ) -> list[Any] | None:
-        return self._host.gather_object(obj, root, timeout_s=timeout_s)
-
-    def all_gather_object(self, obj: Any, *, timeout_s: float | None = None) -> list[Any]:
-        return self._host.all_gather_object(obj, timeout_s=timeout_s)
-
-    def scatter_object(
-        self,
-        objs: Sequence[Any] | None = None,
-        root: int = 0,
-        *,
-        timeout_s: float | None = None,
-    ) -> Any:
-        return self._host.scatter_object(objs, root, timeout_s=timeout_s)
-
-    def all_to_all_object(
-        self, objs: Sequence[Any], *, timeout_s: float | None = None
-    ) -> list[Any]:
-        return self._host.all_to_all_object(objs, timeout_s=timeout_s)
-
-    def send_object(
-        self, obj: Any, dest: int, *, tag: int = 0, timeout_s: float | None = None
-    ) -> None:
-        self._host.send_object(obj, dest, tag=tag, timeout_s=timeout_s)
-
-    def recv_object(self, source: int, *, tag: int = 0, timeout_s: float | None = None) -> Any:
-        return self._host.recv_object(source, tag=tag, timeout_s=timeout_s)
-
     def empty(
         self,
         shape: int | Sequence[int],
@@ -336,7 +268,7 @@ class NcclBase(Communicator):
 
 
 def on_device(*arguments: Any) -> bool:
-    """Tell whether a call is about device arrays: by the first argument that is not None."""
+    """Return whether a call is about device arrays: by the first argument that is not None."""
     for argument in arguments:
         if isinstance(argument, (list, tuple)):
             first = next((x for x in argument if x is not None), None)

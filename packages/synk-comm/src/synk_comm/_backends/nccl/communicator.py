@@ -65,15 +65,15 @@ class NcclCommunicator(NcclReductions, NcclMoves):
         if not on_device(x):
             self._host.send(x, dest, tag=tag, timeout_s=timeout_s)
             return
-        deadline = self._deadline(timeout_s)
-        dest = self._check_rank(dest, "dest")
+        deadline = self._steps.deadline(timeout_s)
+        dest = self._steps.check_rank(dest, "dest")
         if dest == self.rank:
             raise ValueError("a device array cannot be sent to the own rank; make a copy of it")
         array = self._one(x, "x")
         stream = self._stream_for([array])
         left = max(deadline - time.monotonic(), 0.001)
         self._host.send_object(("device array", array.kind), dest, tag=tag, timeout_s=left)
-        with self._turn:
+        with self._device_guard:
             left = max(deadline - time.monotonic(), 0.001)
             fits = self._host.recv_object(dest, tag=_REPLY_TAG + tag, timeout_s=left)
             if fits:
@@ -86,14 +86,14 @@ class NcclCommunicator(NcclReductions, NcclMoves):
         if not on_device(out):
             extra = {} if out is None else {"out": out}
             return self._host.recv(source, tag=tag, timeout_s=timeout_s, **extra)
-        deadline = self._deadline(timeout_s)
-        source = self._check_rank(source, "source")
+        deadline = self._steps.deadline(timeout_s)
+        source = self._steps.check_rank(source, "source")
         target = self._one(out, "out", written=True)
         stream = self._stream_for([target])
         left = max(deadline - time.monotonic(), 0.001)
         what, (dtype, shape) = self._host.recv_object(source, tag=tag, timeout_s=left)
         fits = (dtype, tuple(shape)) == target.kind
-        with self._turn:
+        with self._device_guard:
             left = max(deadline - time.monotonic(), 0.001)
             self._host.send_object(fits, source, tag=_REPLY_TAG + tag, timeout_s=left)
             if not fits:
@@ -109,7 +109,7 @@ class NcclCommunicator(NcclReductions, NcclMoves):
     def split(
         self, color: int | None, key: int = 0, *, timeout_s: float | None = None
     ) -> Communicator | None:
-        deadline = self._deadline(timeout_s)
+        deadline = self._steps.deadline(timeout_s)
         host = self._host.split(color, key, timeout_s=timeout_s)
         if host is None:
             return None

@@ -21,7 +21,7 @@ from typing import Any, Callable
 import numpy as np
 
 from synk_comm._core.fabric import SLICE_S, lost
-from synk_comm._system.liveness import Identity, Vigil
+from synk_comm._system.liveness import Identity, Pidfds
 from synk_comm.abc import Communicator
 from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError, CommTimeout, JoinError, PeerLost
@@ -32,13 +32,13 @@ _log = logging.getLogger(__name__)
 
 _ON_HOST = 1  # where the factor of a scaled sum lies
 _GUARD_S = 0.05
-"""How often the guard looks; calls that take less are not its business."""
-_FAREWELL_S = 0.5
-"""How long work on the GPU may go on when a peer's process has ended."""
+"""Seconds between two checks of the guard; it ignores shorter calls."""
+_GRACE_S = 0.5
+"""Seconds that work on the GPU may go on when a peer's process has ended."""
 _BUSY_S, _NAP_S = 0.002, 0.00005
 """How long a wait for the GPU looks all the time, and how long it sleeps then between two looks."""
 _LEAVE_S = 2.0
-"""How long ``close`` gives NCCL to end in order before it is left behind in its thread."""
+"""Seconds for NCCL to end in order in ``close`` before it is left behind in its thread."""
 
 _nap = getattr(os, "sched_yield", lambda: time.sleep(0))
 
@@ -64,7 +64,7 @@ class Link:
         self.handle: Any = None
         self._host = host
         self._host_failure = host_failure
-        self._vigil = Vigil()
+        self._pidfds = Pidfds()
         self._streams: set[int] = set()
         self._ending = threading.Lock()
         self._looking = threading.Lock()
@@ -92,7 +92,7 @@ class Link:
         link = cls(host, binding, driver, assign(all_said)[host.rank], host_failure)
         for rank, said in enumerate(all_said):
             if rank != host.rank:
-                link._vigil.add(rank, Identity(*said.process))
+                link._pidfds.add(rank, Identity(*said.process))
         try:
             link._start(deadline)
         except BaseException as exc:
@@ -192,20 +192,20 @@ class Link:
                 if inside is not None and inside is before:
                     self._look(inside[0], "a call of NCCL")
                 elif inside is None and self._streams:
-                    gone_since = self._farewell(gone_since)
+                    gone_since = self._check_grace(gone_since)
             except CommError as exc:
                 self._rescue = exc
                 self.abort()
             before = inside
 
-    def _farewell(self, gone_since: float | None) -> float | None:
+    def _check_grace(self, gone_since: float | None) -> float | None:
         """Return since when a peer is gone; raise if it has been so for too long."""
         try:
             self.check_peers()
         except PeerLost:
             # It may have left after its last call, and this be about to end too.
             now = time.monotonic()
-            if gone_since is not None and now - gone_since > _FAREWELL_S:
+            if gone_since is not None and now - gone_since > _GRACE_S:
                 raise
             return gone_since or now
         return None
@@ -233,7 +233,7 @@ class Link:
                 binding.red_op_destroy(op, handle)
 
     def _look(self, deadline: float, doing: str) -> None:
-        """Raise what makes further waiting vain."""
+        """Raise if further waiting is in vain."""
         self.check_peers()
         self._check_time(deadline, doing)
 
@@ -251,7 +251,7 @@ class Link:
         if failure is not None:
             raise failure
         with self._looking:
-            gone = list(self._vigil.gone())
+            gone = list(self._pidfds.gone())
         if gone:
             raise lost(gone[0], "its process has ended")
 
@@ -285,7 +285,7 @@ class Link:
             now = time.monotonic()
             if now - looked > SLICE_S:
                 looked = now
-                gone_since = self._farewell(gone_since)
+                gone_since = self._check_grace(gone_since)
                 self._check_time(deadline, "synchronize()")
                 status = self.binding.comm_get_async_error(self.handle)
                 if status:
@@ -298,7 +298,7 @@ class Link:
             raise self._rescue  # it is over because NCCL was stopped
 
     def is_idle_within(self, seconds: float) -> bool:
-        """Tell whether the streams have done all, or do so within a time."""
+        """Return whether the streams have done all, or do so within a time."""
         deadline = time.monotonic() + seconds
         try:
             self.synchronize(deadline)
@@ -328,7 +328,7 @@ class Link:
             self._ended.set()
             handle = self.handle
         with self._looking:
-            self._vigil.close()
+            self._pidfds.close()
         if handle is None:
             return
 

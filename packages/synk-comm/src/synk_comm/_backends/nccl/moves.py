@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from synk_comm._backends.nccl.arrays import DeviceArray, maker
+from synk_comm._core.calls import ON_DEVICES, CollectiveCall, Kind, received
 
 from . import terms
 from .base import NcclBase, on_device
-from .terms import UINT8, Said
+from .terms import UINT8
 
 _Calls = list[tuple[Any, ...]]
 
@@ -20,14 +21,15 @@ class NcclMoves(NcclBase):
     def broadcast(self, x: Any, root: int = 0, *, timeout_s: float | None = None) -> Any:
         if not on_device(x):
             return self._host.broadcast(x, root, timeout_s=timeout_s)
-        deadline = self._deadline(timeout_s)
-        root = self._check_rank(root, "root")
+        deadline = self._steps.deadline(timeout_s)
+        root = self._steps.check_rank(root, "root")
         arrays = self._several(x, "x", written=self.rank != root)
         stream = self._stream_for(arrays)
         many = isinstance(x, (list, tuple))
-        said = Said("broadcast", "", root, tuple(array.kind for array in arrays), many=many)
-        with self._turn:
-            self._agree(said, deadline)
+        kinds = tuple(array.kind for array in arrays)
+        call = CollectiveCall("broadcast" + ON_DEVICES, root=root, arrays=kinds, many=many)
+        with self._device_guard:
+            self._host.agree(call, deadline)
             calls = [self._from(root, array.pointer, array, stream) for array in arrays]
             self._link.run([call for call in calls if call], stream, deadline)
         return x
@@ -47,7 +49,7 @@ class NcclMoves(NcclBase):
         if not on_device(x, out):
             extra = {} if out is None else {"out": out}
             return self._host.gather(x, root, timeout_s=timeout_s, **extra)
-        return self._collect("gather", x, self._check_rank(root, "root"), out, timeout_s)
+        return self._collect("gather", x, self._steps.check_rank(root, "root"), out, timeout_s)
 
     def all_gather(self, x: Any, *, out: Any = None, timeout_s: float | None = None) -> Any:
         if not on_device(x, out):
@@ -58,7 +60,7 @@ class NcclMoves(NcclBase):
     def _collect(
         self, kind: str, x: Any, root: int | None, out: Any, timeout_s: float | None
     ) -> Any:
-        deadline = self._deadline(timeout_s)
+        deadline = self._steps.deadline(timeout_s)
         many = isinstance(x, (list, tuple))
         given = [] if x is None else self._several(x, "x")
         receives = root is None or root == self.rank
@@ -75,18 +77,18 @@ class NcclMoves(NcclBase):
             maker(given[0].owner)  # an error now, not when the others rely on this rank
         stream = self._stream_for([*given, *(place for place in places or () if place)])
         outs = () if places is None else tuple(place and place.kind for place in places)
-        said = Said(
-            kind,
+        call = CollectiveCall(
+            kind + ON_DEVICES,
             "",
             -1 if root is None else root,
             tuple(array.kind for array in given),
             outs,
             0.0 if x is None else 1.0,
             many,
-            places is None or terms.is_block(places),
+            "" if places is None or terms.is_block(places) else "apart",
         )
-        with self._turn:
-            calls = self._agree(said, deadline)
+        with self._device_guard:
+            calls = self._host.agree(call, deadline)
             length = next(len(call.arrays) for call in calls if call.weight)
             nccl: _Calls = []
             results = []
@@ -97,7 +99,7 @@ class NcclMoves(NcclBase):
                 if receives and targets is None:
                     values, targets = self._rows_for(kinds, given[number].owner if given else out)
                 # All ranks must come to the same choice here.
-                alike = all(kind == kinds[0] and call.block for kind, call in zip(kinds, calls))
+                alike = all(kind == kinds[0] and not c.place for kind, c in zip(kinds, calls))
                 nccl += self._moves(root, kinds, source, targets, stream, alike)
                 results.append(values)
             self._link.run(nccl, stream, deadline)
@@ -120,7 +122,7 @@ class NcclMoves(NcclBase):
         ]
 
     def _rows_for(
-        self, kinds: Sequence[terms.Kind | None], like: Any
+        self, kinds: Sequence[Kind | None], like: Any
     ) -> tuple[list[Any], list[DeviceArray | None]]:
         """Make what receives from each rank: rows of one array, if all are alike."""
         first = kinds[0]
@@ -138,7 +140,7 @@ class NcclMoves(NcclBase):
     def _moves(
         self,
         root: int | None,
-        kinds: Sequence[terms.Kind | None],
+        kinds: Sequence[Kind | None],
         source: DeviceArray | None,
         targets: Sequence[DeviceArray | None] | None,
         stream: int,
@@ -186,10 +188,9 @@ class NcclMoves(NcclBase):
         if not on_device(xs, out):
             extra = {} if out is None else {"out": out}
             return self._host.scatter(xs, root, timeout_s=timeout_s, **extra)
-        deadline = self._deadline(timeout_s)
-        root = self._check_rank(root, "root")
-        if self.rank != root and xs is not None:
-            raise ValueError(f"only the root, rank {root}, gives a list to scatter")
+        deadline = self._steps.deadline(timeout_s)
+        root = self._steps.check_rank(root, "root")
+        self._steps.check_only_root("scatter", xs, root)
         if self.rank == root and xs is None:
             raise ValueError(f"the root of scatter gives a list of {self.size}, got None")
         given = [] if xs is None else self._per_rank(xs, "xs")
@@ -203,9 +204,10 @@ class NcclMoves(NcclBase):
             terms.check_apart(given, [target if rank == self.rank else None for rank in ranks])
         stream = self._stream_for([*given, *([target] if target else [])])
         kinds = tuple(array.kind for array in given)
-        said = Said("scatter", "", root, kinds, (target.kind,) if target else ())
-        with self._turn:
-            origin = self._agree(said, deadline)[root]
+        outs = (target.kind,) if target else ()
+        call = CollectiveCall("scatter" + ON_DEVICES, "", root, kinds, outs)
+        with self._device_guard:
+            origin = self._host.agree(call, deadline)[root]
             dtype, shape = origin.arrays[self.rank]
             if target is None:
                 out, target = self._made(given[0].owner, shape, dtype)
@@ -217,7 +219,7 @@ class NcclMoves(NcclBase):
         if not on_device(xs, out):
             extra = {} if out is None else {"out": out}
             return self._host.all_to_all(xs, timeout_s=timeout_s, **extra)
-        deadline = self._deadline(timeout_s)
+        deadline = self._steps.deadline(timeout_s)
         given = self._per_rank(xs, "xs")
         _check_one_dtype(given, "all_to_all")
         places = None
@@ -228,13 +230,14 @@ class NcclMoves(NcclBase):
             terms.check_apart(given, places, in_place=False)
         stream = self._stream_for([*given, *(place for place in places or () if place)])
         outs = () if places is None else tuple(place and place.kind for place in places)
-        said = Said("all_to_all", "", -1, tuple(array.kind for array in given), outs)
-        with self._turn:
-            calls = self._agree(said, deadline)
-            kinds = terms.received(calls, self.rank)
+        kinds = tuple(array.kind for array in given)
+        call = CollectiveCall("all_to_all" + ON_DEVICES, "", -1, kinds, outs)
+        with self._device_guard:
+            calls = self._host.agree(call, deadline)
             values = out
             if places is None:
-                values, places = self._rows_for(kinds, given[0].owner)
+                comes = received(calls, self.rank)
+                values, places = self._rows_for(comes, given[0].owner)
             sends = list(enumerate(given))
             moves = self._exchange(sends, list(enumerate(places)), stream)
             self._link.run(moves, stream, deadline)

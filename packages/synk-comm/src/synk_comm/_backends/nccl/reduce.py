@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from synk_comm._backends.nccl.arrays import DeviceArray
+from synk_comm._core.calls import ON_DEVICES, CollectiveCall
 from synk_comm._core.ops import ReduceOp, check_weight
 
 from . import terms
 from .base import NcclBase, on_device
-from .terms import Said
 
 _Calls = list[tuple[Any, ...]]
 
@@ -44,7 +44,7 @@ class NcclReductions(NcclBase):
     ) -> Any:
         if not on_device(x, out):
             return self._host.reduce(x, op, root, weight=weight, out=out, timeout_s=timeout_s)
-        root = self._check_rank(root, "root")
+        root = self._steps.check_rank(root, "root")
         return self._reduce("reduce", x, op, root, weight, out, timeout_s)
 
     def _reduce(
@@ -57,7 +57,7 @@ class NcclReductions(NcclBase):
         out: Any,
         timeout_s: float | None,
     ) -> Any:
-        deadline = self._deadline(timeout_s)
+        deadline = self._steps.deadline(timeout_s)
         op = ReduceOp.parse(op)
         weight = check_weight(weight, op)
         receives = root is None or root == self.rank
@@ -85,20 +85,20 @@ class NcclReductions(NcclBase):
             targets = [where for _, where in made]
             result = [new for new, _ in made] if many else made[0][0]
         stream = self._stream_for(given if targets is given else [*given, *targets])
-        with self._turn:
+        with self._device_guard:
             weights = []
-            for call in self._agree(plan.said, deadline):
-                weights.append(call.weight)
-                if call.arrays and not plan.hows:
-                    plan = terms.plan(kind, op, plan.said.root, call.arrays, 0.0, call.many)
+            for theirs in self._host.agree(plan.call, deadline):
+                weights.append(theirs.weight)
+                if theirs.arrays and not plan.hows:
+                    plan = terms.plan(kind, op, plan.call.root, theirs.arrays, 0.0, theirs.many)
             nccl_op = terms.plain_op(op, weights)
-            if plan.said.weight and nccl_op is not None:
+            if plan.call.weight and nccl_op is not None:
                 ops = [nccl_op] * len(given)
                 self._combine(plan, root, given, targets, ops, stream, deadline)
             else:
                 with contextlib.ExitStack() as stack:
                     sources = given
-                    if not plan.said.weight:
+                    if not plan.call.weight:
                         sources = self._neutral(plan, op, targets, stream, stack)
                     ops = self._own_ops(plan, nccl_op, weights, stack)
                     self._combine(plan, root, sources, targets, ops, stream, deadline)
@@ -106,7 +106,7 @@ class NcclReductions(NcclBase):
 
     def _own_ops(
         self,
-        plan: terms.Plan,
+        plan: terms.NcclReduction,
         nccl_op: int | None,
         weights: Sequence[float],
         stack: contextlib.ExitStack,
@@ -116,14 +116,20 @@ class NcclReductions(NcclBase):
         ops = []
         for how in plan.hows:
             if nccl_op is None and how.dtype not in made:
-                scalar = terms.element(terms.factor(weights, self.rank), how.dtype)
-                made[how.dtype] = stack.enter_context(self._link.scaled_sum(scalar, how.type))
+                made[how.dtype] = stack.enter_context(self._scaled_sum(how, weights))
             ops.append(made[how.dtype] if nccl_op is None else nccl_op)
         return ops
 
+    def _scaled_sum(
+        self, how: terms.Reduction, weights: Sequence[float]
+    ) -> contextlib.AbstractContextManager[int]:
+        """Make this rank's op of a weighted average."""
+        scalar = terms.element(terms.factor(weights, self.rank), how.dtype)
+        return self._link.scaled_sum(scalar, how.type)
+
     def _neutral(
         self,
-        plan: terms.Plan,
+        plan: terms.NcclReduction,
         op: ReduceOp,
         targets: Sequence[DeviceArray],
         stream: int,
@@ -133,7 +139,7 @@ class NcclReductions(NcclBase):
         driver = self._link.driver
         arrays = list(targets)
         if not arrays:
-            for dtype, shape in plan.said.arrays:
+            for dtype, shape in plan.call.arrays:
                 nbytes = terms.count_bytes((dtype, shape))
                 pointer = stack.enter_context(self._scratch(nbytes, stream))
                 size = terms.count_bytes((dtype, ()))
@@ -148,7 +154,7 @@ class NcclReductions(NcclBase):
 
     def _combine(
         self,
-        plan: terms.Plan,
+        plan: terms.NcclReduction,
         root: int | None,
         sources: Sequence[DeviceArray],
         targets: Sequence[DeviceArray],
@@ -197,7 +203,7 @@ class NcclReductions(NcclBase):
     ) -> Any:
         if not on_device(x, out):
             return self._host.reduce_scatter(x, op, weight=weight, out=out, timeout_s=timeout_s)
-        deadline = self._deadline(timeout_s)
+        deadline = self._steps.deadline(timeout_s)
         op = ReduceOp.parse(op)
         weight = check_weight(weight, op)
         if not weight:
@@ -221,9 +227,10 @@ class NcclReductions(NcclBase):
             check_like([mine], [target])
             terms.check_apart(parts, [target if part is mine else None for part in parts])
         stream = self._stream_for([*parts, target])
-        said = Said("reduce_scatter", op.value, -1, kinds, (), weight, many)
-        with self._turn:
-            weights = [call.weight for call in self._agree(said, deadline)]
+        name = "reduce_scatter" + ON_DEVICES
+        call = CollectiveCall(name, op.value, -1, kinds, (), weight, many)
+        with self._device_guard:
+            weights = [theirs.weight for theirs in self._host.agree(call, deadline)]
             binding, handle = self._link.binding, self._link.handle
             if self.size == 1:
                 self._copy([mine], [target], stream)
@@ -232,8 +239,7 @@ class NcclReductions(NcclBase):
             nccl_op = terms.plain_op(op, weights)
             with contextlib.ExitStack() as stack:
                 if nccl_op is None:
-                    scalar = terms.element(terms.factor(weights, self.rank), how.dtype)
-                    nccl_op = stack.enter_context(self._link.scaled_sum(scalar, how.type))
+                    nccl_op = stack.enter_context(self._scaled_sum(how, weights))
                 calls: _Calls = []
                 if not many:
                     count = mine.elements * how.parts

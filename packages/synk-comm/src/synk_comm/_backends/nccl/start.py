@@ -38,7 +38,7 @@ def load_binding() -> Any:
 
 
 class Introduction(NamedTuple):
-    """What a rank tells the others before NCCL is started."""
+    """One rank's libraries and devices, for the others before NCCL starts."""
 
     problem: str
     machine: str
@@ -51,7 +51,7 @@ class Introduction(NamedTuple):
 def introduce(
     load: Callable[[], tuple[Any, Driver]], device: int | None
 ) -> tuple[Introduction, BaseException | None, Any, Any]:
-    """Load the libraries and describe this rank; what goes wrong is told to the others first."""
+    """Load the libraries and describe this rank; a failure is sent to the others first."""
     blank = Introduction("", _machine(), device, (), 0, identity())
     try:
         binding, driver = load()

@@ -1,24 +1,21 @@
-"""What ranks tell each other before a call on device arrays, and which NCCL types carry it.
+"""Reductions in NCCL's terms, and overlaps of device arrays.
 
 All pure: no pointer is followed here, and nothing is sent.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import zip_longest
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import NamedTuple, Tuple
 
 import numpy as np
 
 from synk_comm._backends.nccl.arrays import BFLOAT16, DeviceArray
-from synk_comm._core.calls import mismatch, text_dtype
+from synk_comm._core.calls import ON_DEVICES, CollectiveCall, Kind, text_dtype
 from synk_comm._core.ops import ReduceOp, check_reducible, scaled
-
-Kind = Tuple[str, Tuple[int, ...]]
 
 UINT8 = 1
 """NCCL's type for bytes: all that is moved, not combined, travels as this."""
@@ -38,134 +35,12 @@ _TYPES = {
     BFLOAT16: 9,
 }
 _PARTS = {"<c8": "<f4", "<c16": "<f8"}
-_SHOWN = 8
-
-
-class Said(NamedTuple):
-    """One rank's call, as the others are told of it.
-
-    Attributes:
-        kind: name of the method.
-        op: reduce op, or "".
-        root: root rank, or -1.
-        arrays: dtype and shape of each array brought, or looked for.
-        outs: if given, what is there for the results, by the rank they come from; None where
-            nothing comes.
-        weight: of this rank's contribution; 0 if it contributes nothing.
-        many: ``arrays`` is a list, on each of which the collective is done.
-        block: if equal arrays come from all ranks, there is one block of memory for them.
-    """
-
-    kind: str
-    op: str = ""
-    root: int = -1
-    arrays: Tuple[Kind, ...] = ()
-    outs: Tuple[Optional[Kind], ...] = ()
-    weight: float = 1.0
-    many: bool = False
-    block: bool = True
-
-    def __str__(self) -> str:
-        words = [self.op] if self.op else []
-        words.extend(f"{dtype} {shape}" for dtype, shape in self.arrays[:_SHOWN])
-        if len(self.arrays) > _SHOWN:
-            words.append(f"... {len(self.arrays)} arrays in all")
-        if any(self.outs):
-            fits = [
-                "nothing" if out is None else f"{out[0]} {out[1]}" for out in self.outs[:_SHOWN]
-            ]
-            words.append(f"out={', '.join(fits)}")
-        if not self.weight:
-            words.append("contributing nothing")
-        elif self.weight != 1.0:
-            words.append(f"weight {self.weight:g}")
-        if self.root >= 0:
-            words.append(f"root {self.root}")
-        return f"{self.kind}({', '.join(words)}) of device arrays"
-
-    def to_text(self) -> str:
-        """Return what ``from_text`` reads."""
-        said = [self.arrays, self.outs, self.many, self.block]
-        return json.dumps(said, separators=(",", ":"))
-
-    def with_text(self, text: str) -> Said:
-        """Return this with what ``to_text`` wrote."""
-        arrays, outs, many, block = json.loads(text)
-        return self._replace(
-            arrays=tuple(_kind(array) for array in arrays),
-            outs=tuple(None if out is None else _kind(out) for out in outs),
-            many=bool(many),
-            block=bool(block),
-        )
-
-
-def _kind(said: Any) -> Kind:
-    dtype, shape = said
-    return str(dtype), tuple(int(n) for n in shape)
 
 
 def count_bytes(kind: Kind) -> int:
     """Return the length of an array in bytes."""
     dtype, shape = kind
     return math.prod(shape) * (2 if dtype == BFLOAT16 else text_dtype(dtype).itemsize)
-
-
-# -- do the calls fit together? -----------------------------------------------------------
-
-_OPTIONAL = ("reduce", "all_reduce", "gather", "all_gather")
-
-
-def check_agreement(calls: Sequence[Said]) -> None:
-    """Raise MismatchError, the same on every rank, unless the calls fit together."""
-    first = calls[0]
-    if first.weight and all(call is first for call in calls):
-        return
-    problem = _disagreement(calls)
-    if problem is not None:
-        raise mismatch(problem, calls)
-
-
-def _disagreement(calls: Sequence[Said]) -> str | None:
-    first = calls[0]
-    kind = first.kind
-    if any((call.kind, call.op, call.root) != (kind, first.op, first.root) for call in calls):
-        return "the ranks called different collectives"
-    if kind in _OPTIONAL and not any(call.weight for call in calls):
-        return f"no rank contributes to this {kind}"
-    gathering = kind in ("gather", "all_gather")
-    brought = [call for call in calls if call.arrays]
-    if kind == "scatter":
-        brought = [calls[first.root]]
-    if kind != "all_to_all" and len({(call.many, len(call.arrays)) for call in brought}) > 1:
-        return f"the ranks brought different numbers of arrays to this {kind}"
-    if len({tuple(dtype for dtype, _ in call.arrays) for call in brought}) > 1:
-        return f"the ranks brought different dtypes to this {kind}"
-    if gathering:
-        if any(call.outs for call in calls) and any(call.many for call in calls):
-            return f"this {kind} got a list from one rank and out from another"
-        if len({tuple(len(shape) for _, shape in call.arrays) for call in brought}) > 1:
-            return f"the ranks brought different numbers of dimensions to this {kind}"
-    elif kind not in ("scatter", "all_to_all") and len({call.arrays for call in brought}) > 1:
-        return f"the ranks brought different shapes to this {kind}"
-    for rank, call in enumerate(calls):
-        if call.outs:
-            comes = received(calls, rank)
-            if list(call.outs) != comes:
-                return f"out of rank {rank} does not fit what this {kind} would put there"
-    return None
-
-
-def received(calls: Sequence[Said], receiver: int) -> list[Kind | None]:
-    """Return what a rank gets from each rank (of a scatter: the one array that it gets)."""
-    kind, root = calls[0].kind, calls[0].root
-    if kind == "scatter":
-        return [calls[root].arrays[receiver]]
-    if kind == "all_to_all":
-        return [call.arrays[receiver] for call in calls]
-    return [call.arrays[0] if call.weight and call.arrays else None for call in calls]
-
-
-# -- reductions in NCCL's terms -----------------------------------------------------------
 
 
 class Reduction(NamedTuple):
@@ -204,16 +79,16 @@ def reduction(dtype: str, op: ReduceOp) -> Reduction:
     return Reduction(_TYPES[dtype], 1, dtype)
 
 
-class Plan(NamedTuple):
+class NcclReduction(NamedTuple):
     """A call of a reduction: what is the same whenever it is called with the like arrays.
 
     Attributes:
-        said: what peers are told.
+        call: what the ranks compare.
         hows: how each array is combined.
         counts: how many of NCCL's elements each has.
     """
 
-    said: Said
+    call: CollectiveCall
     hows: Tuple[Reduction, ...]
     counts: Tuple[int, ...]
 
@@ -221,11 +96,12 @@ class Plan(NamedTuple):
 @lru_cache(maxsize=1024)
 def plan(
     kind: str, op: ReduceOp, root: int, arrays: Tuple[Kind, ...], weight: float, many: bool
-) -> Plan:
+) -> NcclReduction:
     """Return the plan of a call; TypeError if NCCL cannot combine one of the dtypes."""
     hows = tuple(reduction(dtype, op) for dtype, _ in arrays)
     counts = tuple(math.prod(shape) * how.parts for (_, shape), how in zip(arrays, hows))
-    return Plan(Said(kind, op.value, root, arrays, (), weight, many), hows, counts)
+    call = CollectiveCall(kind + ON_DEVICES, op.value, root, arrays, (), weight, many)
+    return NcclReduction(call, hows, counts)
 
 
 def plain_op(op: ReduceOp, weights: Sequence[float]) -> int | None:
@@ -262,7 +138,7 @@ def neutral(op: ReduceOp, dtype: str) -> bytes:
 
 
 def is_block(arrays: Sequence[DeviceArray | None]) -> bool:
-    """Tell whether arrays are alike and lie one after the other."""
+    """Return whether arrays are alike and lie one after the other."""
     first = arrays[0]
     return first is not None and all(
         array is not None

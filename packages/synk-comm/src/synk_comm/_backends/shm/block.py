@@ -59,7 +59,7 @@ _PAIR_WORDS = 16
 
 @functools.lru_cache(maxsize=512)
 def signature(head: bytes) -> int:
-    """Return 48 bits that tell heads apart, in place for the posted word."""
+    """Return a 48-bit hash of a head, shifted for the posted word."""
     return int.from_bytes(hashlib.blake2b(head, digest_size=6).digest(), "big") << 16
 
 
@@ -109,7 +109,7 @@ class Layout:
         return source * (self.size - 1) + dest - (dest > source)
 
     def label(self, group_id: bytes) -> bytes:
-        """Return what the block begins with."""
+        """Return the first bytes of the block."""
         return _HEADER.pack(_MAGIC, _VERSION, self.size, group_id)
 
 
@@ -144,7 +144,7 @@ class Block:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def word_address(self, index: int) -> int:
-        """Return where the changing half of a word is in this process, for the futex."""
+        """Return the address of the low half of a word in this process, for the futex."""
         return low_word(self._address + 8 * index)
 
     def word(self, rank: int, which: int) -> int:

@@ -14,7 +14,7 @@ from .waiting import Waiter
 _DATA_LENGTH_AT = PIECE_HEAD_BYTES - LENGTH.size
 
 Check = Callable[[Callable[[], "list[int]"], float, float, str], None]
-"""``check(late, began, deadline, doing)`` raises what ends a wait."""
+"""``check(late, began, deadline, doing)`` raises if a wait must end."""
 
 
 class Channels:

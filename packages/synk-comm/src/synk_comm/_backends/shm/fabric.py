@@ -18,7 +18,16 @@ from collections.abc import Collection, Sequence
 from typing import Any, Callable
 
 from synk_comm._core.calls import HEAD_BYTES, Kind
-from synk_comm._core.fabric import Door, Fabric, Recipe, Share, Shortcut, Watch, describe, said
+from synk_comm._core.fabric import (
+    Entrance,
+    Fabric,
+    RepeatedCall,
+    Share,
+    Shortcut,
+    Watch,
+    describe,
+    said,
+)
 from synk_comm._core.ops import Array
 from synk_comm._system.futex import memory_fence
 from synk_comm.exceptions import CommError
@@ -27,7 +36,7 @@ from . import post, shortcuts
 from .block import BARE, EXTRA, HEADED, LENGTH, POSTED, ROUND, Block, Layout, packed, signature
 from .channels import Channels
 from .heap import Blocks, Heap
-from .signals import Signals
+from .states import PeerStates
 from .waiting import Waiter
 
 
@@ -60,9 +69,9 @@ class ShmFabric(Fabric):
         self._blocks = Blocks(self._heap)
         self.fence = memory_fence()
         self.waiter = Waiter(self._block, rank)
-        self._signals = Signals(self._block, rank, self.waiter, self.fence)
+        self._states = PeerStates(self._block, rank, self.waiter, self.fence)
         self._channels = Channels(
-            self._block, rank, self.waiter, self.fence, self._check, self._signals.failure
+            self._block, rank, self.waiter, self.fence, self._check, self._states.failure
         )
         self.words = self._block.words
         self.me = layout.control(rank) // 8 + POSTED
@@ -73,7 +82,7 @@ class ShmFabric(Fabric):
         self._agreed = False
         self._extra = 0
         try:
-            self._signals.enter()
+            self._states.enter()
         except BaseException:
             self.drop()
             raise
@@ -83,13 +92,13 @@ class ShmFabric(Fabric):
         absent = dict(self.peers)
         while absent:
             for rank in list(absent):
-                if self._signals.is_here(rank):
+                if self._states.is_here(rank):
                     del absent[rank]
             self._check(absent.keys, began, deadline, "join")
             if absent:
                 # Nobody leaves rightly before all have met.
                 here = [rank for rank, _ in self.peers if rank not in absent]
-                failure = self._signals.peer_failure(here)
+                failure = self._states.peer_failure(here)
                 if failure is not None:
                     raise failure
                 time.sleep(min(0.002, max(deadline - time.monotonic(), 0)))
@@ -144,7 +153,7 @@ class ShmFabric(Fabric):
         self._heads_of = seq
 
     def await_round(self, page: int, seq: int, posted: int, deadline: float) -> bool:
-        """Wait for one rank's round the slow way; tell whether it says the same as this one."""
+        """Wait for one rank's round the slow way; return whether it says the same as this one."""
 
         def here(word: int) -> bool:
             return (word - seq) & ROUND < 2
@@ -164,7 +173,7 @@ class ShmFabric(Fabric):
         """Raise what ends a wait, unless everybody has come meanwhile."""
         self.look()
         missing = list(late())
-        failure = self.failure() or self._signals.peer_failure(missing)
+        failure = self.failure() or self._states.peer_failure(missing)
         now = time.monotonic()
         if failure is None and now < deadline:
             return
@@ -188,8 +197,8 @@ class ShmFabric(Fabric):
     def is_first_round(self) -> bool:
         return self.seq == self._heads_of
 
-    def shortcut(self, recipe: Recipe) -> Shortcut | None:
-        return shortcuts.make(self, recipe)
+    def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:
+        return shortcuts.make(self, repeated)
 
     def own_text(self, head: bytes) -> tuple[memoryview, bytes, tuple[slice, slice]]:
         """Return the memory where this rank says a head, what to write there, and at which places:
@@ -228,7 +237,7 @@ class ShmFabric(Fabric):
         self._channels.release(source)
 
     def sender(
-        self, dest: int, header: bytes, kind: Kind, guard: Door, timeout_s: float
+        self, dest: int, header: bytes, kind: Kind, guard: Entrance, timeout_s: float
     ) -> Callable[[Array], None] | None:
         return post.sender(self._channels, dest, header, kind, guard, timeout_s)
 
@@ -237,7 +246,7 @@ class ShmFabric(Fabric):
         source: int,
         header: bytes,
         kind: Kind,
-        guard: Door,
+        guard: Entrance,
         timeout_s: float,
         otherwise: Callable[[Any, float], Array],
         is_calm: Callable[[BaseException], bool],
@@ -274,22 +283,22 @@ class ShmFabric(Fabric):
     # -- failures -------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
-        self._signals.abort(reason)
+        self._states.abort(reason)
 
     def lose(self, rank: int) -> None:
-        self._signals.lose(rank)
+        self._states.lose(rank)
 
     def failure(self) -> CommError | None:
-        return self._signals.failure()
+        return self._states.failure()
 
     def gone(self, ranks: Collection[int]) -> CommError | None:
-        return self.failure() or self._signals.peer_failure(ranks)
+        return self.failure() or self._states.peer_failure(ranks)
 
     def has_entered(self, rank: int) -> bool:
-        return self._signals.has_entered(rank)
+        return self._states.has_entered(rank)
 
     def last_seen(self, rank: int) -> str:
-        if not self._signals.has_entered(rank):
+        if not self._states.has_entered(rank):
             return "has not joined yet"
         number = self._number_of(rank)
         if number == self._block.word(rank, BARE):
@@ -297,7 +306,7 @@ class ShmFabric(Fabric):
         return describe(self._head(rank, number) if number else b"", self._turn_of(rank))
 
     def _number_of(self, rank: int) -> int:
-        """Return the number of a rank's latest round, of which its word holds the last bits."""
+        """Return the number of a rank's latest round, from the last bits, in its word."""
         behind = (self.seq - self._block.word(rank, POSTED)) & ROUND
         return self.seq - (behind if behind < ROUND // 2 else behind - ROUND - 1)
 
@@ -310,11 +319,11 @@ class ShmFabric(Fabric):
     # -- the end --------------------------------------------------------------------------
 
     def close(self) -> None:
-        self._signals.leave()
+        self._states.leave()
         self.drop()
 
     def drop(self) -> None:
-        self._signals.close()
+        self._states.close()
         self._heap.close()
         del self.words
         self._block.close()

@@ -1,7 +1,7 @@
 """More memory for a shm group than its block: symmetric arrays, and the blocks of its splits.
 
 It is taken at the end of the group's file. Any of the groups that live in a file may make it
-longer, so its end is moved under a lock, and the others are told where the new part begins.
+longer, so its end is moved under a lock, and the start of the new part is sent to the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _threads = threading.Lock()
 """Record locks, as ``lockf`` takes them, exclude processes, not the threads of one."""
 
 
-class _Stretch(NamedTuple):
+class _Extent(NamedTuple):
     """A part of the file that was made for arrays: ``stride`` bytes for each rank."""
 
     start: int
@@ -44,7 +44,7 @@ class Heap:
         self.fd = os.dup(fd)
         # Also if it is never closed, because another thread would not leave a collective.
         self._closer = weakref.finalize(self, os.close, self.fd)
-        self._stretches: list[_Stretch] = []
+        self._extents: list[_Extent] = []
         self._dropped: set[int] = set()  # starts of those whose array is gone here
 
     def close(self) -> None:
@@ -64,20 +64,20 @@ class Heap:
         """
         stride = _rounded(max(nbytes, 1))
         dropped = set.intersection(*map(set, share(sorted(self._dropped))))
-        again = [s for s in self._stretches if s.start in dropped and s.stride >= stride]
+        again = [s for s in self._extents if s.start in dropped and s.stride >= stride]
         if again:
-            stretch = min(again, key=lambda s: (s.stride, s.start))
-            self._dropped.discard(stretch.start)
+            extent = min(again, key=lambda s: (s.stride, s.start))
+            self._dropped.discard(extent.start)
         else:
             length = stride * size
             (start,) = self.agree_on(lambda: [self.extend(length)], rank, share)
-            stretch = _Stretch(start, stride)
-            self._stretches.append(stretch)
-        memory = mmap.mmap(self.fd, stretch.stride * size, offset=stretch.start)
-        twins = [np.frombuffer(memory, np.uint8, nbytes, r * stretch.stride) for r in range(size)]
-        own = np.frombuffer(memory, np.uint8, nbytes, rank * stretch.stride)
+            extent = _Extent(start, stride)
+            self._extents.append(extent)
+        memory = mmap.mmap(self.fd, extent.stride * size, offset=extent.start)
+        twins = [np.frombuffer(memory, np.uint8, nbytes, r * extent.stride) for r in range(size)]
+        own = np.frombuffer(memory, np.uint8, nbytes, rank * extent.stride)
         # The set, not this object: an array may outlive its communicator.
-        weakref.finalize(own, self._dropped.add, stretch.start).atexit = False
+        weakref.finalize(own, self._dropped.add, extent.start).atexit = False
         return own, twins
 
     @staticmethod

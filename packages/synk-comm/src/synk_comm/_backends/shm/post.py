@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from synk_comm._core.calls import Kind, count_bytes, text_dtype
-from synk_comm._core.fabric import PIECE_HEAD_BYTES, Door
+from synk_comm._core.fabric import PIECE_HEAD_BYTES, Entrance
 from synk_comm._core.lists import typed
 from synk_comm._core.ops import Array
 from synk_comm.exceptions import CommTimeout
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def sender(
-    channels: Channels, dest: int, header: bytes, kind: Kind, guard: Door, timeout_s: float
+    channels: Channels, dest: int, header: bytes, kind: Kind, guard: Entrance, timeout_s: float
 ) -> Callable[[Array], None]:
     """Return what sends arrays of one dtype and shape, under one header."""
     block, waiter, fence = channels.block, channels.waiter, channels.fence
-    words, door, spins = block.words, guard.door, waiter.spins
+    words, lock, spins = block.words, guard.lock, waiter.spins
     alerts, heed = waiter.alerts, channels.heed
     pair = block.layout.pair(channels.rank, dest)
     pushed, taken = pair + PUSHED, pair + TAKEN
@@ -31,11 +31,11 @@ def sender(
     nbytes = count_bytes(kind)
 
     def send(x: Array) -> None:
-        if not door:
+        if not lock:
             raise guard.refusal()
         entered = sent = False
         try:
-            door.pop()
+            lock.pop()
             entered = True
             number = words[pushed]
             left = spins
@@ -62,7 +62,7 @@ def sender(
                 raise guard.refusal() from None
             guard.leave(exc, in_step=not sent and isinstance(exc, CommTimeout))
             raise
-        door.append(None)
+        lock.append(None)
 
     return send
 
@@ -72,14 +72,14 @@ def receiver(
     source: int,
     header: bytes,
     kind: Kind,
-    guard: Door,
+    guard: Entrance,
     timeout_s: float,
     otherwise: Callable[[Any, float], Array],
     is_calm: Callable[[BaseException], bool],
 ) -> Callable[[Any], Array]:
     """Return what receives arrays that come under one header; see ``Fabric.receiver``."""
     block, waiter, fence = channels.block, channels.waiter, channels.fence
-    words, door, spins = block.words, guard.door, waiter.spins
+    words, lock, spins = block.words, guard.lock, waiter.spins
     alerts, heed = waiter.alerts, channels.heed
     pair = block.layout.pair(source, channels.rank)
     pushed, taken = pair + PUSHED, pair + TAKEN
@@ -88,11 +88,11 @@ def receiver(
     heads = [block.bytes[place : place + len(packed)] for place in places]
 
     def receive(out: Any) -> Array:  # noqa: PLR0912 - one function: every call costs
-        if not door:
+        if not lock:
             raise guard.refusal()
         entered = False
         try:
-            door.pop()
+            lock.pop()
             entered = True
             number = words[taken]
             left = spins
@@ -123,7 +123,7 @@ def receiver(
                 raise guard.refusal() from None
             guard.leave(exc, in_step=is_calm(exc))
             raise
-        door.append(None)
+        lock.append(None)
         return result
 
     return receive

@@ -1,31 +1,28 @@
-"""Quick ways to do a small call again: if all ranks say what they said the first time.
+"""Shortcuts, which repeat a small call if all ranks repeat it.
 
-A shortcut is a closure over everything that then stays the same: where the slots are, what the
-posted words must be, which ufunc. It does in a few microseconds what the general way does in
-fifty, and goes over to the general way (``recipe.otherwise``) as soon as some rank says
-something else.
+A shortcut is a closure over everything that then stays the same: the slots, the expected posted
+words, the ufunc. It takes a few microseconds instead of fifty, and continues in the general way
+(``repeated.otherwise``) if some rank makes another call.
 
 What is checked is the same: the posted word carries a signature of the head, so that one
-comparison tells that a peer has come *and* calls what it called then.
+comparison shows that a peer has come *and* repeats its call.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
+from typing import Any, Callable, Optional, Protocol, Tuple
 
 import numpy as np
 
-from synk_comm._core.calls import Call, Kind, count_bytes, text_dtype
-from synk_comm._core.fabric import IN_STEP, Recipe, Shortcut
+from synk_comm._core.calls import CollectiveCall, Kind, count_bytes, text_dtype
+from synk_comm._core.fabric import IN_STEP, RepeatedCall, Shortcut
 from synk_comm._core.lists import typed
 from synk_comm._core.ops import Array, ReduceOp, combine, is_wide, scaled, ufunc_of
 
 from .block import ROUND, signature
-
-if TYPE_CHECKING:
-    from .fabric import ShmFabric
+from .waiting import Waiter
 
 Views = Tuple[Array, Array]
 """One for each parity."""
@@ -34,25 +31,55 @@ Finish = Callable[[Any, Any, int], Any]
 """``finish(x, out, parity)`` makes the result after the round."""
 
 Parts = Tuple[Optional[Views], Finish]
-"""What is filled with ``x`` before the round; what is done after it."""
+"""The slots for ``x`` before the round; the function to call after it."""
 
 
-def make(fabric: ShmFabric, recipe: Recipe) -> Shortcut | None:
+class SharedSlots(Protocol):
+    """The part of ``ShmFabric`` that shortcuts work on."""
+
+    rank: int
+    size: int
+    slot_bytes: int
+    seq: int
+    me: int
+    peers: list[tuple[int, int]]
+    words: memoryview
+    said: list[bytes]
+    waiter: Waiter
+    fence: Callable[[], object] | None
+
+    def own_text(self, head: bytes) -> tuple[memoryview, bytes, tuple[slice, slice]]:
+        """Return where this rank writes a head, and what."""
+
+    def slots(self, rank: int) -> tuple[Array, Array]:
+        """Return both slots of a rank."""
+
+    def await_round(self, page: int, seq: int, posted: int, deadline: float) -> bool:
+        """Wait for one rank's round."""
+
+    def have_said(self, seq: int, heads: Sequence[bytes]) -> bool:
+        """Compare the heads of a round."""
+
+    def heed_alert(self) -> None:
+        """Raise if the group was aborted; else wake the sleepers."""
+
+
+def make(fabric: SharedSlots, repeated: RepeatedCall) -> Shortcut | None:
     """Return the shortcut for a call; None in a group of one."""
     if fabric.size < 2:
         return None
-    maker = _MAKERS.get(recipe.calls[0].kind, _agree)
-    mine, finish = maker(_Slots(fabric), recipe.calls, fabric.rank)
-    return _round(fabric, recipe, mine, finish)
+    maker = _MAKERS.get(repeated.calls[0].kind, _agree)
+    mine, finish = maker(_Slots(fabric), repeated.calls, fabric.rank)
+    return _round(fabric, repeated, mine, finish)
 
 
 # One function, however long: every call of another one would cost a tenth of the whole.
 def _round(  # noqa: C901, PLR0915
-    fabric: ShmFabric, recipe: Recipe, mine: Views | None, finish: Finish
+    fabric: SharedSlots, repeated: RepeatedCall, mine: Views | None, finish: Finish
 ) -> Shortcut:
-    guard, heads, otherwise = recipe.guard, list(recipe.heads), recipe.otherwise
-    head, timeout_s = heads[fabric.rank], recipe.timeout_s
-    door, said, words, me = guard.door, fabric.said, fabric.words, fabric.me
+    guard, heads, otherwise = repeated.guard, list(repeated.heads), repeated.otherwise
+    head, timeout_s = heads[fabric.rank], repeated.timeout_s
+    lock, said, words, me = guard.lock, fabric.said, fabric.words, fabric.me
     pages = [(page, signature(heads[rank])) for rank, page in fabric.peers]
     alerts, spins, fence = fabric.waiter.alerts, fabric.waiter.spins, fabric.fence
     signed = signature(head)
@@ -60,11 +87,11 @@ def _round(  # noqa: C901, PLR0915
     monotonic = time.monotonic
 
     def shortcut(x: Any, out: Any) -> Any:  # noqa: C901, PLR0912
-        if not door:
+        if not lock:
             raise guard.refusal()
         entered = synced = False
         try:
-            door.pop()
+            lock.pop()
             entered = True
             seq = fabric.seq + 1
             parity = seq & 1
@@ -106,7 +133,7 @@ def _round(  # noqa: C901, PLR0915
                 raise guard.refusal() from None
             guard.leave(exc, in_step=synced or isinstance(exc, IN_STEP))
             raise
-        door.append(None)
+        lock.append(None)
         return result
 
     return shortcut
@@ -115,7 +142,7 @@ def _round(  # noqa: C901, PLR0915
 class _Slots:
     """Arrays in the slots, as the general way lays them out."""
 
-    def __init__(self, fabric: ShmFabric) -> None:
+    def __init__(self, fabric: SharedSlots) -> None:
         self._fabric = fabric
 
     def whole(self, rank: int, kind: Kind) -> Views:
@@ -146,11 +173,11 @@ class _Slots:
         return even, odd
 
 
-def _agree(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:  # noqa: ARG001
+def _agree(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:  # noqa: ARG001
     return None, lambda x, out, parity: calls  # noqa: ARG005
 
 
-def _broadcast(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:
+def _broadcast(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
     root = calls[0].root
     origin = slots.whole(root, calls[root].arrays[0])
 
@@ -164,7 +191,7 @@ def _broadcast(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:
     return (origin, keep) if rank == root else (None, receive)
 
 
-def _gather(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:
+def _gather(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
     views = [slots.whole(r, c.arrays[0]) if c.arrays else None for r, c in enumerate(calls)]
 
     def finish(x: Any, out: Any, parity: int) -> Any:  # noqa: ARG001
@@ -178,7 +205,7 @@ def _gather(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:
     return views[rank], finish if calls[0].root in (-1, rank) else _nothing
 
 
-def _scatter(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:
+def _scatter(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
     root = calls[0].root
     kinds = calls[root].arrays
     own = slots.part(root, rank, kinds[rank])
@@ -195,7 +222,7 @@ def _scatter(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:
     return slots.dealt(root, (dtype, (len(kinds), *shape))), finish
 
 
-def _all_to_all(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:
+def _all_to_all(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
     views = [slots.part(r, rank, theirs.arrays[rank]) for r, theirs in enumerate(calls)]
     dtype, shape = calls[rank].arrays[0]
 
@@ -209,7 +236,7 @@ def _all_to_all(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:
     return slots.dealt(rank, (dtype, (len(calls), *shape))), finish
 
 
-def _reduce_scatter(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:
+def _reduce_scatter(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
     dtype, (length, *shape) = calls[0].arrays[0]
     rows = (length // len(calls), *shape)
     views = [slots.part(r, rank, (dtype, rows)) for r in range(len(calls))]
@@ -222,7 +249,7 @@ def _reduce_scatter(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:
     return (even, odd), finish
 
 
-def _reduce(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:
+def _reduce(slots: _Slots, calls: Sequence[CollectiveCall], rank: int) -> Parts:
     kind = next(theirs.arrays[0] for theirs in calls if theirs.weight)
     views = [slots.whole(r, kind) for r in range(len(calls))]
     mine = views[rank] if calls[rank].weight else None
@@ -231,7 +258,7 @@ def _reduce(slots: _Slots, calls: Sequence[Call], rank: int) -> Parts:
     return mine, _fold(calls, rank, views, kind)
 
 
-def _fold(calls: Sequence[Call], rank: int, views: list[Views], kind: Kind) -> Finish:
+def _fold(calls: Sequence[CollectiveCall], rank: int, views: list[Views], kind: Kind) -> Finish:
     """Return what reduces all ranks' views; its ``x``, if not None, stands for the own one."""
     op, dtype, shape = ReduceOp(calls[0].op), text_dtype(kind[0]), kind[1]
     ranks = [r for r, theirs in enumerate(calls) if theirs.weight]
@@ -289,7 +316,7 @@ def _rows(out: Any) -> Any:
     return (out[r, ...] for r in range(len(out))) if isinstance(out, np.ndarray) else out
 
 
-_MAKERS: dict[str, Callable[[_Slots, Sequence[Call], int], Parts]] = {
+_MAKERS: dict[str, Callable[[_Slots, Sequence[CollectiveCall], int], Parts]] = {
     "all_gather": _gather,
     "all_reduce": _reduce,
     "all_to_all": _all_to_all,

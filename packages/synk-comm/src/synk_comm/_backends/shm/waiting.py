@@ -50,7 +50,7 @@ class Waiter:
 
         Args:
             index: of the word.
-            here: tells whether its value is right.
+            here: returns whether its value is right.
             check: raises what ends the wait; called between slices of sleep with the time when
                 the wait began.
             deadline: shortens the last slice; it is for ``check`` to raise.

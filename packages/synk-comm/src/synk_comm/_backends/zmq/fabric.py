@@ -34,7 +34,7 @@ from synk_comm.exceptions import AbortedError, CommError, JoinError
 
 from .frames import Lender
 from .peer import NOTHING, Message, Peer, pair_socket, shut
-from .sockets import Card, Door, Wires
+from .sockets import Authenticator, Card, Wiring
 
 _ROUND, _PIECE, _TAKEN, _ABORT, _LOST, _CLOSE = b"R", b"M", b"T", b"A", b"L", b"C"
 _HELLO, _PROOF = b"H", b"P"
@@ -49,16 +49,16 @@ class ZmqFabric(Fabric):
     backend = "zmq"
 
     def __init__(
-        self, rank: int, size: int, watch: Watch | None, *, key: bytes, wires: Wires
+        self, rank: int, size: int, watch: Watch | None, *, key: bytes, wiring: Wiring
     ) -> None:
         super().__init__(rank, size, watch)
         self.slot_bytes = max(1 << 16, min(_FRAME, (1 << 24) // size // 4096 * 4096))
         self.piece_bytes = 1 << 19
         self._key = key
-        self._wires = wires
+        self._wiring = wiring
         self._splits = 0
         self._context = zmq.Context()
-        self._door = Door(self._context)
+        self._authenticator = Authenticator(self._context)
         self._lender = Lender()
         self._slots = [self._lender.make(self.slot_bytes) for _ in range(2)]
         self._seq = 0
@@ -69,11 +69,11 @@ class ZmqFabric(Fabric):
         # A socket may be touched by one thread at a time; abort() comes from any thread.
         self._io = threading.Lock()
         self._poller = zmq.Poller()
-        self._poller.register(self._door.socket, zmq.POLLIN)
+        self._poller.register(self._authenticator.socket, zmq.POLLIN)
         self._peers: dict[int, Peer] = {}
         self._owners: dict[Any, Peer] = {}  # of sockets and monitors
         self._shut = weakref.finalize(
-            self, shut, os.getpid(), self._context, self._door, self._peers, self._lender
+            self, shut, os.getpid(), self._context, self._authenticator, self._peers, self._lender
         )
         for other in range(size):
             if other != rank:
@@ -90,8 +90,8 @@ class ZmqFabric(Fabric):
     def open(cls, meeting: Meeting) -> ZmqFabric:
         """Wire a group whose ranks have found each other; to be followed by ``meet``."""
         rank, key = meeting.rank, meeting.key("zmq")
-        wires = Wires(rank, meeting.hosts, key, meeting.folder)
-        fabric = cls(rank, meeting.size, meeting.watch, key=key, wires=wires)
+        wiring = Wiring(rank, meeting.hosts, key, meeting.folder)
+        fabric = cls(rank, meeting.size, meeting.watch, key=key, wiring=wiring)
         try:
             fabric._connect(meeting.exchange(fabric._listen()))
         except BaseException:
@@ -102,16 +102,18 @@ class ZmqFabric(Fabric):
     def _listen(self) -> Card:
         """Bind for the higher ranks; return what all must know."""
         higher = [peer for other, peer in self._peers.items() if other > self.rank]
-        listen = self._wires.listen
-        return self._wires.card({p.rank: listen(p.socket, p.rank, self._door) for p in higher})
+        listen = self._wiring.listen
+        return self._wiring.card(
+            {p.rank: listen(p.socket, p.rank, self._authenticator) for p in higher}
+        )
 
     def _connect(self, cards: Sequence[Card]) -> None:
         """Connect to the lower ranks, all of which listen by now."""
         for other, peer in self._peers.items():
             if other < self.rank:
-                self._wires.connect(peer.socket, other, cards[other])
+                self._wiring.connect(peer.socket, other, cards[other])
             else:
-                self._wires.await_caller(other, cards[other], self._door)
+                self._wiring.allow_peer(other, cards[other], self._authenticator)
 
     def split(
         self,
@@ -127,8 +129,8 @@ class ZmqFabric(Fabric):
             rank, size = ranks.index(self.rank), len(ranks)
             key = derived(self._key, f"split {self._splits} {ranks}")
             try:
-                wires = self._wires.part(rank, ranks, key)
-                fabric = ZmqFabric(rank, size, self.watch, key=key, wires=wires)
+                wiring = self._wiring.split(rank, ranks, key)
+                fabric = ZmqFabric(rank, size, self.watch, key=key, wiring=wiring)
                 card = fabric._listen()
             except (CommError, OSError) as exc:
                 card = {"failed": f"{type(exc).__name__}: {exc}"}
@@ -150,15 +152,15 @@ class ZmqFabric(Fabric):
     def meet(self, deadline: float) -> None:
         with self._io:
             for peer in self._peers.values():
-                if peer.rank < self.rank:  # who binds cannot send before it has heard
+                if peer.rank < self.rank:  # the binding end cannot send before it has received
                     peer.send(_HELLO + peer.handshake.nonce)
             # Nobody leaves rightly before all have met.
             missing = lambda peer: peer.gone or not peer.met  # noqa: E731
             self._wait(missing, self._peers.values(), deadline, "join")
         self.sync(None, 0, deadline)
-        self._wires.hide()
+        self._wiring.remove_files()
 
-    def _greet(self, peer: Peer, frame: Any) -> None:
+    def _handshake(self, peer: Peer, frame: Any) -> None:
         kind, content = frame.bytes[:1], frame.bytes[1:]
         if kind == _HELLO and len(content) == NONCE_BYTES:
             peer.handshake.meet(content)
@@ -170,7 +172,7 @@ class ZmqFabric(Fabric):
             peer.meet(self.rank, frame)
             return
         raise JoinError(
-            f"who answered as rank {peer.rank} does not know the token of this group; "
+            f"the process that answered as rank {peer.rank} does not know the token of this group; "
             "give all ranks the same token, and an address of their own"
         )
 
@@ -291,7 +293,7 @@ class ZmqFabric(Fabric):
     def _listen_to(self, socket: Any) -> None:
         peer = self._owners.get(socket)
         if peer is None:
-            self._door.answer()
+            self._authenticator.answer()
         elif not socket.closed:  # by what the other one of the two has brought
             if socket is peer.monitor:
                 peer.follow()
@@ -303,8 +305,10 @@ class ZmqFabric(Fabric):
             if frames and peer.met:
                 self._accept(peer, peer.read(frames))
             elif frames:
-                self._greet(peer, frames[0])
-            elif peer.gone:  # else ZeroMQ would knock at its place, whoever lives there then
+                self._handshake(peer, frames[0])
+            elif (
+                peer.gone
+            ):  # else ZeroMQ would reconnect to its endpoint, whoever listens there then
                 self._poller.unregister(peer.socket)
                 self._poller.unregister(peer.monitor)
                 peer.close()
@@ -381,7 +385,7 @@ class ZmqFabric(Fabric):
 
     def close(self) -> None:
         with self._io:
-            with contextlib.suppress(CommError):  # who has left need not be told
+            with contextlib.suppress(CommError):  # a rank that has left needs no message
                 for socket, _ in self._poller.poll(0):
                     self._listen_to(socket)
             self._own_abort()  # if another thread was inside a round when it was asked for
@@ -391,7 +395,7 @@ class ZmqFabric(Fabric):
                 self._tell(_ABORT, failure.rank + 1, failure.reason.encode("utf-8", "replace"))
             self._tell(_CLOSE, 0, b"")
             self._shut()
-            self._wires.hide()
+            self._wiring.remove_files()
 
     def drop(self) -> None:
         """Forget all: a forked child must not touch ZeroMQ's threads, which it does not have."""

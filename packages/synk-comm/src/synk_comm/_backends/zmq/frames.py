@@ -1,7 +1,7 @@
 """Frames that ZeroMQ sends from this process's own memory, without a copy.
 
-pyzmq can do that too, but starts a thread and a second context to learn when ZeroMQ has let go.
-Here nobody needs to be told: the rounds themselves say when a slot has arrived everywhere.
+pyzmq can do that too, but starts a thread and a second context to find out when ZeroMQ has
+finished. Here the rounds themselves show when a slot has arrived everywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORTH = 1 << 16
 """Below this length a copy is quicker."""
 
 
-class _Message(ctypes.Structure):
+class _ZmqMsg(ctypes.Structure):
     _fields_ = (("opaque", ctypes.c_uint64 * 8),)  # zmq_msg_t
 
 
@@ -34,7 +34,7 @@ class Lender:
     def __init__(self) -> None:
         self._library = _library()
         self._kept: list[Array] = []
-        self._message = _Message()
+        self._message = _ZmqMsg()
 
     def make(self, nbytes: int) -> Array:
         """Return memory that lives until ``release``, even if the process forgets it."""

@@ -1,4 +1,4 @@
-"""What a rank of the zmq back-end knows of one other, and the messages that come from it."""
+"""The connection of a rank of the zmq back-end to one other, and its messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synk_comm._core.ops import Array
 from synk_comm._system.auth import COOKIE_BYTES, Handshake
 
 from .frames import Lender
-from .sockets import Door, has_come
+from .sockets import Authenticator, has_come
 
 _ENVELOPE = struct.Struct(f"<{COOKIE_BYTES}scQII")  # cookie, kind, number, two offsets; then text
 _EVENT = struct.Struct("=Hi")
@@ -68,7 +68,7 @@ class Peer:
         self.handshake = handshake
         self.met = False
         self._cookies = (b"", b"")  # of messages to it, of messages from it
-        self._connections: set[int] = set()  # descriptors; strangers may knock, too
+        self._connections: set[int] = set()  # descriptors, also of unauthenticated peers
         self._connection = -1
         self.inbox: deque[Message] = deque()
         self.pieces: deque[Message] = deque()
@@ -79,7 +79,7 @@ class Peer:
         self.latest = b""
 
     def meet(self, own_rank: int, frame: Any) -> None:
-        """Take it as met by the connection that this frame, its proof, came by."""
+        """Mark the peer as authenticated by the connection that this frame, its proof, came by."""
         self._cookies = self.handshake.cookie(own_rank), self.handshake.cookie(self.rank)
         self._connection = frame.get(zmq.SRCFD)
         self.met = True
@@ -138,7 +138,7 @@ class Peer:
         """Return the message that these frames are; PeerLost if they are not from this peer."""
         first = frames[0]
         if not hmac.compare_digest(first[:COOKIE_BYTES], self._cookies[1]):
-            raise lost(self.rank, "a stranger has taken its place")
+            raise lost(self.rank, "another process has taken its place")
         if len(first) < _ENVELOPE.size or len(frames) > 3:
             raise lost(self.rank, "it sent something that is no message")
         _, kind, number, own, common = _ENVELOPE.unpack_from(first)
@@ -147,7 +147,7 @@ class Peer:
         return Message(kind, number, (own, common), first[_ENVELOPE.size :], (data[0], data[1]))
 
     def follow(self) -> None:
-        """Learn which connections there are; a rank that has lost its own is gone."""
+        """Update the set of connections; a rank without its own is gone."""
         while has_come(self.monitor):
             try:
                 event, fd = _EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
@@ -169,12 +169,14 @@ class Peer:
         self.socket.close(0 if self.gone or not self.met else FLUSH_MS)
 
 
-def shut(pid: int, context: Any, door: Door, peers: dict[int, Peer], lender: Lender) -> None:
+def shut(
+    pid: int, context: Any, authenticator: Authenticator, peers: dict[int, Peer], lender: Lender
+) -> None:
     """Close everything, also of a fabric that was forgotten: its context would wait for ever."""
     if os.getpid() != pid:
         return
     for peer in peers.values():
         peer.close()
-    door.socket.close(0)
+    authenticator.socket.close(0)
     context.term()
     lender.release()

@@ -1,4 +1,4 @@
-"""Where the sockets between two ranks listen, and what they demand of who connects.
+"""Where the sockets between two ranks listen, and which peers they accept.
 
 ===================  ==========================  ===============================================
 the two ranks are    sockets                     who may connect
@@ -7,11 +7,11 @@ met in a folder      of that folder              nobody else can enter the folde
 on one machine, TCP  of the interface they met   who knows the pair's password (PLAIN): it follows
                      by                          from the token, and does not leave the machine
 on two machines      of that interface           who has the other rank's key (CURVE, encrypted):
-                                                 made for this run, told through the sealed desk
+                                                 made for this run, sent in a sealed frame
 ===================  ==========================  ===============================================
 
-ZeroMQ asks a *door* about everyone who connects (its ZAP protocol), before a byte of theirs gets
-to a socket. Afterwards both ends still prove that they know the token (``zmq.py``).
+ZeroMQ asks an *authenticator* about every peer that connects (its ZAP protocol), before a byte of
+it gets to a socket. Afterwards both ends still prove that they know the token (``fabric.py``).
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ from synk_comm.exceptions import JoinError
 Card = Dict[str, Any]
 
 _HANDSHAKE_MS = 3000
-"""How long ZeroMQ listens to a connection that has not shown who it is."""
+"""Milliseconds until ZeroMQ drops a connection that is not authenticated."""
 _HEARTBEAT_MS, _SILENCE_MS = 300, 1500
-"""Between machines: how often life is shown, and which silence means that the link is cut.
+"""Between machines: milliseconds between heartbeats, and until a silent link counts as cut.
 
-Not on one machine, where the system tells of a death at once, and silence means that the other
-process has been stopped: it is late, not lost.
+Not on one machine, where the system reports a death at once, and a silent process has been
+stopped: it is late, not lost.
 """
 
 
 def has_come(socket: Any) -> bool:
-    """Whether there is a message to take.
+    """Return whether a message has arrived.
 
-    To try, and be told that there is none, may cost a signal: where pyzmq is built for all versions
+    To receive without one may cost a signal: if pyzmq is built for all versions
     of Python, what a handler raises while an exception of its own gets its traceback is lost.
     """
     return bool(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
 
 
-class Door:
-    """Answers ZeroMQ when it asks whether somebody may connect."""
+class Authenticator:
+    """ZeroMQ's authentication service (ZAP): decides who may connect."""
 
     def __init__(self, context: Any) -> None:
         self.socket = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind("inproc://zeromq.zap.01")
-        self._guests: dict[bytes, list[bytes]] = {}
+        self._allowed: dict[bytes, list[bytes]] = {}
 
-    def expect(self, domain: bytes, mechanism: bytes, *credentials: bytes) -> None:
-        """Let in who shows this."""
-        self._guests[domain] = [mechanism, *credentials]
+    def allow(self, domain: bytes, mechanism: bytes, *credentials: bytes) -> None:
+        """Accept peers that present these credentials."""
+        self._allowed[domain] = [mechanism, *credentials]
 
     def answer(self) -> None:
-        """Answer all questions that have come."""
+        """Answer all requests that have arrived."""
         with contextlib.suppress(zmq.Again):
             while has_come(self.socket):
                 _, number, domain, _, _, *shown = self.socket.recv_multipart(zmq.NOBLOCK)
-                expected = self._guests.get(domain)
+                expected = self._allowed.get(domain)
                 known = expected is not None and hmac.compare_digest(
                     b"|".join(expected), b"|".join(shown)
                 )
@@ -76,7 +76,7 @@ class Door:
                 self.socket.send_multipart([b"1.0", number, status, b"", b"", b""])
 
 
-class Wires:
+class Wiring:
     """One rank's part in the wiring of a group.
 
     Args:
@@ -120,9 +120,9 @@ class Wires:
     def _password(self, other: int) -> bytes:
         return derived(self._key, f"password {self._domain(other)!r}").hex().encode()
 
-    def listen(self, socket: Any, other: int, door: Door) -> str:
+    def listen(self, socket: Any, other: int, authenticator: Authenticator) -> str:
         """Bind the socket for a higher rank; return where."""
-        self._watch_over(socket, other)
+        self._set_timeouts(socket, other)
         if self._folder is not None:
             path = self._folder.socket(self.rank, other)
             self._paths.append(path)
@@ -136,7 +136,7 @@ class Wires:
                 socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
             else:
                 socket.setsockopt(zmq.PLAIN_SERVER, 1)
-                door.expect(domain, b"PLAIN", b"synk-comm", self._password(other))
+                authenticator.allow(domain, b"PLAIN", b"synk-comm", self._password(other))
             endpoint = f"tcp://{self.hosts[self.rank].address}:*"
         try:
             socket.bind(endpoint)
@@ -146,18 +146,18 @@ class Wires:
         return actual
 
     def card(self, endpoints: dict[int, str]) -> Card:
-        """Return what the others must know to connect."""
+        """Return this rank's endpoints and key, for the others."""
         listens = {str(other): endpoint for other, endpoint in endpoints.items()}
         return {"listens": listens, "key": self._public.decode()}
 
-    def await_caller(self, other: int, card: Card, door: Door) -> None:
-        """Let a higher rank in."""
+    def allow_peer(self, other: int, card: Card, authenticator: Authenticator) -> None:
+        """Accept a higher rank."""
         if self._crypt(other):
-            door.expect(self._domain(other), b"CURVE", z85.decode(card["key"].encode()))
+            authenticator.allow(self._domain(other), b"CURVE", z85.decode(card["key"].encode()))
 
     def connect(self, socket: Any, other: int, card: Card) -> None:
-        """Reach out to a lower rank, which listens."""
-        self._watch_over(socket, other)
+        """Connect to a lower rank, which listens."""
+        self._set_timeouts(socket, other)
         endpoint = str(card["listens"][str(self.rank)])
         place = self.hosts[other].address
         if not endpoint.startswith("ipc:///" if self._folder is not None else f"tcp://{place}:"):
@@ -173,14 +173,14 @@ class Wires:
             SocketFolder(os.path.dirname(endpoint[len("ipc://") :])).check()
         socket.connect(endpoint)
 
-    def _watch_over(self, socket: Any, other: int) -> None:
+    def _set_timeouts(self, socket: Any, other: int) -> None:
         socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         if self._folder is None and not self._near(other):
             socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
 
-    def hide(self) -> None:
-        """Remove the sockets' files: all have met, or never will."""
+    def remove_files(self) -> None:
+        """Remove the sockets' files: all ranks are connected, or never will be."""
         while self._paths:
             with contextlib.suppress(OSError):
                 os.unlink(self._paths.pop())
@@ -189,16 +189,16 @@ class Wires:
             folder.remove()
             folder.forget()
 
-    def part(self, rank: int, ranks: Sequence[int], key: bytes) -> Wires:
+    def split(self, rank: int, ranks: Sequence[int], key: bytes) -> Wiring:
         """Return the wiring of this rank in a smaller group of ``ranks``.
 
-        Each rank that others call has a folder of its own, which the others remove too: it may be
+        Each rank that listens has a folder of its own. The others remove it too: the rank may be
         killed before.
         """
         hosts = [self.hosts[old] for old in ranks]
         if self._folder is None:
-            return Wires(rank, hosts, key, None)
+            return Wiring(rank, hosts, key, None)
         folders = [SocketFolder.named(derived(key, f"folder {new}")) for new in range(len(ranks))]
         if rank < len(ranks) - 1:
             folders[rank].make()
-        return Wires(rank, hosts, key, folders[rank], to_remove=folders)
+        return Wiring(rank, hosts, key, folders[rank], to_remove=folders)

@@ -1,4 +1,4 @@
-"""What ranks tell each other outside of rounds: that they are here, gone, or have given up."""
+"""The ranks' states, outside of rounds: joined, closed, lost or aborted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Callable
 
 from synk_comm._core.fabric import aborted, lost
-from synk_comm._system.liveness import Identity, Vigil, identity
+from synk_comm._system.liveness import Identity, Pidfds, identity
 from synk_comm.exceptions import CommError, JoinError
 
 from .block import (
@@ -29,8 +29,8 @@ from .block import (
 from .waiting import Waiter
 
 
-class Signals:
-    """One rank's states, and what it sees of the others'."""
+class PeerStates:
+    """One rank's state, and those of its peers."""
 
     def __init__(
         self, block: Block, rank: int, waiter: Waiter, fence: Callable[[], object] | None
@@ -39,11 +39,11 @@ class Signals:
         self._rank = rank
         self._waiter = waiter
         self._fence = fence
-        self._vigil = Vigil()
+        self._pidfds = Pidfds()
         self._peers = [r for r in range(block.layout.size) if r != rank]
 
     def enter(self) -> None:
-        """Say that this rank is here, and which process it is."""
+        """Mark this rank as joined, with the identity of its process."""
         words, me = self._block.words, self._block.layout.control(self._rank) // 8
         if words[me + STATE]:
             raise JoinError(f"rank {self._rank} of this group has already been joined")
@@ -56,24 +56,24 @@ class Signals:
         words[me + STATE] = JOINED
 
     def is_here(self, rank: int) -> bool:
-        """Tell whether a rank has entered; if so, begin to watch its process."""
+        """Return whether a rank has entered; if so, begin to watch its process."""
         if not self._block.word(rank, STATE):
             return False
         which = (PID, STARTED, NAMESPACE)
-        self._vigil.add(rank, Identity(*(self._block.word(rank, word) for word in which)))
+        self._pidfds.add(rank, Identity(*(self._block.word(rank, word) for word in which)))
         return True
 
     def has_entered(self, rank: int) -> bool:
-        """Tell whether a rank has ever entered."""
+        """Return whether a rank has ever entered."""
         return bool(self._block.word(rank, STATE))
 
     def leave(self) -> None:
-        """Say that this rank has closed its communicator."""
+        """Mark this rank's communicator as closed."""
         self._block.words[self._block.layout.control(self._rank) // 8 + STATE] = CLOSED
         self._wake_all()
 
     def abort(self, reason: str) -> None:
-        """Say that the group is given up."""
+        """Mark the group as aborted, with a reason."""
         start = self._block.layout.control(self._rank) + TEXT
         if not LENGTH.unpack_from(self._block.bytes, start)[0]:
             self._block.put_text(start, reason.encode("utf-8", "replace")[:TEXT_BYTES])
@@ -83,7 +83,7 @@ class Signals:
         self._wake_all()
 
     def lose(self, rank: int) -> None:
-        """Say that this rank found another one gone."""
+        """Record a peer that this rank found gone."""
         self._block.words[self._block.layout.control(self._rank) // 8 + LOST] = 1 + rank
         self._wake_all()
 
@@ -97,7 +97,7 @@ class Signals:
             self._waiter.wake(layout.pair(self._rank, rank) + PUSHED)
 
     def failure(self) -> CommError | None:
-        """Return why the group was given up, if it was."""
+        """Return the reason of an abort, if there was one."""
         if not self._block.bytes[ALERT]:
             return None
         for rank in range(self._block.layout.size):
@@ -108,9 +108,9 @@ class Signals:
         return aborted(-1, "no reason was left")
 
     def peer_failure(self, late: Collection[int]) -> CommError | None:
-        """Return which of the ranks that are waited for is gone, or which others know of."""
-        dead = self._vigil.gone()
-        # Who found another rank gone has ended because of that, and may have left too by now.
+        """Return the first lost rank: found by others, or among those waited for."""
+        dead = self._pidfds.gone()
+        # A rank that found another one gone ended because of it, and may have left by now.
         victims = [rank for rank in self._peers if self._block.word(rank, LOST)]
         causes = [self._block.word(rank, LOST) - 1 for rank in victims]
         causes.sort(key=victims.__contains__)
@@ -127,4 +127,4 @@ class Signals:
 
     def close(self) -> None:
         """Stop watching."""
-        self._vigil.close()
+        self._pidfds.close()

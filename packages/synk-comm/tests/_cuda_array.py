@@ -1,0 +1,103 @@
+"""The least that a device array can be, on real devices and on fake ones."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import numpy as np
+
+from synk_comm._backends.nccl.arrays import BFLOAT16
+from synk_comm._core.calls import dtype_text, text_dtype
+from synk_comm._core.ops import Array
+from synk_comm.cuda import CudaError
+
+
+class _Memory:
+    """Device memory that is freed with its last array."""
+
+    def __init__(self, driver: Any, device: int, nbytes: int) -> None:
+        self._driver, self._device = driver, device
+        with driver.entered(device):
+            self.pointer = driver.allocate(nbytes)
+
+    def __del__(self) -> None:
+        if hasattr(self, "pointer"):
+            with contextlib.suppress(CudaError), self._driver.entered(self._device):
+                self._driver.free(self.pointer)
+
+
+class CudaArray:
+    """Memory, and ``__cuda_array_interface__``. bfloat16 is held as its bits, in uint16."""
+
+    def __init__(
+        self,
+        driver: Any,
+        shape: tuple[int, ...],
+        dtype: str,
+        device: int = 0,
+        *,
+        stream: int | None = None,
+        readonly: bool = False,
+        memory: _Memory | None = None,
+        offset: int = 0,
+        strides: tuple[int, ...] | None = None,
+    ) -> None:
+        self.shape, self.dtype = tuple(shape), dtype
+        self.device, self.stream, self.readonly, self.strides = device, stream, readonly, strides
+        self._driver, self._offset = driver, offset
+        self._bits = np.dtype(np.uint16) if dtype == BFLOAT16 else text_dtype(dtype)
+        nbytes = math.prod(self.shape) * self._bits.itemsize
+        self._memory = memory or _Memory(driver, device, nbytes)
+        described = {}
+        if self._bits.names:
+            described = {"descr": np.lib.format.dtype_to_descr(self._bits)}
+        self.__cuda_array_interface__ = {
+            "shape": self.shape,
+            "typestr": "<V2" if dtype == BFLOAT16 else self._bits.str,
+            "data": (self._memory.pointer + offset, readonly),
+            "strides": strides,
+            "stream": stream,
+            "version": 3,
+            **described,
+        }
+
+    @classmethod
+    def of(cls, driver: Any, values: Any, device: int = 0, **options: Any) -> CudaArray:
+        """Copy an array from the host."""
+        host = np.asarray(values, order="C")
+        dtype = options.pop("dtype", None)
+        if dtype is None:
+            dtype = dtype_text(host.dtype)
+        made = cls(driver, host.shape, dtype, device, **options)
+        address = int(host.__array_interface__["data"][0])
+        with driver.entered(device):
+            driver.upload(made._memory.pointer, address, host.nbytes)
+        return made
+
+    def host(self) -> Array:
+        """Copy to the host, after all that the default stream has to do."""
+        values = np.empty(self.shape, self._bits)
+        address = int(values.__array_interface__["data"][0])
+        if values.nbytes:
+            with self._driver.entered(self.device):
+                self._driver.download(address, self._memory.pointer + self._offset, values.nbytes)
+        return values
+
+    def new_empty(self, shape: tuple[int, ...], dtype: str) -> CudaArray:
+        """Make an array on the same device and stream."""
+        return CudaArray(self._driver, tuple(shape), dtype, self.device, stream=self.stream)
+
+    def __getitem__(self, row: int) -> CudaArray:
+        step = math.prod(self.shape[1:]) * self._bits.itemsize
+        return CudaArray(
+            self._driver,
+            self.shape[1:],
+            self.dtype,
+            self.device,
+            stream=self.stream,
+            readonly=self.readonly,
+            memory=self._memory,
+            offset=self._offset + row * step,
+        )
