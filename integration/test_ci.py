@@ -53,7 +53,7 @@ def project(folder: str) -> dict[str, Any]:
     ("paths", "expected"),
     [
         ([], []),
-        (["packages/synk-shm/src/synk_shm/_array.py"], ["synk-shm", *ALL[2:]]),
+        (["packages/synk-shm/src/synk_shm/_arrays/constructors.py"], ["synk-shm", *ALL[2:]]),
         (["packages/synk-comm/README.md"], ALL[1:]),
         (["packages/synk-theano/tests/test_plan.py"], ALL[2:]),
         (["packages/synk-extensions/pyproject.toml"], ALL[3:]),

@@ -58,6 +58,7 @@ ROOMS = {
         *("exceptions", "cuda", "_system", "_core", "abc", "_collectives", "_meeting"),
         *("_backends", "_join", "_processes", "run", "testing"),
     ),
+    "synk_shm": ("exceptions", "_segments", "_processes", "_arrays", "testing"),
     "synk_theano": (
         *("exceptions", "flight", "_cores", "_text", "_tracebacks", "_warn", "_weakqueue"),
         *("_plan", "_wire", "_graph", "_watch", "_rank", "_workers", "_master", "_api"),
@@ -282,7 +283,7 @@ def test_no_room_is_a_corridor(package: str) -> None:
     assert {folder: n for folder, n in sizes.items() if n > LARGEST_ROOM} == {}
 
 
-# In texts that are maps: `_rank/call.py`, `_rank.call`, `synk_shm/_handle.py`, `abc.py`.
+# In texts that are maps: `_rank/call.py`, `_rank.call`, `synk_shm/_arrays/handle.py`, `abc.py`.
 POINTER = re.compile(r"`((?:synk\w+/)?[\w/]+\.py|_[a-z]\w*(?:\.[a-z]\w*)+)[`.(]")
 
 

@@ -18,7 +18,7 @@ SHM = (
     _fault(
         "shm-scope-exception",
         "error paths",
-        "_scope.py",
+        "_arrays/scope.py",
         "    try:\n        yield made\n    finally:\n        made._end()",
         "    yield made\n    made._end()",
         "A scope that is left by an exception does not unlink its arrays.",
@@ -27,7 +27,7 @@ SHM = (
     _fault(
         "shm-handle-of-transpose",
         "plans",
-        "_handle.py",
+        "_arrays/handle.py",
         "strides = None if x.flags.c_contiguous else x.strides",
         "strides = None if x.flags.forc else x.strides",
         "The handle of an array in Fortran order, or of a transpose, reads it in C order.",
@@ -36,7 +36,7 @@ SHM = (
     _fault(
         "shm-align",
         "plans",
-        "_dtypes.py",
+        "_segments/dtypes.py",
         "        dtype.itemsize,\n        dtype.isalignedstruct,",
         "        dtype.itemsize,\n        False,",
         "A structured dtype loses its align flag on the way, which NumPy's == does not see.",
@@ -45,7 +45,7 @@ SHM = (
     _fault(
         "shm-resize-mode",
         "refusals",
-        "_growth.py",
+        "_arrays/resize.py",
         "        mode=found.mode,\n",
         "",
         "An array that outgrows its capacity gets the default permissions, not those asked for.",
@@ -54,7 +54,7 @@ SHM = (
     _fault(
         "shm-header-size",
         "refusals",
-        "_header.py",
+        "_segments/headers.py",
         "if offset + capacity > size or reserved > capacity:",
         "if capacity > size or reserved > capacity:",
         "A segment that was cut by less than its header's size is mapped, and reading it kills.",
@@ -63,7 +63,7 @@ SHM = (
     _fault(
         "shm-fork-child-owns",
         "life cycles",
-        "_segment.py",
+        "_arrays/segment.py",
         "# one that is still there\n        self._owned = []\n        self.mine = False",
         "# one that is still there",
         "A forked child believes that it owns its parent's segments, and removes their names.",
@@ -72,17 +72,17 @@ SHM = (
     _fault(
         "shm-unlink-one-name",
         "life cycles",
-        "_removal.py",
-        "any([_posix.remove(name, inode) for name in names])  # noqa: C419 (all of them)",
-        "any(_posix.remove(name, inode) for name in names)",
+        "_arrays/removal.py",
+        "any([posix.remove(name, inode) for name in names])  # noqa: C419 (all of them)",
+        "any(posix.remove(name, inode) for name in names)",
         "unlink() removes one entry of a segment and forgets the others, such as its given name.",
         "array lifecycle",
     ),
     _fault(
         "shm-create-leaves-name",
         "atomicity",
-        "_create.py",
-        "        for done in owned:\n            _posix.remove(done)\n        owned.clear()",
+        "_arrays/create.py",
+        "        for done in owned:\n            posix.remove(done)\n        owned.clear()",
         "        owned.clear()",
         "A segment for which there is not enough memory leaves its name behind.",
         "full limits",
@@ -90,7 +90,7 @@ SHM = (
     _fault(
         "shm-populate-keeps",
         "error paths",
-        "_pages.py",
+        "_segments/pages.py",
         "        _advise(advise, base + whole, stop - whole, _REMOVE)\n        raise failures[0]",
         "        raise failures[0]",
         "A large array that does not fit keeps the pages it got, while a traceback holds it.",
@@ -99,7 +99,7 @@ SHM = (
     _fault(
         "shm-lock-of-threads",
         "refusals",
-        "_lock.py",
+        "_arrays/lock.py",
         "me = (os.getpid(), threading.get_ident())",
         "me = (os.getpid(), 0)",
         "While a thread holds a lock, another is told that it holds it already, and does not wait.",

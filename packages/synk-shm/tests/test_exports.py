@@ -15,7 +15,7 @@ import synk_shm
 from synk_shm import testing
 
 HOME = Path(__file__).parents[1]
-SOURCES = sorted(Path(synk_shm.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(synk_shm.__file__).parent.rglob("*.py"))
 
 
 def test_public_names():

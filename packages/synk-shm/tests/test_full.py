@@ -51,7 +51,7 @@ for _ in range(2):
     refused(shm.share, source, name="named")
     refused(shm.resize, grows, 9 * MIB)
     # Somebody else may take the memory between the question and the use.
-    shm._array.check_space = shm._segment.check_space = lambda asked, where: None
+    shm._arrays.create.check_space = shm._arrays.resize.check_space = lambda *_: None
 assert len(grows) == 1 and a.sum() == 8 * MIB
 big = shm.share(np.ones(64 * MIB, "u1"), backend="memfd")
 assert big.sum() == 64 * MIB and shm.attach(shm.handle(big)).sum() == 64 * MIB
@@ -160,13 +160,13 @@ def test_sending_needs_no_room(program, small_shm):
 
 
 def test_large_requests_ask_for_the_memory_of_the_machine(monkeypatch):
-    from synk_shm import _space
+    from synk_shm._segments import free_space
 
-    monkeypatch.setattr(_space, "_machine_left", lambda: 50 << 20)
+    monkeypatch.setattr(free_space, "_machine_left", lambda: 50 << 20)
     with pytest.raises(shm.ShmFullError, match=r"only 50.0 MiB"):
         shm.empty(60 << 20, "u1")
     assert shm.empty(40 << 20, "u1").nbytes == 40 << 20
-    monkeypatch.setattr(_space, "_container_left", lambda: 35 << 20)
+    monkeypatch.setattr(free_space, "_container_left", lambda: 35 << 20)
     with pytest.raises(shm.ShmFullError, match=r"only 35.0 MiB"):
         shm.share(np.zeros(40 << 20, "u1"))
 
@@ -176,12 +176,12 @@ def test_what_others_take_meanwhile(script, small_shm):
     script.run(
         """
         import synk_shm as shm
-        from synk_shm import _create, _growth
+        from synk_shm._arrays import create, resize
 
         MIB = 1 << 20
         grows = shm.full(MIB, 3, "u1", capacity=64 * MIB)
         free = shm.free_space()
-        _create.check_space = _growth.check_space = lambda *_: None  # all seems well
+        create.check_space = resize.check_space = lambda *_: None  # all seems well
         for act in (lambda: shm.ones(20 * MIB, "u1"), lambda: shm.resize(grows, 40 * MIB),
                     lambda: shm.share(grows, copy=True) if shm.resize(grows, 40 * MIB) else 0):
             try:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import synk_shm as shm
-from synk_shm._process import process
+from synk_shm._processes.process import process
 from synk_testing import shared_memory
 
 MAKE = """

@@ -120,16 +120,16 @@ def test_large_arrays_on_a_kernel_that_cannot_populate(monkeypatch):
     import numpy as np
 
     import synk_shm as shm
-    from synk_shm import _pages
+    from synk_shm._segments import pages
 
     source = np.arange(6_000_000)
-    monkeypatch.setattr(_pages, "_advise", lambda *_: errno.EINVAL)
+    monkeypatch.setattr(pages, "_advise", lambda *_: errno.EINVAL)
     assert (shm.share(source) == source).all()
     a = shm.empty(10, capacity=6_000_000)
     a = shm.resize(a, 6_000_000)
     a[:] = 1
     assert shm.zeros(5_000_000).sum() == 0
-    monkeypatch.setattr(_pages, "_madvise", lambda: None)
+    monkeypatch.setattr(pages, "_madvise", lambda: None)
     assert shm.ones(5_000_000).sum() == 5_000_000
     shm.unlink(a)
     assert shm.resize(a, 10).sum() == 10

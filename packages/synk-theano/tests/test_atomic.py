@@ -19,7 +19,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synk_shm
-from synk_shm import _segment
+from synk_shm._arrays import segment
 from synk_theano import Function, Runtime
 from synk_theano._master.controller import Controller
 from synk_theano._master.executor import Executor
@@ -482,14 +482,14 @@ def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
         several.data = Members(several.data)
     else:
         kept = synk_shm.ones(3)
-        remove = _segment._posix.remove
+        remove = segment.posix.remove
 
         def struck(*args):
             monkeypatch.undo()
             strike()
             return remove(*args)
 
-        monkeypatch.setattr(_segment._posix, "remove", struck)
+        monkeypatch.setattr(segment.posix, "remove", struck)
     with pytest.raises(KeyboardInterrupt):
         del kept
         late = time.monotonic() + 30

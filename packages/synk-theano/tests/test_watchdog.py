@@ -221,7 +221,7 @@ def names():
 def family_of_each_rank(runtime):
     @as_op([T.dvector], [T.dvector])
     def family(rows):
-        from synk_shm._process import process
+        from synk_shm._processes.process import process
 
         return np.full(len(rows), float(int(process.home, 16)))
 

@@ -1,23 +1,12 @@
 """NumPy arrays in shared memory: plain ndarrays that several processes see at once.
 
-The map of the package, from the user down to the system (README.md here tells the rest)::
-
-    _array  _growth  _removal  _handle  _scope  _lock  _listing      what you call
-       \\______|________|__      |
-                _create   _attach  <-  _reduction        how a process comes by memory
-                     \\     /
-                    _segment        memory, its names, and who owns them
-                        |
-                     _process       this process: exit, fork, families
-                        |
-    _header  _dtypes _family        locks of families, sweeping the dead
-    _names   _space  _pages  _posix                      the system
+README.md in this folder has the map of the files.
 """
 
 from __future__ import annotations
 
-from synk_shm import _reduction
-from synk_shm._array import (
+from synk_shm._arrays import pickling
+from synk_shm._arrays.constructors import (
     empty,
     empty_like,
     full,
@@ -28,16 +17,16 @@ from synk_shm._array import (
     zeros,
     zeros_like,
 )
-from synk_shm._growth import resize
-from synk_shm._handle import Handle, attach, handle
-from synk_shm._listing import SegmentInfo, cleanup, free_space, leave
-from synk_shm._listing import list_segments as list  # noqa: A004
-from synk_shm._lock import lock
-from synk_shm._process import process as _process
-from synk_shm._reduction import rebuild_array as _rebuild  # noqa: F401 (pickles name it)
-from synk_shm._removal import close, is_shared, unlink
-from synk_shm._scope import Scope, scope
-from synk_shm._segment import Segment, segment
+from synk_shm._arrays.handle import Handle, attach, handle
+from synk_shm._arrays.listing import SegmentInfo, cleanup, free_space, leave
+from synk_shm._arrays.listing import list_segments as list  # noqa: A004
+from synk_shm._arrays.lock import lock
+from synk_shm._arrays.pickling import rebuild_array as _rebuild  # noqa: F401 (pickles name it)
+from synk_shm._arrays.removal import close, is_shared, unlink
+from synk_shm._arrays.resize import resize
+from synk_shm._arrays.scope import Scope, scope
+from synk_shm._arrays.segment import Segment, segment
+from synk_shm._processes.process import process as _process
 from synk_shm.exceptions import (
     ShmError,
     ShmExistsError,
@@ -50,8 +39,8 @@ from synk_shm.exceptions import (
 
 __version__ = "0.1.0"
 
-# The one place where this is wired: below `_reduction` nothing knows it.
-_process.at_first.append(_reduction.register)
+# The one place where this is wired: below `pickling` nothing knows it.
+_process.at_first.append(pickling.register)
 
 __all__ = [  # noqa: RUF022 (grouped by what you do with them)
     # make

@@ -17,8 +17,8 @@ import gc
 import time
 from collections.abc import Iterator
 
-from synk_shm import _family
-from synk_shm._listing import list_segments
+from synk_shm._arrays.listing import list_segments
+from synk_shm._processes import families
 
 __all__ = ["no_segments_left"]
 
@@ -39,7 +39,7 @@ def no_segments_left(timeout_s: float = 5.0) -> Iterator[None]:
     Raises:
         AssertionError: with the names that are left.
     """
-    before = {name for name, _ in _family.names_of_user()}
+    before = {name for name, _ in families.names_of_user()}
     yield
     gc.collect()
     began = time.monotonic()

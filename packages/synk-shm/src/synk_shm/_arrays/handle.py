@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synk_shm import _dtypes, _names
-from synk_shm._attach import open_segment
-from synk_shm._segment import Array, Mapping, Segment, segment
+from synk_shm._arrays.attach import open_segment
+from synk_shm._arrays.segment import Array, Mapping, Segment, segment
+from synk_shm._segments import dtypes, naming
 from synk_shm.exceptions import ShmFormatError
 
 
@@ -39,26 +39,26 @@ class Handle(NamedTuple):
     @property
     def dtype(self) -> np.dtype[Any]:
         """The array's dtype. Attaches the array to see it if the handle leaves it out."""
-        return _dtypes.decode(self.dtype_text) if self.dtype_text else self.attach(True).dtype
+        return dtypes.decode(self.dtype_text) if self.dtype_text else self.attach(True).dtype
 
     @property
     def nbytes(self) -> int:
         """Bytes of the array's elements."""
-        return _dtypes.count_bytes(self.shape, self.dtype)
+        return dtypes.count_bytes(self.shape, self.dtype)
 
     def attach(self, readonly: bool = False) -> Array:
         """The array itself, in this process: see `attach`."""
         return attach(self, readonly=readonly)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        packed = _names.pack(self.name)
+        packed = naming.pack(self.name)
         parts = (packed, self.nonce, self.offset, self.shape, self.strides, self.dtype_text)
         return Handle.unpack, parts
 
     @staticmethod
     def unpack(packed: bytes | str, *rest: Any) -> Handle:
         """The handle that was pickled."""
-        return Handle(_names.unpack(packed), *rest)
+        return Handle(naming.unpack(packed), *rest)
 
 
 # Their pickles name them: shorter ones, and they survive a move of this file.
@@ -81,7 +81,7 @@ def handle(x: Array) -> Handle:
         raise TypeError(f"expected a numpy.ndarray, got {type(x).__name__}")
     found = reachable_segment(x)
     whole = found.header
-    text = whole.dtype_text if x.dtype is whole.dtype else _dtypes.encode(x.dtype)
+    text = whole.dtype_text if x.dtype is whole.dtype else dtypes.encode(x.dtype)
     if text.startswith("(") and text == whole.dtype_text:
         text = ""  # it may be long
     offset = 0
@@ -120,7 +120,7 @@ def attach(
         nonce = name_or_handle.nonce
         known = _checked(name_or_handle.name)
         return view(open_segment(known, readonly, timeout_s, nonce, owner_uid), name_or_handle)
-    given = _names.system_name(name_or_handle)
+    given = naming.system_name(name_or_handle)
     mapping = open_segment(given, readonly, timeout_s, None, owner_uid)
     return mapping.segment.array()
 
@@ -155,4 +155,4 @@ def _checked(name: str) -> str:
         if len(parts) == 5 and parts[3] == "fd" and parts[2].isdigit() and parts[4].isdigit():
             return name
         raise ValueError(f"{name!r} is not the address of a segment")
-    return _names.system_name(name)
+    return naming.system_name(name)

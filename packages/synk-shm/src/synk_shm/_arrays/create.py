@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from synk_shm import _header, _names, _pages, _posix
-from synk_shm._process import process
-from synk_shm._segment import Array, Bytes, Mapping, Segment, map_memory
-from synk_shm._space import check_space
+from synk_shm._arrays.segment import Array, Bytes, Mapping, Segment, map_memory
+from synk_shm._processes.process import process
+from synk_shm._segments import headers, naming, pages, posix
+from synk_shm._segments.free_space import check_space
 
 NOTHING = object()
-_NONCE = _header.NONCE_BYTES
-_NOISE = _NONCE + _names.RANDOM_BYTES
+_NONCE = headers.NONCE_BYTES
+_NOISE = _NONCE + naming.RANDOM_BYTES
 
 
 def create(
@@ -38,20 +38,20 @@ def create(
     """
     process.ready(backend == "shm")
     family = process.home
-    plan = _header.plan(shape, dtype, fortran, capacity, family)
-    where = _posix.PLACES[backend]
-    if plan.stop >= _pages.LARGE:
+    plan = headers.plan(shape, dtype, fortran, capacity, family)
+    where = posix.PLACES[backend]
+    if plan.stop >= pages.LARGE:
         check_space(plan.stop, where)
     noise = os.urandom(_NOISE)
     nonce = noise[:_NONCE]
-    wanted = _names.segment_name(family, noise[_NONCE:])
-    if name is not None and _posix.DIRECTORY is None:
+    wanted = naming.segment_name(family, noise[_NONCE:])
+    if name is not None and posix.DIRECTORY is None:
         wanted = name  # second entries are impossible there: it is the only one
     first, fd = _open_new(backend, wanted, mode)
     owned = [] if backend == "memfd" else [first]
     try:
-        if data is None and plan.stop < _pages.LARGE:
-            _posix.reserve(fd, plan.stop, plan.length, where)
+        if data is None and plan.stop < pages.LARGE:
+            posix.reserve(fd, plan.stop, plan.length, where)
             mapping = map_memory(fd, plan.length, first)
         else:
             mapping = _filled(fd, plan, first, where, data)
@@ -63,16 +63,16 @@ def create(
         if contents is not NOTHING:
             array[...] = contents
         if name is not None and name != first:
-            _posix.link(first, name)  # whoever finds this name finds it complete
+            posix.link(first, name)  # whoever finds this name finds it complete
             owned.append(name)
     except BaseException:
         for done in owned:
-            _posix.remove(done)
+            posix.remove(done)
         owned.clear()
         os.close(fd)
         raise
     if backend == "memfd":
-        _posix.seal(fd)
+        posix.seal(fd)
         made.fd = fd
     else:
         os.close(fd)
@@ -82,17 +82,19 @@ def create(
 def _open_new(backend: str, wanted: str, mode: int) -> tuple[str, int]:
     """A new empty segment: its name, and a descriptor."""
     if backend == "memfd":
-        fd = _posix.create_anonymous(mode)
+        fd = posix.create_anonymous(mode)
         return f"/proc/{os.getpid()}/fd/{fd}", fd
-    return wanted, _posix.create(wanted, mode)
+    return wanted, posix.create(wanted, mode)
 
 
-def _filled(fd: int, plan: _header.Plan, name: str, where: str, data: Bytes | None) -> Mapping:
+def _filled(
+    fd: int, plan: headers.SegmentLayout, name: str, where: str, data: Bytes | None
+) -> Mapping:
     """The memory of a new segment that is large, or gets its data now."""
-    _posix.set_size(fd, plan.length, where)
-    if data is not None and plan.stop < _pages.WORTH_THREADS:
-        written = _posix.write_data(fd, plan.start, data.data, where)
-        _posix.allocate(fd, 0, plan.start if written else plan.stop, where)
+    posix.set_size(fd, plan.length, where)
+    if data is not None and plan.stop < pages.WORTH_THREADS:
+        written = posix.write_data(fd, plan.start, data.data, where)
+        posix.allocate(fd, 0, plan.start if written else plan.stop, where)
         mapping = map_memory(fd, plan.length, name)
         if not written:
             mapping[plan.start : plan.stop] = data.data
@@ -100,9 +102,9 @@ def _filled(fd: int, plan: _header.Plan, name: str, where: str, data: Bytes | No
     mapping = map_memory(fd, plan.length, name)
     memory = np.frombuffer(mapping, np.uint8)
     # The page of the header is apart: data of this size begin on a page of their own.
-    _posix.allocate(fd, 0, plan.start, where)
-    if not _pages.populate(memory, plan.start, plan.stop, where, data):
-        _posix.allocate(fd, plan.start, plan.stop, where)
+    posix.allocate(fd, 0, plan.start, where)
+    if not pages.populate(memory, plan.start, plan.stop, where, data):
+        posix.allocate(fd, plan.start, plan.stop, where)
         if data is not None:
             memory[plan.start : plan.stop] = data
     return mapping

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from synk_shm import _dtypes, _header, _names, _posix
-from synk_shm._process import process
+from synk_shm._processes.process import process
+from synk_shm._segments import dtypes, headers, naming, posix
 from synk_shm.exceptions import ShmError, ShmNotFoundError
 
 _SHARED = mmap.MAP_SHARED
@@ -68,7 +68,7 @@ class Segment:
         self,
         mapping: Mapping,
         name: str,
-        header: _header.Header,
+        header: headers.Header,
         nonce: bytes,
         mode: int,
         readonly: bool,
@@ -128,17 +128,17 @@ class Segment:
     @property
     def shape(self) -> tuple[int, ...]:
         """The whole array's present shape; `resize` changes it."""
-        return tuple(self._numbers(_header.SHAPE_AT, len(self.header.shape)).tolist())
+        return tuple(self._numbers(headers.SHAPE_AT, len(self.header.shape)).tolist())
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole array's present shape."""
-        return _dtypes.count_bytes(self.shape, self.dtype)
+        return dtypes.count_bytes(self.shape, self.dtype)
 
     @property
     def reserved(self) -> int:
         """Bytes of data that are really allocated."""
-        return int(self._numbers(_header.RESERVED_AT, 1)[0])
+        return int(self._numbers(headers.RESERVED_AT, 1)[0])
 
     @property
     def address(self) -> int:
@@ -192,7 +192,7 @@ class Segment:
         """The view that a handle describes. ValueError if it leaves the allocated bytes."""
         low = high = offset
         if strides is None:
-            high += _dtypes.count_bytes(shape, dtype)
+            high += dtypes.count_bytes(shape, dtype)
         elif 0 not in shape:
             for length, stride in zip(shape, strides):
                 low, high = (
@@ -217,9 +217,9 @@ class Segment:
     def adopt(self, name: str) -> None:
         """Own one more name, which came with a message. One is enough: drop a second."""
         if self.owner:
-            _posix.remove(name)
+            posix.remove(name)
             return
-        family = _names.family_of(name) or self.family
+        family = naming.family_of(name) or self.family
         self.families += process.enter(family)
         self.mine = True
         self._owned = [name]
@@ -227,28 +227,28 @@ class Segment:
 
     def move_user_name(self, old: Segment) -> None:
         """Take the name that a user gave to `old`, in one step."""
-        for name in [name for name in old._owned if _names.is_user_name(name)]:
-            if not _posix.links(name, old.inode):
+        for name in [name for name in old._owned if naming.is_user_name(name)]:
+            if not posix.links(name, old.inode):
                 continue  # it is unlinked, or another's now
-            step = _names.random_name(self.family)
-            _posix.link(self.address_name, step)
-            os.replace(_posix.path_of(step), _posix.path_of(name))
+            step = naming.random_name(self.family)
+            posix.link(self.address_name, step)
+            os.replace(posix.path_of(step), posix.path_of(name))
             old._owned.remove(name)
             self._owned.append(name)
 
     def has_user_name(self) -> bool:
-        return any(_names.is_user_name(name) for name in self._owned)
+        return any(naming.is_user_name(name) for name in self._owned)
 
     def set_length(self, length: int, reserved: int) -> None:
         """Publish a new first length: memory first, so that no reader sees too much."""
-        self._numbers(_header.RESERVED_AT, 1)[0] = reserved
-        self._numbers(_header.SHAPE_AT, 1)[0] = length
+        self._numbers(headers.RESERVED_AT, 1)[0] = reserved
+        self._numbers(headers.SHAPE_AT, 1)[0] = length
 
     def reopen(self) -> int:
         """A new descriptor (and so a new holder of locks) for this segment's file."""
         if self.fd is not None:
-            return _posix.open_anonymous(self.address_name, self.readonly)
-        fd = _posix.open_existing(self.address_name, self.readonly)
+            return posix.open_anonymous(self.address_name, self.readonly)
+        fd = posix.open_existing(self.address_name, self.readonly)
         if os.fstat(fd).st_ino != self.inode:
             os.close(fd)
             raise_taken(self.name)
@@ -265,7 +265,7 @@ class Segment:
         owned, self._owned = self._owned, []
         for name in reversed(owned):  # the random one last: it leads a sweep to the others
             # A random name cannot have been given again.
-            _posix.remove(name, self.inode if _names.is_user_name(name) else None)
+            posix.remove(name, self.inode if naming.is_user_name(name) else None)
             self.unlinked = True
 
     def unlink(self) -> None:
@@ -331,4 +331,4 @@ def map_memory(fd: int, length: int, name: str, readonly: bool = False) -> Mappi
     try:
         return Mapping(fd, length, _SHARED, _READ if readonly else _BOTH, **_NO_FD)
     except OSError as error:
-        _posix.raise_mapped(error, name)
+        posix.raise_mapped(error, name)

@@ -18,8 +18,8 @@ import stat
 import struct
 import time
 
-from synk_shm import _names, _posix
-from synk_shm._peek import peek
+from synk_shm._segments import naming, posix
+from synk_shm._segments.headers import peek
 from synk_shm.exceptions import ShmTimeoutError
 
 _OPEN_S = 5.0
@@ -59,7 +59,7 @@ def hold(family: str, *, create: bool) -> int | None:
         except FileNotFoundError:
             return None
         except OSError as error:
-            _posix.raise_mapped(error, path)
+            posix.raise_mapped(error, path)
         if _lock(fd, fcntl.LOCK_SH) and _is_current(fd, path):
             _mark(fd)
             if create:
@@ -76,7 +76,7 @@ def hold(family: str, *, create: bool) -> int | None:
 
 def has_names(family: str) -> bool:
     """Whether there is anything that a sweep of this family would remove."""
-    return any(_names.family_of(name) == family for name, _ in names_of_user())
+    return any(naming.family_of(name) == family for name, _ in names_of_user())
 
 
 def postpone_if_alone(fd: int) -> None:
@@ -122,7 +122,7 @@ def sweep(family: str, *, at_once: bool = False) -> list[str]:
         return []
     try:
         # Its own names last: should this process be killed, they lead the next one to the rest.
-        removed = [name for name in _names_of(family) if _posix.remove(name)]
+        removed = [name for name in _names_of(family) if posix.remove(name)]
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_lock_path(family) or "")  # last: while it is there, the rest is found
     finally:
@@ -132,11 +132,11 @@ def sweep(family: str, *, at_once: bool = False) -> list[str]:
 
 def sweep_all() -> list[str]:
     """Remove the names of every dead family of this user; return those names."""
-    if _posix.DIRECTORY is None:
+    if posix.DIRECTORY is None:
         return []
     user = os.geteuid()
-    with os.scandir(_posix.DIRECTORY) as entries:
-        found = [(_names.lock_owner(entry.name), entry) for entry in entries]
+    with os.scandir(posix.DIRECTORY) as entries:
+        found = [(naming.lock_owner(entry.name), entry) for entry in entries]
     removed = []
     for owner, entry in found:
         if owner is not None and owner[0] == user and _is_of(entry, user):
@@ -155,13 +155,13 @@ def _is_of(entry: os.DirEntry[str], user: int) -> bool:
 
 def names_of_user() -> list[tuple[str, int]]:
     """(name, inode) of every segment entry that belongs to this user."""
-    if _posix.DIRECTORY is None:
+    if posix.DIRECTORY is None:
         return []
     user = os.geteuid()
     found = []
-    with os.scandir(_posix.DIRECTORY) as entries:
+    with os.scandir(posix.DIRECTORY) as entries:
         for entry in entries:
-            if not _names.is_segment("/" + entry.name):
+            if not naming.is_segment("/" + entry.name):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
@@ -173,9 +173,9 @@ def names_of_user() -> list[tuple[str, int]]:
 def _names_of(family: str) -> list[str]:
     """The names of what a family made: those that users gave, then its own."""
     entries = names_of_user()
-    own = {name: inode for name, inode in entries if _names.family_of(name) == family}
+    own = {name: inode for name, inode in entries if naming.family_of(name) == family}
     inodes = set(own.values())
-    given = [name for name, inode in entries if _names.is_user_name(name) and inode in inodes]
+    given = [name for name, inode in entries if naming.is_user_name(name) and inode in inodes]
     return [name for name in given if _maker_of(name) == family] + list(own)
 
 
@@ -186,9 +186,9 @@ def _maker_of(name: str) -> str | None:
 
 
 def _lock_path(family: str) -> str | None:
-    if _posix.DIRECTORY is None:
+    if posix.DIRECTORY is None:
         return None
-    return os.path.join(_posix.DIRECTORY, _names.lock_name(os.geteuid(), family))
+    return os.path.join(posix.DIRECTORY, naming.lock_name(os.geteuid(), family))
 
 
 def _open_lock(path: str | None, access: int) -> int | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 
-from synk_shm import _family, _names, _posix
-from synk_shm._process import process
-from synk_shm._segment import Array, Segment, segment
+from synk_shm._arrays.segment import Array, Segment, segment
+from synk_shm._processes import families
+from synk_shm._processes.process import process
+from synk_shm._segments import naming, posix
 from synk_shm.exceptions import ShmNotFoundError, ShmPermissionError
 
 
@@ -54,7 +55,7 @@ def unlink(a_or_name: Array | str, missing_ok: bool = False) -> None:
         ValueError: this array is not in shared memory.
     """
     if isinstance(a_or_name, str):
-        name = _names.system_name(a_or_name)
+        name = naming.system_name(a_or_name)
         if not _unlink_name(name) and not missing_ok:
             raise ShmNotFoundError(
                 errno.ENOENT, "no such segment (or it is unlinked already)", name
@@ -78,16 +79,16 @@ def _remove_names(found: Segment) -> bool:
     found.unlink()
     if found.backend == "memfd":
         return not gone
-    if _posix.DIRECTORY is None:
-        return _posix.remove(found.name)
+    if posix.DIRECTORY is None:
+        return posix.remove(found.name)
     return _remove_inode(found.inode, names)
 
 
 def _unlink_name(name: str) -> bool:
-    if _posix.DIRECTORY is None:
-        return _posix.remove(name)
+    if posix.DIRECTORY is None:
+        return posix.remove(name)
     try:
-        inode, owner = _posix.identity_of(name)
+        inode, owner = posix.identity_of(name)
     except FileNotFoundError:
         return False
     if owner != os.geteuid():
@@ -103,8 +104,8 @@ def _unlink_name(name: str) -> bool:
 def _remove_inode(inode: int, known: list[str]) -> bool:
     """Remove all entries of a segment; looks for those that are not known, if there are any."""
     names = known
-    if any(_posix.links(name, inode) != len(known) for name in known):
-        names = [name for name, number in _family.names_of_user() if number == inode]
+    if any(posix.links(name, inode) != len(known) for name in known):
+        names = [name for name, number in families.names_of_user() if number == inode]
     # A random one last: it leads a sweep to the others, should this process be killed.
-    names = sorted(names, key=_names.is_user_name, reverse=True)
-    return any([_posix.remove(name, inode) for name in names])  # noqa: C419 (all of them)
+    names = sorted(names, key=naming.is_user_name, reverse=True)
+    return any([posix.remove(name, inode) for name in names])  # noqa: C419 (all of them)

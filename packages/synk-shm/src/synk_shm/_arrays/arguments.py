@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from synk_shm import _dtypes, _names
+from synk_shm._segments import dtypes, naming
 
 Shape = Union[int, Iterable[int]]
 
@@ -23,9 +23,9 @@ def check_shape(shape: Shape) -> tuple[int, ...]:
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise TypeError(f"a shape is an int or a sequence of ints, got {shape!r}")
     lengths = tuple(map(check_length, given))
-    if len(lengths) > _dtypes.MAX_DIMENSIONS:
+    if len(lengths) > dtypes.MAX_DIMENSIONS:
         raise ValueError(
-            f"NumPy arrays have up to {_dtypes.MAX_DIMENSIONS} dimensions, got {len(lengths)}"
+            f"NumPy arrays have up to {dtypes.MAX_DIMENSIONS} dimensions, got {len(lengths)}"
         )
     return lengths
 
@@ -47,7 +47,7 @@ def check_capacity(capacity: int, shape: tuple[int, ...], dtype: np.dtype[Any], 
         raise ValueError('capacity needs order="C" and at least one dimension')
     if rows < shape[0]:
         raise ValueError(f"capacity {rows} is less than the length {shape[0]}")
-    return _dtypes.count_bytes((rows, *shape[1:]), dtype)
+    return dtypes.count_bytes((rows, *shape[1:]), dtype)
 
 
 def check_backend(backend: str, name: str | None) -> str | None:
@@ -58,7 +58,7 @@ def check_backend(backend: str, name: str | None) -> str | None:
         return None
     if backend == "memfd":
         raise ValueError('backend="memfd" has no names; pass a handle, or use backend="shm"')
-    full = _names.system_name(name)
+    full = naming.system_name(name)
     if name.startswith("/"):
         raise ValueError(f"a name must not contain '/', got {name!r}")
     return full

@@ -23,14 +23,15 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
 import re
 import struct
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from synk_shm import _dtypes
-from synk_shm.exceptions import ShmFormatError
+from synk_shm._segments import dtypes, posix
+from synk_shm.exceptions import ShmError, ShmFormatError
 
 MAGIC = b"SYNK-SHM"
 VERSION = 1
@@ -80,7 +81,7 @@ class Header(NamedTuple):
         return before, after + struct.pack(f"={ndim}q", *self.shape) + text
 
 
-class Plan(NamedTuple):
+class SegmentLayout(NamedTuple):
     """What is the same for all segments of arrays that are alike.
 
     Attributes:
@@ -109,13 +110,13 @@ def plan(
     fortran: bool,
     capacity: int | None,
     family: str,
-) -> Plan:
+) -> SegmentLayout:
     """Lay out a segment for an array. The same question is answered from memory.
 
     Raises:
         TypeError, ValueError: arrays of this dtype or size cannot be shared.
     """
-    answer = _known_plan if _dtypes.is_simple(dtype) else _plan
+    answer = _known_plan if dtypes.is_simple(dtype) else _plan
     return answer(shape, dtype, fortran, capacity, family)
 
 
@@ -125,14 +126,14 @@ def _plan(
     fortran: bool,
     capacity: int | None,
     family: str,
-) -> Plan:
-    text = _dtypes.encode(dtype)
-    nbytes = _dtypes.count_bytes(shape, dtype)
+) -> SegmentLayout:
+    text = dtypes.encode(dtype)
+    nbytes = dtypes.count_bytes(shape, dtype)
     unit = _PAGE if nbytes >= _LARGE else _ALIGN
     start = -(-_size(len(shape), len(text.encode())) // unit) * unit
     room = nbytes if capacity is None else capacity
     header = Header(shape, dtype, text, fortran, start, room, nbytes, family)
-    return Plan(header, start, start + nbytes, start + room, *header.pack())
+    return SegmentLayout(header, start, start + nbytes, start + room, *header.pack())
 
 
 _known_plan = functools.lru_cache(maxsize=256)(_plan)
@@ -152,7 +153,7 @@ def needed(start: bytes) -> int:
     ndim: int
     text_length: int
     ndim, text_length = _LENGTHS.unpack_from(start, _LENGTHS_AT)
-    return _size(min(ndim, _dtypes.MAX_DIMENSIONS), min(text_length, _dtypes.MAX_TEXT))
+    return _size(min(ndim, dtypes.MAX_DIMENSIONS), min(text_length, dtypes.MAX_TEXT))
 
 
 def parse(start: bytes, size: int, name: str) -> tuple[Header, bytes]:
@@ -182,7 +183,7 @@ def _read(before: bytes, after: bytes, size: int) -> Header:
     family, offset, capacity, reserved, ndim, text_length = _AFTER.unpack_from(after)
     if version != VERSION:
         raise ValueError(f"it has version {version} of the layout, this is version {VERSION}")
-    if ndim > _dtypes.MAX_DIMENSIONS or text_length > _dtypes.MAX_TEXT or flags & ~_FORTRAN:
+    if ndim > dtypes.MAX_DIMENSIONS or text_length > dtypes.MAX_TEXT or flags & ~_FORTRAN:
         raise ValueError(f"{ndim} dimensions, {text_length} bytes of dtype, flags {flags:#x}")
     end = _size(ndim, text_length)
     if end > len(after) + _AFTER_NONCE or end > offset or offset % _ALIGN:
@@ -194,8 +195,8 @@ def _read(before: bytes, after: bytes, size: int) -> Header:
     family_text = family.decode("ascii")
     if not _FAMILY.fullmatch(family_text):
         raise ValueError(f"{family_text!r} is not the name of a family")
-    dtype = _dtypes.decode(text)
-    nbytes = _dtypes.count_bytes(shape, dtype)
+    dtype = dtypes.decode(text)
+    nbytes = dtypes.count_bytes(shape, dtype)
     if nbytes > reserved:
         raise ValueError(f"shape {shape} of {dtype} needs {nbytes} bytes, it has {reserved}")
     fortran = bool(flags & _FORTRAN)
@@ -203,3 +204,35 @@ def _read(before: bytes, after: bytes, size: int) -> Header:
 
 
 _known = functools.lru_cache(maxsize=256)(_read)
+
+
+def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
+    """The header of an open segment of `size` bytes, and its nonce; None if it has none yet.
+
+    Raises:
+        ShmFormatError: not a segment of ours, or one that contradicts itself.
+    """
+    start = posix.read_start(fd, size, PEEK) if size else b""
+    length = needed(start)
+    if not length:
+        return None
+    if length > len(start):
+        start = posix.read_start(fd, size, length)
+    return parse(start[:length], size, name)
+
+
+def peek(name: str) -> tuple[Header | None, os.stat_result] | None:
+    """What a name stands for; None if it is gone, a header of None if it is no usable segment."""
+    try:
+        fd = posix.open_existing(name, readonly=True)
+    except ShmError:
+        return None
+    try:
+        status = os.fstat(fd)
+        try:
+            found = read_header(fd, status.st_size, name)
+        except OSError:
+            found = None
+        return None if found is None else found[0], status
+    finally:
+        os.close(fd)

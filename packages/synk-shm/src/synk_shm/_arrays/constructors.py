@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from synk_shm import _dtypes
-from synk_shm._arguments import (
+from synk_shm._arrays.arguments import (
     Shape,
     check_backend,
     check_capacity,
     check_mode,
     check_shape,
 )
-from synk_shm._create import NOTHING, create
-from synk_shm._segment import Array, segment
+from synk_shm._arrays.create import NOTHING, create
+from synk_shm._arrays.segment import Array, segment
+from synk_shm._segments import dtypes
 
 
 def empty(
@@ -129,7 +129,7 @@ def share(
         raise ValueError(
             "copy=False, but this array is not in shared memory, or read-only, or not so named"
         )
-    _dtypes.check(source.dtype)
+    dtypes.check(source.dtype)
     order = _order_of(source)
     flat = source.T if order == "F" else source
     whole = flat.flags.c_contiguous and source.size > 0

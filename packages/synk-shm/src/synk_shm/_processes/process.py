@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from synk_shm import _family
+from synk_shm._processes import families
 
 _CHECK_EVERY_S = 0.1  # somebody may remove lock files; asking each time would cost a tenth
 
@@ -42,7 +42,7 @@ class _Membership:
         self.count = 0
 
 
-class Process:
+class ProcessState:
     """The families this process belongs to, the names it owns, the locks it holds.
 
     Attributes:
@@ -97,19 +97,19 @@ class Process:
         from multiprocessing import parent_process, util
 
         self._find_parent = parent_process  # nothing can be imported late in the exit
-        self.home = _family.home_family()
+        self.home = families.home_family()
         for call in self.at_first:
             call()
         os.register_at_fork(after_in_child=self._after_fork)
         # multiprocessing forgets finalizers in its forked children, then calls these.
-        util.register_after_fork(self, Process._finalize_at_exit)
+        util.register_after_fork(self, ProcessState._finalize_at_exit)
         self._finalize_at_exit()
         self._armed = True
         # Already ending, in a handler of atexit: what is registered now is not called.
         self._ended = not threading.main_thread().is_alive()
         with contextlib.suppress(OSError):  # no directory, or another program's trouble
             self._hold_home()  # before the sweep: its own family is alive
-            _family.sweep_all()
+            families.sweep_all()
 
     def _hold_home(self) -> None:
         """Keep the home family alive: take its lock, again if the file was taken away."""
@@ -124,8 +124,8 @@ class Process:
 
     def _renew(self, member: _Membership) -> None:
         """Take the lock of the home family, if it has none, or its file was taken away."""
-        if member.fd is None or not _family.is_linked(member.fd):
-            lost, member.fd = member.fd, _family.hold(self.home, create=True)
+        if member.fd is None or not families.is_linked(member.fd):
+            lost, member.fd = member.fd, families.hold(self.home, create=True)
             if lost is not None:
                 os.close(lost)
                 self._inherits = False  # a parent that forked this process may hold the old one
@@ -142,7 +142,7 @@ class Process:
             if member is None:
                 member = self._memberships[family] = _Membership()
             if member.fd is None:
-                member.fd = _family.hold(family, create=False)
+                member.fd = families.hold(family, create=False)
             member.count += 1
         return (family,)
 
@@ -161,7 +161,7 @@ class Process:
         self._send_check_at = now + _CHECK_EVERY_S
         member = self._memberships.get(self.home)
         if member is not None and member.fd is not None and self._is_awaited():
-            _family.postpone_if_alone(member.fd)
+            families.postpone_if_alone(member.fd)
 
     def forget(self, segment: Mapped, key: tuple[bytes, bool]) -> None:
         """A segment is no longer mapped here."""
@@ -202,15 +202,15 @@ class Process:
     def _release(self, family: str, member: _Membership) -> None:
         if member.fd is None:
             return
-        if family == self.home and not _family.is_linked(member.fd) and _family.has_names(family):
+        if family == self.home and not families.is_linked(member.fd) and families.has_names(family):
             with contextlib.suppress(OSError):
                 self._renew(member)  # what it has sent last is not swept with it
         awaited = family == self.home and self._is_awaited()
-        if awaited and _family.has_names(family):
-            _family.postpone_if_alone(member.fd)
+        if awaited and families.has_names(family):
+            families.postpone_if_alone(member.fd)
         os.close(member.fd)
         with contextlib.suppress(OSError):  # runs where nobody could catch it
-            _family.sweep(family, at_once=family == self.home and not awaited)
+            families.sweep(family, at_once=family == self.home and not awaited)
 
     def _is_awaited(self) -> bool:
         """Whether a process may expect messages of this one, and not be of the family yet.
@@ -280,4 +280,4 @@ def _is_there(pid: int) -> bool:
     return True
 
 
-process = Process()
+process = ProcessState()

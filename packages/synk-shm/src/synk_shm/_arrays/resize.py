@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from synk_shm import _dtypes, _pages, _posix
-from synk_shm._arguments import check_length
-from synk_shm._create import create
-from synk_shm._segment import Array, Segment, segment
-from synk_shm._space import check_space
+from synk_shm._arrays.arguments import check_length
+from synk_shm._arrays.create import create
+from synk_shm._arrays.segment import Array, Segment, segment
+from synk_shm._segments import dtypes, pages, posix
+from synk_shm._segments.free_space import check_space
 
 
 def resize(a: Array, new_length: int) -> Array:
@@ -32,7 +32,7 @@ def resize(a: Array, new_length: int) -> Array:
     found = _check_whole(a)
     length = check_length(new_length)
     shape = (length, *a.shape[1:])
-    nbytes = _dtypes.count_bytes(shape, found.dtype)
+    nbytes = dtypes.count_bytes(shape, found.dtype)
     reserved = found.reserved
     if nbytes > found.capacity or (nbytes > reserved and not _allocate(found, reserved, nbytes)):
         return _move(a, found, shape)
@@ -42,16 +42,16 @@ def resize(a: Array, new_length: int) -> Array:
 
 def _allocate(found: Segment, reserved: int, nbytes: int) -> bool:
     """Really allocate more of what is mapped; False if that cannot be done in place."""
-    where = _posix.PLACES[found.backend]
+    where = posix.PLACES[found.backend]
     begin, end = found.header.data_offset + reserved, found.header.data_offset + nbytes
     check_space(end - begin, where)
-    if _pages.populate(found.memory(), begin, end, where):
+    if pages.populate(found.memory(), begin, end, where):
         return True
     if found.unlinked:
         return False
     fd = found.reopen()
     try:
-        _posix.allocate(fd, begin, end, where)
+        posix.allocate(fd, begin, end, where)
     finally:
         os.close(fd)
     return True
@@ -59,14 +59,14 @@ def _allocate(found: Segment, reserved: int, nbytes: int) -> bool:
 
 def _move(a: Array, found: Segment, shape: tuple[int, ...]) -> Array:
     """The contents of `a` in a new segment with room to grow."""
-    if found.has_user_name() and _posix.DIRECTORY is None:
+    if found.has_user_name() and posix.DIRECTORY is None:
         raise ValueError(
             "on this system a named array cannot outgrow its capacity; make it with more"
         )
     result = create(
         shape,
         found.dtype,
-        capacity=max(_dtypes.count_bytes(shape, found.dtype), 2 * found.capacity),
+        capacity=max(dtypes.count_bytes(shape, found.dtype), 2 * found.capacity),
         mode=found.mode,
         backend=found.backend,
     )

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from synk_shm import _array
-from synk_shm._arguments import Shape
-from synk_shm._growth import resize
-from synk_shm._removal import unlink
-from synk_shm._segment import Array
+from synk_shm._arrays import constructors
+from synk_shm._arrays.arguments import Shape
+from synk_shm._arrays.removal import unlink
+from synk_shm._arrays.resize import resize
+from synk_shm._arrays.segment import Array
 
 
 class Scope:
@@ -21,27 +21,27 @@ class Scope:
 
     def empty(self, shape: Shape, dtype: Any = float, **options: Any) -> Array:
         """As `synk_shm.empty`."""
-        return self._keep(_array.empty(shape, dtype, **options))
+        return self._keep(constructors.empty(shape, dtype, **options))
 
     def zeros(self, shape: Shape, dtype: Any = float, **options: Any) -> Array:
         """As `synk_shm.zeros`."""
-        return self._keep(_array.zeros(shape, dtype, **options))
+        return self._keep(constructors.zeros(shape, dtype, **options))
 
     def ones(self, shape: Shape, dtype: Any = float, **options: Any) -> Array:
         """As `synk_shm.ones`."""
-        return self._keep(_array.ones(shape, dtype, **options))
+        return self._keep(constructors.ones(shape, dtype, **options))
 
     def full(self, shape: Shape, fill_value: Any, dtype: Any = None, **options: Any) -> Array:
         """As `synk_shm.full`."""
-        return self._keep(_array.full(shape, fill_value, dtype, **options))
+        return self._keep(constructors.full(shape, fill_value, dtype, **options))
 
     def empty_like(self, prototype: Any, dtype: Any = None, **options: Any) -> Array:
         """As `synk_shm.empty_like`."""
-        return self._keep(_array.empty_like(prototype, dtype, **options))
+        return self._keep(constructors.empty_like(prototype, dtype, **options))
 
     def share(self, array: Any, *, name: str | None = None, **options: Any) -> Array:
         """As `synk_shm.share`, but always a copy: what came from outside stays outside."""
-        return self._keep(_array.share(array, copy=True, name=name, **options))
+        return self._keep(constructors.share(array, copy=True, name=name, **options))
 
     def resize(self, a: Array, new_length: int) -> Array:
         """As `synk_shm.resize`, and the result belongs to this scope too."""

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import posix_ipc
 
-from synk_shm._space import ANONYMOUS, full_error
+from synk_shm._segments.free_space import ANONYMOUS, full_error
 from synk_shm.exceptions import (
     ShmError,
     ShmExistsError,

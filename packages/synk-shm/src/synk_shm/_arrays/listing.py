@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from synk_shm import _family, _names, _posix
-from synk_shm._peek import peek
-from synk_shm._process import process
-from synk_shm._space import space
+from synk_shm._processes import families
+from synk_shm._processes.process import process
+from synk_shm._segments import naming, posix
+from synk_shm._segments.free_space import space
+from synk_shm._segments.headers import peek
 from synk_shm.exceptions import ShmError
 
 
@@ -41,7 +42,7 @@ def list_segments() -> list[SegmentInfo]:
     Empty on a system that does not show segments as files (macOS).
     """
     entries: dict[int, list[str]] = {}
-    for name, inode in _family.names_of_user():
+    for name, inode in families.names_of_user():
         entries.setdefault(inode, []).append(name)
     infos = []
     for names in entries.values():
@@ -58,7 +59,7 @@ def cleanup() -> list[str]:
     living families and of other users are never touched. This happens by itself when a
     process makes or attaches its first shared array, and when one that does exits.
     """
-    return _family.sweep_all()
+    return families.sweep_all()
 
 
 def leave() -> None:
@@ -77,14 +78,14 @@ def free_space() -> int:
     Raises:
         ShmError: the system does not tell (macOS).
     """
-    found = space(_posix.DIRECTORY) if _posix.DIRECTORY is not None else None
+    found = space(posix.DIRECTORY) if posix.DIRECTORY is not None else None
     if found is None:
         raise ShmError(95, "this system does not tell how much shared memory is free")
     return found[0]
 
 
 def _describe(names: list[str]) -> SegmentInfo | None:
-    given = [name for name in names if _names.is_user_name(name)]
+    given = [name for name in names if naming.is_user_name(name)]
     name = given[0] if given else names[0]
     found = peek(name)
     if found is None:
@@ -92,10 +93,10 @@ def _describe(names: list[str]) -> SegmentInfo | None:
     header, status = found
     if header is None:  # made by another version, or still being made
         shape = dtype = None
-        family = next(filter(None, map(_names.family_of, names)), None)
+        family = next(filter(None, map(naming.family_of, names)), None)
     else:
         shape, dtype, family = header.shape, str(header.dtype), header.family
     mine = family is not None and process.belongs_to(family)
-    alive = mine or (family is not None and _family.is_alive(family))
+    alive = mine or (family is not None and families.is_alive(family))
     shown = given[0].rsplit(".", 1)[-1] if given else name
     return SegmentInfo(shown, status.st_blocks * 512, shape, dtype, alive, mine, tuple(names))

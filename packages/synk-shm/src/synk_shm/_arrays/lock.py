@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-from synk_shm import _posix
-from synk_shm._handle import reachable_segment
-from synk_shm._process import process
-from synk_shm._segment import Array
+from synk_shm._arrays.handle import reachable_segment
+from synk_shm._arrays.segment import Array
+from synk_shm._processes.process import process
+from synk_shm._segments import posix
 from synk_shm.exceptions import ShmError, ShmTimeoutError
 
 
@@ -37,7 +37,7 @@ def lock(a: Array, timeout_s: float | None = None) -> Iterator[None]:
         ShmError: the system cannot lock shared memory (macOS).
     """
     found = reachable_segment(a)
-    if _posix.DIRECTORY is None:
+    if posix.DIRECTORY is None:
         raise ShmError(errno.ENOTSUP, "this system cannot lock shared memory", found.name)
     me = (os.getpid(), threading.get_ident())
     if found.lock_holder == me:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from synk_shm._space import full_error
+from synk_shm._segments.free_space import full_error
 
 LARGE = 512 << 10  # below, allocating and then touching is as fast
 WORTH_THREADS = 32 << 20  # below, threads that wait for a core cost more than they save

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from synk_shm import _names, _posix
-from synk_shm._attach import open_segment
-from synk_shm._handle import Handle, attach, handle, view
-from synk_shm._process import process
-from synk_shm._segment import Array, find_mapped, raise_taken, segment
+from synk_shm._arrays.attach import open_segment
+from synk_shm._arrays.handle import Handle, attach, handle, view
+from synk_shm._arrays.segment import Array, find_mapped, raise_taken, segment
+from synk_shm._processes.process import process
+from synk_shm._segments import naming, posix
 from synk_shm.exceptions import ShmNotFoundError
 
 
@@ -37,13 +37,13 @@ def reduce_array(array: Array) -> Any:
         return array.__reduce__()
     address = handle(array)
     packed = None
-    if _posix.DIRECTORY is not None and found.backend == "shm":
-        entry = _names.random_name(process.home)
-        _posix.link(address.name, entry)
-        if _posix.identity_of(entry)[0] != found.inode:
-            _posix.remove(entry)
+    if posix.DIRECTORY is not None and found.backend == "shm":
+        entry = naming.random_name(process.home)
+        posix.link(address.name, entry)
+        if posix.identity_of(entry)[0] != found.inode:
+            posix.remove(entry)
             raise_taken(address.name)
-        packed = _names.pack(entry)
+        packed = naming.pack(entry)
         process.sending()
     return rebuild_array, (packed, not array.flags.writeable, *address.__reduce__()[1])
 
@@ -53,14 +53,14 @@ def rebuild_array(packed: bytes | None, readonly: bool, *parts: Any) -> Array:
     address = Handle.unpack(*parts)
     if packed is None:
         return attach(address, readonly=readonly)
-    entry = _names.system_name(_names.unpack(packed))
+    entry = naming.system_name(naming.unpack(packed))
     mapping = find_mapped(address.nonce, readonly)
     if mapping is None:
         try:
             mapping = open_segment(entry, readonly, nonce=address.nonce)
         except ShmNotFoundError:
             return attach(address, readonly=readonly)  # a message that is unpickled again
-    elif not _posix.exists(entry):
+    elif not posix.exists(entry):
         return view(mapping, address)  # likewise
     array = view(mapping, address)
     mapping.segment.adopt(entry)

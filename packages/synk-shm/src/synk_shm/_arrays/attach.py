@@ -7,10 +7,10 @@ import os
 import stat
 import time
 
-from synk_shm import _header, _posix
-from synk_shm._peek import read_header
-from synk_shm._process import process
-from synk_shm._segment import Mapping, Segment, find_mapped, map_memory, raise_taken
+from synk_shm._arrays.segment import Mapping, Segment, find_mapped, map_memory, raise_taken
+from synk_shm._processes.process import process
+from synk_shm._segments import headers, posix
+from synk_shm._segments.headers import read_header
 from synk_shm.exceptions import (
     ShmFormatError,
     ShmNotFoundError,
@@ -45,7 +45,7 @@ def open_segment(
             return known
     anonymous = name.startswith("/proc/")
     process.ready(not anonymous)  # removes what dead processes left, before it looks alive
-    open_ = _posix.open_anonymous if anonymous else _posix.open_existing
+    open_ = posix.open_anonymous if anonymous else posix.open_existing
     fd = open_(name, readonly)
     keep = False
     try:
@@ -83,12 +83,12 @@ def open_segment(
 
 def _wait_for_header(
     fd: int, name: str, timeout_s: float, owner_uid: int | None
-) -> tuple[_header.Header, bytes, os.stat_result]:
+) -> tuple[headers.Header, bytes, os.stat_result]:
     expected = os.geteuid() if owner_uid is None else owner_uid
     deadline: float | None = None
     while True:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) and _posix.DIRECTORY is not None:
+        if not stat.S_ISREG(status.st_mode) and posix.DIRECTORY is not None:
             raise ShmFormatError(errno.EINVAL, "not a segment of synk_shm but no file", name)
         if status.st_uid != expected:
             raise ShmPermissionError(
