@@ -352,7 +352,7 @@ def watch_replicas(shared_vars: Any, every: int = 100, action: str = "warn") -> 
 
 @brief_traceback
 def watch_finite(on: bool = True) -> FiniteWatch:
-    """Find the first NaN or infinity from now on: on which rank, in which slice, owed to which row.
+    """Find the first NaN or infinity from now on, with its rank, slice and row.
 
     ::
 

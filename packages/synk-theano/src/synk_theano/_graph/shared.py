@@ -20,7 +20,7 @@ from theano.compile import SharedVariable
 from theano.gof.utils import scratchpad
 
 from synk_theano._text import shown
-from synk_theano._weakqueue import Farewell
+from synk_theano._weakqueue import QueuedRef
 from synk_theano.exceptions import NotSharedVariable
 
 from .values import on_host
@@ -95,8 +95,8 @@ class VariableRegistry:
     def __init__(self) -> None:
         self.variables: Dict[int, Any] = {}
         self.end = 0
-        self.left: Deque[Farewell] = deque()
-        self._watched: Dict[int, Farewell] = {}
+        self.gone: Deque[QueuedRef] = deque()
+        self._watched: Dict[int, QueuedRef] = {}
         self._leaving: Dict[int, Any] = {}
         self._users: Dict[int, weakref.ref[Any]] = {}
         self._numbers: Dict[int, int] = {}
@@ -133,9 +133,9 @@ class VariableRegistry:
         return self.variables[number] if variable is None else variable
 
     def watch(self, holder: Any) -> None:
-        """Notice in `left` when something is gone that has variables."""
-        farewell = Farewell(holder, self.left)
-        self._watched[id(farewell)] = farewell
+        """Notice in `gone` when something is gone that has variables."""
+        reference = QueuedRef(holder, self.gone)
+        self._watched[id(reference)] = reference
 
     def unused(self) -> List[int]:
         """The numbers of the variables whose storage nobody else has."""
@@ -160,11 +160,11 @@ class VariableRegistry:
             self._leaving[number] = self.variables[number]
             del self.variables[number]
 
-    def looked_at(self, count: int) -> None:
-        """The first so many in `left` have been dealt with."""
+    def forget_gone(self, count: int) -> None:
+        """Drop the first `count` entries of `gone`, which have been dealt with."""
         for _ in range(count):
-            self._watched.pop(id(self.left[0]), None)
-            self.left.popleft()
+            self._watched.pop(id(self.gone[0]), None)
+            self.gone.popleft()
 
     def forget(self, number: int) -> None:
         """Nobody has a variable any more."""

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting, and where: told when an order takes long, or is given up."""
+"""Report the rank that keeps the others waiting, and where, when an order takes long or fails."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class StallWatch:
         ranks = self.late()
         text = self.describe(ranks, seconds, self._stacks(ranks))
         warn_user(
-            f"{text}\nIt is waited for; fork(stall_s=, timeout_s=) say when this is told, and when "
-            f"to give up.",
+            f"{text}\nStill waiting. fork(stall_s=...) sets when this warning appears, "
+            f"fork(timeout_s=...) when to give up.",
             StallWarning,
         )
 
@@ -79,7 +79,7 @@ class StallWatch:
         """What these ranks are doing, in words, each with its stack."""
         parts = []
         for rank in ranks:
-            stack = stacks.get(rank, "its stack is not known").rstrip()
+            stack = stacks.get(rank, "its stack could not be read").rstrip()
             parts.append(
                 f"rank {rank} has been {self._box.doing(rank)} for {seconds:.0f} s:\n{stack}"
             )
