@@ -122,7 +122,7 @@ def test_a_forgotten_all_reduce(
     status, printed, said = attempt(installed, program, clean_environment, tmp_path)
     assert (status, last_line(printed)) == (0, "done")
     assert "LintWarning" in said
-    assert "train updates 'w' on each rank from the rank's own rows" in said
+    assert "rank-local updates of 'w' by train are never averaged" in said
     assert "with make_train_function(loss, params, inputs, updates.adam)" in said
 
 

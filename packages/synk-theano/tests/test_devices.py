@@ -255,7 +255,7 @@ def test_rows_are_taken_by_several_threads(threads, rows):
     out = np.empty((rows, array.shape[1]))
     assert cache.take(array, index, out) is out
     np.testing.assert_array_equal(out, array[index])
-    cache.clear()
+    cache.close()
 
 
 def test_workers_take_no_device_that_the_users_flags_name(monkeypatch):

@@ -198,10 +198,10 @@ def test_numbers_are_never_given_twice():
         seen.add(number)
         storage = id(variable.container.storage)
         del variable
-        assert len(registry.left) == 1
+        assert len(registry.gone) == 1
         assert registry.unused() == [number]
         registry.let_go([number])
-        registry.looked_at(1)
+        registry.forget_gone(1)
         assert number not in registry.variables
         # Until the ranks have been told, no other variable can lie there.
         assert storage != id(theano.shared(np.zeros(2)).container.storage)
@@ -323,7 +323,7 @@ def test_one_rank_has_no_replicas_that_could_differ():
 STRUCK = """
 import gc, signal, time
 from collections import deque
-from synk_theano._weakqueue import Farewell
+from synk_theano._weakqueue import QueuedRef
 
 class Thing:
     pass
@@ -344,7 +344,7 @@ while True:
         while time.monotonic() < deadline:
             thing = Thing()
             thing.itself = thing  # it takes a look for garbage to end it
-            kept.append(Farewell(thing, gone, len(kept)))
+            kept.append(QueuedRef(thing, gone, len(kept)))
             del thing
             if len(kept) % 50 == 0:
                 gc.collect(0)

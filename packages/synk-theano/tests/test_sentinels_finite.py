@@ -109,7 +109,7 @@ def test_a_row_that_the_function_cannot_stand_is_found(watched, row, num_slices)
         assert start <= row < stop
         assert f", slice {error.piece}:" in str(error)
     assert error.what == "output 0 ('cost')"
-    assert f"got nan in output 0 ('cost'), expected finite numbers. Owed to row {row} " in str(
+    assert f"got nan in output 0 ('cost'), expected finite numbers. Caused by row {row} " in str(
         error
     )
     for now, then in zip(watched.collectives.gather([w, calls]), before):
@@ -220,7 +220,7 @@ def test_rows_that_only_together_are_too_much(watched_pair):
     error = failure(watched_pair.master, f, big)
     assert (error.rank, error.rows, error.row) == (1, (10, 16), 15)
     assert "got inf in output 0" in str(error)
-    assert "Owed to rows 10 to 15 of the call" in str(error)
+    assert "Caused by rows 10 to 15 of the call" in str(error)
     assert "without the last one they do not" in error.source
 
 
@@ -232,7 +232,7 @@ def test_what_every_row_gives_is_not_one_rows_fault(watched_pair):
     assert error.row in (0, 4)
     assert "so does every other row that was tried" in error.source
     error = failure(watched_pair.master, f, np.ones(1))
-    assert error.source == "it is the only row that was computed, of inputs that are finite"
+    assert error.source == "it is the only row that was computed, and its inputs are finite"
 
 
 def test_functions_without_rows(watched_pair):
@@ -240,7 +240,7 @@ def test_functions_without_rows(watched_pair):
     f = watched_pair.function([], T.log(w).sum(), name="no rows")
     error = failure(watched_pair.master, f)
     assert (error.row, error.share) == (None, None)
-    assert error.source == "All that it was computed from is finite, and there are no rows"
+    assert error.source == "all inputs and variables are finite, and there are no rows"
     x = T.dvector("x")
     g = watched_pair.function([x], x.mean(), name="empty")
     error = failure(watched_pair.master, g, np.zeros(0))
@@ -270,7 +270,7 @@ def test_rows_of_sliceable_variables(watched_pair):
     ):
         error = failure(watched_pair.master, f, **settings)
         assert (error.rank, error.row, error.array_row) == (1, row, array_row), settings
-        assert "computed alone it gives the same" in error.source
+        assert "that row alone reproduces it" in error.source
         assert f"row {row} of the call (row 7 of the variables on this rank)" in str(error)
     np.testing.assert_array_equal(watched_pair.collectives.gather(s, nd_up=0), rows)
     assert np.isfinite(f(batch_s=slice(8, 15)))
@@ -331,7 +331,7 @@ def test_what_does_not_come_again(watched_pair):
     f = watched_pair.function([x], once(x).sum(), name="once", **FAST)
     error = failure(watched_pair.master, f, np.array([1.0, 2, 3, 5]))
     assert (error.rank, error.row) == (1, None)
-    assert "it was finite as well" in error.source
+    assert "the result was finite as well" in error.source
 
 
 def test_functions_that_raise_on_fewer_rows(watched_pair):
@@ -365,7 +365,7 @@ def test_in_graph_reductions_name_the_rank_that_gave_it(watched):
         assert error.rank == owner_of(17, 24, watched.size)
         assert error.row == 17
         if watched.size > 1:
-            assert error.what == "what goes into in-graph all_reduce 0"
+            assert error.what == "the input of in-graph all_reduce 0"
     for one, other in zip(f(rows), first):
         np.testing.assert_array_equal(one, other)
 

@@ -1,4 +1,4 @@
-"""A word from what is gone."""
+"""A weak reference that enters a queue when its object is gone."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import weakref
 from typing import Any, Deque
 
 
-class Farewell(weakref.ref):  # type: ignore[type-arg] # of anything
+class QueuedRef(weakref.ref):  # type: ignore[type-arg] # of anything
     """A weak reference that is appended to a deque when its object is gone.
 
-    That happens in C, at any time and in any thread: no signal's exception can come in between, as
-    it does in finalizers that are written in Python, which are lost then. To be kept until it is
-    there.
+    C code appends it, at any time and in any thread, so no signal's exception can interrupt it;
+    finalizers in Python are lost to such an exception. Keep the reference until it is in the deque.
 
     Attributes:
-        number: of the object, for who keeps it.
+        number: of the object, chosen by the caller.
     """
 
     __slots__ = ("number",)
     number: int
 
-    def __new__(cls, thing: Any, queue: Deque[Any], number: int = 0) -> Farewell:  # noqa: PYI034
+    def __new__(cls, thing: Any, queue: Deque[Any], number: int = 0) -> QueuedRef:  # noqa: PYI034
         """Watch `thing`."""
         made = super().__new__(cls, thing, queue.append)
         made.number = number

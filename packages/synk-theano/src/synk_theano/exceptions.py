@@ -1,7 +1,7 @@
-"""Every error that synk-theano raises on purpose.
+"""All errors that synk-theano raises on purpose.
 
 One base class, `SynkError`; each subclass is also the built-in kind that a caller would catch.
-Messages say what was got, what was expected, and the cure.
+Messages give the value got, the value expected, and the cure.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = [
 
 
 class SynkError(Exception):
-    """Base of the family."""
+    """Base class of all errors of synk-theano."""
 
 
 class NotForked(SynkError, RuntimeError):
-    """Something was asked for that needs workers, before `fork()`."""
+    """A feature that needs workers was used before `fork()`."""
 
 
 class AlreadyForked(SynkError, RuntimeError):
@@ -60,11 +60,11 @@ class SpecError(SynkError, TypeError):
 
 
 class NestedCall(SynkError, RuntimeError):
-    """A function or collective was called while another one of the same runtime was at work."""
+    """A function or collective was called while another one of the same runtime was running."""
 
 
 class OpError(SynkError, ValueError):
-    """A reduce operation that does not exist (or not here) was asked for."""
+    """A reduce operation does not exist, or is not available here."""
 
 
 class InputTypeError(SynkError, TypeError):
@@ -76,14 +76,14 @@ class InputValueError(SynkError, ValueError):
 
 
 class BatchError(SynkError, IndexError, ValueError):
-    """`batch` or `batch_s` selects rows that are not there. In 1.0 it was a ValueError."""
+    """`batch` or `batch_s` selects rows that do not exist. In 1.0 it was a ValueError."""
 
 
 class SharedMemoryFull(SynkError, synk_shm.ShmFullError):
-    """There is no room for an array that all ranks are to see; nothing was sent.
+    """There is no room for an array that all ranks share; nothing was sent.
 
-    Neither in /dev/shm nor, on Linux, in memory beside it: the machine's or the container's own.
-    An ``OSError`` with `errno`, too.
+    Both /dev/shm and, on Linux, the memory of the machine or container are full. Also an
+    ``OSError`` with `errno`.
     """
 
 
@@ -108,27 +108,27 @@ class VerifyError(SynkError, AssertionError):
 
 
 class DecompositionWarning(UserWarning):
-    """An output of a function is not what its ranks' shares of rows can give."""
+    """An output of a function cannot be computed from the ranks' shares of rows."""
 
 
 class LintWarning(UserWarning):
-    """What `lint()` found in a program that did not ask: its ranks' parameters part."""
+    """`lint()`, run unasked, found that the ranks' parameters become different."""
 
 
 class StallWarning(UserWarning):
-    """Some rank has kept the others waiting for long; the message has its stack."""
+    """A rank has kept the others waiting for long; the message has its stack."""
 
 
 class ReplicaWarning(UserWarning):
-    """A variable has got a value on some ranks that the others do not have."""
+    """A variable has different values on different ranks."""
 
 
 class ReplicasDiffer(SynkError, RuntimeError):
-    """The ranks' values of a variable differ, or may after a failure; `broadcast()` mends that.
+    """The ranks' values of a variable differ, or may after a failure; `broadcast()` cures that.
 
     Attributes:
-        differences: what `watch_replicas()` has found, a `ReplicaDifference` for each variable;
-            empty after a failure.
+        differences: a `ReplicaDifference` for each variable that `watch_replicas()` found; empty
+            after a failure.
     """
 
     def __init__(self, message: str, differences: Sequence[Any] = ()) -> None:
@@ -137,19 +137,19 @@ class ReplicasDiffer(SynkError, RuntimeError):
 
 
 class NotFinite(SynkError, FloatingPointError):
-    """While `watch_finite()` is on, a rank has computed something that is NaN or infinite.
+    """While `watch_finite()` is on, a rank has computed NaN or infinity.
 
     Nothing has changed on any rank. On a worker it is the ``__cause__`` of `WorkerFailed`.
 
     Attributes:
-        rank: where.
+        rank: the rank that computed it.
         piece: in a call with ``num_slices=`` the number of the slice, from 1; else None.
         what: the output or updated variable, in words.
-        source: to what it is owed, in words.
-        row: the first row to blame, of those that the call uses; None if no row is.
+        source: the cause, in words.
+        row: the first row that causes it, counted in the call; None if no row does.
         rows: (start, stop) of it; where no single row does it, of the smallest beginning of the
             execution's rows that does, whose last row is `row`.
-        array_row: the same row of the array or `Data` itself; None if no rank knows it.
+        array_row: the same row of the array or `Data` itself; None if it is unknown.
         share: (start, stop) of the rank's rows among those that the call uses, or None.
     """
 
@@ -209,7 +209,7 @@ class WorkerFailed(SynkError, RuntimeError):
             frames = traceback or reason
         if frames:
             text += f"\nTraceback of rank {rank}:\n{frames.rstrip()}"
-        # Not through the other class that it may have, which could want other arguments.
+        # Not through super(): the other base class may take other arguments.
         Exception.__init__(self, text)
         self.rank = rank
         self.others = dict(others or {})
@@ -223,19 +223,19 @@ class WorkerFailed(SynkError, RuntimeError):
         return _restored, (self.args, vars(self), self.__cause__)
 
     @classmethod
-    def of(cls, cause: Optional[BaseException], *told: Any) -> WorkerFailed:
-        """Make one that is also of the class of its cause, with its attributes, if that can be:
-        users' classes may not be derived from, or not together with others."""
+    def of(cls, cause: Optional[BaseException], *details: Any) -> WorkerFailed:
+        """Make an error that is, where possible, also of its cause's class, with its attributes:
+        some users' classes cannot be derived from, or not together with others."""
         if isinstance(cause, Exception):
             with contextlib.suppress(Exception):
-                return cls._and(type(cause), cause, told)
-        return cls(*told)
+                return cls._and(type(cause), cause, details)
+        return cls(*details)
 
     @classmethod
-    def _and(cls, other: Type[Exception], cause: Exception, told: Tuple[Any, ...]) -> WorkerFailed:
+    def _and(cls, other: Type[Exception], cause: Exception, details: Any) -> WorkerFailed:
         names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
         both: Type[WorkerFailed] = type(cls.__name__, (cls, other), names)
-        error = both(*told)
+        error = both(*details)
         for name, value in vars(cause).items():
             vars(error).setdefault(name, value)
         if isinstance(cause, OSError) and isinstance(error, OSError):
@@ -260,7 +260,7 @@ class WorkerStalled(SynkError, TimeoutError):
         rank: the first of them.
         ranks: all of them.
         doing: what the first one was doing.
-        seconds: for how long the order was under way.
+        seconds: duration of the order until then.
         stacks: the Python stacks of these ranks, by rank.
     """
 
@@ -274,7 +274,7 @@ class WorkerStalled(SynkError, TimeoutError):
     ) -> None:
         super().__init__(
             f"the call was given up after {seconds:.0f} s, and the runtime is closed: {report}\n"
-            f"For calls that take longer use fork(timeout_s=); `synkhronos flight` shows what each "
+            f"For longer calls set fork(timeout_s=...); `synkhronos flight` shows what each "
             f"rank did before."
         )
         self.rank = ranks[0]
@@ -285,7 +285,7 @@ class WorkerStalled(SynkError, TimeoutError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """In a worker: the master has given up what it computes. Users do not see it."""
+    """Raised in a worker whose order the master has given up. Users do not see it."""
 
 
 class WorkerDied(SynkError, RuntimeError):

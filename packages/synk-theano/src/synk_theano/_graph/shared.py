@@ -20,7 +20,7 @@ from theano.compile import SharedVariable
 from theano.gof.utils import scratchpad
 
 from synk_theano._text import shown
-from synk_theano._weakqueue import Farewell
+from synk_theano._weakqueue import QueuedRef
 from synk_theano.exceptions import NotSharedVariable
 
 from .values import on_host
@@ -96,8 +96,8 @@ class VariableRegistry:
     def __init__(self) -> None:
         self.variables: Dict[int, Any] = {}
         self.end = 0
-        self.left: Deque[Farewell] = deque()
-        self._watched: Dict[int, Farewell] = {}
+        self.gone: Deque[QueuedRef] = deque()
+        self._watched: Dict[int, QueuedRef] = {}
         self._leaving: Dict[int, Any] = {}
         self._users: Dict[int, weakref.ref[Any]] = {}
         self._numbers: Dict[int, int] = {}
@@ -134,9 +134,9 @@ class VariableRegistry:
         return self.variables[number] if variable is None else variable
 
     def watch(self, holder: Any) -> None:
-        """Append to `left` when something is gone that holds variables."""
-        farewell = Farewell(holder, self.left)
-        self._watched[id(farewell)] = farewell
+        """Append to `gone` when something is gone that holds variables."""
+        reference = QueuedRef(holder, self.gone)
+        self._watched[id(reference)] = reference
 
     def unused(self) -> List[int]:
         """Return the numbers of the variables whose storage has no other holder."""
@@ -161,11 +161,11 @@ class VariableRegistry:
             self._leaving[number] = self.variables[number]
             del self.variables[number]
 
-    def looked_at(self, count: int) -> None:
-        """Remove the first `count` of `left`."""
+    def forget_gone(self, count: int) -> None:
+        """Remove the first `count` of `gone`."""
         for _ in range(count):
-            self._watched.pop(id(self.left[0]), None)
-            self.left.popleft()
+            self._watched.pop(id(self.gone[0]), None)
+            self.gone.popleft()
 
     def forget(self, number: int) -> None:
         """Remove a variable, which no rank holds any more."""

@@ -1,4 +1,4 @@
-"""What to tell the user of an order that failed on some rank."""
+"""Make the errors and texts for an order that failed on some rank."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from synk_theano.exceptions import WorkerFailed
 def worker_failed(
     declined: synk_comm.PeerDeclined, failures: Sequence[Failure], doing: str, note: str
 ) -> Tuple[WorkerFailed, Optional[BaseException]]:
-    """The error to raise when workers failed, and the first one's own exception.
+    """Return the error to raise when workers failed, and the first worker's own exception.
 
     Args:
-        failures: what the workers had to say.
-        doing: what was done, if they said nothing.
-        note: what else the user has to know.
+        failures: reports of the workers.
+        doing: the act under way, for workers without a report.
+        note: a line to add to the message.
     """
     reasons = dict(declined.reasons)
     if not failures:
@@ -28,12 +28,12 @@ def worker_failed(
     first = min(failures, key=lambda failure: failure.when)
     cause = _unpickled(first.error)
     reason = reasons.pop(first.rank)
-    told = (first.rank, first.doing, reason, first.traceback, reasons, note, first.frames)
-    return WorkerFailed.of(cause, *told), cause
+    details = (first.rank, first.doing, reason, first.traceback, reasons, note, first.frames)
+    return WorkerFailed.of(cause, *details), cause
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a line to what is printed of an error, whatever Python does so."""
+    """Add a line to the printed text of an error, on every version of Python."""
     with contextlib.suppress(Exception):  # a user's class may do anything
         if hasattr(error, "add_note"):  # Python 3.11
             error.add_note(note)
@@ -42,7 +42,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def mismatch(doing: str, error: synk_comm.MismatchError) -> str:
-    """What it means that the ranks' values do not fit together."""
+    """Return the message for values of the ranks that do not fit together."""
     text = f"in {doing} the ranks' values do not fit together: {error}"
     if doing.startswith("function"):
         text += (
@@ -52,7 +52,7 @@ def mismatch(doing: str, error: synk_comm.MismatchError) -> str:
 
 
 def _unpickled(error: Optional[bytes]) -> Optional[BaseException]:
-    """A worker's exception, if it survives the journey: some classes do not."""
+    """Return a worker's exception, if it can be unpickled: some classes cannot."""
     if error is None:
         return None
     try:

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Callable, Deque, Dict
 
 from synk_theano._rank.workplace import Workplace
-from synk_theano._weakqueue import Farewell
+from synk_theano._weakqueue import QueuedRef
 
 from .acts import ActTable
 from .replicas import Replicas
@@ -43,20 +43,20 @@ class Garbage:
         self._acts = acts
         self._store = store
         self._replicas = replicas
-        self._functions: Dict[int, Farewell] = {}
-        self._gone: Deque[Farewell] = deque()
+        self._functions: Dict[int, QueuedRef] = {}
+        self._gone: Deque[QueuedRef] = deque()
         self._lingers_until = -1
 
     def watch(self, function: Any, number: int) -> None:
         """Forget a function once the program has dropped it."""
-        self._functions[number] = Farewell(function, self._gone, number)
+        self._functions[number] = QueuedRef(function, self._gone, number)
 
     def collect(self) -> None:
         """Forget what is gone, and acts whose arrays have moved; the caller holds the lock.
 
         To be called before staging: an older act may refer to the same room.
         """
-        if self._gone or self._registry.left or self._store.released or self._lingers():
+        if self._gone or self._registry.gone or self._store.released or self._lingers():
             self._collect()
 
     def _lingers(self) -> bool:
@@ -65,7 +65,7 @@ class Garbage:
 
     def _collect(self) -> None:
         # Removed from the queues last: after an interrupt it is handled once more.
-        if self._gone or self._registry.left:
+        if self._gone or self._registry.gone:
             self._lingers_until = self._here.serial + LINGERING_ORDERS
         while self._gone:
             self._forget_function(self._gone[0].number)
@@ -89,9 +89,9 @@ class Garbage:
         self._functions.pop(number, None)
 
     def _forget_variables(self) -> None:
-        count = len(self._registry.left)
+        count = len(self._registry.gone)
         numbers = self._registry.unused()
         self._replicas.forget_variables(numbers)
         self._acts.forget_variables(numbers)
         self._registry.let_go(numbers)
-        self._registry.looked_at(count)
+        self._registry.forget_gone(count)

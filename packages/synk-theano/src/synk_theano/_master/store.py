@@ -10,7 +10,7 @@ import numpy as np
 import synk_shm
 from synk_theano._graph.values import is_tensor_variable
 from synk_theano._text import shown
-from synk_theano._weakqueue import Farewell
+from synk_theano._weakqueue import QueuedRef
 from synk_theano._wire.data import Data, unmasked
 from synk_theano._wire.messages import ArrayRef
 from synk_theano.exceptions import InputTypeError
@@ -29,8 +29,8 @@ class DataStore:
 
     def __init__(self, named: bool = True) -> None:
         self._named = named
-        self.released: Deque[Union[int, Farewell]] = deque()
-        self._watched: Dict[int, Farewell] = {}
+        self.released: Deque[Union[int, QueuedRef]] = deque()
+        self._watched: Dict[int, QueuedRef] = {}
         self._staged: Dict[Tuple[Any, ...], Data] = {}
 
     def make(
@@ -80,8 +80,8 @@ class DataStore:
         return data._ref()
 
     def _watch(self, data: Data) -> None:
-        self._watched[data.key] = Farewell(data, self.released, data.key)
-        data._tell(self.released)
+        self._watched[data.key] = QueuedRef(data, self.released, data.key)
+        data._add_observer(self.released)
 
     def room(
         self, slot: Tuple[Any, ...], dtype: np.dtype, shape: Tuple[int, ...], what: str
@@ -105,12 +105,12 @@ class DataStore:
         """Return the keys released up to now."""
         # By position: more may come meanwhile.
         several = [self.released[place] for place in range(len(self.released))]
-        return tuple(one.number if isinstance(one, Farewell) else one for one in several)
+        return tuple(one.number if isinstance(one, QueuedRef) else one for one in several)
 
     def forget(self, keys: Sequence[int]) -> None:
         """Forget these keys, the oldest of those released."""
         for key in keys:
-            if isinstance(self.released[0], Farewell):
+            if isinstance(self.released[0], QueuedRef):
                 self._watched.pop(key, None)
             self.released.popleft()
 
@@ -121,9 +121,9 @@ class DataStore:
             if synk_shm.is_shared(data.data):
                 synk_shm.unlink(data.data, missing_ok=True)
         self._staged.clear()
-        for farewell in self._watched.values():
-            known = farewell()
+        for reference in self._watched.values():
+            known = reference()
             if known is not None:
-                known._tell_no_more(self.released)
-                known._hide()
+                known._forget_observer(self.released)
+                known._unlink()
         self._watched.clear()

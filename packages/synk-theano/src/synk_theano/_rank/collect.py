@@ -1,4 +1,4 @@
-"""Outputs of all ranks -> the master's results."""
+"""Collect the outputs of all ranks into the master's results."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float
 def collect_on_device(
     comm: Any, master: int, ops: Sequence[Optional[str]], values: Sequence[Any], weight: float
 ) -> List[Any]:
-    """Collect outputs, those with one op in one message; every rank has computed.
+    """Collect outputs, those with the same op in one message; every rank has computed.
 
-    What lies on the device stays there, and nothing is waited for.
+    Arrays on the device stay there, and the call does not wait for the device.
     """
     results = list(values)
     together: Dict[str, List[int]] = {}

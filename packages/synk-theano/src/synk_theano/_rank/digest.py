@@ -1,10 +1,10 @@
-"""A digest of an array, at gigabytes a second: to compare replicas with.
+"""Compute digests of arrays at gigabytes a second, to compare replicas.
 
 The bytes are read once, as 64-bit words in rows. Word by word the rows are taken into one row of
 sums: the sum's bytes are reversed, it is multiplied by an odd number, and the row's word is added,
 all modulo 2**64. Each of these steps can be undone, so that arrays which differ in one word, by
-however many bits, surely have different sums. That the bytes are reversed keeps differences
-apart that would else cancel out: the signs of two numbers, or two rows in another order.
+however many bits, surely have different sums. Reversing the bytes keeps differences from
+cancelling out: the signs of two numbers, or two rows in another order.
 The sums, and the few bytes that fill no row, go through BLAKE2b.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 WIDE = 1 << 14
-"""Words of a row: that many stay in a core's own cache, and few rows are to be gone through."""
+"""Words of a wide row: they fit into a core's own cache, and there are few rows."""
 
 NARROW = 1 << 10
-"""Words of a row of what fills no wide one, and of what is left at the end."""
+"""Words of a narrow row, for the words that fill no wide row."""
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
@@ -27,9 +27,8 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 def digest(value: np.ndarray) -> str:
     """Name an array by its dtype, its shape and every bit of its elements.
 
-    0.0 and -0.0 differ, and so do two NaNs with other bits: it is replicas that are compared,
-    which ought to have computed the same. How the elements lie in memory does not matter, but
-    what does not lie in C order is copied first.
+    0.0 and -0.0 differ, and so do two NaNs with other bits, because replicas should have computed
+    the same bits. The memory layout does not matter, but arrays not in C order are copied first.
 
     Args:
         value: of any shape and dtype of numbers or booleans, in host memory.
@@ -57,7 +56,7 @@ def digest(value: np.ndarray) -> str:
 
 
 def _take_in(sums: np.ndarray, words: np.ndarray) -> None:
-    """Take words into as many sums as there are columns; see the module's docstring."""
+    """Add words to as many sums as there are columns; see the module's docstring."""
     row: Any
     for row in words.reshape(-1, sums.size):
         sums.byteswap(True)

@@ -102,5 +102,5 @@ class PreparedRecording:
         try:
             return here.comm.gather_object(recorded, root=here.master)
         except BaseException:
-            here.recorder.put_back(recorded)
+            here.recorder.restore(recorded)
             raise

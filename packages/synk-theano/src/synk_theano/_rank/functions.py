@@ -1,4 +1,4 @@
-"""A function as a rank holds it."""
+"""Keep a function on a rank: its compiled forms and buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LoadedFunction:
     """A function as a rank holds it.
 
     Attributes:
-        recipe: what a rank has to know of it.
+        recipe: its description.
         forms: its compiled forms.
         counts: the rows that each rank stood for in its last call.
     """
@@ -28,13 +28,13 @@ class LoadedFunction:
         self._reductions: Dict[Form, List[Any]] = {}
 
     def reductions(self, form: Form) -> List[Any]:
-        """The nodes of a form that reduce over ranks; looked for once."""
+        """Return the nodes of a form that reduce over ranks; searched once."""
         if form not in self._reductions:
             self._reductions[form] = reductions_of(self.forms[form])
         return self._reductions[form]
 
     def buffer(self, position: int, like: np.ndarray, length: int, device: AnyDevice) -> np.ndarray:
-        """Room for `length` rows of the input at `position`, reused from call to call."""
+        """Return room for `length` rows of the input at `position`, reused from call to call."""
         held = self._buffers.get(position)
         row = like.shape[1:]
         if held is None or len(held) < length or held.shape[1:] != row or held.dtype != like.dtype:

@@ -1,4 +1,4 @@
-"""The sums that accumulate values of slices in host memory: the twin of `_graph.devices.sums`."""
+"""Accumulate values of slices in host memory; `_graph.devices.sums` does so on a device."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _COMBINE: Dict[str, Callable[[Any, Any], Any]] = {
 
 
 def scaled(value: Any, factor: float) -> Any:
-    """A new array, ``factor * value``; float16 in float32."""
+    """Return a new array, ``factor * value``; float16 in float32."""
     if value.dtype == np.float16:
         value = value.astype(np.float32)
     return value * value.dtype.type(factor)
 
 
 def add_scaled(into: Any, value: Any, factor: float) -> Any:
-    """``into + factor * value``; `into` is used up."""
+    """Return ``into + factor * value``; may overwrite `into`."""
     return into + scaled(value, factor)
 
 
 def combine(op: str, into: Any, value: Any) -> Any:
-    """``into op value``: sum, prod, max or min; `into` is used up."""
+    """Return ``into op value``: sum, prod, max or min; may overwrite `into`."""
     return np.asarray(_COMBINE[op](into, value), value.dtype)
 
 
 def quotient(value: Any, divisor: float, dtype: Any) -> Any:
-    """``value / divisor`` in a dtype; `value` is used up."""
+    """Return ``value / divisor`` in a dtype; may overwrite `value`."""
     return np.asarray(value / np.asarray(value).dtype.type(divisor), dtype)

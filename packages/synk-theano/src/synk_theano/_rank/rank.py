@@ -300,12 +300,12 @@ class Rank(Workplace):
             self.comm.close()
         self.times = None
         self.flight.close()
-        self.journal.clear()
+        self.journal.close()
         for act in self._acts.values():
             if isinstance(act, PreparedCall):
                 act.close()
         self._acts.clear()
-        self.arrays.clear()
+        self.arrays.close()
         self.functions.clear()
         self.registry.truncate(0)
 

@@ -1,4 +1,4 @@
-"""Results of several slices -> one result, exactly.
+"""Combine the results of several slices into one, exactly.
 
 ``avg`` weighs each slice by its rows: sum(rows * value) / sum(rows), in the value's own
 precision (float16 in float32), so that the result does not depend on how rows were sliced,
@@ -37,10 +37,10 @@ class Accumulator:
         self._sums: Any = host_sums
 
     def add(self, value: Any, rows: float) -> None:
-        """Take in the value of a slice of so many rows.
+        """Add the value of a slice with `rows` rows.
 
         Raises:
-            InputValueError: its shape is another than that of the slices before.
+            InputValueError: its shape differs from that of earlier slices.
         """
         value = value if is_on_device(value) else np.asarray(value)
         held = self._value
@@ -67,10 +67,10 @@ class Accumulator:
             self._value = self._sums.combine(self._op, held, value)
 
     def result(self) -> Any:
-        """The value for all slices taken in so far (at least one), where the slices' lie.
+        """Return the value of all slices so far (at least one), in the memory of the slices.
 
         Raises:
-            InputValueError: shapes of rows that are to be gathered do not fit each other.
+            InputValueError: the rows to gather have different shapes.
         """
         if self._op == "gather":
             try:

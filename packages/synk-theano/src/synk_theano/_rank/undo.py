@@ -1,8 +1,8 @@
-"""What shared variables were before the order under way: to give it back if any rank fails.
+"""Keep the values of shared variables from before an order, to restore them if any rank fails.
 
-What an order computes goes into new arrays, so that to keep the old ones is to keep references.
-An order that all ranks have finished is committed by the next one: until then a rank that
-is done already can still learn that another one failed.
+An order computes into new arrays, so keeping the old values means keeping references. The next
+order commits one that all ranks have finished: until then a rank that is done already may still
+find that another one failed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from synk_theano._graph.shared import Storage
 from synk_theano._graph.values import empty_like, is_plain
 
 SPARE_ORDERS = 64
-"""A spare array that was not used for so many orders is given up."""
+"""Orders after which an unused spare array is freed."""
 
 _FREE = 2
-"""References to an array that nobody else has, as `sys.getrefcount` counts them in `room`."""
+"""References to an array without other owners, as `sys.getrefcount` counts them in `room`."""
 
 
 class Journal:
-    """Keeps the values that variables had.
+    """The old values of the variables.
 
     Args:
-        on: off, it keeps nothing: values are then overwritten, and cannot be given back.
+        on: whether to keep values; if False, they are overwritten and cannot be restored.
     """
 
     def __init__(self, on: bool = True) -> None:
@@ -35,7 +35,7 @@ class Journal:
         self._orders = 0
 
     def begin(self) -> None:
-        """An order begins: the one before is committed."""
+        """Begin an order, and commit the one before."""
         if self._kept:
             self._kept, self._known = [], None
         if self._spares:
@@ -45,16 +45,16 @@ class Journal:
                 self._spares = {n: spare for n, spare in self._spares.items() if spare[1] > old}
 
     def keep(self, storages: Sequence[Storage]) -> None:
-        """These variables are about to get new values."""
+        """Keep the values of variables that are about to get new ones."""
         if storages and self.on:
             self._kept.append((storages, [storage[0] for storage in storages]))
             self._known = None
 
     def room(self, number: int, storage: Storage) -> Any:
-        """An array like a variable's value, for its new one; for collectives that fill arrays.
+        """Return an array for a variable's new value; for collectives that fill arrays.
 
-        The very array that it has, if that was made in this order; else the one that it had
-        before the last collective, if nobody else has it: so two take turns.
+        It is the variable's own array if this order made that; else the one from before the last
+        collective, if nothing else refers to it, so that two arrays take turns.
 
         Args:
             number: of the variable.
@@ -78,8 +78,8 @@ class Journal:
     def _is_new(self, storage: Storage) -> bool:
         """Whether a variable's value was made in this order.
 
-        That it was kept is not enough: a rank without rows leaves all as it is, and a function may
-        give one variable the array that another one had.
+        A kept value does not prove that: a rank without rows changes nothing, and a function may
+        give one variable another one's array.
         """
         if self._known is None:
             self._known = (
@@ -90,7 +90,7 @@ class Journal:
         return id(storage) in storages and id(storage[0]) not in values and not _is_view(storage[0])
 
     def undo(self) -> None:
-        """Give all variables back what they were when the order began."""
+        """Restore the values that all variables had when the order began."""
         while self._kept:
             storages, values = self._kept[-1]
             for storage, value in zip(storages, values):
@@ -100,15 +100,15 @@ class Journal:
         self._known = None
 
     def forget(self, number: int) -> None:
-        """Let go of what is kept for a variable that nobody has any more."""
+        """Drop the spare array of a deleted variable."""
         self._spares.pop(number, None)
 
-    def clear(self) -> None:
-        """Let go of everything."""
+    def close(self) -> None:
+        """Drop everything."""
         self._kept, self._known = [], None
         self._spares.clear()
 
 
 def _is_view(array: Any) -> bool:
-    """Whether its memory is another array's, maybe one that is kept."""
+    """Whether the array's memory belongs to another array, perhaps a kept one."""
     return array.base is not None

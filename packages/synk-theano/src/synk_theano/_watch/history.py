@@ -1,4 +1,4 @@
-"""What a program has done so far, and what `lint()` makes of it."""
+"""Record the calls and collectives of a program, and pass them to `lint()`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from .lint import lint
 from .stats import Performed
 
 EVENTS = 10_000
-"""Calls and collectives that are looked back on."""
+"""Calls and collectives kept for `lint()`."""
 
 MOST_GONE = 1000
-"""Beyond so many functions that nobody has any more, those of which no call is looked back on are
-forgotten."""
+"""Deleted functions kept; beyond that only those with a call among the kept events."""
 
 REMINDERS = (100, EVENTS)
-"""After so many the program is looked through, unasked; and again when it ends. A function whose
-updates let the ranks drift apart is told of at its second call already."""
+"""Events after which the program is checked unasked; it is checked again when it ends. A function
+whose updates let the ranks drift apart is reported at its second call already."""
 
 DRIFT = "replicas-drift"
 
-TOLD = frozenset({"unreduced-read", DRIFT, "reduced-on-master-only"})
-"""Rules of which users are reminded: their gradients or parameters are no longer common. Of a
-drift nobody can be certain; what the others find counts if it is an error."""
+REMINDED = frozenset({"unreduced-read", DRIFT, "reduced-on-master-only"})
+"""Rules that users are reminded of: gradients or parameters are no longer common to all ranks. A
+drift is never certain, so its warning counts; of the other rules only errors do."""
 
 
 class History:
@@ -45,7 +44,7 @@ class History:
         size: number of ranks.
 
     Attributes:
-        on: whether what is done belongs to the program: not while `verify()` or `lint()` works.
+        on: whether acts belong to the program; False while `verify()` or `lint()` works.
     """
 
     def __init__(
@@ -57,16 +56,16 @@ class History:
         self._gone: Dict[int, FunctionFacts] = {}
         self._names: Dict[int, str] = {}
         self._forms: Dict[int, str] = {}
-        # What functions let drift, until that was looked at; and which of them were called since
-        # that was combined.
+        # The variables that each function lets drift (empty once reported), and the functions that
+        # were called since those variables were last combined.
         self._drifting: Dict[Optional[int], FrozenSet[int]] = {}
         self._moved: Set[Optional[int]] = set()
-        self._strangers = itertools.count(-1, -1)
+        self._unregistered = itertools.count(-1, -1)
         self._size = size
         self._hidden: Set[int] = set()
         self._events: Deque[Event] = deque(maxlen=EVENTS)
         self._reminders: List[int] = list(REMINDERS)
-        self._told: Set[Tuple[str, FrozenSet[int], Tuple[int, ...]]] = set()
+        self._reported: Set[Tuple[str, FrozenSet[int], Tuple[int, ...]]] = set()
 
     def __len__(self) -> int:
         return len(self._events)
@@ -77,7 +76,7 @@ class History:
             self._hidden.add(function_id)
 
     def forget(self, function_id: int) -> None:
-        """Nobody has a function any more: keep of its graph what is needed to judge the program."""
+        """Drop a deleted function; keep the facts of its graph that `lint()` needs."""
         spec = self._specs.get(function_id)
         if spec is None:
             return  # the runtime has ended
@@ -99,9 +98,9 @@ class History:
         self._hidden.discard(function_id)
 
     def _known_number(self, variable: Any) -> int:
-        """A variable's number; of one that no rank has, one that nothing else has."""
+        """Return the variable's number; a unique negative one if no rank has it."""
         number = self._registry.known_number(variable.container.storage)
-        return next(self._strangers) if number is None else number
+        return next(self._unregistered) if number is None else number
 
     def _names_now(self) -> Dict[int, str]:
         named = {number: self._registry.name_of(number) for number in self._registry.variables}
@@ -134,7 +133,7 @@ class History:
             self._moved = {f for f in self._moved if drifting[f].isdisjoint(event.variables)}
 
     def _has_drifted(self, number: int) -> bool:
-        """Whether nothing has combined what a function lets drift since its last call."""
+        """Whether variables that a function lets drift were not combined since its last call."""
         if number not in self._drifting:
             self._drifting[number] = self._drifting_of(number)
         if not self._drifting[number]:
@@ -157,11 +156,11 @@ class History:
         return facts_of(spec, self._registry.number_of, number)
 
     def latest(self) -> Iterator[Event]:
-        """What was done, the last of it first."""
+        """Return the events, latest first."""
         return reversed(self._events)
 
     def updated_by(self, function_id: int) -> Tuple[str, FrozenSet[int]]:
-        """The name of a function that was called, and the variables that it updates."""
+        """Return the name of a called function, and the variables that it updates."""
         facts = self._gone.get(function_id)
         if facts is not None:
             return facts.name, facts.updates
@@ -172,7 +171,7 @@ class History:
         return spec.name or unnamed(function_id), updates
 
     def findings(self, unequal: FrozenSet[int] = frozenset()) -> Findings:
-        """What `lint()` finds, given the variables that are known to differ between ranks."""
+        """Run `lint()`, given the variables that are known to differ between ranks."""
         facts = dict(self._gone)
         for number, spec in self._specs.items():
             if number not in self._hidden:
@@ -185,10 +184,10 @@ class History:
         return Findings(lint(in_order, events, names, self._size, truncated, unequal, forms))
 
     def remind(self, function_id: Optional[int] = None) -> None:
-        """Warn, once, of what lets the ranks' parameters part, if the program has updates.
+        """Warn once of mistakes that make the ranks' parameters differ, if the program has updates.
 
         Args:
-            function_id: tell of its drift only; by default of all that is found.
+            function_id: report only the drift of this function; by default all findings.
         """
         updates = [spec.accumulated for spec in self._specs.values()]
         if self._size == 1 or not (any(updates) or any(f.updates for f in self._gone.values())):
@@ -197,7 +196,7 @@ class History:
             findings = [
                 finding
                 for finding in self.findings()
-                if finding.rule in TOLD
+                if finding.rule in REMINDED
                 and (finding.severity == ERROR or finding.rule == DRIFT)
                 and function_id in (None, *finding.functions)
                 and (function_id is None or finding.rule == DRIFT)
@@ -205,8 +204,8 @@ class History:
         except Exception as error:  # noqa: BLE001 - no program shall fail for lint's own mistake
             _warn_of_own_mistake(error)
             return
-        news = [finding for finding in findings if finding.about not in self._told]
-        self._told.update(finding.about for finding in news)
+        news = [finding for finding in findings if finding.about not in self._reported]
+        self._reported.update(finding.about for finding in news)
         if news:
             text = "\n".join(str(finding) for finding in news)
             spec = self._specs.get(news[0].functions[-1])

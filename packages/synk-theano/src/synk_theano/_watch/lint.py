@@ -1,9 +1,9 @@
-"""Mistakes of a data-parallel program that no single call can show. Pure.
+"""Find mistakes of a data-parallel program that no single call can show. Pure.
 
-The master knows all functions and the order of calls and collectives. So each shared variable can
-be followed: equal on all ranks, or not, and since when. Reported is what reads one as if it were
-equal while it is not. What is legal but unusual (parameters averaged only now and then, ranks
-that keep something of their own) gives a warning at most; what cannot be known gives nothing.
+The master has all functions and the order of calls and collectives, so it can follow each shared
+variable: equal on all ranks or not, and since when. A finding is a function that reads a variable
+as if it were equal while it is not. Legal but unusual programs (parameters averaged only now and
+then, ranks that keep some state of their own) get a warning at most; uncertain cases get nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from synk_theano._plan.collectives import EQUALIZING
 from .findings import ERROR, WARNING, Finding, labels
 
 MOST_LISTED = 3
-"""Variables that are named in one finding; of more, the number is said."""
+"""Variables named in one finding; the others are counted."""
 
 
 def lint(
@@ -65,7 +65,7 @@ def lint(
     found = _static_findings(functions, label)
     rehearsal = _Replay(functions, label, size, frozenset())
     rehearsal.run(events)
-    # What is averaged now and then may be read in between: only now it is known which that is.
+    # Variables averaged now and then may be read in between; the rehearsal has found them.
     averaged = _with_stages(frozenset(rehearsal.averaged), functions)
     replay = _Replay(functions, label, size, averaged)
     replay.run(events)
@@ -104,7 +104,7 @@ def _static_findings(
 
 
 def _with_stages(averaged: FrozenSet[int], functions: Sequence[FunctionFacts]) -> FrozenSet[int]:
-    """`averaged`, and what is computed anew by each call and goes into nothing else but these."""
+    """Return `averaged` and the variables that each call computes anew and only these consume."""
     found = set(averaged)
     targets = {v for f in functions for v in f.updates}
     while True:
@@ -221,13 +221,11 @@ class _Replay:
             writer = self._functions[number]
             # The parameters first: their loss is what the user looks at.
             variables.sort(key=lambda v: (v not in writer.shown, v))
-            them = "it" if len(variables) == 1 else "them"
-            message = (
-                f"{writer.name} updates {self._listed(variables)} on each rank from the rank's own "
-                f"rows, again and again, and nothing has combined {them}"
-            )
+            names = self._listed(variables)
+            message = f"rank-local updates of {names} by {writer.name} are never averaged"
             if rule == "own-averages":
-                message += f"; all_reduce() {them} before they are used or stored"
+                them = "it" if len(variables) == 1 else "them"
+                message += f"; all_reduce() {them} before using or storing {them}"
             else:
                 message += _cure_of_drift(writer)
             found.append(Finding(rule, WARNING, message, tuple(variables), (number,)))
@@ -236,8 +234,8 @@ class _Replay:
     def _parts_models(self, writer: FunctionFacts, variable: int) -> bool:
         """Whether a drift makes the ranks' results differ.
 
-        A state of the rank's own, such as what a recurrent network carries on, is meant if all
-        that it goes into is averaged.
+        A rank's own state, as that of a recurrent network, is intended if every variable computed
+        from it is averaged.
         """
         others = set(writer.consumers(variable)) - {variable}
         return bool(others - self._known_averaged) or (variable in writer.shown and not others)
@@ -276,7 +274,7 @@ class _Replay:
         before.count += 1
         done = before.count if None in before.ranks else len(before.ranks)
         if self._size is not None and done >= self._size:
-            # Every rank was given a value: whatever it is, it is meant.
+            # Every rank was given a value, so it is intended.
             del self._differs[variable]
 
     def _call(self, function: FunctionFacts) -> None:
@@ -335,7 +333,7 @@ class _Replay:
             severity = ERROR if difference.count == 1 else WARNING
             where = "one rank only" if difference.count == 1 else "some ranks"
             message = (
-                f"{reader.name} reads {name}, which set_value() has changed on {where}; use "
+                f"{reader.name} reads {name}, which set_value() changed on {where}; use "
                 f"broadcast() to give all ranks the same value"
             )
         else:
@@ -356,10 +354,10 @@ class _Replay:
     def _is_averaged(
         self, variable: int, consumers: Sequence[int], writer: Optional[FunctionFacts]
     ) -> bool:
-        """Whether what becomes of the read is averaged at some time: then it may be meant.
+        """Whether the results of the read are averaged at some time, so that it may be intended.
 
-        That the variable itself is averaged at times excuses nothing if it is written anew by
-        each call, as a gradient is: then this time was forgotten.
+        Averaging the variable itself at times excuses nothing if each call writes it anew, like a
+        gradient: then this time was forgotten.
         """
         known = self._known_averaged
         carried = writer is not None and variable in writer.consumers(variable)
@@ -371,9 +369,9 @@ def _cure_of_drift(writer: FunctionFacts) -> str:
     if writer.built_at is not None:
         place = f" ({os.path.basename(writer.built_at[0])}:{writer.built_at[1]})"
     return (
-        f": the replicas drift apart, each rank trains a model of its own. For the steps of a "
-        f"single process build {writer.name}{place} with make_train_function(loss, params, inputs, "
-        f"updates.adam) of synkhronos.extensions, or with another of its update rules. Plain "
-        f"gradient descent may instead all_reduce() what it moves after each call, with weights= "
-        f"this function. If they are averaged later, and that is meant, ignore LintWarning"
+        f", so the ranks train different models. To take the steps of a single process, build "
+        f"{writer.name}{place} with make_train_function(loss, params, inputs, updates.adam) of "
+        f"synkhronos.extensions, or with another of its update rules. For plain gradient descent, "
+        f"all_reduce() the updated variables after each call, with weights= this function. If you "
+        f"average them later on purpose, ignore LintWarning"
     )

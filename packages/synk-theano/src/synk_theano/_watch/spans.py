@@ -1,8 +1,8 @@
-"""Spans of time, as one rank sees them.
+"""Record spans of time on one rank.
 
-Every rank keeps its own, in memory; all of a machine have one clock (`time.perf_counter` is
-CLOCK_MONOTONIC), so that nothing has to be aligned. Where nothing is recorded, a span costs a
-look at a flag.
+Every rank keeps its own spans in memory. All ranks of a machine share one clock
+(`time.perf_counter` is CLOCK_MONOTONIC), so nothing has to be aligned. While nothing is recorded, a
+span costs one check of a flag.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 MOST_SPANS = 1_000_000
-"""Of one rank; what comes after them is only counted."""
+"""Spans kept by one rank; later ones are only counted."""
 
 Place = Tuple[int, int]
 
 
 class Span(NamedTuple):
-    """What a rank did from one moment to another.
+    """One activity of a rank, with its beginning and end.
 
     Attributes:
         kind: "call", "scatter", "compute", "slice", "copy", "reduce", "collective", "wait",
@@ -37,12 +37,12 @@ class Span(NamedTuple):
 
 
 class Recorder:
-    """Where a rank puts its spans.
+    """The spans of one rank.
 
     Attributes:
-        on: whether it takes any.
+        on: whether it records.
         place: of the act under way.
-        lost: how many there was no room for.
+        lost: number of spans beyond `MOST_SPANS`.
     """
 
     def __init__(self) -> None:
@@ -52,11 +52,11 @@ class Recorder:
         self._spans: List[Span] = []
 
     def start(self) -> None:
-        """Begin anew."""
+        """Start recording, without earlier spans."""
         self._spans, self.lost, self.place, self.on = [], 0, None, True
 
     def add(self, kind: str, name: str, begin: float, end: float, **more: Any) -> None:
-        """Take in a span, if it records."""
+        """Add a span, if it records."""
         if not self.on:
             return
         if len(self._spans) >= MOST_SPANS:
@@ -66,10 +66,10 @@ class Recorder:
         self._spans.append(Span(kind, name, begin, end, self.place, more or None, thread))
 
     def take(self) -> Tuple[List[Span], int]:
-        """Stop; return the spans, and how many were lost."""
+        """Stop recording; return the spans, and the number of lost ones."""
         spans, self._spans, self.on = self._spans, [], False
         return spans, self.lost
 
-    def put_back(self, recorded: Tuple[List[Span], int]) -> None:
-        """Keep what was taken: it has not come to where it was to go."""
+    def restore(self, recorded: Tuple[List[Span], int]) -> None:
+        """Keep spans that `take` returned but that did not reach their receiver."""
         self._spans, self.lost = recorded

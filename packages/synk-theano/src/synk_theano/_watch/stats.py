@@ -1,8 +1,8 @@
-"""Where the time goes, always on: a few additions for each call.
+"""Measure the time of each call, always: it costs a few additions.
 
-Every rank writes how long it computed into a vector in shared memory, before the barrier that
-ends an order; the master reads it after the barrier. What is neither preparing nor computing nor
-waiting for a slower rank is the collecting of results, and the way of orders to the workers.
+Every rank writes its seconds of computing into a vector in shared memory before the barrier that
+ends an order; the master reads it after the barrier. The time left after preparing, computing and
+waiting for a slower rank is that of collecting results and sending orders.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 from synk_theano._graph.spec import unnamed
 
 GONE = "(gone)"
-"""The line of functions without a name that nobody has any more."""
+"""Name of the line that sums up deleted functions without a name."""
 
 
 class Performed(NamedTuple):
@@ -90,7 +90,7 @@ class Stats(Dict[str, FunctionStats]):
     def __str__(self) -> str:
         from rich.console import Console
 
-        # As wide as it takes: a terminal wraps it if it must.
+        # Wide enough for every row; a terminal wraps long lines.
         console = Console(file=io.StringIO(), width=1000, color_system=None, force_jupyter=False)
         console.print(self, markup=False)
         return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ class Tally:
         self.reduce_s += seconds
 
     def take(self, other: Tally) -> None:
-        """Add the sums of another one."""
+        """Add the sums of another tally."""
         self.calls += other.calls
         self.scatter_s += other.scatter_s
         self.compute_s += other.compute_s
@@ -157,20 +157,20 @@ class Ledger:
         self._tallies: Dict[str, Tally] = {}
 
     def tally(self, name: str) -> Tally:
-        """The tally of this name; a new one if there is none."""
+        """Return the tally of this name, a new one if there is none."""
         tally = self._tallies.get(name)
         if tally is None:
             tally = self._tallies[name] = Tally(self._size)
         return tally
 
     def forget(self, function_id: int) -> None:
-        """Nobody has a function any more: without a name it counts among all such ones."""
+        """Drop a deleted function; add the figures of one without a name to `GONE`."""
         tally = self._tallies.pop(unnamed(function_id), None)
         if tally is not None:
             self.tally(GONE).take(tally)
 
     def observe(self, performed: Performed) -> None:
-        """Add the figures of an order; those of all its acts together go to the last one."""
+        """Add the figures of an order; those shared by its acts count with the last act."""
         prepared, times, scatter_s, run_s = performed
         size, start = self._size, 0
         for act in prepared:
@@ -190,7 +190,7 @@ class Ledger:
         tally.reduce_s += max(run_s, 0.0)
 
     def stats(self, reset: bool) -> Stats:
-        """The figures of whatever ran; with `reset` they begin anew."""
+        """Return the figures of everything that ran; with `reset` start again from zero."""
         stats = Stats((name, tally.stats()) for name, tally in self._tallies.items() if tally.calls)
         if reset:
             for tally in self._tallies.values():

@@ -1,4 +1,4 @@
-"""What all ranks did and when, as a file that trace viewers open.
+"""Write the spans of all ranks to a file for trace viewers.
 
 The format is Chrome's trace events, in its JSON object form ("Trace Event Format", sections on
 complete events and metadata): Perfetto (ui.perfetto.dev) and chrome://tracing show it.
@@ -18,32 +18,32 @@ from synk_theano.exceptions import InputTypeError, InputValueError
 from .spans import Span
 
 Recorded = Tuple[List[Span], int]
-"""A rank's spans, and how many were lost."""
+"""A rank's spans, and the number of lost ones."""
 
 CLOSE_TIMEOUT_S = 0.5
-"""Until so long after the runtime's `close()` all workers have to listen, to be in the file."""
+"""Seconds after the runtime's `close()` until all workers must answer, to be in the file."""
 
 WAITS = frozenset({"reduce", "collective"})
-"""Kinds that begin with waiting for the rank that comes last."""
+"""Kinds of span that begin with waiting for the last rank."""
 
 
 class Timeline:
     """A recording of all ranks; made by `synkhronos.timeline`. A context manager.
 
     Args:
-        path: the file to write, in a folder that is there.
-        begin: has all ranks begin to record; None if they do already.
-        end: has all ranks end it; returns what was recorded, by rank. Is told whether the runtime
-            is being closed.
+        path: the file to write, in an existing folder.
+        begin: starts recording on all ranks; None if they record already.
+        end: stops recording on all ranks; returns the recorded spans by rank. Its argument is
+            whether the runtime is being closed.
         size: number of ranks.
         master: the rank that writes the file.
 
     Attributes:
         path: the file.
-        recording: whether it goes on.
+        recording: whether it still records.
 
     Raises:
-        InputTypeError: `path` is no path.
+        InputTypeError: `path` is not a path.
         InputValueError: no file can be written there.
     """
 
@@ -64,10 +64,10 @@ class Timeline:
         self.recording = True
 
     def stop(self) -> None:
-        """End the recording and write the file. Idempotent; blocks until all ranks have told.
+        """End the recording and write the file. Idempotent; blocks until all ranks have answered.
 
         If the runtime is closed already, after a failure, or a worker turns out to be gone, the
-        file has what the master knows, and names the ranks that are missing.
+        file has the spans that reached the master, and names the missing ranks.
 
         Raises:
             OSError: the file cannot be written.
@@ -75,8 +75,8 @@ class Timeline:
         self._stop(closing=False)
 
     def close(self) -> None:
-        """The runtime's end: as `stop()`, but within seconds, and a file that cannot be written
-        is a warning: the program's own results are not to be lost for it."""
+        """Stop within seconds, at the runtime's end; a file that cannot be written is only a
+        warning, so that the program's own results are not lost."""
         try:
             self._stop(closing=True)
         except OSError as error:
@@ -101,7 +101,7 @@ class Timeline:
 
 
 def checked_path(path: Union[str, os.PathLike[str]]) -> Path:
-    """The file's absolute path.
+    """Return the file's absolute path.
 
     Raises:
         InputTypeError, InputValueError: no file can be written there.
@@ -118,14 +118,14 @@ def checked_path(path: Union[str, os.PathLike[str]]) -> Path:
         raise InputValueError(f"timeline(): {path} is a folder, expected a file's name")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise InputValueError(
-            f"timeline(): cannot write {path}: the folder {path.parent} is not there, or nobody "
-            f"may write into it; make it first, or choose another one"
+            f"timeline(): cannot write {path}: the folder {path.parent} does not exist or is "
+            f"not writable; make it first, or choose another one"
         )
     return path
 
 
 def trace_of(recorded: Mapping[int, Recorded], size: int, master: int) -> Dict[str, Any]:
-    """Chrome's trace object.
+    """Return Chrome's trace object.
 
     Times are microseconds from the first span on. A process stands for a rank, a thread for one
     of the master's threads (workers have one).
@@ -135,7 +135,7 @@ def trace_of(recorded: Mapping[int, Recorded], size: int, master: int) -> Dict[s
     start = min((span.begin for _, span in every), default=0.0)
     threads: Dict[Tuple[int, int], int] = {}
     events: List[Dict[str, Any]] = []
-    # Who begins first comes first, and of those the longest: as viewers nest them.
+    # Sort by beginning, then longest first, as viewers nest them.
     for rank, span in sorted(every, key=lambda item: (item[1].begin, -item[1].end)):
         known = sum(1 for other, _ in threads if other == rank)
         event: Dict[str, Any] = {
@@ -179,7 +179,7 @@ def trace_of(recorded: Mapping[int, Recorded], size: int, master: int) -> Dict[s
 
 
 def _waits(recorded: Mapping[int, Recorded]) -> Iterator[Tuple[int, Span]]:
-    """Within what ranks do together: how long those that came early waited for the last one."""
+    """Yield, for each shared activity, the time that early ranks waited for the last one."""
     last: Dict[Any, float] = {}
     for spans, _ in recorded.values():
         for span in spans:
@@ -195,7 +195,7 @@ def _waits(recorded: Mapping[int, Recorded]) -> Iterator[Tuple[int, Span]]:
 
 
 def write(path: Path, trace: Mapping[str, Any]) -> None:
-    """Write it whole or not at all."""
+    """Write the trace whole or not at all."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
@@ -207,7 +207,8 @@ def write(path: Path, trace: Mapping[str, Any]) -> None:
 
 
 def _dump(trace: Mapping[str, Any], file: TextIO) -> None:
-    """JSON with one event a line: quicker by far than `json.dump`, and no large text in memory."""
+    """Write JSON with one event a line: far quicker than `json.dump`, without a large text in
+    memory."""
     others = {key: value for key, value in trace.items() if key != "traceEvents"}
     file.write(json.dumps(others)[:-1] + ', "traceEvents": [')
     separator = "\n"

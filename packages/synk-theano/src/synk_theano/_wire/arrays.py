@@ -1,4 +1,4 @@
-"""Arrays in shared memory: made by the master, mapped by each rank; and the reading of rows."""
+"""Make arrays in shared memory (master), map them (each rank), and read their rows."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .messages import ArrayRef
 _logger = logging.getLogger(__name__)
 
 PIECE = 1 << 21
-"""Bytes of rows that are worth a thread of their own."""
+"""Bytes of rows for which a thread of their own pays."""
 
 
 def new_array(size: int, dtype: np.dtype, what: str, named: bool = True) -> np.ndarray:
-    """A flat array of zeros in shared memory.
+    """Return a flat array of zeros in shared memory.
 
     Where /dev/shm has no room (a container gives it 64 MB) it is a file in memory, without a name
     and not bound by that size.
 
     Args:
-        what: it is for, in words.
+        what: its purpose, in words.
         named: False for such a file in the first place: the kernel frees it with this process,
             however that ends.
 
     Raises:
-        SharedMemoryFull: neither can be had.
+        SharedMemoryFull: there is room for neither.
     """
     if not named:
-        # There may be no descriptors left, or it is no Linux.
+        # Fails without free descriptors, or not on Linux.
         with contextlib.suppress(synk_shm.ShmError, ValueError):
             return synk_shm.empty((size,), dtype, backend="memfd")
     try:
@@ -59,13 +59,13 @@ def _unnamed(size: int, dtype: np.dtype, what: str, refused: synk_shm.ShmError) 
             raise refused from None
         raise SharedMemoryFull(
             error.errno if isinstance(error, OSError) else refused.errno,
-            f"{what}: {_reason(refused)}; nor is there another place (memfd): {_reason(error)}; "
-            f"{cure}; `synkhronos clean` removes what killed programs have left",
+            f"{what}: {_reason(refused)}; the other place (memfd) failed too: {_reason(error)}; "
+            f"{cure}; `synkhronos clean` removes leftovers of killed programs",
         ) from error
 
 
 def _reason(error: Exception) -> str:
-    """What synk_shm says, without its cures: they are for its own users."""
+    """Return the text of synk_shm without its cures, which are for its direct users."""
     return (getattr(error, "strerror", None) or str(error)).partition(";")[0]
 
 
@@ -73,7 +73,7 @@ class ArrayCache:
     """Mapped arrays by key; a key is mapped anew when its handle changes.
 
     Args:
-        threads: with how many of them rows are read.
+        threads: number of threads that read rows.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -105,7 +105,7 @@ class ArrayCache:
             self._pool.submit(array.take, index[start:stop], 0, out[start:stop], "clip")
             for start, stop in zip(cuts, cuts[1:])
         ]
-        # Whatever interrupts: the room is used again only when nobody writes to it any more.
+        # Even if interrupted: wait until no thread writes to the room any more.
         try:
             for copy in copies:
                 copy.result()
@@ -117,7 +117,7 @@ class ArrayCache:
         for key in keys:
             self._held.pop(key, None)
 
-    def clear(self) -> None:
+    def close(self) -> None:
         self._held.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=False)

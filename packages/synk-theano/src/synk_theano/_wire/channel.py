@@ -1,6 +1,6 @@
 """A framed duplex pipe between the master and one worker: an inherited socket pair.
 
-Nothing to authenticate, no port, no name. End of file means that the other side is gone.
+Nothing to authenticate, no port, no name. End of file means that the other process is gone.
 A frame is an 8-byte little-endian length and that many bytes.
 """
 
@@ -15,7 +15,7 @@ from typing import Optional, Tuple
 _LENGTH = struct.Struct("<Q")
 
 NO_SIGPIPE: int = getattr(socket, "MSG_NOSIGNAL", 0)
-"""Programs that give SIGPIPE its default back would die of a worker's death."""
+"""Flag of `send`: without it a program that restores SIGPIPE's default dies with a worker."""
 
 
 class ChannelClosed(ConnectionError):
@@ -33,7 +33,7 @@ class Channel:
 
     @classmethod
     def pair(cls) -> Tuple[Channel, socket.socket]:
-        """This side's channel, and the socket for the other side to inherit."""
+        """Return this side's channel, and the socket for the other side to inherit."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(ours), theirs
 
@@ -72,7 +72,7 @@ class Channel:
         return payload
 
     def _fill(self, count: int, deadline: Optional[float]) -> None:
-        """Have at least `count` bytes received; what has come stays, whatever interrupts."""
+        """Receive until there are `count` bytes; an interrupt loses none of them."""
         while len(self._received) < count:
             left = None if deadline is None else max(deadline - time.monotonic(), 1e-3)
             self._sock.settimeout(left)

@@ -62,9 +62,9 @@ class Data:
         self._name = name
         self._memory: np.ndarray = np.empty(0, self._dtype)
         self._data: Optional[np.ndarray] = None
-        self._watchers: List[Deque[Any]] = []
+        self._observers: List[Deque[Any]] = []
         self.named = True
-        self._hidden = False
+        self._unlinked = False
         self.free_memory()
 
     @property
@@ -212,42 +212,44 @@ class Data:
         self.token = (self.key, self._version)
 
     def _replace(self, memory: np.ndarray) -> None:
-        self._memory, self._hidden = memory, False
-        # Nobody needs to map what was there any longer.
-        for moved in self._watchers:
+        self._memory, self._unlinked = memory, False
+        # Other processes can unmap the old memory.
+        for moved in self._observers:
             moved.append(self.key)
 
     def _room(self, shape: Tuple[int, ...], what: str) -> np.ndarray:
-        """Take this shape; return the array, whose contents are anything: `what`, in words."""
+        """Take this shape; return the array, with arbitrary contents. Errors call it `what`."""
         self._allocate(shape, 1, keep=False, what=what)
         return self.data
 
-    def _tell(self, moved: Deque[Any]) -> None:
-        """Append the key to `moved` whenever the array lies elsewhere."""
-        self._watchers.append(moved)
+    def _add_observer(self, moved: Deque[Any]) -> None:
+        """Append the key to `moved` whenever the array moves to other memory."""
+        self._observers.append(moved)
 
-    def _tell_no_more(self, moved: Deque[Any]) -> None:
-        """Undo `tell`."""
-        self._watchers = [one for one in self._watchers if one is not moved]
+    def _forget_observer(self, moved: Deque[Any]) -> None:
+        """Stop appending to `moved`."""
+        self._observers = [one for one in self._observers if one is not moved]
 
-    def _hide(self) -> None:
-        """Take its name away, now that no other process needs it, unless another runtime does:
-        so it goes with this process, however that ends."""
-        if not self._watchers and synk_shm.is_shared(self._memory):
+    def _unlink(self) -> None:
+        """Remove the memory's name, so that the memory ends with this process, however that ends.
+
+        Does nothing while another runtime uses it.
+        """
+        if not self._observers and synk_shm.is_shared(self._memory):
             synk_shm.unlink(self._memory, missing_ok=True)
-            self._hidden = True
+            self._unlinked = True
 
     def _ref(self) -> ArrayRef:
-        """Where the workers find the array as it is now."""
+        """Return the address at which workers find the array as it is now."""
         array = self.data
-        if self._hidden:
+        if self._unlinked:
             memory = new_array(self._memory.size, self._dtype, repr(self))
             memory[...] = self._memory
             self._replace(memory)
             self._set(memory[: array.size].reshape(array.shape))
             array = self.data
         if not synk_shm.is_shared(array):
-            # Nothing was stored yet: an empty array, which still needs a place.
+            # Nothing was stored yet; an empty array needs an address, too.
             self._allocate(array.shape, 1, keep=False)
         return ArrayRef(self.key, synk_shm.handle(self.data))
 

@@ -43,7 +43,7 @@ ROWLESS = Form(rowless=True)
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a rank needs to know of a function besides its compiled forms.
+    """The description of a function on a rank, beside its compiled forms.
 
     Shared variables are named by their number in the registry.
 
@@ -113,7 +113,7 @@ class ScatteredInput:
 
 @dataclass(frozen=True)
 class StagedSelector:
-    """`batch_s` for one rank: in shared memory, because only the rank can tell what it selects.
+    """`batch_s` for one rank: in shared memory, because only the rank can resolve it.
 
     An int64 vector (of row numbers, or start, stop and step of a slice) or a vector of booleans.
     """
@@ -156,7 +156,7 @@ class Call:
     selectors: Tuple[StagedSelector, ...]
 
     def array_keys(self) -> Tuple[int, ...]:
-        """The keys of all arrays that it refers to."""
+        """Return the keys of all arrays that the call refers to."""
         refs = [item.array for item in self.scattered]
         refs += [item.array for item in self.selectors]
         refs += self.broadcast
@@ -176,21 +176,21 @@ class Collective:
 
 @dataclass(frozen=True)
 class RecordSpans:
-    """Begin to record spans of time; or end it, and gather them in the master."""
+    """Start recording spans of time, or stop and gather them in the master."""
 
     begin: bool
 
 
 @dataclass(frozen=True)
 class WatchFinite:
-    """Look, or look no more, at whether what is computed is finite."""
+    """Switch the check for finite results on or off."""
 
     on: bool
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Leave."""
+    """End the worker."""
 
 
 Act = Union[Distribute, Call, Collective, RecordSpans, WatchFinite, Stop]
@@ -205,14 +205,14 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Extras:
-    """What travels with an order only when there is something new.
+    """The part of an order that is sent only if there is something new.
 
     Attributes:
-        acts: those that the workers do not know yet.
+        acts: new acts, by number.
         forget_acts: numbers that will not be used any more.
         forget_arrays: keys of arrays whose mappings are no longer needed.
         forget_functions: numbers of functions that will not be called any more.
-        forget_variables: numbers of shared variables that nobody has any more.
+        forget_variables: numbers of deleted shared variables.
         steps: the order's steps, if they are too many for its line.
     """
 
@@ -225,7 +225,7 @@ class Extras:
 
 
 class Order(NamedTuple):
-    """What all ranks do next. It ends with a barrier."""
+    """The next task of all ranks. It ends with a barrier."""
 
     serial: int
     steps: List[Step]

@@ -80,7 +80,7 @@ class StallWatch:
         """Return a text of what these ranks are doing, each with its stack."""
         parts = []
         for rank in ranks:
-            stack = stacks.get(rank, "its stack is not known").rstrip()
+            stack = stacks.get(rank, "its stack could not be read").rstrip()
             parts.append(
                 f"rank {rank} has been {self._box.doing(rank)} for {seconds:.0f} s:\n{stack}"
             )

@@ -1,1 +1,1 @@
-"""Looks at what executions give, and for the row to which a value that is not finite is owed."""
+"""Check the results of executions, and find the row that causes a value that is not finite."""

@@ -66,26 +66,26 @@ class CauseSearch:
     # The checks, in order.
 
     def _cause(self, suspect: Suspect) -> Cause:
-        self._put_back()
+        self._restore()
         cause = self._of_inputs() or self._of_variables()
         if cause is not None:
             return cause
         if not self._count:
-            return Cause("All that it was computed from is finite, and there are no rows")
+            return Cause("all inputs and variables are finite, and there are no rows")
         if not self._here.journal.on:
             return Cause(
-                "All inputs are finite; which row it is owed to is not looked for with "
-                "fork(atomic=False), where what was there before is overwritten"
+                "all inputs are finite; fork(atomic=False) overwrites the old values, so the row "
+                "that causes it cannot be searched for"
             )
         try:
             found = search(lambda start, stop: self._is_bad(suspect, start, stop), self._count)
         except Exception as error:  # noqa: BLE001 - whatever a function does with fewer rows
             return Cause(
-                f"All that it was computed from is finite; which row it is owed to cannot be said: "
-                f"for fewer rows the function raised {type(error).__name__}"
+                f"all inputs and variables are finite; the row that causes it was not found, "
+                f"because for fewer rows the function raised {type(error).__name__}"
             )
         finally:
-            self._put_back()
+            self._restore()
         return self._judged(found)
 
     def _of_inputs(self) -> Optional[Cause]:
@@ -126,7 +126,7 @@ class CauseSearch:
     def _is_bad(self, suspect: Suspect, start: int, stop: int) -> bool:
         """Whether the suspect is not finite either if only these rows are computed."""
         self._here.heed_interrupt()
-        self._put_back()
+        self._restore()
         execution, probe = self._execution, Probe(self._execution.reductions)
         kept = self._cut_variables(start, stop)
         try:
@@ -144,23 +144,23 @@ class CauseSearch:
     def _judged(self, found: Optional[Found]) -> Cause:
         if found is None:
             return Cause(
-                "All that it was computed from is finite, and when the same rows were computed "
-                "again it was finite as well: it is owed to random numbers, or to what other ranks "
-                "contributed"
+                "all inputs and variables are finite, and when the same rows were computed again "
+                "the result was finite as well: the cause is random numbers, or the other ranks' "
+                "contributions"
             )
         last = found.length - 1, found.length
         if self._count == 1:
-            return Cause("it is the only row that was computed, of inputs that are finite", last)
+            return Cause("it is the only row that was computed, and its inputs are finite", last)
         if found.every:
             return Cause(
-                "computed alone it gives the same, but so does every other row that was tried: "
-                "look at what they are computed with",
+                "that row alone reproduces it, but so does every other row that was tried: look at "
+                "the variables and constants that all rows share",
                 last,
             )
         if found.alone:
-            return Cause("computed alone it gives the same", last)
+            return Cause("that row alone reproduces it", last)
         return Cause(
-            "computed together they give the same, without the last one they do not",
+            "together they reproduce it, without the last one they do not",
             (0, found.length),
         )
 
@@ -211,7 +211,7 @@ class CauseSearch:
             return value[int(arguments[-2]) : int(arguments[-1])]
         return value[arguments[-1]] if select == "index" else value
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         for storage, value in zip(self._changed, self._before):
             storage[0] = value
 
@@ -223,7 +223,7 @@ class CauseSearch:
             return f"output {suspect.place}" + (f" ({name!r})" if name else "")
         if suspect.kind == "update":
             return f"the new value of {self._here.registry.label(suspect.place)!r}"
-        return f"what goes into in-graph all_reduce {suspect.place}"
+        return f"the input of in-graph all_reduce {suspect.place}"
 
     def _array_row(self, row: int, place: int) -> Optional[int]:
         """Return the row of the user's array for a row of the selection; None if it is unknown."""
@@ -274,7 +274,7 @@ class CauseSearch:
 
     def _where(self, start: int, stop: int, array_row: Optional[int], share: Any) -> str:
         if stop - start == 1:
-            text = f"Owed to row {start} of the call"
+            text = f"Caused by row {start} of the call"
             if not self._execution.call.scattered:
                 text += f" (row {array_row} of the variables on this rank)"
             elif array_row is None:
@@ -282,7 +282,7 @@ class CauseSearch:
             elif array_row != start:
                 text += f" (row {array_row} of the arrays)"
         else:
-            text = f"Owed to rows {start} to {stop - 1} of the call"
+            text = f"Caused by rows {start} to {stop - 1} of the call"
         if share is not None:
             text += f", of this rank's rows {share[0]} to {share[1] - 1}"
         return text + ": "
