@@ -73,9 +73,9 @@ THEANO = (
         "theano-done-but-not-undone",
         "atomicity",
         "synk_theano/_rank/rank.py",
-        "            self.flight.mark(self.serial, Outcome.UNDONE)\n"
+        "            self.flight.mark(self.serial, ActOutcome.UNDONE)\n"
         "            self.journal.undo()\n            raise",
-        "            self.flight.mark(self.serial, Outcome.UNDONE)\n            raise",
+        "            self.flight.mark(self.serial, ActOutcome.UNDONE)\n            raise",
         "A worker that was done keeps its new values when the master fails after it.",
         "test_atomic test_failures",
     ),

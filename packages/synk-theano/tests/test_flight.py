@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from theano.compile.ops import as_op
 
 from synk_theano import Runtime, flight
-from synk_theano._watch.flight import KINDS, RECORDS, WORDS, Flight, Outcome, Phase
+from synk_theano._watch.flight import KINDS, RECORDS, WORDS, ActOutcome, Flight, Phase
 from synk_theano.exceptions import WorkerDied, WorkerFailed
 from synk_theano.testing import nothing_left
 
@@ -49,7 +49,7 @@ def test_the_ring_has_the_last_acts_in_order(acts):
     writer, reader = Flight(room, 1), Flight(room, 1)
     for serial, (kind, subject, fails, nbytes) in enumerate(acts, 1):
         writer.begin(serial, kind, subject, serial % 7, nbytes)
-        writer.end(Outcome.FAILED if fails else Outcome.DONE)
+        writer.end(ActOutcome.FAILED if fails else ActOutcome.DONE)
     found = reader.acts()
     assert len(found) == min(len(acts), RECORDS)
     first = len(acts) - len(found)
@@ -57,7 +57,7 @@ def test_the_ring_has_the_last_acts_in_order(acts):
         kind, subject, fails, nbytes = said
         assert act.serial == serial
         assert (act.kind, act.subject, act.nbytes) == (KINDS[kind], subject, nbytes)
-        assert act.outcome == (Outcome.FAILED if fails else Outcome.DONE)
+        assert act.outcome == (ActOutcome.FAILED if fails else ActOutcome.DONE)
         assert 0 < act.began_ns <= act.ended_ns
     assert not room[:WORDS].any()
     assert not room[2 * WORDS :].any()
@@ -68,9 +68,9 @@ def test_an_order_that_is_undone_is_marked_whole():
     for serial, kind in ((1, 0), (2, 0), (2, 1), (2, 0)):
         writer.begin(serial, kind, 0, 0, 0)
         if (serial, kind) != (2, 1):
-            writer.end(Outcome.DONE)
-    writer.mark(2, Outcome.UNDONE)
-    assert [act.outcome for act in writer.acts()] == [Outcome.DONE] + 3 * [Outcome.UNDONE]
+            writer.end(ActOutcome.DONE)
+    writer.mark(2, ActOutcome.UNDONE)
+    assert [act.outcome for act in writer.acts()] == [ActOutcome.DONE] + 3 * [ActOutcome.UNDONE]
     assert all(act.ended_ns for act in writer.acts())
     assert writer.last().serial == 2
 

@@ -22,7 +22,7 @@ from synk_theano._plan.collectives import WRITING
 from synk_theano._plan.rows import is_int
 from synk_theano._text import shown
 from synk_theano._warn import warn_user
-from synk_theano._watch.history import History
+from synk_theano._watch.history import CallHistory
 from synk_theano._wire.messages import Collective
 from synk_theano.exceptions import InputValueError, ReplicasDiffer, ReplicaWarning
 
@@ -184,7 +184,7 @@ class Writers:
         history: the calls and collectives so far.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: CallHistory) -> None:
         self._history = history
 
     def last(self, number: int) -> str:

@@ -49,7 +49,7 @@ from synk_theano._master.executor import Executor, Standing
 from synk_theano._master.store import DataStore
 from synk_theano._text import shown
 from synk_theano._watch.findings import Findings
-from synk_theano._watch.history import History
+from synk_theano._watch.history import CallHistory
 from synk_theano._watch.stats import Stats
 from synk_theano._watch.timeline import Timeline, checked_path
 from synk_theano._wire.data import Data, checked_flag
@@ -159,7 +159,7 @@ class Runtime:
                 on_end=self._forget_all,
             )
             self._rank = self._controller.rank
-            self._history = History(self._rank.registry, self._specs, self.size)
+            self._history = CallHistory(self._rank.registry, self._specs, self.size)
             self._builder = Builder(self._rank, self._specs, track)
             self._executor = Executor(self._controller, self._store, self._builder, self._history)
             self._recordings = Recordings(self._controller, self._executor, timeline)

@@ -8,7 +8,7 @@ from typing import Any, Iterator, List
 from synk_theano._master.executor import Executor
 from synk_theano._rank.workplace import Workplace
 from synk_theano._text import shown
-from synk_theano._watch.history import History
+from synk_theano._watch.history import CallHistory
 from synk_theano._watch.stats import Performed
 from synk_theano._wire.messages import WatchFinite
 from synk_theano._workers.interrupts import LATER
@@ -60,7 +60,7 @@ class Watches:
         history: the calls and collectives so far.
     """
 
-    def __init__(self, executor: Executor, here: Workplace, history: History) -> None:
+    def __init__(self, executor: Executor, here: Workplace, history: CallHistory) -> None:
         self._executor = executor
         self._here = here
         self._history = history

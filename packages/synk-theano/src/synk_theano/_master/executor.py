@@ -19,7 +19,7 @@ import numpy as np
 
 from synk_theano._graph.facts import Event
 from synk_theano._plan.rows import Bounds, Selection
-from synk_theano._watch.history import History
+from synk_theano._watch.history import CallHistory
 from synk_theano._watch.stats import Ledger, Performed, Tally
 from synk_theano._wire.data import Data
 from synk_theano._wire.messages import Act, ArrayRef, Form, Rows, Step
@@ -81,7 +81,7 @@ class Executor:
     """
 
     def __init__(
-        self, controller: Controller, store: DataStore, builder: Builder, history: History
+        self, controller: Controller, store: DataStore, builder: Builder, history: CallHistory
     ) -> None:
         rank = controller.rank
         self.size, self.master = rank.size, rank.master

@@ -20,7 +20,7 @@ import synk_comm
 from synk_comm import cuda
 from synk_theano._graph.devices.device import AnyDevice, Gpu
 from synk_theano._text import text_of
-from synk_theano._watch.flight import OWN_WORK, Flight, Outcome, Phase
+from synk_theano._watch.flight import OWN_WORK, ActOutcome, Flight, Phase
 from synk_theano._wire.messages import (
     Call,
     Collective,
@@ -41,7 +41,7 @@ from .finite.finite import PreparedFiniteWatch
 from .workplace import NotJoined, Workplace
 
 # Members of enums are slow to look up in some versions of Python.
-_IDLE, _END, _DONE = Phase.IDLE, Phase.END, Outcome.DONE
+_IDLE, _END, _DONE = Phase.IDLE, Phase.END, ActOutcome.DONE
 
 _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
     Call: PreparedCall,
@@ -207,7 +207,7 @@ class Rank(Workplace):
         try:
             return self.line.take()
         except synk_comm.PeerDeclined:
-            self.flight.mark(self.serial, Outcome.UNDONE)
+            self.flight.mark(self.serial, ActOutcome.UNDONE)
             self.journal.undo()
             raise
 
@@ -264,9 +264,9 @@ class Rank(Workplace):
         """Drop everything that came with a failed order: the master counts nothing as sent."""
         self.journal.undo()
         self.recorder.place = None
-        self.flight.mark(order.serial, Outcome.UNDONE)
+        self.flight.mark(order.serial, ActOutcome.UNDONE)
         if not isinstance(error, synk_comm.PeerDeclined):
-            self.flight.end(Outcome.FAILED)
+            self.flight.end(ActOutcome.FAILED)
         if not self.is_master:
             self.registry.truncate(known)
         if order.extras is not None:
@@ -280,7 +280,7 @@ class Rank(Workplace):
         """
         self.in_step = False
         self.journal.undo()
-        self.flight.mark(self.serial, Outcome.UNDONE)
+        self.flight.mark(self.serial, ActOutcome.UNDONE)
         self._decline(error)
         raise error
 

@@ -36,7 +36,7 @@ OWN_WORK = (Phase.COPY, Phase.COMPUTE, Phase.SLICE)
 """In which a rank does not need the others, and can be interrupted."""
 
 
-class Outcome(IntEnum):
+class ActOutcome(IntEnum):
     """How an act ended."""
 
     UNDER_WAY = 0
@@ -82,7 +82,7 @@ class ActRecord(NamedTuple):
     ended_ns: int
     rows: int
     nbytes: int
-    outcome: Outcome
+    outcome: ActOutcome
 
 
 class Flight:
@@ -112,13 +112,13 @@ class Flight:
         self._count += 1
         self._words[_COUNT] = self._count
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: ActOutcome) -> None:
         """Record the end of the act that began last."""
         words, place = self._words, self._place
         words[place + _ENDED] = perf_counter_ns()
         words[place + _OUTCOME] = outcome
 
-    def mark(self, serial: int, outcome: Outcome) -> None:
+    def mark(self, serial: int, outcome: ActOutcome) -> None:
         """Record another outcome of all acts of an order."""
         words, count = self._words, self._count
         for i in range(count - 1, max(count - RECORDS, 0) - 1, -1):
@@ -155,7 +155,7 @@ class Flight:
             serial, kind, subject, began, ended, rows, nbytes, outcome = values
             found.append(
                 ActRecord(
-                    serial, KINDS[kind], subject, began, ended, rows, nbytes, Outcome(outcome)
+                    serial, KINDS[kind], subject, began, ended, rows, nbytes, ActOutcome(outcome)
                 )
             )
         return found

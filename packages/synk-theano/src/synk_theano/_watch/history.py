@@ -35,7 +35,7 @@ REMINDED = frozenset({"unreduced-read", DRIFT, "reduced-on-master-only"})
 drift is never certain, so its warning counts; of the other rules only errors do."""
 
 
-class History:
+class CallHistory:
     """The calls and collectives of a program, oldest first.
 
     Args:

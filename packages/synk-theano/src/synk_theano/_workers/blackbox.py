@@ -16,15 +16,15 @@ import numpy as np
 from synk_theano import flight
 from synk_theano._rank.functions import LoadedFunction
 from synk_theano._text import text_of
-from synk_theano._watch.flight import ActRecord, Flight, Outcome, Phase
+from synk_theano._watch.flight import ActOutcome, ActRecord, Flight, Phase
 
 _logger = logging.getLogger(__name__)
 
 _OUTCOMES = {
-    Outcome.UNDER_WAY: "under way",
-    Outcome.DONE: "done",
-    Outcome.FAILED: "failed",
-    Outcome.UNDONE: "undone",
+    ActOutcome.UNDER_WAY: "under way",
+    ActOutcome.DONE: "done",
+    ActOutcome.FAILED: "failed",
+    ActOutcome.UNDONE: "undone",
 }
 
 

@@ -43,7 +43,7 @@ _STOP_S = 1.0
 """Seconds that a failed call waits for NCCL's kernels to stop."""
 
 
-class Settings(NamedTuple):
+class NcclSettings(NamedTuple):
     """What a communicator was made with, and what its splits are made with."""
 
     stream: int | None
@@ -93,7 +93,7 @@ class _DeviceGuard:
 class NcclBase(ObjectMoves):
     """One rank's host communicator and NCCL link, without the collectives on device arrays."""
 
-    def __init__(self, host: RoundCommunicator, link: Link, settings: Settings) -> None:
+    def __init__(self, host: RoundCommunicator, link: Link, settings: NcclSettings) -> None:
         self.rank = host.rank
         self.size = host.size
         self.backend = "nccl"

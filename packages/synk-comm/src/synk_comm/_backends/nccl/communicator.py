@@ -41,7 +41,7 @@ from synk_comm.abc import Communicator
 from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError, MismatchError
 
-from .base import Settings, on_device
+from .base import NcclSettings, on_device
 from .link import Link, NcclError
 from .moves import NcclMoves
 from .reduce import NcclReductions
@@ -162,7 +162,7 @@ def nccl(
 
     why = f"nccl over {getattr(comm, 'why', '') or comm.backend}"
     limit = comm.timeout_s if timeout_s is None else timeout_s
-    return _wrap(comm, Settings(stream, device, load, why), limit)
+    return _wrap(comm, NcclSettings(stream, device, load, why), limit)
 
 
 def why_no_nccl() -> str:
@@ -174,7 +174,7 @@ def why_no_nccl() -> str:
     return ""
 
 
-def _wrap(host: Any, settings: Settings, timeout_s: float) -> NcclCommunicator:
+def _wrap(host: Any, settings: NcclSettings, timeout_s: float) -> NcclCommunicator:
     try:
         link = Link.connect(host, settings.load, settings.device, timeout_s, host.ended)
     except BaseException:
