@@ -1,4 +1,4 @@
-"""How many cores this process may use: in batch jobs and containers, fewer than there are."""
+"""Count the cores that this process may use: in batch jobs and containers, fewer than exist."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ _ROOT = Path("/")
 
 
 def available_cores(root: Path = _ROOT) -> int:
-    """The cores that this process may use: by affinity (taskset, batch systems), and by the quota
-    of its control groups (``docker run --cpus``, Kubernetes limits), rounded up.
+    """Return the number of cores that this process may use, rounded up.
+
+    Affinity limits them (taskset, batch systems), and the quotas of control groups (``docker run
+    --cpus``, Kubernetes limits).
 
     Args:
         root: where ``proc`` and ``sys`` are.
@@ -22,6 +24,11 @@ def available_cores(root: Path = _ROOT) -> int:
         cores = len(os.sched_getaffinity(0))
     quotas = [math.ceil(quota) for quota in _quotas(root)]
     return max(1, min([cores, *quotas]))
+
+
+def threads_per_rank(size: int) -> int:
+    """Return the threads for each of `size` ranks with which they use each core once."""
+    return max(1, available_cores() // size)
 
 
 def _quotas(root: Path) -> Iterator[float]:

@@ -47,15 +47,15 @@ from synk_theano._master.builder import Builder
 from synk_theano._master.controller import Controller
 from synk_theano._master.executor import Executor, Standing
 from synk_theano._master.store import DataStore
+from synk_theano._plan.arguments import checked_flag, checked_path, checked_seconds
 from synk_theano._text import shown
 from synk_theano._watch.findings import Findings
 from synk_theano._watch.history import CallHistory
 from synk_theano._watch.stats import Stats
-from synk_theano._watch.timeline import Timeline, checked_path
-from synk_theano._wire.data import Data, checked_flag
+from synk_theano._watch.timeline import Timeline
+from synk_theano._wire.data import Data
 from synk_theano._wire.messages import Settings
 from synk_theano._workers.interrupts import held_back
-from synk_theano._workers.stalls import checked_seconds
 from synk_theano.exceptions import InputTypeError, InputValueError
 
 from .collectives import Collectives, DelayedCollectives

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Tuple
 
 import threadpoolctl
 
-from synk_theano._cores import available_cores
+from synk_theano._cores import threads_per_rank
 from synk_theano.exceptions import StartError
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -27,11 +27,6 @@ _KEPT_BYTES = 256 << 20
 
 _NO_DEVICE = "device=cpu,force_device=True,init_gpu_device=,contexts="
 """Flags with which Theano initializes no device when it is imported."""
-
-
-def threads_per_rank(size: int) -> int:
-    """Return the threads for each of `size` ranks with which they use each core once."""
-    return max(1, available_cores() // size)
 
 
 def import_path() -> Tuple[str, ...]:

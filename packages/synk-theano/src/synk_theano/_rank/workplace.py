@@ -7,8 +7,8 @@ from typing import Any, Callable, Dict, List, Optional
 import numpy as np
 
 import synk_comm
+from synk_theano._cores import threads_per_rank
 from synk_theano._graph.devices.device import AnyDevice, Cpu
-from synk_theano._graph.environment import threads_per_rank
 from synk_theano._graph.shared import VariableRegistry
 from synk_theano._watch.flight import WORDS, Flight
 from synk_theano._watch.spans import Recorder

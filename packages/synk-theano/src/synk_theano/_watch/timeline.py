@@ -11,9 +11,8 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, TextIO, Tuple, Union
 
-from synk_theano._text import shown
+from synk_theano._plan.arguments import checked_path
 from synk_theano._warn import warn_user
-from synk_theano.exceptions import InputTypeError, InputValueError
 
 from .spans import Span
 
@@ -98,30 +97,6 @@ class Timeline:
     def __repr__(self) -> str:
         state = "recording" if self.recording else "written"
         return f"<Timeline {str(self.path)!r}, {state}>"
-
-
-def checked_path(path: Union[str, os.PathLike[str]]) -> Path:
-    """Return the file's absolute path.
-
-    Raises:
-        InputTypeError, InputValueError: no file can be written there.
-    """
-    try:
-        path = Path(path).expanduser().absolute()
-        is_folder = path.is_dir()
-    except (TypeError, ValueError, RuntimeError):
-        raise InputTypeError(
-            f"timeline(): got {shown(path)} of type {type(path).__name__} as path, expected the "
-            f"name of a file to write, as in 'trace.json'"
-        ) from None
-    if is_folder:
-        raise InputValueError(f"timeline(): {path} is a folder, expected a file's name")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise InputValueError(
-            f"timeline(): cannot write {path}: the folder {path.parent} does not exist or is "
-            f"not writable; make it first, or choose another one"
-        )
-    return path
 
 
 def trace_of(recorded: Mapping[int, Recorded], size: int, master: int) -> Dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Deque, List, NoReturn, Optional, Sequence, Tuple, Union
 import numpy as np
 
 import synk_shm
+from synk_theano._plan.arguments import checked_flag
 from synk_theano._plan.rows import as_int, is_int
 from synk_theano._text import clipped, shown
 from synk_theano.exceptions import InputTypeError, InputValueError
@@ -346,16 +347,6 @@ def unmasked(value: Any, what: str) -> np.ndarray:
         ) from error
     # Theano takes no others.
     return array if array.flags.aligned else array.copy()
-
-
-def checked_flag(value: Any, what: str) -> bool:
-    """
-    Raises:
-        InputTypeError: `value` is neither True nor False.
-    """
-    if value is None or isinstance(value, (bool, np.bool_, int, np.integer)):
-        return bool(value)
-    raise InputTypeError(f"{what}: got {shown(value)}, expected True or False")
 
 
 def _checked_dtype(dtype: Any) -> np.dtype:

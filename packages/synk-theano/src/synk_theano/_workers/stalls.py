@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Mapping, Sequence
+from typing import Callable, Dict, List, Mapping, Sequence
 
-import numpy as np
-
-from synk_theano._text import shown
 from synk_theano._warn import warn_user
 from synk_theano._watch.flight import Phase
-from synk_theano.exceptions import InputValueError, StallWarning, WorkerStalled
+from synk_theano.exceptions import StallWarning, WorkerStalled
 
 from .blackbox import BlackBox
 
 _WAITING = (Phase.IDLE, Phase.REDUCE, Phase.COLLECTIVE, Phase.END, Phase.FAIL)
 """Phases in which a rank waits for others: it is not the cause of a stall."""
-
-
-def checked_seconds(value: Any, what: str) -> float:
-    """Return `value` as a float.
-
-    Raises:
-        InputValueError: it is no number above 0.
-    """
-    if isinstance(value, (int, float, np.integer, np.floating)) and value > 0:
-        return float(value)
-    raise InputValueError(f"{what}: got {shown(value)}, expected a number of seconds above 0")
 
 
 class StallWatch:

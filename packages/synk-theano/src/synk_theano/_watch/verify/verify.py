@@ -39,9 +39,9 @@ from synk_theano._graph.leaves import (
 )
 from synk_theano._graph.random_streams import is_random_state
 from synk_theano._graph.rank_values import RankValues, Values, disturbed, equal_bits
+from synk_theano._plan.arguments import checked_flag
 from synk_theano._plan.rows import is_int
 from synk_theano._text import shown
-from synk_theano._wire.data import checked_flag
 from synk_theano.exceptions import InputValueError
 
 from .judge import Judge, combine
