@@ -1,4 +1,4 @@
-"""Values and errors in messages: as much of them as somebody reads, whatever they are."""
+"""Values and errors in messages, shortened to a readable length."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shown(value: Any) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """An exception's text. Never raises, whatever its class does."""
+    """Return an exception's text. Never raises, whatever its class does."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - a user's class may do anything
@@ -35,7 +35,7 @@ def text_of(error: BaseException) -> str:
 
 
 def clipped(text: object) -> str:
-    """The text on one line; of a long one the beginning and the end."""
+    """Return the text on one line; of a long one the beginning and the end."""
     line = " ".join(str(text).split())
     if len(line) <= LONGEST:
         return line

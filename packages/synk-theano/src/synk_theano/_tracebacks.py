@@ -1,4 +1,4 @@
-"""Tracebacks for users: their own lines, and those of what they call, without this library's.
+"""Tracebacks for users: their own lines and those of their functions, without this library's.
 
 Python started with ``-X dev`` shows everything; of what failed on some rank the flight record has
 the whole.
@@ -31,7 +31,7 @@ def brief_traceback(function: F) -> F:
 
 
 def shortened(error: BaseException) -> BaseException:
-    """The same error; its traceback, and those of its causes, without frames of this library."""
+    """Return the same error, without frames of this library in its traceback and its causes'."""
     if sys.flags.dev_mode:
         return error
     seen = set()
@@ -44,7 +44,7 @@ def shortened(error: BaseException) -> BaseException:
 
 
 def without_ours(trace: Optional[TracebackType]) -> Optional[TracebackType]:
-    """A traceback without the frames of this library."""
+    """Return a traceback without the frames of this library."""
     kept = []
     while trace is not None:
         package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -1,4 +1,4 @@
-"""Warnings that are meant for the user's own line, however deep in this library they come up."""
+"""Warnings that point to the user's own line, however deep in this library they arise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def warn_user(text: str, category: Type[Warning], place: Optional[Place] = None)
 
 
 def user_place() -> Optional[Place]:
-    """The innermost line outside of this library, if there is one."""
+    """Return the innermost line outside of this library; None without one."""
     frame = _users_frame()
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 

@@ -1,4 +1,4 @@
-"""Flight records: what every rank did before a failure, one file of JSON for each.
+"""Flight records: the acts of every rank before a failure, one file of JSON for each failure.
 
 They lie in the folder that ``SYNKHRONOS_FLIGHT_DIR`` names, else in ``synkhronos/flight`` of the
 user's cache. `synkhronos flight` prints them. Only their user can read them.
@@ -29,7 +29,7 @@ _NAME = re.compile(r"\d{8}-\d{6}-\d+-\d{4,}\.json")  # as `write` names them
 
 
 def folder() -> Path:
-    """The folder of the records, which may not be there yet."""
+    """Return the folder of the records, which may not exist yet."""
     named = os.environ.get("SYNKHRONOS_FLIGHT_DIR")
     if named:
         return Path(named)
@@ -38,7 +38,7 @@ def folder() -> Path:
 
 
 def files() -> List[Path]:
-    """All records, newest first; links and other files in their folder are none."""
+    """Return all records, newest first, without links and other files in their folder."""
     found = [path for path in folder().glob("*.json") if _NAME.fullmatch(path.name)]
     own = [path for path in found if stat.S_ISREG(path.lstat().st_mode)]
     return sorted(own, key=lambda path: path.name, reverse=True)
@@ -95,7 +95,7 @@ def write(content: Mapping[str, Any]) -> Path:
 
 
 def _own_folder() -> Path:
-    """The folder, made if need be, if nobody else can change what is in it.
+    """Return the folder, made if necessary, if no other user can change its contents.
 
     Raises:
         OSError: it cannot be made, is another user's, or others may write in it.

@@ -1,4 +1,4 @@
-"""Reductions over ranks in the middle of a graph: what a function computes from all ranks' rows.
+"""Reductions over ranks in the middle of a graph: computed from the rows of all ranks.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Help for tests of code that uses synk-theano."""
+"""Helpers for tests of code that uses synk-theano."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synk_shm.testing import no_segments_left
 
 
 def child_processes() -> Set[int]:
-    """Process ids of this process's children, zombies included (Linux)."""
+    """Return the process ids of this process's children, zombies included (Linux)."""
     children: Set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
@@ -26,7 +26,7 @@ def child_processes() -> Set[int]:
 
 
 def open_descriptors() -> int:
-    """How many file descriptors this process has open (Linux)."""
+    """Return the number of open file descriptors of this process (Linux)."""
     return len(os.listdir("/proc/self/fd")) - 1
 
 
@@ -48,7 +48,7 @@ def nothing_left(grace_s: float = 5.0) -> Iterator[None]:
 
 
 def wait_gone(pids: Iterable[int], timeout_s: float = 5.0) -> None:
-    """Wait until none of these processes is there any more.
+    """Wait until none of these processes exists.
 
     Raises:
         AssertionError: naming those that still are.
@@ -93,7 +93,7 @@ def run_script(
 
 
 def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
-    """The largest absolute difference between two lists of arrays; shapes must agree."""
+    """Return the largest absolute difference between two lists of arrays; shapes must agree."""
     differences: List[float] = [0.0]
     for a, b in zip(ours, theirs):
         a, b = np.asarray(a), np.asarray(b)

@@ -18,7 +18,7 @@ SCATTER = "scatter() or batch"
 
 
 def listed_variables(shared_vars: Any) -> Tuple[List[Any], bool]:
-    """The variables as a list, and whether only one was given, not a list."""
+    """Return the variables as a list, and whether a single one was given."""
     single = not isinstance(shared_vars, (list, tuple))
     variables = [shared_vars] if single else list(shared_vars)
     if not variables:
@@ -37,7 +37,7 @@ def listed_variables(shared_vars: Any) -> Tuple[List[Any], bool]:
 
 
 def matched_values(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[Any]:
-    """One value per variable, each a `Data` or an array of the variable's dtype and ndim."""
+    """Return one value per variable, a `Data` or an array of the variable's dtype and ndim."""
     single = not isinstance(shared_vars, (list, tuple))
     items = [values] if single else values
     if not isinstance(items, (list, tuple)) or len(items) != len(variables):
@@ -98,7 +98,7 @@ def require_rows(variables: Sequence[Any], what: str) -> None:
 
 
 def way_of(op: Any) -> Dict[str, bool]:
-    """The argument of a collective that has it go through host memory, if the op says so."""
+    """Return the argument that sends a collective through host memory, if the op asks for it."""
     return {"through_host": True} if is_through_host(op) else {}
 
 

@@ -34,7 +34,7 @@ Finish = Callable[[Any], Any]
 
 
 def _nothing(_result: Any) -> None:
-    """There is no result."""
+    """Return nothing: the collective has no result."""
 
 
 class Collectives:
@@ -97,7 +97,7 @@ class Collectives:
         return self._perform("scatter", variables, arguments, again=False)
 
     def gather(self, shared_vars: Any, nd_up: int = 1) -> Any:
-        """All ranks' values, in rank order, in the master.
+        """Return all ranks' values, in rank order, in the master.
 
         Args:
             nd_up: 1 stacks them along a new first axis, 0 concatenates them along axis 0, where
@@ -114,7 +114,7 @@ class Collectives:
         return self._perform("gather", variables, {"nd_up": nd_up}, _unlisted(single))
 
     def all_gather(self, shared_vars: Any) -> Any:
-        """Every rank's value becomes all ranks' values, concatenated along axis 0."""
+        """Replace every rank's value by all ranks' values, concatenated along axis 0."""
         variables, _ = listed_variables(shared_vars)
         require_rows(variables, "all_gather()")
         return self._perform("all_gather", variables, {})
@@ -135,7 +135,7 @@ class Collectives:
         return self._perform("reduce", variables, arguments, _unlisted(single))
 
     def all_reduce(self, shared_vars: Any, op: str = "avg", weights: Any = None) -> Any:
-        """Every rank's value becomes the reduction of all ranks' values.
+        """Replace every rank's value by the reduction of all ranks' values.
 
         Args:
             op: avg, sum, max, min or prod.
@@ -187,13 +187,13 @@ class Collectives:
         return self._perform("set_value", variables, arguments, again=False)
 
     def get_value(self, rank: int, shared_vars: Any) -> Any:
-        """The values of one rank: an array, or a tuple of arrays for a list of variables."""
+        """Return the values of one rank: an array, or a tuple of arrays for a list of variables."""
         self._check_rank(rank)
         variables, single = listed_variables(shared_vars)
         return self._perform("get_value", variables, {"rank": int(rank)}, _unlisted(single))
 
     def get_shapes(self, shared_vars: Any) -> Any:
-        """The shapes on all ranks, a tuple in rank order; a tuple of those for a list."""
+        """Return the shapes on all ranks, a tuple in rank order; a tuple of those for a list."""
         variables, single = listed_variables(shared_vars)
         return self._perform("get_shapes", variables, {}, _unlisted(single))
 
@@ -222,7 +222,7 @@ class Collectives:
         finish: Finish = _nothing,
         again: bool = True,
     ) -> Any:
-        """Have the collective performed; returns what it gives.
+        """Have the collective performed; return its result.
 
         Args:
             arguments: of the act, or what stages and makes them, given where it stands in a step.
@@ -292,14 +292,14 @@ class Collectives:
 
 
 class DelayedCollectives(Collectives):
-    """The same for `step()`: what it returns is performed by the step."""
+    """The same for `step()`: methods return a `Delayed`, which the step performs."""
 
     def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
         return Delayed(self._executor, prepare)
 
 
 def _rows_of(function: Function) -> Tuple[int, ...]:
-    """The rows of its last call, by rank.
+    """Return the rows of a function's last call, by rank.
 
     Raises:
         InputValueError: there are none.

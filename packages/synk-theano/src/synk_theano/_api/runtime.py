@@ -66,7 +66,7 @@ from .watches import FiniteWatch, Watches
 
 
 class Runtime:
-    """Starts workers, replicates functions and variables, runs commands; a context manager.
+    """Starts workers, replicates functions and variables, runs orders; a context manager.
 
     Args:
         n_parallel: number of ranks, the master included; by default one per GPU, or per
@@ -257,7 +257,7 @@ class Runtime:
         return self._executor.data(value, var, **settings)
 
     def distribute(self) -> None:
-        """Replicate what is new; see `synkhronos.distribute`."""
+        """Replicate new functions and variables; see `synkhronos.distribute`."""
         with self._controller.lock:
             self._controller.require_open()
             with self._track("waiting for the workers' start"):
@@ -281,7 +281,7 @@ class Runtime:
             return executor.perform(prepared) if prepared else []
 
     def check(self, function: Function) -> Verdicts:
-        """Is each output decomposable over rows? See `synkhronos.check`."""
+        """Check whether each output is decomposable over rows; see `synkhronos.check`."""
         if not isinstance(function, Function) or not function.belongs_to(self._executor):
             raise InputTypeError(
                 f"check(): got {shown(function)}, expected what function() of this runtime has "
@@ -312,5 +312,5 @@ class Runtime:
                 replicas.see_all()
 
     def stats(self, reset: bool = False) -> Stats:
-        """Where the time went; see `synkhronos.stats`."""
+        """Return the times of calls; see `synkhronos.stats`."""
         return self._executor.ledger.stats(checked_flag(reset, "reset"))

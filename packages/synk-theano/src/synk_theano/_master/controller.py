@@ -1,7 +1,7 @@
-"""The master's hold on its workers: start them, give orders to all ranks, end them.
+"""The master's control of its workers: start them, give orders to all ranks, end them.
 
-While it waits inside a collective the master looks after the processes: one that is gone ends
-the call, and with it the whole group, because its replica of the variables is lost.
+While it waits inside a collective the master watches the processes: a dead one ends the call, and
+with it the whole group, because its replica of the variables is lost.
 """
 
 from __future__ import annotations
@@ -132,14 +132,14 @@ class Controller:
 
     @property
     def state(self) -> str:
-        """In a few words, for reprs."""
+        """The state in a few words, for reprs."""
         if self._closed is not None:
             return f"closed: {self._closed}"
         return "ready" if self._joined else "starting"
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is another process's: this one is a child that was forked from there."""
+        """Whether another process has made it, from which this one was forked."""
         return os.getpid() != self._owner
 
     @property
@@ -259,7 +259,7 @@ class Controller:
         return results or []
 
     def _fail_start(self, error: BaseException) -> None:
-        """Close, and raise what a failure of the start means."""
+        """Close, and raise the error for a failed start."""
         # A worker that fails to join has told why before the others lose it.
         failures = self._pool.failures(range(self.rank.size), 0, FAILURE_TIMEOUT_S)
         try:
@@ -273,7 +273,7 @@ class Controller:
             raise
 
     def _fail(self, error: BaseException, interrupted: bool) -> None:
-        """Raise what an order's failure means, if that is not `error` itself."""
+        """Raise the error for a failed order, unless that is `error` itself."""
         self._box.look()
         doing = self.rank.doing or "an order"  # the act under way, as far as this rank has come
         if self._closed is not None:
@@ -315,7 +315,7 @@ class Controller:
         self._interrupts.install()
 
     def _end_out_of_step(self, error: BaseException, doing: str) -> None:
-        """The ranks have lost each other; name the worker that died, if that was the cause."""
+        """End a group whose ranks have lost each other; raise `WorkerDied` if a death caused it."""
         try:
             self._pool.check(self._box.doing)
             if isinstance(error, synk_comm.AbortedError) and error.rank != self.rank.rank:
@@ -345,7 +345,7 @@ class Controller:
             self._free()
 
     def _tell_to_stop(self) -> None:
-        """Tell the workers to stop, if they listen; they also stop when their channel ends."""
+        """Order the workers to stop, if they are idle; they also stop when their channel ends."""
         if self._joined and self.rank.in_step and not self.lock.running:
             number = self.acts.enter(Stop())
             order = Order(next(self._serials), [Step(number)], self.acts.extras())

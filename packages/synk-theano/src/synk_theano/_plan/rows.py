@@ -1,4 +1,4 @@
-"""Which rank computes which rows. Pure: no processes, no Theano.
+"""Decide which rank computes which rows. Pure: no processes, no Theano.
 
 The one rule, everywhere: rows are split into contiguous shares in rank order whose sizes differ
 by at most one, larger shares first. A share is split into slices by the same rule.
@@ -54,7 +54,7 @@ class Selection:
 
     @property
     def lowest(self) -> int:
-        """The smallest row used: inputs that hold only a minibatch are counted from it."""
+        """The smallest row used; row 0 of inputs that hold only a minibatch."""
         if self.count == 0:
             return 0
         if self.index is not None:
@@ -63,7 +63,7 @@ class Selection:
 
     @property
     def highest(self) -> int:
-        """The largest row used; -1 if there is none."""
+        """The largest row used; -1 without rows."""
         if self.count == 0:
             return -1
         if self.index is not None:
@@ -76,7 +76,7 @@ Selector = Union[slice, np.ndarray]
 
 
 def selector(batch: Any, what: str = "batch") -> Selector:
-    """Bring a user's choice of rows into one of two forms, without knowing how many there are.
+    """Convert a user's choice of rows into one of two forms; needs no number of rows.
 
     Args:
         batch: None (all rows), int (the first so many), slice with any step, 1-d list, range or
@@ -123,7 +123,7 @@ _CHOICES = "an int, a slice, a 1-d list or array of ints, or a boolean mask"
 
 
 def _bounded(bound: int) -> int:
-    """The bound of a slice as it can travel; what does not fit into int64 is no row either way."""
+    """Return the bound of a slice clipped to int64: a larger one is beyond all rows anyway."""
     most = int(np.iinfo(np.int64).max)
     return min(max(bound, -most), most)
 
@@ -162,7 +162,7 @@ def _bounds(batch: slice) -> Tuple[Any, Any, Any]:
 
 
 def select(batch: Any, length: int, what: str = "batch") -> Selection:
-    """Turn a choice of rows (see `selector`) into a Selection of ``range(length)``.
+    """Convert a choice of rows (see `selector`) into a Selection of ``range(length)``.
 
     Raises:
         BatchError: if it asks for rows that are not there (slices are not clipped silently).
@@ -215,7 +215,7 @@ def _select_index(index: np.ndarray, length: int, what: str) -> Selection:
 def selection_for(
     batch: Any, lengths: Sequence[int], minibatch: Sequence[bool], names: Sequence[str]
 ) -> Selection:
-    """The Selection of a call, checked against every scattered input.
+    """Return the Selection of a call, checked against every scattered input.
 
     Args:
         lengths: rows of each scattered input (at least one).
@@ -271,7 +271,7 @@ def _common_length(chosen: Selector, lengths: Sequence[int]) -> int:
 
 
 def _select_of_minibatches(chosen: Selector, rows: int) -> Selection:
-    """A Selection where every input holds only its minibatch, of so many rows.
+    """Return a Selection where every input holds only its minibatch, of so many rows.
 
     How many rows the whole data have is not known, so nothing can be counted from its end.
     """
@@ -328,7 +328,7 @@ def written(chosen: Selector) -> np.ndarray:
 
 
 def read_selector(array: np.ndarray, is_slice: bool) -> Selector:
-    """The reverse of `written`."""
+    """Return the selector that `written` has made an array of."""
     if not is_slice:
         return array
     return slice(*(None if bound == _NONE else bound for bound in array.tolist()))

@@ -1,4 +1,4 @@
-"""One rank's share of a call: its rows, slice by slice; then what it has goes to the master.
+"""One rank's share of a call: its rows, slice by slice; the master collects the results.
 
 The same functions in the master and in the workers. A call that is not sliced runs the plain
 form once, and its updates are Theano's own. A sliced call runs every slice from the original
@@ -36,7 +36,7 @@ _COLLECTIVE, _REDUCE = Phase.COLLECTIVE, Phase.REDUCE
 
 
 class CallResult(NamedTuple):
-    """What a call gives the master: outputs, and the rows that each rank stood for."""
+    """The master's result of a call: outputs, and the number of rows of each rank."""
 
     values: List[Any]
     counts: Tuple[int, ...]
@@ -165,7 +165,7 @@ class PreparedCall:
         return CallResult(here.device.send(results), counts)
 
     def _compute_whole(self, origin: int) -> List[Any]:
-        """One execution on views of the inputs, or on excerpts by index."""
+        """Execute once, on views of the inputs or on excerpts by index."""
         start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
         if origin != self._origin or self._copies:
             self._here.flight.enter(_COPY)
@@ -180,7 +180,7 @@ class PreparedCall:
     def _run(
         self, function: Any, arguments: Sequence[np.ndarray], origin: int, begin: int
     ) -> List[Any]:
-        """Run the function on rows of the selection, of which `begin` is the first."""
+        """Run the function on rows of the selection, from row `begin`."""
         check, reductions = self._here.check_finite[0], self._reductions
         try:
             if check is None:
@@ -225,7 +225,7 @@ class PreparedCall:
         self._index = None
 
     def _select_rows(self) -> Tuple[Selection, Tuple[int, ...]]:
-        """The rows of sliceable variables that this rank uses, and how many each rank stands for.
+        """Return this rank's rows of sliceable variables, and the number of rows of each rank.
 
         Blocks until all ranks know theirs.
         """
@@ -239,7 +239,7 @@ class PreparedCall:
         return selection, counts
 
     def _agree_on_rows(self, selection: Selection) -> Tuple[int, ...]:
-        """The rows that each rank stands for."""
+        """Return the number of rows of each rank."""
         if self._call.rows is not None:
             # Every rank has the rows it needs before any rank computes.
             self._comm.barrier()
@@ -248,7 +248,7 @@ class PreparedCall:
         return tuple(int(part) for part in parts)
 
     def _select(self) -> Selection:
-        """The rows of its sliceable shared variables that this rank uses.
+        """Return the rows of its sliceable shared variables that this rank uses.
 
         Raises:
             InputValueError: their lengths differ, or do not fit the scattered inputs' share.
@@ -355,7 +355,7 @@ class PreparedCall:
         return [results[i] for i in self._call.outputs] + results[n_outputs:]
 
     def _inputs(self, origin: int, start: int, stop: int) -> List[np.ndarray]:
-        """The arguments for rows ``start:stop`` of the selection."""
+        """Return the arguments for rows ``start:stop`` of the selection."""
         began = perf_counter()
         excerpts = [self._excerpt(i, origin, start, stop) for i in range(len(self._scattered))]
         if self._copies and self._here.recorder.on:
@@ -363,7 +363,7 @@ class PreparedCall:
         return excerpts + self._broadcast
 
     def _excerpt(self, position: int, origin: int, start: int, stop: int) -> np.ndarray:
-        """Rows ``start:stop`` of the selection: a view, or a copy in a reused buffer."""
+        """Return rows ``start:stop`` of the selection: a view, or a copy in a reused buffer."""
         array, item = self._scattered[position]
         if item.selected:
             return array[start:stop]

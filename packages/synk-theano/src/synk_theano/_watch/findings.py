@@ -1,4 +1,4 @@
-"""What `lint()` has found, and how it calls the variables in it."""
+"""The findings of `lint()`, and the names of variables in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ERROR, WARNING = "error", "warning"
 
 @dataclass(frozen=True)
 class Finding:
-    """A mistake ("error"), or something that may be one ("warning").
+    """A mistake ("error"), or a possible one ("warning").
 
     Attributes:
         rule: "unreduced-read", "reduced-on-master-only", "set-on-one-rank", "replicas-drift",
@@ -38,7 +38,7 @@ class Finding:
 
 
 class Findings(List[Finding]):
-    """What was found, errors first; as text, a report."""
+    """The findings, errors first; as text, a report."""
 
     def __str__(self) -> str:
         return "\n".join(str(finding) for finding in self) or "nothing found"

@@ -1,4 +1,4 @@
-"""The flight recorder: what every rank does, in shared memory, where it outlives the rank.
+"""The flight recorder: phases and acts of every rank, in shared memory that outlives the rank.
 
 Each rank has a block of 64-bit integers of its own: what it is doing (its *phase*), and a ring of
 its last acts. Only the rank writes there; the master reads it when something fails, also after the
@@ -16,7 +16,7 @@ from synk_theano._plan.collectives import COLLECTIVES
 
 
 class Phase(IntEnum):
-    """What a rank is doing."""
+    """Phases of a rank."""
 
     START = 0
     IDLE = 1
@@ -37,7 +37,7 @@ OWN_WORK = (Phase.COPY, Phase.COMPUTE, Phase.SLICE)
 
 
 class ActOutcome(IntEnum):
-    """How an act ended."""
+    """Results of an act."""
 
     UNDER_WAY = 0
     DONE = 1

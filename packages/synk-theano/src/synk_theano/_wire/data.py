@@ -137,7 +137,7 @@ class Data:
         self.data[...] = value
 
     def condition_data(self, input_data: Any, force_cast: bool = False) -> np.ndarray:
-        """The array of right dtype and ndim that `set_value` would store.
+        """Return the array, of right dtype and ndim, that `set_value` would store.
 
         Raises:
             InputTypeError: wrong dtype or number of dimensions.
@@ -281,7 +281,7 @@ class Data:
 
 
 def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) -> np.ndarray:
-    """`value` as an array of this dtype and number of dimensions.
+    """Return `value` as an array of this dtype and number of dimensions.
 
     Without `force_cast` only conversions that keep values are made: what NumPy calls "safe", and
     Python numbers or lists of them, unless a value would change.
@@ -323,7 +323,7 @@ def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) ->
 
 
 def unmasked(value: Any, what: str) -> np.ndarray:
-    """`value` as a plain array.
+    """Return `value` as a plain array.
 
     Raises:
         InputTypeError: NumPy makes no array of it; or it is a masked array, and something in it is

@@ -1,4 +1,4 @@
-"""Orders on their way: one line of integers through the communicator, and extras if need be.
+"""Send orders: one line of integers through the communicator, and extras if necessary.
 
 An order that only has acts which the workers know already is a broadcast of 128 bytes; that is a
 microsecond where ranks share memory. Extras follow in a second broadcast.
@@ -25,7 +25,7 @@ _GRAIN = 512
 
 
 class OrderLine:
-    """One rank's end of it.
+    """One rank's end of the line of orders.
 
     Args:
         comm: the communicator of all ranks.
@@ -40,10 +40,10 @@ class OrderLine:
         self._words: Any = memoryview(self._line)  # type: ignore[arg-type] # says NumPy 1
 
     def give(self, order: Order, timeout_s: Optional[float] = None) -> None:
-        """Tell all other ranks; blocks until they listen.
+        """Send an order to all other ranks; blocks until they take it.
 
         Args:
-            timeout_s: for this time at most; None takes the communicator's own.
+            timeout_s: seconds to wait at most; None for the communicator's.
         """
         serial, steps, extras = order
         words = self._words
