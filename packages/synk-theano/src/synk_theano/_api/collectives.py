@@ -62,7 +62,7 @@ class Collectives:
                 arrays = matched_values(shared_vars, variables, values)
                 return {"values": self._refs(arrays, standing.place), "forms": None}, 0
             forms = tuple((value_of(v).shape, str(value_of(v).dtype)) for v in variables)
-            # Acts before it may change them: then only the master knows, when it comes to that.
+            # Earlier acts of the step may change them: then the master broadcasts the forms too.
             return {"values": None, "forms": None if standing.place else forms}, 0
 
         return self._perform("broadcast", variables, arguments, again=values is None)

@@ -78,11 +78,11 @@ class Runtime:
             in the current folder, for `pstats`.
         backend: "shm" or "zmq", what collectives go through.
         timeout_s: seconds that a rank waits for the others in a collective before all give up.
-        stall_s: seconds after which a `StallWarning` tells for whom the master waits, and where
-            that rank is.
+        stall_s: seconds after which a `StallWarning` names the rank that the others wait for, and
+            its place in the program.
         atomic: a call or collective that fails on any rank changes nothing on any. False saves
-            the memory for a second copy of what is updated: then, as in 1.0, a failed update
-            leaves values that differ, and what uses them is refused until `broadcast()`.
+            the memory for a second copy of updated values: then, as in 1.0, a failed update
+            leaves values that differ, and functions that use them are refused until `broadcast()`.
         random_streams: "per_rank" (different numbers on every rank, the master's as in serial
             Theano) or "identical" (the same on all).
         devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, as
