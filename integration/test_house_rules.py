@@ -52,6 +52,7 @@ THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano"}}
 MAY_PRINT = re.compile(r"/__main__\.py$")
 LONGEST = 600
 LARGEST_ROOM = 15
+MOST_NOUNS = 15
 # A file's folder says where and when its code runs. Each imports only what stands before it.
 ROOMS = {
     "synk_comm": (
@@ -247,6 +248,21 @@ def test_no_file_is_imported_by_what_it_imports(package: str) -> None:
     except graphlib.CycleError as error:
         circle = [path.relative_to(MODULES[package]).as_posix() for path in error.args[1]]
         pytest.fail(" -> ".join(circle))
+
+
+def test_the_glossary_is_short_and_its_names_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = text.split("| noun | meaning |\n|---|---|\n")[1].split("\n\n")[0]
+    nouns = [row.split("|")[1].strip() for row in table.splitlines()]
+    assert 8 <= len(nouns) <= MOST_NOUNS
+    named = set(re.findall(r"`([A-Z]\w+)`", table))
+    defined = {
+        node.name
+        for _, path in files()
+        for node in statements(path)
+        if isinstance(node, ast.ClassDef)
+    }
+    assert named <= defined
 
 
 # Class names that stand twice, and why.
