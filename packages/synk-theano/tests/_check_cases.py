@@ -150,6 +150,12 @@ CASES = [
     Case("rows of a normalized batch, counted", x.sum(axis=0) / normalized.shape[0],
          "avg", "exact"),
     Case("zeros like a row", x.mean(axis=0) + T.zeros_like(x[0]), "avg", "exact"),
+    Case(
+        "zeros times pairs of rows",
+        T.dot(T.zeros_like(x[:, 0]), T.outer(x[:, 0], x[:, 0])),
+        "avg",
+        "unknown",
+    ),
     Case("gradient that does not depend on a mixed value",
          T.grad(x.dot(w).mean() + 0 * x.std(), w), "avg", "exact"),
     # Sums.

@@ -11,6 +11,7 @@ from .walk import (
     ZERO,
     Value,
     first_mixed,
+    has_shape,
     mixed,
     pairs_of_rows,
     rows,
@@ -33,6 +34,8 @@ def dot(node: Any, values: List[Value]) -> Value:
     inside = (left.axis == contracted) + (right.axis == 0)
     crossed = None not in (left.axis, right.axis) and not inside
     if (left.zero or right.zero) and not crossed:
+        if not (has_shape(left) and has_shape(right)):
+            return unknown(node, "is zero in an unknown shape")
         return ZERO if axis is None else ZERO._replace(kind="rows", axis=axis, layout=ROW)
     already = first_mixed([left, right])
     if already is not None:
