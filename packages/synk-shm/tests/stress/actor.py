@@ -211,7 +211,7 @@ class Actor:
         for number in os.listdir("/proc/self/fd"):
             with contextlib.suppress(FileNotFoundError):  # the listing's own
                 links.append(os.readlink(f"/proc/self/fd/{number}"))
-        with open("/proc/self/maps", encoding="ascii") as lines:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
             mapped = sum("/dev/shm/" in line or "/memfd:" in line for line in lines)
         return [link for link in links if link.startswith(("/dev/shm/", "/memfd:"))], mapped
 
