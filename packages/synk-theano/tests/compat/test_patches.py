@@ -256,7 +256,7 @@ def test_programs_that_are_tried_cannot_be_exchanged(run, tmp_path: Path):
     (tmp_path / "t").chmod(0o1777)
     # Without -march Theano tries what this processor can do.
     flags = f"base_compiledir={tmp_path / 'c'},gcc.cxxflags=-O0"
-    # A checkout's own cache may have a path that BLAS cannot be linked from: then it lies in TMPDIR.
+    # The checkout's own cache may have a path that BLAS cannot be linked from: it lies here then.
     env = {"TMPDIR": str(tmp_path / "t"), "XDG_CACHE_HOME": str(tmp_path / "x")}
     how = {"env": env, "flags": flags}
     assert run(PROBES, **how).stdout == "True 0o700 []\n"
