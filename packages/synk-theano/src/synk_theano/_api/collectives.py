@@ -240,7 +240,7 @@ class Collectives:
                 variables=numbers,
                 rank=given.get("rank"),
             )
-            tally = self._executor.tally(f"{kind}()")
+            tally = self._executor.ledger.tally(f"{kind}()")
             return Prepared(Step(number, origin), finish, tally, event)
 
         return self._do(prepare)

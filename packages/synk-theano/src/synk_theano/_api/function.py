@@ -68,7 +68,7 @@ class Function:
         self._signature = Signature(spec)
         self._planner = Planner(spec, function_id, self._signature, executor, repr(self))
         self._event = Event("call", function_id)
-        self._tally = executor.tally(spec.name or unnamed(function_id))
+        self._tally = executor.ledger.tally(spec.name or unnamed(function_id))
         self.copiers: Dict[str, Any] = {}
         self.rows: Optional[Tuple[int, ...]] = None
 

@@ -72,7 +72,7 @@ class Watches:
         watch = ReplicaWatch(self._executor, self._writers, shared_vars, every, action)
         self._watches.append(watch)
         if self._observe not in self._executor.observers:
-            self._executor.observers.append(self._observe)
+            self._executor.observers = [*self._executor.observers, self._observe]
         return watch
 
     def _observe(self, performed: Performed) -> None:
@@ -81,7 +81,7 @@ class Watches:
             return
         self._watches = [watch for watch in self._watches if watch.watching]
         if not self._watches:
-            self._executor.observers.remove(self._observe)
+            self._executor.observers = [o for o in self._executor.observers if o != self._observe]
         elif any(act.event.kind == "call" for act in performed.prepared):
             try:
                 for watch in self._watches:

@@ -75,7 +75,8 @@ class Executor:
         size: number of ranks.
         master: this process's rank.
         lock: held while acts are staged and performed: other threads wait.
-        observers: called with each order that was performed; the caller holds the lock.
+        observers: called with each order that was performed; the caller holds the lock. Replaced as
+            a whole, never changed, because an observer may leave while they are called.
         distributor: sends functions and variables to the workers.
         ledger: the figures of `stats()`.
     """
@@ -140,7 +141,7 @@ class Executor:
             finished.append(act.finish(result))
         performed = Performed(prepared, controller.times, began - self.lock.began, run_s)
         # Last: a warning of theirs may be an error, where the user's filters make it one.
-        for observe in self.observers[:]:  # one that has nothing left to watch removes itself
+        for observe in self.observers:
             observe(performed)
         return finished
 
@@ -165,10 +166,6 @@ class Executor:
         # The figures of a call that had to wait for this begin now.
         self.lock.began = perf_counter()
         return result
-
-    def tally(self, name: str) -> Tally:
-        """Return the figures of a function or collective."""
-        return self.ledger.tally(name)
 
     def data(self, value: Any = None, var: Any = None, **options: Any) -> Data:
         """Make a `Data`; see `synkhronos.data`."""
