@@ -52,8 +52,6 @@ class Victim(Program):
                 "SYNKHRONOS_FLIGHT_DIR": str(self.flights),
                 "THEANO_FLAGS": flags,
                 "TMPDIR": str(self.temporary),
-                # BLAS is linked from here; a checkout's own cache may have a path with blanks.
-                "XDG_CACHE_HOME": str(folder / "cache"),
             },
         )
 
