@@ -154,6 +154,9 @@ def test_without_gpus_they_cannot_be_demanded():
         Runtime(devices=["cuda7"])
 
 
+STREAM = 11
+
+
 class FakeDriver:
     """Enough of CUDA's driver for one device; copies happen when they are told to."""
 
@@ -179,7 +182,7 @@ class FakeDriver:
         return 17
 
     def record(self, event, stream):
-        assert (event, stream) == (17, 0)
+        assert (event, stream) == (17, STREAM)
         self.done = False
 
     def has_happened(self, event):
@@ -187,12 +190,13 @@ class FakeDriver:
         return was
 
     def upload_on(self, stream, pointer, address, nbytes):
+        assert stream == STREAM
         self.copies.append((pointer, address, nbytes))
 
 
 def test_pages_are_locked_once_and_for_as_long_as_the_array_lives():
     driver = FakeDriver()
-    pages = host_memory.LockedPages(driver, 3)
+    pages = host_memory.LockedPages(driver, 3, STREAM)
     whole = np.zeros(100_000)
     address = whole.__array_interface__["data"][0]
     pages.lock(whole[10:20])
@@ -212,7 +216,7 @@ def test_pages_are_locked_once_and_for_as_long_as_the_array_lives():
 def test_what_cannot_be_locked_is_copied_the_other_way():
     driver = FakeDriver()
     driver.refuse = True
-    pages = host_memory.LockedPages(driver, 3)
+    pages = host_memory.LockedPages(driver, 3, STREAM)
     array = np.zeros(100_000)
     pages.lock(array)
     assert not pages.copy(array, 1)
@@ -221,7 +225,7 @@ def test_what_cannot_be_locked_is_copied_the_other_way():
 
 def test_arrays_in_too_large_a_memory_are_not_locked_and_a_refusal_is_not_for_ever(monkeypatch):
     driver = FakeDriver()
-    pages = host_memory.LockedPages(driver, 3)
+    pages = host_memory.LockedPages(driver, 3, STREAM)
     monkeypatch.setattr(host_memory, "LARGEST_LOCK", 100_000)
     large = np.zeros(100_000)
     pages.lock(large[:100])
@@ -309,7 +313,7 @@ def test_small_results_are_downloaded_at_once_and_large_ones_fetched(monkeypatch
     ordered = []
     driver.download_on = lambda *order: ordered.append(order)
     monkeypatch.setattr(host_memory, "is_on_device", lambda value: isinstance(value, Stand))
-    downloads = host_memory.Downloads(driver, 3, np.zeros(64, np.uint8))
+    downloads = host_memory.Downloads(driver, 3, STREAM, np.zeros(64, np.uint8))
     small = [Stand(np.float32(1.5)), Stand(np.arange(3.0)), Stand(np.zeros((0, 2)))]
     host, large = np.arange(4), Stand(np.arange(100))
     started = downloads.start([small[0], host, large, small[1], small[2]])
@@ -318,7 +322,7 @@ def test_small_results_are_downloaded_at_once_and_large_ones_fetched(monkeypatch
     assert started[4] is small[2]
     assert downloads.under_way
     for stream, address, pointer, nbytes in ordered:
-        assert stream == 0
+        assert stream == STREAM
         ctypes.memmove(address, pointer, nbytes)
     assert not driver.done
     downloads.wait()

@@ -113,7 +113,7 @@ pygpu = types.ModuleType("pygpu")
 pygpu.gpuarray, pygpu.init = gpuarray, gpuarray.init
 sys.modules.update({"pygpu": pygpu, "pygpu.gpuarray": gpuarray})
 from synk_theano_compat._cuda import find, libraries, links
-from synk_theano_compat._patches.gpu import watch_pygpu
+from synk_theano_compat._patches.gpu.pygpu import watch_pygpu
 watch_pygpu()
 find.scan_machine = lambda: find.scan([])
 links.loads = lambda name: False

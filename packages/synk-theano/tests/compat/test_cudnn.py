@@ -85,8 +85,9 @@ os.environ["XDG_CACHE_HOME"], os.environ["SYNKHRONOS_CUDA_PATH"] = {cache!r}, {p
 import theano
 from theano import config
 sys.modules["pygpu"] = types.ModuleType("pygpu")
-from synk_theano_compat._patches import dnn, flags as added
-print(dnn.set_paths())
+from synk_theano_compat._patches import flags as added
+from synk_theano_compat._patches.gpu import cudnn as patches
+print(patches.set_paths())
 """
 COMPILE = """
 from theano.gof.cmodule import GCC_compiler
@@ -147,7 +148,7 @@ def test_without_cudas_headers_theano_is_left_alone(forked, install, tmp_path: P
         "from synk_theano_compat._cuda import cudnn\n"
         "cudnn.header_folders = lambda *_: None\n"
         "config.dnn.library_path = config.dnn.bin_path = ''\n"
-        "assert 'not CUDA' in dnn.set_paths() and config.dnn.bin_path == ''\n"
+        "assert 'not CUDA' in patches.set_paths() and config.dnn.bin_path == ''\n"
     )
     forked(lead + code)
 
@@ -162,9 +163,9 @@ def test_without_cudas_headers_theano_is_left_alone(forked, install, tmp_path: P
 def test_nothing_is_searched_where_nothing_is_needed(run, flags, setup, said):
     run(
         f"import sys, theano\n{setup}\nfrom synk_theano_compat._cuda import find\n"
-        "from synk_theano_compat._patches import dnn\n"
+        "from synk_theano_compat._patches.gpu import cudnn as patches\n"
         "find.scan = find.linker_folders = None\n"
-        f"assert dnn.set_paths() == {said!r}\n",
+        f"assert patches.set_paths() == {said!r}\n",
         flags=flags,
     )
 
@@ -179,7 +180,9 @@ done = {name: result for name, _, result in apply.applied}
 
 def test_patches_are_applied_where_there_is_no_gpu(run):
     done = run(PATCHED + "print(sorted(name for name in done if name[0] == 'G'))")
-    assert done.stdout == "['G2', 'G3', 'G4', 'G5', 'G6', 'G7']\n" or "'G1'" in done.stdout
+    assert (
+        done.stdout == "['G2', 'G3', 'G4', 'G5', 'G6', 'G7', 'G8', 'G9']\n" or "'G1'" in done.stdout
+    )
     assert done.stderr == ""
 
 
@@ -240,13 +243,13 @@ def test_algorithms_that_the_user_has_set_stay(run):
     run("import theano\n" + code, flags="dnn.conv.algo_fwd=small")
 
 
-def test_the_reductions_code_is_the_one_that_is_corrected():
-    import theano.gpuarray.dnn
+def test_c_code_that_is_not_theanos_is_not_changed():
+    from synk_theano_compat._patches.rewrite import in_c_code
 
-    from synk_theano_compat._patches.dnn import EMPTY_SUM, FIRST_USE, with_empty_sum
+    class GpuOp:
+        code_sections, func_codes = {"support_code": "int a;"}, ["int a;"]
 
-    code = (Path(theano.gpuarray.dnn.__file__).parent / "c_code" / "dnn_redux.c").read_text()
-    corrected = with_empty_sum(code)
-    assert corrected.index(EMPTY_SUM) < corrected.index(FIRST_USE)
-    with pytest.raises(LookupError, match=r"dnn_redux\.c: .* not Theano 1\.0\.5"):
-        with_empty_sum("int main() {}")
+    with pytest.raises(LookupError, match=r"C code of GpuOp: .* not Theano 1\.0\.5"):
+        in_c_code(GpuOp(), "support_code", "int b;", "")
+    in_c_code(GpuOp, "support_code", "int a;", "int c;")
+    assert (GpuOp.code_sections, GpuOp.func_codes) == ({"support_code": "int c;"}, ["int c;"])

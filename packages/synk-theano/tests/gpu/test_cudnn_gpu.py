@@ -240,6 +240,39 @@ close(got, expected)
     run(code)
 
 
+def test_cudnn_works_on_libgpuarrays_stream():
+    code = """
+import ctypes
+from synk_theano_compat._cuda.stream import stream_of
+from theano.gpuarray.type import get_context
+context, stream = get_context(None), ctypes.c_void_p()
+assert stream_of(context)
+status = dnn._dnn_lib().cudnnGetStream(context.cudnn_handle, ctypes.byref(stream))
+assert (status, stream.value) == (0, stream_of(context)), (status, stream.value)
+"""
+    run(code)
+
+
+def test_one_function_takes_images_of_many_shapes_in_turn():
+    """Each shape has an algorithm of its own, which is looked up whenever the shape changes."""
+    run(
+        NUMPY_CONV
+        + """
+x, w = T.ftensor4(), T.ftensor4()
+y = T.nnet.conv2d(x, w, filter_flip=False, border_mode=1)
+f = theano.function([x, w], [y, *theano.grad((y ** 2).sum(), [x, w])])
+assert {"GpuDnnConv", "GpuDnnConvGradI", "GpuDnnConvGradW"} <= ops(f), ops(f)
+filters = random.normal(size=(8, 6, 3, 3)).astype("f4")
+images = [random.normal(size=s).astype("f4") for s in ((4, 6, 9, 11), (1, 6, 40, 7), (32, 6, 5, 5))]
+for place in (0, 0, 1, 0, 2, 2, 1, 0):
+    image = images[place]
+    y, _, _ = reference(image, filters, np.zeros((len(image), 8) + image.shape[2:]), 1, 1, 1)
+    for got, expected in zip(f(image, filters), reference(image, filters, 2 * y, 1, 1, 1)):
+        close(got, expected)
+"""
+    )
+
+
 def test_libraries_are_found_without_the_linkers_help():
     """Of LD_LIBRARY_PATH only libgpuarray's own folder stays."""
     folders = [f for f in os.environ.get("LD_LIBRARY_PATH", "").split(":") if f]

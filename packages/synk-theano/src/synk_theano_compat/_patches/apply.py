@@ -15,9 +15,7 @@ from synk_theano_compat import locks
 
 from . import (
     compilation,
-    dnn,
     flags,
-    gpu,
     lasagne,
     numpy,
     products,
@@ -25,6 +23,7 @@ from . import (
     scipy,
     setuptools,
 )
+from .gpu import convolutions, cudnn, pygpu
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -51,8 +50,8 @@ BEFORE: dict[str, tuple[Patch, ...]] = {
     "theano.tensor.slinalg": (Patch("P13", "SciPy's algebra", scipy.insert_linalg),),
     "theano.tensor.nnet.abstract_conv": (Patch("P13", "SciPy's filters", scipy.hide_signal),),
     "theano.tensor.nnet.conv": (Patch("P13", "SciPy's filters", scipy.hide_signal),),
-    "theano.gpuarray": (Patch("G7", "a GPU that is not there", gpu.one_line_warning),),
-    "theano.gpuarray.dnn": (Patch("G2", "cuDNN 8 and 9", dnn.set_paths),),
+    "theano.gpuarray": (Patch("G7", "a GPU that is not there", pygpu.one_line_warning),),
+    "theano.gpuarray.dnn": (Patch("G2", "cuDNN 8 and 9", cudnn.set_paths),),
     "theano.gpuarray.linalg": (Patch("P10", "setuptools", setuptools.insert_stand_in),),
     "lasagne": (Patch("P10", "setuptools", setuptools.insert_stand_in),),
 }
@@ -87,13 +86,15 @@ AFTER: dict[str, tuple[Patch, ...]] = {
         Patch("L2", "pooling without its import", lasagne.import_pooling),
     ),
     "theano.gpuarray.dnn": (
-        Patch("G3", "compute capability of three digits", dnn.long_architectures),
-        Patch("G4", "C code compiled with our header", dnn.header_in_version),
-        Patch("G5", "recurrent networks, gone in cuDNN 9", dnn.no_recurrent_networks),
-        Patch("G6", "cuDNN's reductions", dnn.sound_reductions),
+        Patch("G3", "compute capability of three digits", cudnn.long_architectures),
+        Patch("G4", "C code compiled with our header", cudnn.header_in_version),
+        Patch("G5", "recurrent networks, gone in cuDNN 9", cudnn.no_recurrent_networks),
+        Patch("G6", "cuDNN's reductions", cudnn.sound_reductions),
+        Patch("G8", "one stream for cuDNN and libgpuarray", convolutions.one_stream),
+        Patch("G9", "choices of cuDNN's algorithms", convolutions.remembered_choices),
     ),
     "theano.gpuarray.linalg": (Patch("P10", "setuptools", setuptools.remove_stand_in),),
-    "pygpu": (Patch("G1", "CUDA's libraries", gpu.watch_pygpu),),
+    "pygpu": (Patch("G1", "CUDA's libraries", pygpu.watch_pygpu),),
 }
 
 # These undo something: they also run if the execution of the module fails.

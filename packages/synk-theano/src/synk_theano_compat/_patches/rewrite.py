@@ -46,3 +46,16 @@ def replaced(text: str, old: str, new: str, count: int = 1, name: str = "the C c
             "Theano 1.0.5"
         )
     return text.replace(old, new)
+
+
+def in_c_code(op: Any, section: str, old: str, new: str) -> None:
+    """Replace ``old`` by ``new``, which occurs once, in the C code of an op of Theano's.
+
+    Theano takes the module's version from ``func_codes``, and compiles ``code_sections``.
+
+    Raises:
+        LookupError: If ``old`` does not occur once in the section.
+    """
+    sections = op.code_sections
+    sections[section] = replaced(sections[section], old, new, name=f"C code of {type(op).__name__}")
+    op.func_codes = [code.replace(old, new) for code in op.func_codes]

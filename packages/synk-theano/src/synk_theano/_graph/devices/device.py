@@ -11,16 +11,17 @@ import mmap
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
+import theano
 
 import synk_comm
 from synk_comm import cuda
 from synk_theano._graph.values import is_on_device, on_host
+from synk_theano_compat._cuda.stream import stream_of
 
 from .host_memory import (
     DOWNLOAD_BYTES,
     LARGEST_LOCK,
     SMALLEST_LOCK,
-    STREAM,
     Download,
     Downloads,
     LockedPages,
@@ -94,7 +95,10 @@ class Gpu:
         self._comm: Any = None  # through NCCL, once there is one
         if name.startswith("cuda"):
             self._driver = driver = cuda.Driver()
-            self._pages = LockedPages(driver, ordinal_of(driver, name, context))
+            # With streams of its own for copies, libgpuarray orders them with events that only it
+            # knows; the default stream waits for all of its streams.
+            stream = stream_of(context) if theano.config.gpuarray.single_stream else 0
+            self._pages = LockedPages(driver, ordinal_of(driver, name, context), stream)
 
     def enter(self) -> None:
         """Make the device this thread's current one.
@@ -109,7 +113,7 @@ class Gpu:
         """Return the communicator for values, given that for host memory; all ranks call it."""
         if not self._nccl or self._pages is None or comm.size == 1:
             return comm
-        self._comm = synk_comm.nccl(comm, device=self._pages.device, stream=STREAM)
+        self._comm = synk_comm.nccl(comm, device=self._pages.device, stream=self._pages.stream)
         return self._comm
 
     @property
@@ -172,7 +176,8 @@ class Gpu:
             return values
         if self._downloads is None:
             room = self.empty((DOWNLOAD_BYTES,), np.uint8)
-            self._downloads = Downloads(self._driver, self._pages.device, room)
+            pages = self._pages
+            self._downloads = Downloads(self._driver, pages.device, pages.stream, room)
         return self._downloads.start(values)
 
     def fetch(self, results: List[Any]) -> List[Any]:

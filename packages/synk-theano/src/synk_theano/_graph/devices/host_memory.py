@@ -26,9 +26,6 @@ LARGEST_LOCK = 1 << 30
 """Bytes above which rows go through a buffer with locked pages: locking takes a third of a second
 for a gigabyte, and locked pages cannot be swapped out."""
 
-STREAM = 0
-"""Number of the default stream, which waits for libgpuarray's own, and that for it."""
-
 _BUSY_S, _NAP_S = 0.002, 0.00005
 """Seconds that a wait polls without pause, and that it sleeps then between two polls."""
 
@@ -41,14 +38,16 @@ class LockedPages:
 
     Args:
         device: ordinal of the device.
+        stream: number of the CUDA stream that copies are enqueued on.
 
     Attributes:
         event: happens when the last copies are done.
         under_way: whether copies are under way.
     """
 
-    def __init__(self, driver: Any, device: int) -> None:
+    def __init__(self, driver: Any, device: int, stream: int) -> None:
         self.device = device
+        self.stream = stream
         self._driver = driver
         self._spans: Dict[int, int] = {}  # begin -> end
         self._refused: Dict[int, int] = {}
@@ -99,8 +98,8 @@ class LockedPages:
         with driver.entered(self.device):
             if not self.event:
                 self.event = driver.event()
-            driver.upload_on(STREAM, pointer, begin, array.nbytes)
-            driver.record(self.event, STREAM)
+            driver.upload_on(self.stream, pointer, begin, array.nbytes)
+            driver.record(self.event, self.stream)
         self.under_way = True
         return True
 
@@ -141,12 +140,15 @@ class Downloads:
     parameters, and the device would wait for the next order meanwhile.
 
     Args:
+        device: ordinal of the device.
+        stream: number of the CUDA stream that copies are enqueued on.
         room: uint8 vector in host memory with locked pages.
     """
 
-    def __init__(self, driver: Any, device: int, room: np.ndarray) -> None:
+    def __init__(self, driver: Any, device: int, stream: int, room: np.ndarray) -> None:
         self._driver = driver
         self._device = device
+        self._stream = stream
         self._room = room
         self._used = 0
         with driver.entered(device):
@@ -170,9 +172,9 @@ class Downloads:
                 # Aligned for any dtype.
                 self._used += -(-nbytes // 16) * 16
                 pointer = int(value.gpudata) + int(value.offset)
-                self._driver.download_on(STREAM, _address(room), pointer, nbytes)
+                self._driver.download_on(self._stream, _address(room), pointer, nbytes)
                 started[i] = Download(room.view(value.dtype).reshape(value.shape), value)
-            self._driver.record(self.event, STREAM)
+            self._driver.record(self.event, self._stream)
         return started
 
     def wait(self) -> None:

@@ -9,8 +9,8 @@ import sys
 import warnings
 from typing import Any, Callable
 
-from . import flags
-from .rewrite import replaced, rewrite
+from synk_theano_compat._patches import flags
+from synk_theano_compat._patches.rewrite import in_c_code, rewrite
 
 _NEW_HEADERS = "Your cuDNN version is more recent than Theano"
 _PATHS = ("dnn.include_path", "dnn.library_path", "dnn.bin_path", "cuda.include_path")
@@ -188,11 +188,7 @@ def sound_reductions() -> str:
     @functools.wraps(initialise)
     def patched(self: Any, *arguments: Any, **options: Any) -> None:
         initialise(self, *arguments, **options)
-        # Theano takes the module's version from func_codes, and compiles code_sections.
-        *before, code = self.func_codes
-        self.func_codes = [*before, with_empty_sum(code)]
-        section = self.code_sections["support_code_struct"]
-        self.code_sections["support_code_struct"] = with_empty_sum(section)
+        in_c_code(self, "support_code_struct", FIRST_USE, EMPTY_SUM + FIRST_USE)
 
     dnn.GpuDnnReduction.__init__ = patched
 
@@ -207,11 +203,6 @@ def sound_reductions() -> str:
     for optimizer in lowered:
         optimizer.transform = _only(wanted, optimizer.transform)
     return ", ".join(["GpuDnnReduction", *(optimizer.__name__ for optimizer in lowered)])
-
-
-def with_empty_sum(code: str) -> str:
-    """Return the C code of the reduction, extended to arrays without elements."""
-    return replaced(code, FIRST_USE, EMPTY_SUM + FIRST_USE, name="dnn_redux.c")
 
 
 def _only(wanted: Callable[[Any], bool], transform: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -1,0 +1,1 @@
+"""Patches of what Theano does on GPUs: pygpu, cuDNN, and its convolutions."""
