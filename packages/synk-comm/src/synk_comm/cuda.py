@@ -18,6 +18,7 @@ _NOT_READY = 600
 _NO_CONTEXT = 201
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 _POINTER = ctypes.c_uint64
@@ -35,7 +36,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuCtxPopCurrent_v2": [ctypes.POINTER(ctypes.c_void_p)],
     "cuCtxSetCurrent": [ctypes.c_void_p],
     "cuCtxGetDevice": [ctypes.POINTER(ctypes.c_int)],
+    "cuStreamCreate": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint],
     "cuStreamQuery": [_STREAM],
+    "cuStreamWaitEvent": [_STREAM, ctypes.c_void_p, ctypes.c_uint],
     "cuEventCreate": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint],
     "cuEventRecord": [ctypes.c_void_p, _STREAM],
     "cuEventQuery": [ctypes.c_void_p],
@@ -160,7 +163,20 @@ class Driver:
         self._call("cuPointerGetAttribute", ctypes.addressof(device), _DEVICE_ORDINAL, pointer)
         return device.value
 
-    # -- streams --------------------------------------------------------------------------
+    # -- streams; their device must be entered --------------------------------------------
+
+    def stream(self) -> int:
+        """Return a new stream, which lasts as long as the process.
+
+        It does not wait for the default stream, nor that for it.
+        """
+        made = ctypes.c_void_p()
+        self._call("cuStreamCreate", ctypes.byref(made), _NON_BLOCKING)
+        return made.value or 0
+
+    def wait_for(self, stream: int, event: int) -> None:
+        """Have a stream's later work wait for an event; returns at once."""
+        self._call("cuStreamWaitEvent", stream, event, 0)
 
     def is_done(self, stream: int) -> bool:
         """Return whether a stream has nothing left to do; its device must be entered."""

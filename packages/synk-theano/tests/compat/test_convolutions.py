@@ -115,3 +115,34 @@ def test_an_algorithm_is_chosen_once_for_each_case(run, tmp_path: Path, name):
     plain, plain_codes = answers("G9")
     assert plain == PLAIN
     assert codes != plain_codes  # so that the module is compiled anew
+
+
+LIBRARY = """
+static void *kept;
+extern "C" int cudnnSetStream(void *handle, void *stream) { kept = stream; return handle != 0; }
+extern "C" void *kept_stream() { return kept; }
+"""
+STREAM = """
+import contextlib, ctypes
+import theano.gpuarray
+from theano.gpuarray import dnn
+from synk_theano_compat._cuda import stream
+from synk_theano_compat._patches.gpu import convolutions
+library = ctypes.CDLL({library!r})
+library.kept_stream.restype = ctypes.c_void_p
+stream.stream_of, context = (lambda _: 0x7F1234567890), contextlib.nullcontext()
+dnn._dnn_lib = lambda: library
+for status in (0, 1):
+    dnn._make_handle = lambda _: ctypes.c_void_p(status)
+    convolutions.one_stream()
+    try:
+        assert dnn._make_handle(context).value is None and status == 0
+    except RuntimeError as error:
+        assert "cuDNN's status 1" in str(error) and status == 1
+    assert library.kept_stream() == 0x7F1234567890
+"""
+
+
+def test_cudnn_is_given_the_whole_address_of_the_stream(forked, build_library, tmp_path: Path):
+    build_library(LIBRARY, tmp_path / "libfake.so")
+    forked(STREAM.format(library=str(tmp_path / "libfake.so")))

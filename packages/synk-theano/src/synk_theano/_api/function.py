@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 
-from synk_theano._graph.facts import Event
+from synk_theano._graph.facts import PREFETCH, Event
 from synk_theano._graph.inputs import Signature
 from synk_theano._graph.spec import FunctionSpec, unnamed
 from synk_theano._graph.values import on_host
@@ -13,9 +13,10 @@ from synk_theano._text import shown
 from synk_theano._tracebacks import brief_traceback, shortened
 from synk_theano._watch.verify import Report, verify
 from synk_theano._wire.data import Data
+from synk_theano._wire.messages import Prefetch, Step
 from synk_theano.exceptions import InputTypeError
 
-from .planner import DEFAULT, Options, Planner
+from .planner import DEFAULT, Options, Plan, Planner
 
 
 class Delayed:
@@ -38,6 +39,65 @@ class Delayed:
         self.function = function
 
 
+class DelayedCall(Delayed):
+    """A call for `step()`, whose rows can be taken before; made by ``f.delayed(...)``.
+
+    Args:
+        function: what it calls.
+        values, options: with what.
+    """
+
+    def __init__(self, function: Function, values: Sequence[Any], options: Options) -> None:
+        super().__init__(function.executor, self._prepare, function.number)
+        self._function = function
+        self._values = values
+        self._options = options
+        self._place: Optional[int] = None
+        self._staged: Optional[Tuple[Plan, Step]] = None
+        self._ready = False
+
+    def prefetch(self) -> Delayed:
+        """Return an act that takes the rows of this call, and starts to copy them to the GPUs.
+
+        ::
+
+            call, following = f.delayed(x, batch=first), f.delayed(x, batch=second)
+            synk.step(call, following.prefetch())
+            synk.step(following)
+
+        As the last act of a step it costs no time while the GPUs compute. The inputs are read then
+        or later: they must not change until the call was performed. The result is the same
+        without it, and on processors there is nothing to gain.
+        """
+        return Delayed(self.executor, self._prepare_prefetch)
+
+    def _prepare_prefetch(self, standing: Standing) -> Prepared:  # noqa: ARG002 - as of any act
+        executor, self._ready = self.executor, False
+        if self._place is None:
+            self._place = executor.take_place(self)
+        self._staged = plan, step = self._function.plan(self._values, self._options, self._place)
+        act = Prefetch(plan.number)
+        number = executor.enter(act, act.act_name)
+        tally = self._function.tally
+        return Prepared(Step(number, step.origin), self._prefetched, tally, Event(PREFETCH))
+
+    def _prefetched(self, _result: Any) -> None:
+        self._ready = True
+
+    def _prepare(self, standing: Standing) -> Prepared:
+        # What failed may have been done on some ranks; arrays that moved have no plan any more.
+        ready, self._ready = self._ready, False
+        staged = self._staged if ready and self._staged and self._staged[0].number else None
+        if staged is None:
+            staged = self._function.plan(self._values, self._options, standing.place)
+        return self._function.prepared(*staged, self._options, self._done)
+
+    def _done(self) -> None:
+        if self._place is not None:
+            self.executor.leave_place(self._place)
+            self._place = self._staged = None
+
+
 class Function:
     """A Theano function that is computed by all ranks at once.
 
@@ -47,6 +107,8 @@ class Function:
             weights with which ``all_reduce(..., weights=f)`` averages exactly.
         number: of the function in its runtime.
         spec: the arguments of ``function()``.
+        executor: of the runtime.
+        tally: adds up its figures.
         copiers: functions that `verify` has made to copy this one's states.
 
     Args:
@@ -63,12 +125,12 @@ class Function:
         self.spec = spec
         self.number = function_id
         self._plain = plain
-        self._executor = executor
+        self.executor = executor
         self._runtime = runtime
         self._signature = Signature(spec)
         self._planner = Planner(spec, function_id, self._signature, executor, repr(self))
         self._event = Event("call", function_id)
-        self._tally = executor.ledger.tally(spec.name or unnamed(function_id))
+        self.tally = executor.ledger.tally(spec.name or unnamed(function_id))
         self.copiers: Dict[str, Any] = {}
         self.rows: Optional[Tuple[int, ...]] = None
 
@@ -94,7 +156,7 @@ class Function:
 
     def belongs_to(self, executor: Executor) -> bool:
         """Whether this executor's runtime has built it."""
-        return self._executor is executor
+        return self.executor is executor
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -105,7 +167,7 @@ class Function:
     def __repr__(self) -> str:
         return (
             f"<synkhronos function {self.name or ''}({self._signature}) on "
-            f"{self._executor.size} ranks>"
+            f"{self.executor.size} ranks>"
         )
 
     def __call__(
@@ -155,9 +217,9 @@ class Function:
         ):
             options = Options(output_subset, batch, batch_s, num_slices)
         try:
-            with self._executor.lock:
-                prepared = self._prepare(self._signature.ordered(args, kwargs), options, 0)
-                return self._executor.perform((prepared,))[0]
+            with self.executor.lock:
+                prepared = self._prepare(self._signature.ordered(args, kwargs), options)
+                return self.executor.perform((prepared,))[0]
         except BaseException as error:  # noqa: BLE001 - it is raised again
             raise shortened(error)  # noqa: B904 - the same error
 
@@ -170,18 +232,14 @@ class Function:
         batch_s: Any = None,
         num_slices: int = 1,
         **kwargs: Any,
-    ) -> Delayed:
+    ) -> DelayedCall:
         """A call for `step()`, which performs it: arguments and result as in `__call__`.
 
-        Inputs are read when the step begins.
+        Inputs are read when the step begins, or by `DelayedCall.prefetch` before.
         """
         values = self._signature.ordered(args, kwargs)
         options = Options(output_subset, batch, batch_s, num_slices)
-        return Delayed(
-            self._executor,
-            lambda standing: self._prepare(values, options, standing.place),
-            self.number,
-        )
+        return DelayedCall(self, values, options)
 
     @brief_traceback
     def as_theano(
@@ -195,7 +253,7 @@ class Function:
         """
         values = self._signature.ordered(args, kwargs)
         wanted = self._planner.wanted(output_subset)
-        self._executor.enter_device()
+        self.executor.enter_device()
         arrays = (v.data if isinstance(v, Data) else v for v in values)
         plain = self._plain(*arrays)
         if wanted is not None:  # not every linker of Theano's can leave the others out
@@ -274,7 +332,7 @@ class Function:
                 f"{len(values)} inputs"
             )
         datas = tuple(
-            self._executor.data(
+            self.executor.data(
                 value,
                 variable,
                 force_cast=force_cast,
@@ -290,19 +348,28 @@ class Function:
         """Drop references to shared memory; the runtime has ended."""
         self._planner.clear()
 
-    def _prepare(self, values: Sequence[Any], options: Options, place: int) -> Prepared:
-        plan, step = self._planner.prepare(values, options, place)
+    def plan(self, values: Sequence[Any], options: Options, place: int) -> Tuple[Plan, Step]:
+        """Check and plan a call, and copy its arrays; see `Planner.prepare`."""
+        return self._planner.prepare(values, options, place)
+
+    def prepared(
+        self, plan: Plan, step: Step, options: Options, done: Callable[[], None]
+    ) -> Prepared:
+        """Return a planned call for the executor; `done` is called after it was performed."""
+        subset = options.output_subset
+
+        def finish(result: Any) -> Any:
+            done()
+            return self._finish(result, subset)
+
+        return Prepared(step, finish, self.tally, self._event, plan.nbytes)
+
+    def _prepare(self, values: Sequence[Any], options: Options) -> Prepared:
+        plan, step = self.plan(values, options, 0)
         if step is plan.step and plan.prepared is not None and options is DEFAULT:
             prepared: Prepared = plan.prepared
             return prepared
-        subset = options.output_subset
-        prepared = Prepared(
-            step,
-            lambda result: self._finish(result, subset),
-            self._tally,
-            self._event,
-            plan.nbytes,
-        )
+        prepared = self.prepared(plan, step, options, _nothing)
         if step is plan.step and options is DEFAULT:
             plan.prepared = prepared
         return prepared
@@ -317,6 +384,10 @@ class Function:
         if self.spec.returns == "none":
             return None
         return values[0] if self.spec.returns == "single" else values
+
+
+def _nothing() -> None:
+    """Do nothing: no place was taken."""
 
 
 def as_delayed(act: Any, place: int, executor: Executor) -> Delayed:

@@ -57,12 +57,17 @@ class FunctionFacts:
         return sorted(u for u in self.updates if variable in self.sources.get(u, self.reads))
 
 
+PREFETCH = "prefetch"
+"""Kind of an event that takes the rows of a later call, and changes nothing."""
+
+
 @dataclass(frozen=True)
 class Event:
     """A call or collective that all ranks performed.
 
     Attributes:
-        kind: "call", or the name of a collective. A reduce that is not in place is a "gather":
+        kind: "call", `PREFETCH`, or the name of a collective. A reduce that is not in place is a
+            "gather":
             it changes nothing. Unknown kinds are ignored.
         function_id: number of the function of a call.
         variables: variables of a collective.

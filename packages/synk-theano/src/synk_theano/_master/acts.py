@@ -6,7 +6,7 @@ import itertools
 import weakref
 from typing import Any, Dict, Hashable, List, Optional, Sequence, Set
 
-from synk_theano._wire.messages import Act, Call, Collective, Extras, Step
+from synk_theano._wire.messages import Act, Call, Collective, Extras, Prefetch, Step
 
 LIMIT = 1000
 """Acts that are kept; the oldest are forgotten."""
@@ -71,6 +71,9 @@ class ActTable:
                 holder.close()
             self._named.pop(self._names.pop(number, None), None)
             if isinstance(act, Call):
+                ahead = self._named.get(Prefetch(number).act_name)
+                if ahead is not None:
+                    self.forget((ahead,))
                 for key in act.array_keys():
                     users = self._users.get(key)
                     if users is not None:

@@ -22,7 +22,16 @@ from synk_theano._graph.devices.assignment import Assignment, take
 from synk_theano._rank.rank import Rank
 from synk_theano._text import text_of
 from synk_theano._watch.flight import WORDS, Flight
-from synk_theano._wire.messages import Call, Collective, Join, Order, Settings, Step, Stop
+from synk_theano._wire.messages import (
+    Call,
+    Collective,
+    Join,
+    Order,
+    Prefetch,
+    Settings,
+    Step,
+    Stop,
+)
 from synk_theano._wire.orders import STEPS_IN_LINE
 from synk_theano._workers.blackbox import BlackBox
 from synk_theano._workers.interrupts import LATER, Interrupts
@@ -41,7 +50,7 @@ from .store import DataStore
 TELL_TIMEOUT_S = 0.5
 """Seconds for workers to take the order to stop: idle ones do at once."""
 
-_CAN_BE_UNDONE = (Call, Collective)
+_CAN_BE_UNDONE = (Call, Prefetch, Collective)
 
 FAILURE_TIMEOUT_S = 0.05
 """Seconds to read failures that workers have reported already."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from time import perf_counter
 from typing import (
     Any,
@@ -96,6 +98,7 @@ class Executor:
         self._acts = controller.acts
         self._registry = rank.registry
         self._device = rank.device
+        self._places: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._collect = controller.garbage.collect
         self._require_open = controller.require_open
 
@@ -197,6 +200,19 @@ class Executor:
         target, ref = self.room(("index", place), index.dtype, index.shape, "the rows of batch=")
         target[...] = index
         return target, Rows(tuple(bounds), 1, ref)
+
+    def take_place(self, owner: Any) -> int:
+        """Return a place, as in `Standing`, of no act that is under way, until `owner` leaves it.
+
+        An owner that is no more has left.
+        """
+        place = next(n for n in itertools.count(1) if n not in self._places)
+        self._places[place] = owner
+        return -place
+
+    def leave_place(self, place: int) -> None:
+        """Have a place of `take_place` be free again."""
+        self._places.pop(-place, None)
 
     def require_form(self, function_id: int, form: Form) -> None:
         """Have `form` of a function on every rank; compile and distribute it if necessary."""

@@ -21,7 +21,7 @@ from synk_theano._graph.shared import changed_by, store, value_of
 from synk_theano._graph.values import is_device_type
 from synk_theano._plan.rows import Selection, read_selector, select, selecting, split_rows
 from synk_theano._watch.flight import KINDS, Phase
-from synk_theano._wire.messages import ROWLESS, Call, Rows
+from synk_theano._wire.messages import ROWLESS, Call, Prefetch, Rows
 from synk_theano.exceptions import InputValueError, SynkError
 
 from .collect import collect, collect_on_device, require_own_result
@@ -88,6 +88,7 @@ class PreparedCall:
         self._origin: Optional[int] = None
         self._piece = 0
         self._arguments: List[np.ndarray] = []
+        self._ahead: Optional[List[Any]] = None  # arguments whose rows were taken before
         # Which arguments lie on the device when the function gets them.
         self._brought = [is_device_type(s.variable.type) for s in self._function.maker.inputs]
         self._brings = any(self._brought)
@@ -167,15 +168,48 @@ class PreparedCall:
     def _compute_whole(self, origin: int) -> List[Any]:
         """Execute once, on views of the inputs or on excerpts by index."""
         start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
-        if origin != self._origin or self._copies:
+        arguments, self._ahead = self._ahead, None
+        if self._here.check_finite[0] is not None:
+            arguments = None  # the check takes arrays in host memory
+        if arguments is None and (origin != self._origin or self._copies):
             self._here.flight.enter(_COPY)
             # What interrupts in between leaves no rows that pass for others.
             self._origin = None
             self._arguments = self._inputs(origin, start, stop)
             self._origin = origin
-        results = self._run(self._trusting, self._arguments, origin, start)
+        if arguments is None:
+            arguments = self._arguments
+        results = self._run(self._trusting, arguments, origin, start)
         wanted = self._call.outputs
         return results if wanted is None else [results[i] for i in wanted]
+
+    def prefetch(self, origin: int) -> None:
+        """Take this rank's rows now, and start to copy them to the device; `__call__` uses them.
+
+        Does nothing where that saves no time: on the processor, in slices, without rows.
+        """
+        here, loaded = self._here, self._loaded
+        self._ahead = None
+        if loaded.ahead is not None:
+            loaded.ahead.drop_prefetched()
+        if not self._whole or not here.device.prefetches or here.check_finite[0] is not None:
+            return
+        here.flight.enter(_COPY)
+        began, turn = perf_counter(), loaded.turn
+        loaded.ahead, loaded.turn = self, 3 - turn
+        places = [(self._call.function_id, i, turn) for i in range(len(self._brought))]
+        here.device.await_uploads(places)
+        start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
+        arguments = self._inputs(origin, start, stop, turn)
+        self._ahead = [
+            here.device.upload(place, array) if brought else array
+            for place, array, brought in zip(places, arguments, self._brought)
+        ]
+        here.recorder.add("copy", "rows of the next call", began, perf_counter())
+
+    def drop_prefetched(self) -> None:
+        """Have the call take its rows itself, as if nothing had been prefetched."""
+        self._ahead = None
 
     def _run(
         self, function: Any, arguments: Sequence[np.ndarray], origin: int, begin: int
@@ -222,6 +256,7 @@ class PreparedCall:
         self._broadcast = []
         self._selectors = []
         self._arguments = []
+        self._ahead = None
         self._index = None
 
     def _select_rows(self) -> Tuple[Selection, Tuple[int, ...]]:
@@ -354,28 +389,45 @@ class PreparedCall:
         n_outputs = len(self._loaded.recipe.output_ops)
         return [results[i] for i in self._call.outputs] + results[n_outputs:]
 
-    def _inputs(self, origin: int, start: int, stop: int) -> List[np.ndarray]:
+    def _inputs(self, origin: int, start: int, stop: int, turn: int = 0) -> List[np.ndarray]:
         """Return the arguments for rows ``start:stop`` of the selection."""
         began = perf_counter()
-        excerpts = [self._excerpt(i, origin, start, stop) for i in range(len(self._scattered))]
+        scattered = range(len(self._scattered))
+        excerpts = [self._excerpt(i, origin, start, stop, turn) for i in scattered]
         if self._copies and self._here.recorder.on:
             self._here.recorder.add("copy", "rows", began, perf_counter(), rows=stop - start)
         return excerpts + self._broadcast
 
-    def _excerpt(self, position: int, origin: int, start: int, stop: int) -> np.ndarray:
+    def _excerpt(self, position: int, origin: int, start: int, stop: int, turn: int) -> np.ndarray:
         """Return rows ``start:stop`` of the selection: a view, or a copy in a reused buffer."""
         array, item = self._scattered[position]
         if item.selected:
             return array[start:stop]
         if self._index is not None:
-            buffer = self._loaded.buffer(position, array, stop - start, self._here.device)
+            buffer = self._loaded.buffer(position, array, stop - start, self._here.device, turn)
             return self._here.arrays.take(array, self._index[start:stop], buffer)
         step, offset = self._rows.step, origin if item.minibatch else 0
         begin = self._rows.first(origin) - offset + start * step
         end = begin + (stop - start) * step
         rows = array[begin : (None if end < 0 else end) : step]
         if self._copies and self._brought[position]:
-            buffer = self._loaded.buffer(position, array, stop - start, self._here.device)
+            buffer = self._loaded.buffer(position, array, stop - start, self._here.device, turn)
             np.copyto(buffer, rows)
             return buffer
         return rows
+
+
+class PreparedPrefetch:
+    """A prefetch that this rank has read: of the rows of a call that it has prepared."""
+
+    synchronizes = False
+
+    def __init__(self, here: Workplace, act: Prefetch) -> None:
+        self._call: PreparedCall = here.acts[act.call]
+        self.name = f"prefetch for {self._call.name}"
+        self.doing = f"prefetch for {self._call.doing}"
+        self.record = (KINDS.index("prefetch"), *self._call.record[1:])
+
+    def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
+        """Take the rows. Never waits for other ranks."""
+        self._call.prefetch(origin)

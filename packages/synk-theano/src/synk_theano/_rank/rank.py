@@ -27,6 +27,7 @@ from synk_theano._wire.messages import (
     Distribute,
     Extras,
     Order,
+    Prefetch,
     RecordSpans,
     Settings,
     Stop,
@@ -34,7 +35,7 @@ from synk_theano._wire.messages import (
 )
 from synk_theano._wire.orders import OrderLine
 
-from .call import PreparedCall
+from .call import PreparedCall, PreparedPrefetch
 from .collectives import PreparedCollective
 from .distribute import PreparedDistribution, PreparedRecording
 from .finite.finite import PreparedFiniteWatch
@@ -45,6 +46,7 @@ _IDLE, _END, _DONE = Phase.IDLE, Phase.END, ActOutcome.DONE
 
 _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
     Call: PreparedCall,
+    Prefetch: PreparedPrefetch,
     Collective: PreparedCollective,
     Distribute: PreparedDistribution,
     RecordSpans: PreparedRecording,
@@ -88,7 +90,6 @@ class Rank(Workplace):
         self.failed_at = 0.0
         self.pid = os.getpid()
         self.before_decline: Callable[[BaseException], Optional[float]] = lambda _error: None
-        self._acts: Dict[int, Any] = {}
         self._line: Optional[OrderLine] = None
 
     @property
@@ -184,7 +185,7 @@ class Rank(Workplace):
         results = []
         place, synchronized = self.rank, self.size == 1
         for i, (number, origin) in enumerate(steps):
-            act = self._acts[number]
+            act = self.acts[number]
             if act is None:
                 return None
             self.heed_interrupt()
@@ -232,7 +233,7 @@ class Rank(Workplace):
         """Record spans of a whole order: from its preparation, and until it was given."""
         add, end = self.recorder.add, perf_counter()
         self.recorder.place = order.serial, len(order.steps)
-        names = [self._acts[number].name for number, _ in order.steps]
+        names = [self.acts[number].name for number, _ in order.steps]
         add("call", ", ".join(names), began, end)
         if self.is_master:
             add("scatter", "check, plan, copy", began, prepared)
@@ -246,10 +247,11 @@ class Rank(Workplace):
 
     def _take_in(self, extras: Extras) -> None:
         for number in extras.forget_acts:
-            self._acts.pop(number, None)
+            self.acts.pop(number, None)
         self.arrays.forget(extras.forget_arrays)
         for number in extras.forget_functions:
             self.functions.pop(number, None)
+            self.device.forget_uploads(number)
         for number in extras.forget_variables:
             self.registry.forget(number)
             self.journal.forget(number)
@@ -258,7 +260,7 @@ class Rank(Workplace):
             # the user's program that decides.
             gc.collect()
         for number, act in extras.acts.items():
-            self._acts[number] = _PREPARED[type(act)](self, act)
+            self.acts[number] = _PREPARED[type(act)](self, act)
 
     def _undo(self, known: int, order: Order, error: BaseException) -> None:
         """Drop everything that came with a failed order: the master counts nothing as sent."""
@@ -271,7 +273,7 @@ class Rank(Workplace):
             self.registry.truncate(known)
         if order.extras is not None:
             for number in order.extras.acts:
-                self._acts.pop(number, None)
+                self.acts.pop(number, None)
 
     def take_back(self, error: BaseException) -> None:
         """On the master: undo the order that all ranks have just done, and raise `error`.
@@ -301,10 +303,10 @@ class Rank(Workplace):
         self.times = None
         self.flight.close()
         self.journal.close()
-        for act in self._acts.values():
+        for act in self.acts.values():
             if isinstance(act, PreparedCall):
                 act.close()
-        self._acts.clear()
+        self.acts.clear()
         self.arrays.close()
         self.functions.clear()
         self.registry.truncate(0)

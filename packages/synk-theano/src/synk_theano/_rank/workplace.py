@@ -45,6 +45,7 @@ class Workplace:
         comm: the communicator of all ranks.
         registry: the shared variables, by number.
         functions: by number.
+        acts: those that this rank has prepared, by number.
         arrays: mapped from shared memory.
         journal: the values that variables had before the order under way.
         recorder: spans of time, while they are recorded.
@@ -71,6 +72,7 @@ class Workplace:
         self.is_master = rank == master
         self.registry = VariableRegistry()
         self.functions: Dict[int, LoadedFunction] = {}
+        self.acts: Dict[int, Any] = {}
         self.arrays = ArrayCache(min(threads_per_rank(size), MOST_THREADS))
         self.device: AnyDevice = device or Cpu()
         self.flight = flight or Flight(np.zeros(WORDS * size, np.int64), rank)

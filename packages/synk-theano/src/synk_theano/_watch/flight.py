@@ -45,7 +45,7 @@ class ActOutcome(IntEnum):
     UNDONE = 3
 
 
-KINDS = ("function", *COLLECTIVES, "distribute", "timeline", "watch_finite")
+KINDS = ("function", *COLLECTIVES, "distribute", "timeline", "watch_finite", "prefetch")
 """Kinds of acts."""
 
 RECORDS = 128

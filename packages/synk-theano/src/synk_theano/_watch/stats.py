@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
+from synk_theano._graph.facts import PREFETCH
 from synk_theano._graph.spec import unnamed
 
 GONE = "(gone)"
@@ -170,10 +171,15 @@ class Ledger:
             self.tally(GONE).take(tally)
 
     def observe(self, performed: Performed) -> None:
-        """Add the figures of an order; those shared by its acts count with the last act."""
+        """Add the figures of an order; those shared by its acts count with the last act that is no
+        prefetch."""
         prepared, times, scatter_s, run_s = performed
         size, start = self._size, 0
+        tally = prepared[0].tally
         for act in prepared:
+            if act.event.kind == PREFETCH:
+                start += size
+                continue
             tally = act.tally
             tally.calls += 1
             tally.input_bytes += act.nbytes

@@ -166,6 +166,22 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Prefetch:
+    """Take the rows of a call that comes later, and start to copy them to the device.
+
+    Attributes:
+        call: number of the act.
+    """
+
+    call: int
+
+    @property
+    def act_name(self) -> Tuple[str, int]:
+        """By which the act is entered: there is one for each call."""
+        return "prefetch", self.call
+
+
+@dataclass(frozen=True)
 class Collective:
     """A collective over shared variables; `kind` names the function in `_rank.collectives`."""
 
@@ -193,7 +209,7 @@ class Stop:
     """End the worker."""
 
 
-Act = Union[Distribute, Call, Collective, RecordSpans, WatchFinite, Stop]
+Act = Union[Distribute, Call, Prefetch, Collective, RecordSpans, WatchFinite, Stop]
 
 
 class Step(NamedTuple):

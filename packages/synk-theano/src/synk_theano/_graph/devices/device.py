@@ -25,8 +25,10 @@ from .host_memory import (
     Download,
     Downloads,
     LockedPages,
+    await_event,
     owner_of,
 )
+from .uploads import Place, Upload, Uploads
 
 NCCL_DTYPES = frozenset(
     np.dtype(name)
@@ -44,6 +46,7 @@ class Cpu:
     name = "cpu"
     is_gpu = False
     takes_collectives = False
+    prefetches = False
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
         """Return the communicator for values: that for host memory."""
@@ -66,6 +69,16 @@ class Cpu:
     def bring(self, array: np.ndarray) -> Any:
         """Return the array itself."""
         return array
+
+    def await_uploads(self, places: Sequence[Place]) -> None:
+        """Do nothing."""
+
+    def upload(self, place: Place, array: np.ndarray) -> Any:  # noqa: ARG002 - as of any device
+        """Return the array itself."""
+        return array
+
+    def forget_uploads(self, function_id: int) -> None:
+        """Do nothing."""
 
     def settle(self) -> None:
         """Do nothing."""
@@ -92,6 +105,7 @@ class Gpu:
         self._nccl = nccl
         self._pages: Optional[LockedPages] = None
         self._downloads: Optional[Downloads] = None
+        self._uploads: Optional[Uploads] = None
         self._comm: Any = None  # through NCCL, once there is one
         if name.startswith("cuda"):
             self._driver = driver = cuda.Driver()
@@ -141,12 +155,51 @@ class Gpu:
         """Return whether the array is too large to lock, so that rows need a buffer of `empty`."""
         return self._pages is not None and owner_of(array).nbytes > LARGEST_LOCK
 
-    def bring(self, array: np.ndarray) -> Any:
-        """Return a new device array with these values.
+    @property
+    def prefetches(self) -> bool:
+        """Return whether it can copy inputs while it computes."""
+        return self._pages is not None
+
+    def upload(self, place: Place, array: np.ndarray) -> Any:
+        """Start to copy an array that `bring` gets later; its memory must not change before.
+
+        Returns:
+            An `Upload`; the array itself if its pages are not locked.
+        """
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        if self._pages is None or not array.size or not self._pages.covers(array):
+            return array
+        if self._uploads is None:
+            self._uploads = Uploads(self._driver, self._pages, self._context)
+        return self._uploads.start(place, array)
+
+    def await_uploads(self, places: Sequence[Place]) -> None:
+        """Wait until the arrays that were copied to these buffers last have been read."""
+        if self._uploads is not None:
+            self._await(self._uploads.events(places))
+
+    def forget_uploads(self, function_id: int) -> None:
+        """Free the buffers of a function that is gone."""
+        if self._uploads is not None:
+            self._await(self._uploads.forget(function_id))
+
+    def _await(self, events: Sequence[int]) -> None:
+        """Wait for events, which may come after a collective; notice if a rank dies."""
+        for event in events:
+            if self._comm is not None:
+                self._comm.synchronize(event=event)
+            elif self._pages is not None:
+                await_event(self._driver, self._pages.device, event)
+
+    def bring(self, array: Any) -> Any:
+        """Return a new device array with these values; that of an `Upload`.
 
         The memory of `array` must not change before `settle`.
         """
         import pygpu
+
+        if isinstance(array, Upload) and self._uploads is not None:
+            return self._uploads.take(array)
 
         dtype = array.dtype.newbyteorder("=")
         value = pygpu.empty(array.shape, dtype=dtype, context=self._context)
@@ -157,10 +210,12 @@ class Gpu:
         return value
 
     def settle(self) -> None:
-        """Wait until the device has read all arrays given to `bring`.
+        """Wait until the device has read all arrays given to `bring`, and to `upload` before.
 
         The copies may come after a collective, so the wait notices if a rank dies.
         """
+        if self._uploads is not None and self._uploads.taken:
+            self._await(self._uploads.release())
         if self._pages is not None and self._pages.under_way:
             if self._comm is not None:
                 self._comm.synchronize(event=self._pages.event)

@@ -41,6 +41,7 @@ class LockedPages:
         stream: number of the CUDA stream that copies are enqueued on.
 
     Attributes:
+        uploads: events of copies on another stream, which locked memory has to outlive, too.
         event: happens when the last copies are done.
         under_way: whether copies are under way.
     """
@@ -53,6 +54,7 @@ class LockedPages:
         self._refused: Dict[int, int] = {}
         self.event = 0
         self.under_way = False
+        self.uploads: List[int] = []
         self._owner = os.getpid()
 
     def lock(self, array: np.ndarray) -> None:
@@ -61,7 +63,7 @@ class LockedPages:
         Those of the array that it is a view of are locked, because whole arrays never overlap.
         """
         array = owner_of(array)
-        begin = _address(array)
+        begin = address_of(array)
         end = begin + array.nbytes
         too_many = array.nbytes > LARGEST_LOCK
         if too_many or self._holds(begin, end) or self._refused.get(begin) == end:
@@ -82,6 +84,8 @@ class LockedPages:
         if os.getpid() == self._owner and self._spans.pop(begin, None) is not None:
             self._refused.clear()  # these pages may have been the reason
             self.settle()
+            for event in self.uploads:
+                await_event(self._driver, self.device, event)
             with self._driver.entered(self.device):
                 self._driver.unlock_pages(begin)
 
@@ -89,16 +93,20 @@ class LockedPages:
         spans = tuple(self._spans.items())  # a finalizer may change the dict at any time
         return any(start <= begin and end <= stop for start, stop in spans)
 
+    def covers(self, array: np.ndarray) -> bool:
+        """Return whether the array's pages are locked."""
+        begin = address_of(array)
+        return self._holds(begin, begin + array.nbytes)
+
     def copy(self, array: np.ndarray, pointer: int) -> bool:
         """Enqueue a copy to the device; False if the array's pages are not locked."""
-        begin = _address(array)
-        if not self._holds(begin, begin + array.nbytes):
+        if not self.covers(array):
             return False
         driver = self._driver
         with driver.entered(self.device):
             if not self.event:
                 self.event = driver.event()
-            driver.upload_on(self.stream, pointer, begin, array.nbytes)
+            driver.upload_on(self.stream, pointer, address_of(array), array.nbytes)
             driver.record(self.event, self.stream)
         self.under_way = True
         return True
@@ -106,7 +114,7 @@ class LockedPages:
     def settle(self) -> None:
         """Wait for the copies."""
         if self.under_way:
-            _await(self._driver, self.device, self.event)
+            await_event(self._driver, self.device, self.event)
             self.under_way = False
 
 
@@ -117,7 +125,7 @@ def owner_of(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _address(array: np.ndarray) -> int:
+def address_of(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
@@ -172,7 +180,7 @@ class Downloads:
                 # Aligned for any dtype.
                 self._used += -(-nbytes // 16) * 16
                 pointer = int(value.gpudata) + int(value.offset)
-                self._driver.download_on(self._stream, _address(room), pointer, nbytes)
+                self._driver.download_on(self._stream, address_of(room), pointer, nbytes)
                 started[i] = Download(room.view(value.dtype).reshape(value.shape), value)
             self._driver.record(self.event, self._stream)
         return started
@@ -180,11 +188,11 @@ class Downloads:
     def wait(self) -> None:
         """Wait for all copies; then there is room again."""
         if self._used:
-            _await(self._driver, self._device, self.event)
+            await_event(self._driver, self._device, self.event)
             self._used = 0
 
 
-def _await(driver: Any, device: int, event: int) -> None:
+def await_event(driver: Any, device: int, event: int) -> None:
     """Wait for an event; the communicator watches the ranks that it may depend on."""
     began = time.monotonic()
     with driver.entered(device):

@@ -8,6 +8,7 @@ only when an algorithm is chosen.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any
 
@@ -104,7 +105,7 @@ def one_stream() -> str:
     @functools.wraps(make)
     def made(context: Any) -> Any:
         handle = make(context)
-        stream = stream_of(context)
+        stream = ctypes.c_void_p(stream_of(context))
         with context:
             status = dnn._dnn_lib().cudnnSetStream(handle, stream)
         if status:
