@@ -1,8 +1,10 @@
 """PyTorch's own data parallelism on the same work; started by run.py, by the Python with torch.
 
-The same batches, data in host memory, and rule: shuffled rows are excerpted by each rank into a
-page-locked buffer, copied to its GPU, and the loss is read back in each step, since a Theano
-function returns it. Networks are torchvision's. One GPU runs the bare network, without DDP.
+The same batches, data in host memory, and rule: shuffled rows are excerpted by each rank, by
+several threads, into a page-locked buffer, copied to its GPU, and the loss is read back in each
+step, since a Theano function returns it. A contender that prefetches excerpts and copies the next
+batch in a thread and on a stream of their own, while the GPU computes. Networks are torchvision's.
+One GPU runs the bare network, without DDP.
 Memory format and precision stay the defaults, except where a contender's name says otherwise:
 by default cuDNN may round the factors of convolutions to TF32, matrix products are float32, and
 cuDNN's algorithms are chosen by rule, not by timing them.
@@ -17,6 +19,7 @@ import os
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable
 
@@ -28,12 +31,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 RATE, MOMENTUM = 1e-4, 0.9
 WARM = 5
+THREADS = 8  # that excerpt rows in a rank: with one for each core, ranks slow each other
 BATCH = {"resnet": 64, "vgg": 16}
 CONTENDERS = {
-    # name: (TF32 in convolutions, cuDNN's algorithms chosen by timing them)
-    "PyTorch DDP, defaults": (True, False),
-    "PyTorch DDP, cudnn.benchmark": (True, True),
-    "PyTorch DDP, cudnn.benchmark, no TF32": (False, True),
+    # name: (TF32 in convolutions, cuDNN's algorithms chosen by timing them, prefetching)
+    "PyTorch DDP, defaults": (True, False, False),
+    "PyTorch DDP, cudnn.benchmark": (True, True, False),
+    "PyTorch DDP, cudnn.benchmark, prefetching": (True, True, True),
+    "PyTorch DDP, cudnn.benchmark, no TF32": (False, True, False),
 }
 
 
@@ -65,25 +70,27 @@ def rank_main(
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // gpus))
+    cores = max(1, (os.cpu_count() or 1) // gpus)
+    torch.set_num_threads(min(THREADS, cores) if cuda else cores)
     distributed.init_process_group(
         "nccl" if cuda else "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=gpus
     )
     try:
         for network, size in BATCH.items():
-            for name, (tf32, by_timing) in CONTENDERS.items():
+            for name, (tf32, by_timing, prefetches) in CONTENDERS.items():
                 torch.backends.cudnn.allow_tf32 = tf32
                 torch.backends.cudnn.benchmark = by_timing
                 batch = 4 if settings["tiny"] else size
                 model = _network(network, settings["tiny"]).to(device)
-                step = _step(model, device, rank, gpus, batch, data, labels)
+                loader = Loader(device, (rank, gpus), batch, data, labels, prefetches)
+                step = _step(model, device, rank, gpus, loader)
                 times = _measure(step, device, settings["rounds"], settings["steps"])
                 if rank == 0:
                     about = {"part": network, "what": "step", "contender": name, "gpus": gpus}
                     row = {**about, "rounds": times, "images": batch * gpus}
                     _write(out, row)
-                del model, step
+                loader.close()
+                del model, step, loader
                 gc.collect()
                 if cuda:
                     torch.cuda.empty_cache()
@@ -103,31 +110,86 @@ def _network(name: str, tiny: bool) -> Any:
     return torchvision.models.resnet50() if name == "resnet" else torchvision.models.vgg16()
 
 
-def _step(
-    model: Any, device: Any, rank: int, gpus: int, batch: int, data: Any, labels: Any
-) -> Callable[[], float]:
+class Loader:
+    """Batches of one rank on its device; each stays as it is until the next but one is asked for.
+
+    Args:
+        share: the rank, and the number of ranks.
+        ahead: excerpt and copy the next batch while this one is used.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        rank: int,
+        gpus: int,
+        batch: int,
+        data: Any,
+        labels: Any,
+        prefetches: bool,
+    ) -> None:
+        self._device, self._rank, self._gpus, self._batch = device, rank, gpus, batch
+        self._data, self._labels = data, labels
+        self._order: Any = np.empty(0, np.int64)
+        self._generator = np.random.default_rng(2)  # the same on all ranks, which take shares
+        cuda = device.type == "cuda"
+        self._locked = [
+            (
+                torch.empty((batch, *data.shape[1:]), pin_memory=cuda),
+                torch.empty(batch, dtype=labels.dtype, pin_memory=cuda),
+            )
+            for _ in range(2)
+        ]
+        self._turn = 0
+        self._stream = torch.cuda.Stream(device) if cuda and ahead else None
+        self._thread = ThreadPoolExecutor(1) if ahead else None
+        self._next = self._thread.submit(self._take) if self._thread else None
+
+    def __call__(self) -> tuple[Any, Any]:
+        if self._thread is None or self._next is None:
+            return self._take()
+        arrays = self._next.result()
+        if self._stream is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self._stream)
+            for array in arrays:
+                array.record_stream(current)
+        self._next = self._thread.submit(self._take)
+        return arrays
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _take(self) -> tuple[Any, Any]:
+        many, rank, batch = self._batch * self._gpus, self._rank, self._batch
+        if len(self._order) < many:
+            self._order = self._generator.permutation(len(self._data))
+        rows = torch.from_numpy(self._order[rank * batch : (rank + 1) * batch])
+        self._order = self._order[many:]
+        x, y = self._locked[self._turn]
+        self._turn = 1 - self._turn
+        if self._stream is not None:
+            self._stream.synchronize()  # what was copied from there last has been read
+        torch.index_select(self._data, 0, rows, out=x)
+        torch.index_select(self._labels, 0, rows, out=y)
+        with torch.cuda.stream(self._stream):
+            return tuple(array.to(self._device, non_blocking=True) for array in (x, y))
+
+
+def _step(model: Any, device: Any, rank: int, gpus: int, loader: Loader) -> Callable[[], float]:
     if gpus > 1:
         model = DistributedDataParallel(model, device_ids=[rank] if device.type == "cuda" else None)
     optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM, nesterov=True)
-    locked = device.type == "cuda"
-    x = torch.empty((batch, *data.shape[1:]), pin_memory=locked)
-    y = torch.empty(batch, dtype=labels.dtype, pin_memory=locked)
-    generator = np.random.default_rng(2)  # the same on all ranks, each of which takes its share
-    order: list[Any] = [np.empty(0, np.int64)]
     entropy = torch.nn.CrossEntropyLoss()
 
     def step() -> float:
-        if len(order[0]) < batch * gpus:
-            order[0] = generator.permutation(len(data))
-        rows = torch.from_numpy(order[0][rank * batch : (rank + 1) * batch])
-        order[0] = order[0][batch * gpus :]
-        torch.index_select(data, 0, rows, out=x)
-        torch.index_select(labels, 0, rows, out=y)
-        loss = entropy(model(x.to(device, non_blocking=True)), y.to(device, non_blocking=True))
+        x, y = loader()
+        loss = entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        return float(loss.item())  # waits, so that x and y can be filled anew
+        return float(loss.item())  # waits, so that the batch's memory can be filled anew
 
     return step
 

@@ -10,7 +10,7 @@ from synk_benchmarks.targets import Target, Verdict
 from synk_benchmarks.text import amount
 
 PLAIN, PLAIN_TAKE = "plain Theano, x[idx]", "plain Theano, np.take(out=)"
-OURS, BARE = "synkhronos", "bare NCCL"
+OURS, OURS_AHEAD, BARE = "synkhronos", "synkhronos, steps()", "bare NCCL"
 TARGETS = (
     # Efficiencies beside plain Theano.
     Target("resnet", 0.97, PLAIN, ranks=2, at_least=True),

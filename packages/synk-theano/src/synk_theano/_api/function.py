@@ -67,7 +67,8 @@ class DelayedCall(Delayed):
 
         As the last act of a step it costs no time while the GPUs compute. The inputs are read then
         or later: they must not change until the call was performed. The result is the same
-        without it, and on processors there is nothing to gain.
+        without it, and on processors there is nothing to gain. Bad arguments are reported by the
+        call itself.
         """
         return Delayed(self.executor, self._prepare_prefetch)
 
@@ -75,11 +76,16 @@ class DelayedCall(Delayed):
         executor, self._ready = self.executor, False
         if self._place is None:
             self._place = executor.take_place(self)
-        self._staged = plan, step = self._function.plan(self._values, self._options, self._place)
-        act = Prefetch(plan.number)
+        act, origin, self._staged = Prefetch(0), 0, None
+        try:
+            plan, step = self._function.plan(self._values, self._options, self._place)
+        except Exception:  # noqa: BLE001 - the call raises it, when it is made
+            executor.require_ready()
+        else:
+            act, origin, self._staged = Prefetch(plan.number), step.origin, (plan, step)
         number = executor.enter(act, act.act_name)
         tally = self._function.tally
-        return Prepared(Step(number, step.origin), self._prefetched, tally, Event(PREFETCH))
+        return Prepared(Step(number, origin), self._prefetched, tally, Event(PREFETCH))
 
     def _prefetched(self, _result: Any) -> None:
         self._ready = True

@@ -67,8 +67,7 @@ class Event:
 
     Attributes:
         kind: "call", `PREFETCH`, or the name of a collective. A reduce that is not in place is a
-            "gather":
-            it changes nothing. Unknown kinds are ignored.
+            "gather": it changes nothing. Unknown kinds are ignored.
         function_id: number of the function of a call.
         variables: variables of a collective.
         rank: rank of a "set_value", if known.

@@ -423,11 +423,14 @@ class PreparedPrefetch:
     synchronizes = False
 
     def __init__(self, here: Workplace, act: Prefetch) -> None:
-        self._call: PreparedCall = here.acts[act.call]
-        self.name = f"prefetch for {self._call.name}"
-        self.doing = f"prefetch for {self._call.doing}"
-        self.record = (KINDS.index("prefetch"), *self._call.record[1:])
+        self._call: Optional[PreparedCall] = here.acts[act.call] if act.call else None
+        self.name = self.doing = "prefetch"
+        self.record = (KINDS.index("prefetch"), 0, 0, 0)
+        if self._call is not None:
+            self.doing = f"prefetch for {self._call.doing}"
+            self.record = (self.record[0], *self._call.record[1:])
 
     def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
         """Take the rows. Never waits for other ranks."""
-        self._call.prefetch(origin)
+        if self._call is not None:
+            self._call.prefetch(origin)

@@ -170,7 +170,7 @@ class Prefetch:
     """Take the rows of a call that comes later, and start to copy them to the device.
 
     Attributes:
-        call: number of the act.
+        call: number of the act; 0 if there is none.
     """
 
     call: int

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from ._batches import BatchSampler
 from ._checkpoints import CheckpointError, read_file
 from ._ranks import RankVariables, is_float
-from ._sampler import BatchSampler
 from ._state import TrainingState, storage_of
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,16 @@ class SerialTrainFunction:
         self.update_function()
         outputs = [_combine(op, values, weights) for op, values in zip(self._ops, zip(*results))]
         return outputs[0] if self._single else outputs
+
+    def steps(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Any]:
+        """Take a step for each batch; yield what a call returns, as ``TrainFunction.steps``."""
+        *data, batches = data_and_batches
+        for batch in batches:
+            if data:
+                yield self(*data, batch=batch, num_slices=num_slices)
+            else:
+                arrays = batch if isinstance(batch, (tuple, list)) else (batch,)
+                yield self(*arrays, num_slices=num_slices)
 
     def _arguments(self, data: Any, named_data: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         values = list(data)

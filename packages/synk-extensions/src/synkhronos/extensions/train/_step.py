@@ -13,7 +13,7 @@ the whole batch (to rounding) for every batch size and number of processes. The 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from theano.gof import Variable
@@ -22,6 +22,7 @@ import synkhronos as synk
 from synk_theano import brief_traceback
 
 from ._arguments import call_of_1_0
+from ._batches import DrawnBatches, with_next
 from ._serial import SerialTrainFunction
 from ._state import TrainingState, training_state
 
@@ -90,14 +91,72 @@ class TrainFunction:
         """
         gradient = self.grad_function
         data, batch = call_of_1_0(len(gradient.spec.inputs), data, batch, named_data)
-        loss, _, _ = synk.step(
+        return self._take(
             gradient.delayed(
                 *data, batch=batch, batch_s=batch_s, num_slices=num_slices, **named_data
-            ),
-            synk.delayed.all_reduce(self.flat_grad, op="avg", weights=gradient),
-            self.update_function,
+            )
         )
-        return loss
+
+    def steps(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Any]:
+        """Take a step for each batch; yield what a call returns, after each.
+
+        GPUs do not wait for data: while they compute a step, the rows of the next batch are taken
+        and copied to them. The steps are the same as those of a loop of calls.
+
+        ::
+
+            for loss in train.steps(x_data, y_data, index_batches(len(x_data), 128, rng)):
+                ...
+            for loss in train.steps(batches_from_files()):  # yields (x, y)
+                ...
+
+        Args:
+            *data_and_batches: One value per input, in the order of ``inputs``, then
+                ``bcast_inputs``, and an iterable of what a call takes as ``batch``; the values must
+                not change meanwhile. Or just an iterable that yields the arrays of each batch, one
+                per input in a tuple, or a single one: a thread draws them ahead, up to two
+                batches, and copies them to shared memory.
+            num_slices: As in a call. With more than 1, rows are not taken ahead.
+
+        Raises:
+            TypeError: There are other than these arguments.
+            What a call raises. If the iterable raises an Exception, the steps of the batches
+            before it are taken first.
+        """
+        *data, batches = data_and_batches or (None,)
+        count = len(self.grad_function.spec.inputs)
+        if not hasattr(batches, "__iter__") or len(data) not in (0, count):
+            raise TypeError(
+                f"steps(): got {len(data_and_batches)} arguments, the last a "
+                f"{type(batches).__name__}; expected one for each of {count} inputs, then an "
+                "iterable of batches, or just an iterable of tuples of arrays"
+            )
+        return self._steps(data, batches, num_slices)
+
+    def _steps(self, data: Sequence[Any], batches: Any, num_slices: int) -> Iterator[Any]:
+        delayed = self.grad_function.delayed
+        drawn = None if data else DrawnBatches(batches, self.build_inputs)
+        calls = (
+            (delayed(*data, batch=batch, num_slices=num_slices) for batch in batches)
+            if drawn is None
+            else (delayed(*arrays, num_slices=num_slices) for arrays in drawn)
+        )
+        try:
+            for call, following in with_next(calls):
+                yield self._take(call, following)
+        finally:
+            if drawn is not None:
+                drawn.close()
+
+    def _take(self, call: Any, following: Any = None) -> Any:
+        """Take one step, and the rows of the following one."""
+        results = synk.step(
+            call,
+            synk.delayed.all_reduce(self.flat_grad, op="avg", weights=self.grad_function),
+            self.update_function,
+            *([] if following is None else [following.prefetch()]),
+        )
+        return results[0]
 
     def build_inputs(self, *data: Any, **options: Any) -> Any:
         """Copy data sets to shared memory, one ``Data`` per input: ``Function.build_inputs``."""

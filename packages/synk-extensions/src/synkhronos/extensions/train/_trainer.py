@@ -7,11 +7,12 @@ of the shared variables and the states of generator, schedule and callbacks this
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,13 +21,13 @@ from synkhronos._default import reporter
 from synkhronos._progress import track
 
 from ._arguments import names_of_outputs, require, require_number
+from ._batches import BatchSampler
 from ._checkpoint_contents import CheckpointContents, SharedVariables, TrainingProgress
 from ._checkpoints import Checkpoints
 from ._data import Validation, as_list, placed, scalar
 from ._history import History, LogFile, ended, epoch_line
 from ._learning_rate import LearningRate
 from ._ranks import AllRanks, OneProcess, RankVariables, is_float
-from ._sampler import BatchSampler
 from ._serial import SerialTrainFunction
 from ._step import TrainFunction
 
@@ -372,16 +373,18 @@ class Trainer:
         self._rate.set_for("epoch", progress.epoch)
         with track(f"epoch {self.epoch + 1}", total=self._sampler.batches) as bar:
             bar.advance(progress.batch)
-            for indexes in self._sampler.epoch(progress.shuffle, progress.batch):
-                loss = self._take_step(indexes)
+            batches, ahead = itertools.tee(self._sampler.epoch(progress.shuffle, progress.batch))
+            steps = self.train.steps(*self._data, ahead, num_slices=self._num_slices)
+            for indexes in batches:
+                loss = self._take_step(steps, indexes)
                 bar.advance(1, f"loss {loss:.4g}")
                 if self._ending(interrupt):
                     return
         self._finish_epoch(epochs)
 
-    def _take_step(self, indexes: Any) -> float:
+    def _take_step(self, steps: Iterator[Any], indexes: Any) -> float:
         self._rate.set_for("step", self.step)
-        outputs = as_list(self.train(*self._data, batch=indexes, num_slices=self._num_slices))
+        outputs = as_list(next(steps))
         values = [scalar(name, value) for name, value in zip(self._train_columns, outputs)]
         self._progress.add(values, len(indexes))
         require_number(values[0], self.step, self._terminate_on_nan)

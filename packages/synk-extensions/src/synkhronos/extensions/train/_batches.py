@@ -1,4 +1,4 @@
-"""The order of the rows: shuffled for each epoch, from a state that a checkpoint can keep."""
+"""Batches: row numbers in an order that a checkpoint can keep, or arrays drawn in a thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import copy
 import itertools
 import numbers
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -102,3 +103,96 @@ class BatchSampler:
         except (ValueError, TypeError, KeyError, IndexError) as error:
             return f"seed: the generator refuses its state ({error})"
         return None
+
+
+def with_next(items: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield each item and the next one, None after the last.
+
+    If the iterator raises an Exception, the items before it come first.
+    """
+    failures: list[Exception] = []
+
+    def following() -> Any:
+        try:
+            return next(items, None)
+        except Exception as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+            return None
+
+    item = following()
+    while item is not None:
+        after = following()
+        yield item, after
+        item = after
+    if failures:
+        raise failures[0]
+
+
+_PLACES = 3
+"""Sets of shared arrays: for a batch that is computed, one that is copied to the GPUs meanwhile,
+and one that is drawn."""
+
+_END = object()
+
+
+class DrawnBatches:
+    """Batches that come as arrays: a thread draws each, and copies it to shared memory.
+
+    Args:
+        batches: Yields an array for each input of a step, in a tuple; or a single one.
+        place: Makes a ``Data`` of each of the first arrays, as ``Function.build_inputs`` does.
+
+    Iterating yields tuples of ``Data``, each of which keeps its values until the iterator has been
+    asked twice more.
+    """
+
+    def __init__(self, batches: Iterable[Any], place: Callable[..., Any]) -> None:
+        self._batches = iter(batches)
+        self._place = place
+        self._places: list[tuple[Any, ...]] = [()] * _PLACES
+        self._count = 0
+        self._thread = ThreadPoolExecutor(1, "synkhronos batches")
+        self._drawn = self._thread.submit(self._draw, self._places[0])
+
+    def __iter__(self) -> DrawnBatches:
+        return self
+
+    def __next__(self) -> tuple[Any, ...]:
+        """Return the next batch. Blocks until it is drawn."""
+        drawn, in_place = self._drawn.result()
+        if drawn is _END:
+            raise StopIteration
+        turn = self._count % _PLACES
+        if not in_place:
+            held = self._places[turn]
+            if len(held) == len(drawn):
+                for data, value in zip(held, drawn):
+                    data.set_value(value)
+            else:
+                placed = self._place(*drawn)
+                self._places[turn] = placed if isinstance(placed, tuple) else (placed,)
+        self._count += 1
+        following = self._places[self._count % _PLACES]
+        self._drawn = self._thread.submit(self._draw, following)
+        return self._places[turn]
+
+    def close(self) -> None:
+        """Draw no more. Does not wait for a batch that is being drawn."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _draw(self, held: tuple[Any, ...]) -> tuple[Any, bool]:
+        """Return the next batch, and whether it was copied to `held`; only new memory is left to
+        the thread that computes."""
+        batch = next(self._batches, _END)
+        if batch is _END:
+            return _END, True
+        values = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+        if len(values) != len(held):
+            return values, False
+        arrays = [data.condition_data(value) for data, value in zip(held, values)]
+        if any(array.size > data.alloc_size for data, array in zip(held, arrays)):
+            return values, False
+        for data, array in zip(held, arrays):
+            data.set_shape(array.shape)
+            data.data[...] = array
+        return held, True

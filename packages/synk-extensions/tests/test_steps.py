@@ -1,0 +1,195 @@
+"""`train.steps`: the steps of a loop of calls, with rows or arrays that are taken ahead."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from _training import FEATURES, Model, dataset
+
+import synkhronos as synk
+from synk_theano import InputTypeError
+from synkhronos.extensions.batches import index_batches
+from synkhronos.extensions.train import make_train_function
+from synkhronos.extensions.train._batches import DrawnBatches, with_next
+
+SIZE = 16  # of batches; 50 rows make three and a smaller one
+CUTS = [slice(0, 16), slice(16, 18), slice(18, 50), slice(3, 30), slice(49, 50)]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=lambda n: f"{n}-processes")
+def processes(request):
+    synk.fork(request.param, use_gpu=False, verbose=False)
+    yield request.param
+    synk.close()
+
+
+@pytest.fixture
+def twins(processes):
+    """Two equal models with the same data."""
+    return Model(make_train_function), Model(make_train_function), dataset()
+
+
+def values(model):
+    return [param.get_value() for param in model.params]
+
+
+def require_same(model, other):
+    for one, two in zip(values(model), values(other)):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+def test_steps_are_those_of_calls(twins, num_slices):
+    one, other, (x, y) = twins
+    shared = synk.data(x), synk.data(y)
+    for data in ((x, y), shared, (x, shared[1])):
+        losses = [
+            one.train(x, y, batch=rows, num_slices=num_slices)
+            for rows in index_batches(len(x), SIZE, np.random.RandomState(1))
+        ]
+        batches = index_batches(len(x), SIZE, np.random.RandomState(1))
+        np.testing.assert_array_equal(
+            list(other.train.steps(*data, batches, num_slices=num_slices)), losses
+        )
+        require_same(one, other)
+
+
+def test_batches_may_be_arrays_from_a_generator(twins):
+    one, other, (x, y) = twins
+    for _ in range(2):
+        losses = [one.train(x[rows], y[rows]) for rows in CUTS]
+        drawn = list(other.train.steps((x[rows], y[rows].tolist()) for rows in CUTS))
+        np.testing.assert_array_equal(drawn, losses)
+        require_same(one, other)
+
+
+def test_a_step_is_taken_before_the_next_but_one_batch_is_asked_for(twins):
+    """So a program that decides by the losses what to draw is one batch late, not more."""
+    model, _, (x, y) = twins
+    drawn = []
+
+    def batches():
+        for rows in CUTS:
+            drawn.append(rows)
+            yield rows
+
+    steps = model.train.steps(x, y, batches())
+    for place, _ in enumerate(steps):
+        assert len(drawn) == min(place + 2, len(CUTS))
+
+
+def test_arrays_are_drawn_in_a_thread_while_the_ranks_compute(twins):
+    model, _, (x, y) = twins
+    started, release, threads = threading.Event(), threading.Event(), set()
+
+    def batches():
+        for place, rows in enumerate(CUTS):
+            threads.add(threading.current_thread())
+            if place == 2:
+                started.set()
+                assert release.wait(60)
+            yield x[rows], y[rows]
+
+    steps = model.train.steps(batches())
+    next(steps)  # returns while the third batch is being drawn
+    assert started.wait(60)
+    assert threading.main_thread() not in threads
+    release.set()
+    assert len(list(steps)) == len(CUTS) - 1
+    (thread,) = threads
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("form", ["rows", "arrays"])
+def test_an_error_of_the_batches_comes_after_the_steps_before_it(twins, form):
+    model, other, (x, y) = twins
+
+    def batches():
+        for rows in CUTS[:3]:
+            yield rows if form == "rows" else (x[rows], y[rows])
+        raise OSError("the disk is gone")
+
+    arguments = (x, y) if form == "rows" else ()
+    losses = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        losses.extend(model.train.steps(*arguments, batches()))
+    np.testing.assert_array_equal(losses, [other.train(x, y, batch=rows) for rows in CUTS[:3]])
+    require_same(model, other)
+
+
+@pytest.mark.parametrize("form", ["rows", "arrays"])
+def test_a_loop_that_is_left_and_a_step_that_fails_leave_all_usable(twins, form):
+    model, other, (x, y) = twins
+
+    def batches(wrong=False):
+        for rows in CUTS:
+            yield rows if form == "rows" else (x[rows], y[rows])
+            if wrong:
+                yield [999] if form == "rows" else (x[:4, :2], y[:4])
+
+    arguments = (x, y) if form == "rows" else ()
+    for _ in model.train.steps(*arguments, batches()):
+        break
+    other.train(x, y, batch=CUTS[0])
+    require_same(model, other)
+    steps = model.train.steps(*arguments, batches(wrong=True))
+    next(steps)
+    other.train(x, y, batch=CUTS[0])
+    with pytest.raises((InputTypeError, ValueError, IndexError)):
+        next(steps)
+    require_same(model, other)
+    losses = list(model.train.steps(*arguments, batches()))
+    np.testing.assert_array_equal(losses, [other.train(x, y, batch=rows) for rows in CUTS])
+    require_same(model, other)
+
+
+def test_the_serial_function_takes_the_same_steps(twins):
+    model, _, (x, y) = twins
+    serial = Model()
+    for batches in ((x, y, CUTS), (([x[rows], y[rows]] for rows in CUTS),)):
+        expected = list(serial.train.steps(*batches))
+        if len(batches) == 1:
+            batches = (((x[rows], y[rows]) for rows in CUTS),)
+        np.testing.assert_allclose(list(model.train.steps(*batches)), expected, rtol=1e-12)
+    for one, two in zip(values(model), values(serial)):
+        np.testing.assert_allclose(one, two, rtol=1e-12)
+
+
+@pytest.mark.parametrize("arguments", [(), (1,), ("x", [1]), ("x", "y", 3), ("x", "y", "z", [1])])
+def test_other_arguments_are_refused_at_once(twins, arguments):
+    model, _, (x, y) = twins
+    given = [{"x": x, "y": y, "z": y}.get(item, item) for item in map(_hashable, arguments)]
+    with pytest.raises(TypeError, match=rf"steps\(\): got {len(arguments)} arguments.* 2 inputs"):
+        model.train.steps(*given)
+
+
+def _hashable(item):
+    return tuple(item) if isinstance(item, list) else item
+
+
+def test_pairs_with_the_next():
+    assert list(with_next(iter([]))) == []
+    assert list(with_next(iter("abc"))) == [("a", "b"), ("b", "c"), ("c", None)]
+
+
+def test_places_are_kept_until_they_are_needed_again(processes):
+    made = []
+
+    def place(*arrays):
+        made.append(arrays)
+        return tuple(synk.data(array) for array in arrays)
+
+    lengths = [4, 4, 4, 4, 3, 4, 9, 4, 2]
+    source = [(np.full((n, FEATURES), i), np.full(n, i)) for i, n in enumerate(lengths)]
+    drawn, held = DrawnBatches(source, place), []
+    for i, (x, y) in enumerate(drawn):
+        held = [*held, (x, y)][-2:]  # the one that is computed, and the one ahead
+        for j, (first, second) in zip(range(i - len(held) + 1, i + 1), held):
+            np.testing.assert_array_equal(first.data, source[j][0])
+            np.testing.assert_array_equal(second.data, source[j][1])
+    assert i == len(lengths) - 1
+    assert len(made) == 3  # three sets, which grow where they have to
+    drawn.close()
