@@ -86,7 +86,13 @@ def rank_main(
                 step = _step(model, device, rank, gpus, loader)
                 times = _measure(step, device, settings["rounds"], settings["steps"])
                 if rank == 0:
-                    about = {"part": network, "what": "step", "contender": name, "gpus": gpus}
+                    about = {
+                        "part": network,
+                        "what": "step",
+                        "contender": name,
+                        "gpus": gpus,
+                        "note": "",
+                    }
                     row = {**about, "rounds": times, "images": batch * gpus}
                     _write(out, row)
                 loader.close()
@@ -119,16 +125,10 @@ class Loader:
     """
 
     def __init__(
-        self,
-        device: Any,
-        rank: int,
-        gpus: int,
-        batch: int,
-        data: Any,
-        labels: Any,
-        prefetches: bool,
+        self, device: Any, share: tuple[int, int], batch: int, data: Any, labels: Any, ahead: bool
     ) -> None:
-        self._device, self._rank, self._gpus, self._batch = device, rank, gpus, batch
+        self._device, self._batch = device, batch
+        self._rank, self._gpus = share
         self._data, self._labels = data, labels
         self._order: Any = np.empty(0, np.int64)
         self._generator = np.random.default_rng(2)  # the same on all ranks, which take shares
@@ -142,7 +142,10 @@ class Loader:
         ]
         self._turn = 0
         self._stream = torch.cuda.Stream(device) if cuda and ahead else None
-        self._thread = ThreadPoolExecutor(1) if ahead else None
+        self._thread = None
+        if ahead:
+            threads = (torch.get_num_threads(),)  # the thread's own default would be all cores
+            self._thread = ThreadPoolExecutor(1, "loader", torch.set_num_threads, threads)
         self._next = self._thread.submit(self._take) if self._thread else None
 
     def __call__(self) -> tuple[Any, Any]:

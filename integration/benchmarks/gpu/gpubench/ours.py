@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any, Callable
 
@@ -55,7 +56,7 @@ def main(settings: Settings, report: Report) -> None:
     def step() -> Any:
         return train(images, labels, batch=batches())
 
-    steps = train.steps(images, labels, iter(batches, None))  # without end
+    steps = train.steps(images, labels, (batches() for _ in itertools.count()))
     ways: dict[str, Callable[[], Any]] = {OURS: step, OURS_AHEAD: lambda: next(steps)}
     wait = device_wait(network.params[-1])
     if "steps" in settings.measures:
