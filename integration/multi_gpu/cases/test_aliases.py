@@ -41,6 +41,27 @@ def test_a_shared_variable_is_an_output(synk, n, place):
     same(s.get_value(), before + 2, "float32")
 
 
+def test_shared_variables_that_are_parts_of_one_array(synk, n, place):
+    """Collectives on one of them leave the others, and the whole, as they are."""
+    whole = shared(values("float32", (12,)), place, "whole")
+    array = whole.get_value(borrow=True, return_internal_type=True)
+    make = type(whole)  # of the type of its value, without a copy
+    parts = [
+        make(f"part{i}", whole.type, array[4 * i : 4 * i + 4], strict=False) for i in range(1, 3)
+    ]
+    before = exact(whole.get_value())
+    for variable in (whole, *parts):
+        synk.broadcast(variable)
+    for times in range(1, 4):
+        synk.all_reduce(parts[0], op="sum")
+        for got in on_all(synk, n, parts[0]):
+            same(got, before[4:8] * n**times, "float32")
+        for got in on_all(synk, n, parts[1]):
+            same(got, before[8:], "float32")
+        for got in on_all(synk, n, whole):
+            same(got, before, "float32")
+
+
 def test_a_shared_variable_becomes_an_input(synk, n, place):
     """`s := x`: the variable keeps the values, whatever becomes of the input's memory."""
     x = T.matrix("x", dtype="float32")

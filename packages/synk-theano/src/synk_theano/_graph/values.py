@@ -60,6 +60,14 @@ def is_plain(value: Any) -> bool:
     return bool(value.flags.writeable and value.flags.c_contiguous)
 
 
+def is_view(value: Any) -> bool:
+    """Return whether an array's memory belongs to another array.
+
+    pygpu's views have no base. Those that begin where the other array begins are not recognized.
+    """
+    return value.base is not None or (is_on_device(value) and value.offset != 0)
+
+
 def in_c_order(value: Any) -> Any:
     """Return the array itself, or a copy in C order on the same device."""
     if is_on_device(value) and not value.flags["C_CONTIGUOUS"]:

@@ -11,7 +11,7 @@ import sys
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from synk_theano._graph.shared import Storage
-from synk_theano._graph.values import empty_like, is_plain
+from synk_theano._graph.values import empty_like, is_plain, is_view
 
 SPARE_ORDERS = 64
 """Orders after which an unused spare array is freed."""
@@ -71,7 +71,7 @@ class Journal:
             or spare.dtype != value.dtype
         ):
             spare = empty_like(value, value.shape, value.dtype)
-        if self.on and not _is_view(value):
+        if self.on and not is_view(value):
             self._spares[number] = value, self._orders
         return spare
 
@@ -87,7 +87,7 @@ class Journal:
                 {id(value) for _, values in self._kept for value in values},
             )
         storages, values = self._known
-        return id(storage) in storages and id(storage[0]) not in values and not _is_view(storage[0])
+        return id(storage) in storages and id(storage[0]) not in values and not is_view(storage[0])
 
     def undo(self) -> None:
         """Restore the values that all variables had when the order began."""
@@ -107,8 +107,3 @@ class Journal:
         """Drop everything."""
         self._kept, self._known = [], None
         self._spares.clear()
-
-
-def _is_view(array: Any) -> bool:
-    """Whether the array's memory belongs to another array, perhaps a kept one."""
-    return array.base is not None
