@@ -16,7 +16,7 @@ BACKENDS = ("shm", "memfd")
 
 
 def check_shape(shape: Shape) -> tuple[int, ...]:
-    """The shape as a tuple of ints; TypeError or ValueError if it is none."""
+    """Return the shape as a tuple of ints; TypeError or ValueError if it is none."""
     if type(shape) is int and shape >= 0:  # by far the most frequent
         return (shape,)
     given = (shape,) if isinstance(shape, (int, np.integer)) else shape
@@ -31,7 +31,7 @@ def check_shape(shape: Shape) -> tuple[int, ...]:
 
 
 def check_length(length: Any) -> int:
-    """A length as an int; a bool is none, nor is -1."""
+    """Return a length as an int; a bool is none, nor is -1."""
     if isinstance(length, (bool, np.bool_)):
         raise TypeError(f"a length must be an int, got {length!r}")
     value = operator.index(length)
@@ -41,7 +41,7 @@ def check_length(length: Any) -> int:
 
 
 def check_capacity(capacity: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: str) -> int:
-    """The capacity in bytes for one in rows."""
+    """Return the capacity in bytes for one in rows."""
     rows = check_length(capacity)
     if order != "C" or not shape:
         raise ValueError('capacity needs order="C" and at least one dimension')
@@ -51,7 +51,7 @@ def check_capacity(capacity: int, shape: tuple[int, ...], dtype: np.dtype[Any], 
 
 
 def check_backend(backend: str, name: str | None) -> str | None:
-    """The system's name for the one that was given; None for none."""
+    """Return the system's name for the one that was given; None for none."""
     if backend not in BACKENDS:
         raise ValueError(f'backend must be "shm" or "memfd", got {backend!r}')
     if name is None:
@@ -65,7 +65,7 @@ def check_backend(backend: str, name: str | None) -> str | None:
 
 
 def check_mode(mode: int) -> int:
-    """Permission bits: at least the owner's, at most everybody's."""
+    """Return permission bits: at least the owner's, at most those of all users."""
     if mode == 0o600:
         return mode
     value = operator.index(mode)

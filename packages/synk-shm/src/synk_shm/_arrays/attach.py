@@ -1,4 +1,4 @@
-"""Open a segment of another process, believing nothing until it is checked."""
+"""Open a segment of another process, and check it before it is used."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def empty(
     mode: int = 0o600,
     backend: str = "shm",
 ) -> Array:
-    """A new shared array. Its elements are zero, since new pages are.
+    """Return a new shared array. Its elements are zero, since new pages are.
 
     The memory is allocated here and now: writing to the array can never raise SIGBUS.
 
@@ -61,38 +61,38 @@ def empty(
 
 
 def zeros(shape: Shape, dtype: Any = float, **options: Any) -> Array:
-    """A new shared array of zeros; arguments as `empty`."""
+    """Return a new shared array of zeros; arguments as `empty`."""
     return empty(shape, dtype, **options)
 
 
 def ones(shape: Shape, dtype: Any = float, **options: Any) -> Array:
-    """A new shared array of ones; arguments as `empty`."""
+    """Return a new shared array of ones; arguments as `empty`."""
     return full(shape, 1, dtype, **options)
 
 
 def full(shape: Shape, fill_value: Any, dtype: Any = None, **options: Any) -> Array:
-    """A new shared array filled with `fill_value`, and by default of its dtype; see `empty`."""
+    """Return a new shared array of `fill_value`, by default of its dtype; arguments as `empty`."""
     kind = np.asarray(fill_value).dtype if dtype is None else dtype
     return _make(shape, kind, fill_value, **options)
 
 
 def empty_like(prototype: Any, dtype: Any = None, **options: Any) -> Array:
-    """A new shared array of zeros, with the shape, dtype and memory order of `prototype`."""
+    """Return a new shared array of zeros, with the shape, dtype and memory order of `prototype`."""
     return full_like(prototype, NOTHING, dtype, **options)
 
 
 def zeros_like(prototype: Any, dtype: Any = None, **options: Any) -> Array:
-    """The same as `empty_like`: new shared memory is zero."""
+    """Return a new shared array of zeros, as `empty_like`: new shared memory is zero."""
     return empty_like(prototype, dtype, **options)
 
 
 def ones_like(prototype: Any, dtype: Any = None, **options: Any) -> Array:
-    """A new shared array of ones; arguments as `empty_like`."""
+    """Return a new shared array of ones; arguments as `empty_like`."""
     return full_like(prototype, 1, dtype, **options)
 
 
 def full_like(prototype: Any, fill_value: Any, dtype: Any = None, **options: Any) -> Array:
-    """A new shared array filled with `fill_value`; arguments as `empty_like`."""
+    """Return a new shared array filled with `fill_value`; arguments as `empty_like`."""
     model = np.asanyarray(prototype)
     options.setdefault("order", _order_of(model))
     return _make(model.shape, model.dtype if dtype is None else dtype, fill_value, **options)
@@ -106,7 +106,7 @@ def share(
     mode: int = 0o600,
     backend: str = "shm",
 ) -> Array:
-    """The array in shared memory: a copy, or the array itself if it is shared already.
+    """Return the array in shared memory: a copy, or the array itself if it is shared already.
 
     Args:
         array: anything `numpy.asarray` takes, of a dtype that `empty` takes.
@@ -156,7 +156,7 @@ def _make(
     mode: int = 0o600,
     backend: str = "shm",
 ) -> Array:
-    """What all makers do: check the arguments, then create."""
+    """Check the arguments, then create an array."""
     lengths = check_shape(shape)
     kind = np.dtype(dtype)
     if order not in ("C", "F"):

@@ -28,7 +28,7 @@ def create(
     data: Bytes | None = None,
     contents: Any = NOTHING,
 ) -> Array:
-    """The array of a new segment, holding zeros, `data` or `contents`.
+    """Return the array of a new segment, holding zeros, `data` or `contents`.
 
     Args:
         capacity: bytes to map now and allocate when needed.
@@ -63,7 +63,7 @@ def create(
         if contents is not NOTHING:
             array[...] = contents
         if name is not None and name != first:
-            posix.link(first, name)  # whoever finds this name finds it complete
+            posix.link(first, name)  # under this name the segment is complete
             owned.append(name)
     except BaseException:
         for done in owned:
@@ -80,7 +80,7 @@ def create(
 
 
 def _open_new(backend: str, wanted: str, mode: int) -> tuple[str, int]:
-    """A new empty segment: its name, and a descriptor."""
+    """Return a new empty segment: its name, and a descriptor."""
     if backend == "memfd":
         fd = posix.create_anonymous(mode)
         return f"/proc/{os.getpid()}/fd/{fd}", fd
@@ -90,7 +90,7 @@ def _open_new(backend: str, wanted: str, mode: int) -> tuple[str, int]:
 def _filled(
     fd: int, plan: headers.SegmentLayout, name: str, where: str, data: Bytes | None
 ) -> Mapping:
-    """The memory of a new segment that is large, or gets its data now."""
+    """Return the memory of a new segment that is large, or gets its data now."""
     posix.set_size(fd, plan.length, where)
     if data is not None and plan.stop < pages.WORTH_THREADS:
         written = posix.write_data(fd, plan.start, data.data, where)

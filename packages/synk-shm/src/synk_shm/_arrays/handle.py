@@ -47,7 +47,7 @@ class Handle(NamedTuple):
         return dtypes.count_bytes(self.shape, self.dtype)
 
     def attach(self, readonly: bool = False) -> Array:
-        """The array itself, in this process: see `attach`."""
+        """Return the array itself, in this process: see `attach`."""
         return attach(self, readonly=readonly)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -57,7 +57,7 @@ class Handle(NamedTuple):
 
     @staticmethod
     def unpack(packed: bytes | str, *rest: Any) -> Handle:
-        """The handle that was pickled."""
+        """Return the handle that was pickled."""
         return Handle(naming.unpack(packed), *rest)
 
 
@@ -66,7 +66,7 @@ Handle.__module__ = Handle.unpack.__module__ = "synk_shm"
 
 
 def handle(x: Array) -> Handle:
-    """The handle of a shared array, or of any view of one: slices, transposes, fields.
+    """Return the handle of a shared array, or of any view of one: slices, transposes, fields.
 
     Never copies and never blocks. The result can be pickled by any pickler.
 
@@ -98,7 +98,7 @@ def attach(
     timeout_s: float = 1.0,
     owner_uid: int | None = None,
 ) -> Array:
-    """The shared array of this name or handle, in this process.
+    """Return the shared array of this name or handle, in this process.
 
     By name: the whole array at its present shape. By handle: exactly the view of which
     the handle was made. A second attach of one segment in one process shares its mapping.
@@ -126,7 +126,7 @@ def attach(
 
 
 def reachable_segment(x: object) -> Segment:
-    """The open, named segment under `x`; ValueError with the cure if there is none."""
+    """Return the open, named segment under `x`; ValueError with the cure if there is none."""
     found = segment(x)
     if found is None:
         raise ValueError("this array is not in shared memory; use share(array) to copy it there")
@@ -137,7 +137,11 @@ def reachable_segment(x: object) -> Segment:
 
 
 def view(mapping: Mapping, address: Handle) -> Array:
-    """What a handle describes, on memory that is mapped; ShmFormatError if it does not fit."""
+    """Return the array that a handle describes, on mapped memory.
+
+    Raises:
+        ShmFormatError: it does not fit.
+    """
     found = mapping.segment
     try:
         same = address.dtype_text in ("", found.header.dtype_text)
@@ -149,7 +153,7 @@ def view(mapping: Mapping, address: Handle) -> Array:
 
 
 def _checked(name: str) -> str:
-    """The name of a handle, which may come from anywhere: let it lead to segments only."""
+    """Return the name of a handle, which may come from anywhere, if it can be a segment's."""
     if isinstance(name, str) and name.startswith("/proc/"):
         parts = name.split("/")
         if len(parts) == 5 and parts[3] == "fd" and parts[2].isdigit() and parts[4].isdigit():

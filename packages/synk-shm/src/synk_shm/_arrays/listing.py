@@ -37,7 +37,7 @@ class SegmentInfo(NamedTuple):
 
 
 def list_segments() -> list[SegmentInfo]:
-    """All segments of this user that have a name, of all processes, oldest name first.
+    """Return all segments of this user that have a name, of all processes, sorted by name.
 
     Empty on a system that does not show segments as files (macOS).
     """
@@ -73,7 +73,7 @@ def leave() -> None:
 
 
 def free_space() -> int:
-    """Bytes that new segments can still take in the system's shared memory.
+    """Return the bytes that new segments can still take in the system's shared memory.
 
     Raises:
         ShmError: the system does not tell (macOS).

@@ -21,7 +21,7 @@ from synk_shm.exceptions import ShmError, ShmTimeoutError
 def lock(a: Array, timeout_s: float | None = None) -> Iterator[None]:
     """Exclude all other holders of this lock, in all processes and threads.
 
-    It protects nothing by itself: everybody who writes has to take it. There is one per
+    It protects nothing by itself: every writer has to take it. There is one per
     segment. It is not reentrant, is not inherited by fork, and is free as soon as its holder
     leaves the block or dies, in whatever way.
 
@@ -30,7 +30,7 @@ def lock(a: Array, timeout_s: float | None = None) -> Iterator[None]:
         timeout_s: how long to wait, in seconds; None waits as long as the holder lives.
 
     Raises:
-        ShmTimeoutError: somebody else held it for `timeout_s`.
+        ShmTimeoutError: another holder kept it for `timeout_s`.
         RuntimeError: this thread holds it already.
         ValueError: `a` is not in shared memory, or its segment is closed or unlinked.
         ShmNotFoundError: the owner has removed the segment's name.

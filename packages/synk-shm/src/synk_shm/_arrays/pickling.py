@@ -21,7 +21,7 @@ from synk_shm.exceptions import ShmNotFoundError
 
 
 def register() -> None:
-    """Teach multiprocessing's pickler, and no other, about shared arrays.
+    """Have multiprocessing's pickler, and no other, send shared arrays as handles.
 
     pickle, copy, numpy.save and other libraries' picklers keep copying values.
     """
@@ -31,7 +31,7 @@ def register() -> None:
 
 
 def reduce_array(array: Array) -> Any:
-    """What multiprocessing sends for an array: a handle if it is shared, else its bytes."""
+    """Return what multiprocessing sends for an array: a handle if it is shared, else its bytes."""
     found = segment(array)
     if found is None:
         return array.__reduce__()

@@ -1,4 +1,4 @@
-"""Giving up shared arrays: the memory here, and the names for everybody."""
+"""Close shared arrays in this process, and remove their names for all processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def close(a: Array) -> None:
 
 
 def unlink(a_or_name: Array | str, missing_ok: bool = False) -> None:
-    """Remove a segment's names, so that nobody can attach it any more.
+    """Remove a segment's names, so that no process can attach it any more.
 
     Processes that have it keep it until their last array dies. Messages of multiprocessing
     that are under way lose it. Any process of the same user may do this.
@@ -69,7 +69,7 @@ def unlink(a_or_name: Array | str, missing_ok: bool = False) -> None:
 
 
 def is_shared(x: object) -> bool:
-    """Whether `x` is an array in shared memory of this package, or a view of one."""
+    """Return whether `x` is an array in shared memory of this package, or a view of one."""
     return segment(x) is not None
 
 

@@ -41,7 +41,7 @@ def resize(a: Array, new_length: int) -> Array:
 
 
 def _allocate(found: Segment, reserved: int, nbytes: int) -> bool:
-    """Really allocate more of what is mapped; False if that cannot be done in place."""
+    """Allocate more of what is mapped; return False if that cannot be done in place."""
     where = posix.PLACES[found.backend]
     begin, end = found.header.data_offset + reserved, found.header.data_offset + nbytes
     check_space(end - begin, where)
@@ -58,7 +58,7 @@ def _allocate(found: Segment, reserved: int, nbytes: int) -> bool:
 
 
 def _move(a: Array, found: Segment, shape: tuple[int, ...]) -> Array:
-    """The contents of `a` in a new segment with room to grow."""
+    """Return the contents of `a` in a new segment with room to grow."""
     if found.has_user_name() and posix.DIRECTORY is None:
         raise ValueError(
             "on this system a named array cannot outgrow its capacity; make it with more"

@@ -20,31 +20,31 @@ class Scope:
         self._arrays: list[Array] = []
 
     def empty(self, shape: Shape, dtype: Any = float, **options: Any) -> Array:
-        """As `synk_shm.empty`."""
+        """Make an array, as `synk_shm.empty`."""
         return self._keep(constructors.empty(shape, dtype, **options))
 
     def zeros(self, shape: Shape, dtype: Any = float, **options: Any) -> Array:
-        """As `synk_shm.zeros`."""
+        """Make an array, as `synk_shm.zeros`."""
         return self._keep(constructors.zeros(shape, dtype, **options))
 
     def ones(self, shape: Shape, dtype: Any = float, **options: Any) -> Array:
-        """As `synk_shm.ones`."""
+        """Make an array, as `synk_shm.ones`."""
         return self._keep(constructors.ones(shape, dtype, **options))
 
     def full(self, shape: Shape, fill_value: Any, dtype: Any = None, **options: Any) -> Array:
-        """As `synk_shm.full`."""
+        """Make an array, as `synk_shm.full`."""
         return self._keep(constructors.full(shape, fill_value, dtype, **options))
 
     def empty_like(self, prototype: Any, dtype: Any = None, **options: Any) -> Array:
-        """As `synk_shm.empty_like`."""
+        """Make an array, as `synk_shm.empty_like`."""
         return self._keep(constructors.empty_like(prototype, dtype, **options))
 
     def share(self, array: Any, *, name: str | None = None, **options: Any) -> Array:
-        """As `synk_shm.share`, but always a copy: what came from outside stays outside."""
+        """Copy an array, as `synk_shm.share` does with ``copy=True``."""
         return self._keep(constructors.share(array, copy=True, name=name, **options))
 
     def resize(self, a: Array, new_length: int) -> Array:
-        """As `synk_shm.resize`, and the result belongs to this scope too."""
+        """Resize, as `synk_shm.resize`; the result belongs to this scope, too."""
         return self._keep(resize(a, new_length))
 
     def _keep(self, array: Array) -> Array:
@@ -59,10 +59,10 @@ class Scope:
 
 @contextlib.contextmanager
 def scope() -> Iterator[Scope]:
-    """A block that unlinks, at its end, every array made through it.
+    """Open a block that unlinks every array made through it at its end.
 
-    Those that were pickled or kept are unlinked as well: whoever has the memory keeps it
-    until the last array there dies, but nobody can attach it any more.
+    Those that were pickled or kept are unlinked as well: a process that has the memory keeps
+    it until its last array there dies, but none can attach it any more.
 
     Example:
         >>> import synk_shm

@@ -49,11 +49,11 @@ class Segment:
     Attributes:
         name: what `attach` takes in another process.
         readonly: whether this process may only read the memory.
-        unlinked: whether nobody can attach it any more.
+        unlinked: whether no process can attach it any more.
         mode: permissions of the segment.
     """
 
-    # What most segments have in common is said once, here.
+    # Defaults of most segments.
     fd: int | None = None
     mine = False
     unlinked = False
@@ -160,11 +160,11 @@ class Segment:
         return list(self._owned) or [self.name]
 
     def mapping(self) -> Mapping | None:
-        """The mapped memory, while any array lies on it."""
+        """Return the mapped memory, while any array lies on it."""
         return None if self._mapping is None else self._mapping()
 
     def memory(self) -> Bytes:
-        """All bytes, header included: the one array on which all others lie."""
+        """Return all bytes, header included: the one array on which all others lie."""
         found = None if self._bytes is None else self._bytes()
         if found is None:
             mapping = self.mapping()
@@ -175,7 +175,7 @@ class Segment:
         return found
 
     def array(self, shape: tuple[int, ...] | None = None) -> Array:
-        """The whole array, at its present shape (which a caller may know already)."""
+        """Return the whole array, at its present shape (which a caller may know already)."""
         header = self.header
         lengths = self.shape if shape is None else shape
         if header.fortran:
@@ -189,7 +189,7 @@ class Segment:
         strides: tuple[int, ...] | None,
         dtype: np.dtype[Any],
     ) -> Array:
-        """The view that a handle describes. ValueError if it leaves the allocated bytes."""
+        """Return the view that a handle describes. ValueError if it leaves the allocated bytes."""
         low = high = offset
         if strides is None:
             high += dtypes.count_bytes(shape, dtype)
@@ -209,7 +209,7 @@ class Segment:
         return np.ndarray(shape, dtype, self.memory(), self.header.data_offset + offset, strides)
 
     def live_views(self) -> int:
-        """How many arrays of this process lie directly on this memory."""
+        """Return how many arrays of this process lie directly on this memory."""
         owner = self.memory()
         probe = object()
         return sys.getrefcount(owner) - sys.getrefcount(probe)
@@ -245,7 +245,7 @@ class Segment:
         self._numbers(headers.SHAPE_AT, 1)[0] = length
 
     def reopen(self) -> int:
-        """A new descriptor (and so a new holder of locks) for this segment's file."""
+        """Return a new descriptor (and so a new holder of locks) for this segment's file."""
         if self.fd is not None:
             return posix.open_anonymous(self.address_name, self.readonly)
         fd = posix.open_existing(self.address_name, self.readonly)
@@ -255,7 +255,7 @@ class Segment:
         return fd
 
     def disown(self) -> None:
-        """In a forked child: its parent's names are not its own."""
+        """Forget the names, in a forked child: they are its parent's."""
         self.name = self.names[0]  # one that is still there
         self._owned = []
         self.mine = False
@@ -299,12 +299,12 @@ class Segment:
             os.close(fd)
 
     def _numbers(self, offset: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Numbers of the header. NumPy reads and writes each of them in one piece."""
+        """Return numbers of the header; NumPy reads and writes each of them in one piece."""
         return np.ndarray((count,), np.int64, self.memory(), offset)
 
 
 def segment(x: object) -> Segment | None:
-    """The segment under an array or any view of it; None for ordinary memory."""
+    """Return the segment under an array or any view of it; None for ordinary memory."""
     while x is not None:
         if isinstance(x, Mapping):
             return x.segment
@@ -318,7 +318,7 @@ def raise_taken(name: str) -> NoReturn:
 
 
 def find_mapped(nonce: bytes, readonly: bool) -> Mapping | None:
-    """This process's own mapping of a segment, if others may still attach it too."""
+    """Return this process's own mapping of a segment, if others may still attach it too."""
     found = process.mapped.get((nonce, readonly))
     mapping = found.mapping() if isinstance(found, Segment) else None
     if mapping is None or mapping.segment.closed or mapping.segment.unlinked:

@@ -4,8 +4,8 @@ A *family* is the processes that share a multiprocessing authentication key: a p
 all its multiprocessing children, by whatever start method. Every member holds a shared
 flock on the family's lock file for as long as it lives; a process that has attached a
 segment of another family holds that family's as well. The kernel drops these locks when a
-process dies, however it dies, so "nobody holds it" is the truth, where pids would lie
-(they are reused, and mean nothing in another container). See README.md in this folder.
+process dies, however it dies. So a lock that no process holds proves that all are dead. Pids do
+not: they are reused, and mean nothing in another container. See README.md of this package.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from synk_shm.exceptions import ShmTimeoutError
 
 _OPEN_S = 5.0
 _GRACE_S = 60.0
-# Not through a link that somebody planted, and not waiting: for a pipe's other end, or until the
+# Never follows a link that another user made, and never waits: for a pipe's other end, or until the
 # kernel takes back a lease, for which it gives its holder 45 s.
 _CAREFUL = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FLOCK = struct.Struct("@hhqqi0q")  # type, whence, start, length, pid: all of the file
 
 
 def home_family() -> str:
-    """The family of this process: eight hex digits, the same in all its children."""
+    """Return the family of this process: eight hex digits, the same in all its children."""
     import hashlib  # with multiprocessing, what takes longest to import: not before it is used
     import multiprocessing
 
@@ -46,7 +46,7 @@ def hold(family: str, *, create: bool) -> int | None:
     not show as files.
 
     Raises:
-        ShmTimeoutError: somebody has kept the exclusive lock for five seconds.
+        ShmTimeoutError: another process has kept the exclusive lock for five seconds.
     """
     path = _lock_path(family)
     if path is None:
@@ -75,12 +75,12 @@ def hold(family: str, *, create: bool) -> int | None:
 
 
 def has_names(family: str) -> bool:
-    """Whether there is anything that a sweep of this family would remove."""
+    """Return whether there is anything that a sweep of this family would remove."""
     return any(naming.family_of(name) == family for name, _ in names_of_user())
 
 
 def postpone_if_alone(fd: int) -> None:
-    """If no other process holds this lock file, let the family not be swept for a while.
+    """Postpone the removal of a family's names if no other process holds this lock file.
 
     For a child whose message may be on the way to a parent that has had no shared arrays so
     far, and so does not hold the family's lock yet.
@@ -95,12 +95,12 @@ def postpone_if_alone(fd: int) -> None:
 
 
 def is_linked(fd: int) -> bool:
-    """Whether the lock file behind this descriptor still has its name."""
+    """Return whether the lock file behind this descriptor still has its name."""
     return os.fstat(fd).st_nlink > 0
 
 
 def is_alive(family: str) -> bool:
-    """Whether any process holds this family's lock file. Only looks: locks nothing."""
+    """Return whether any process holds this family's lock file, without locking it."""
     fd = _open_lock(_lock_path(family), os.O_RDONLY)
     if fd is None:
         return False
@@ -115,7 +115,7 @@ def is_alive(family: str) -> bool:
 def sweep(family: str, *, at_once: bool = False) -> list[str]:
     """Remove all names of a family if none of its processes is left; return those names.
 
-    With `at_once`, though it was postponed: nobody is left to read the messages.
+    With `at_once`, though it was postponed: no process is left to read the messages.
     """
     fd = _open_if_dead(family, at_once)
     if fd is None:
@@ -145,7 +145,7 @@ def sweep_all() -> list[str]:
 
 
 def _is_of(entry: os.DirEntry[str], user: int) -> bool:
-    """Whether it is this user's file; anybody may give a name."""
+    """Return whether a file of such a name is this user's."""
     try:
         status = entry.stat(follow_symlinks=False)
     except OSError:
@@ -154,7 +154,7 @@ def _is_of(entry: os.DirEntry[str], user: int) -> bool:
 
 
 def names_of_user() -> list[tuple[str, int]]:
-    """(name, inode) of every segment entry that belongs to this user."""
+    """Return (name, inode) of every segment entry that belongs to this user."""
     if posix.DIRECTORY is None:
         return []
     user = os.geteuid()
@@ -171,7 +171,7 @@ def names_of_user() -> list[tuple[str, int]]:
 
 
 def _names_of(family: str) -> list[str]:
-    """The names of what a family made: those that users gave, then its own."""
+    """Return the names of what a family made: those that users gave, then its own."""
     entries = names_of_user()
     own = {name: inode for name, inode in entries if naming.family_of(name) == family}
     inodes = set(own.values())
@@ -180,7 +180,7 @@ def _names_of(family: str) -> list[str]:
 
 
 def _maker_of(name: str) -> str | None:
-    """The family that made a segment. (That of a message may be another one's.)"""
+    """Return the family that made a segment. (That of a message may be another one's.)"""
     found = peek(name)
     return found[0].family if found is not None and found[0] is not None else None
 
@@ -192,7 +192,7 @@ def _lock_path(family: str) -> str | None:
 
 
 def _open_lock(path: str | None, access: int) -> int | None:
-    """A descriptor of a lock file; None where there are none, or it is gone, or not ours."""
+    """Return a descriptor of a lock file; None if there is none, or it is another user's."""
     if path is None:
         return None
     try:
@@ -202,7 +202,7 @@ def _open_lock(path: str | None, access: int) -> int | None:
 
 
 def _open_if_dead(family: str, at_once: bool) -> int | None:
-    """A descriptor with the exclusive lock, if nobody else holds the file; else None."""
+    """Return a descriptor with the exclusive lock if no process holds the file; else None."""
     path = _lock_path(family)
     fd = _open_lock(path, os.O_RDWR)
     if path is None or fd is None:
@@ -214,7 +214,7 @@ def _open_if_dead(family: str, at_once: bool) -> int | None:
 
 
 def _is_due(fd: int) -> bool:
-    """Whether no grace is left; a clock that was set back cannot make it last."""
+    """Return whether no grace is left, also after the clock was set back."""
     left_s = os.fstat(fd).st_mtime - time.time()
     return not 0 < left_s <= _GRACE_S
 
@@ -228,25 +228,25 @@ def _lock(fd: int, kind: int) -> bool:
 
 
 def _mark(fd: int) -> None:
-    """Say once more that this process lives, by a lock that others can see without taking it.
+    """Take a second lock, which other processes can test without taking it.
 
-    Open file description locks (Linux) last as long as flocks do. To try for the exclusive
-    flock, only to see whether somebody is there, would disturb a process that leaves and asks
-    the same, and then believes that others are left who will remove what has to go.
+    Open file description locks (Linux) last as long as flocks do. A test that takes the exclusive
+    flock for a moment would mislead a process that leaves at that moment and tries the same: it
+    would leave the removal to others.
     """
     with contextlib.suppress(OSError, AttributeError):
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def _is_marked(fd: int) -> bool:
-    """Whether somebody else than the holder of this descriptor has marked the file."""
+    """Return whether another process than the descriptor's has marked the file."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def _is_current(fd: int, path: str) -> bool:
-    """Whether the path still leads to this file, and the file is ours."""
+    """Return whether the path still leads to this file, and the file is ours."""
     try:
         now = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

@@ -5,7 +5,7 @@ of a process, not by ``import synk_shm``: a process without shared arrays has no
 up, and importing multiprocessing takes longer than the rest.
 
 Finalizers may run at any moment, inside any allocation of any thread. Therefore `leave`
-only queues its work when the lock is taken, and whoever holds the lock does the work.
+only queues its work when the lock is taken, and the thread that holds the lock does the work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from synk_shm._processes import families
 
-_CHECK_EVERY_S = 0.1  # somebody may remove lock files; asking each time would cost a tenth
+_CHECK_EVERY_S = 0.1  # other programs may remove lock files; a check each time would cost a tenth
 
 
 class Mapped(Protocol):
@@ -75,7 +75,7 @@ class ProcessState:
         self._other_users: dict[int, int] = {}
 
     def ready(self, named: bool = True) -> None:
-        """Be able to have segments. Costs nothing but now and then.
+        """Prepare this process for segments, and check its lock file every tenth of a second.
 
         Raises:
             ShmError: the lock file cannot be made. Segments without names do not need it.
@@ -147,13 +147,13 @@ class ProcessState:
         return (family,)
 
     def belongs_to(self, family: str) -> bool:
-        """Whether this process keeps that family alive as one of its own members."""
+        """Return whether this process keeps that family alive as one of its own members."""
         return self._armed and family == self.home and family in self._memberships
 
     def sending(self) -> None:
-        """A message goes to a process that may not hold the family's lock yet.
+        """Note that a message goes to a process that may not hold the family's lock yet.
 
-        If nobody else does, the family is not swept for a while, should this process die.
+        If no other process does, the family is not swept for a while after this process dies.
         """
         now = time.monotonic()
         if now < self._send_check_at:
@@ -164,12 +164,12 @@ class ProcessState:
             families.postpone_if_alone(member.fd)
 
     def forget(self, segment: Mapped, key: tuple[bytes, bool]) -> None:
-        """A segment is no longer mapped here."""
+        """Remove a segment that is no longer mapped here."""
         self.owners.discard(segment)
         if self.mapped.get(key) is segment:
             self.mapped.pop(key, None)  # another thread may have mapped it anew, and let go, too
         if self._ended and not self.mapped:
-            self._leave_all()  # it was made or used by somebody's handler of atexit, after ours
+            self._leave_all()  # made or used by a handler of atexit that ran after ours
 
     def leave(self, family: str) -> None:
         """Take back one `enter`. The last one out of a dead family removes what it left."""
@@ -209,11 +209,11 @@ class ProcessState:
         if awaited and families.has_names(family):
             families.postpone_if_alone(member.fd)
         os.close(member.fd)
-        with contextlib.suppress(OSError):  # runs where nobody could catch it
+        with contextlib.suppress(OSError):  # no caller could catch it
             families.sweep(family, at_once=family == self.home and not awaited)
 
     def _is_awaited(self) -> bool:
-        """Whether a process may expect messages of this one, and not be of the family yet.
+        """Return whether a process may expect messages of this one, and not be of the family yet.
 
         That is the process of multiprocessing that started it, but not if it forked it with
         its lock, which is therefore its own, too.
@@ -257,7 +257,7 @@ class ProcessState:
             self._release(family, member)
 
     def _after_fork(self) -> None:
-        """In a forked child: locks may be held by threads that do not exist here."""
+        """Replace locks in a forked child: threads that do not exist there may hold them."""
         self._lock = threading.Lock()
         self._arming = threading.Lock()
         self._inherits = self.home in self._memberships

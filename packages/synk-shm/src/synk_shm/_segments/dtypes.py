@@ -23,7 +23,7 @@ _Code = Union[str, tuple[Any, ...]]
 
 
 def count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Bytes of an array; ValueError where NumPy could not hold it."""
+    """Return the bytes of an array; ValueError where NumPy could not hold it."""
     span = dtype.itemsize
     empty = False
     for length in shape:
@@ -55,7 +55,7 @@ def check(dtype: np.dtype[Any]) -> None:
 
 
 def is_simple(dtype: np.dtype[Any]) -> bool:
-    """Whether equal dtypes are the same in every respect: NumPy's own numbers, native order.
+    """Return whether equal dtypes are the same in every respect: NumPy's own numbers, native order.
 
     Others may be equal and yet differ in metadata, or in the ``align`` flag.
     """
@@ -63,7 +63,7 @@ def is_simple(dtype: np.dtype[Any]) -> bool:
 
 
 def encode(dtype: np.dtype[Any]) -> str:
-    """A dtype as text that `decode` turns into an equal one.
+    """Return a dtype as text that `decode` turns into an equal one.
 
     Metadata are not kept, with a warning: they are arbitrary objects.
 
@@ -86,8 +86,8 @@ def encode(dtype: np.dtype[Any]) -> str:
 
 
 def decode(text: str) -> np.dtype[Any]:
-    """The dtype that `encode` wrote; ValueError or TypeError for anything else."""
-    # A structured dtype is made anew each time: its names can be changed by whoever gets it.
+    """Return the dtype that `encode` wrote; ValueError or TypeError for anything else."""
+    # A structured dtype is made anew each time, because callers can change its names.
     return _decode_literal(text) if text.startswith("(") else _decode_simple(text)
 
 

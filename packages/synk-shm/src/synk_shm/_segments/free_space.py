@@ -1,4 +1,4 @@
-"""How much shared memory there is, asked before it is used."""
+"""The free shared memory, checked before it is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LARGE = 32 << 20  # asking for the machine's free memory costs more than a smal
 
 
 def space(where: str) -> tuple[int, int] | None:
-    """(free, total) bytes of the file system at `where`; None if it has no limit."""
+    """Return (free, total) bytes of the file system at `where`; None if it has no limit."""
     try:
         status = os.statvfs(where)
     except (OSError, AttributeError):
@@ -44,7 +44,7 @@ def check_space(asked: int, where: str) -> None:
 
 
 def full_error(asked: int, where: str) -> ShmFullError:
-    """The error for a full file system, with what was asked, what is there, and the cure."""
+    """Return the error for a full file system, with what was asked, what is there, and the cure."""
     found = space(where)
     if found is None:
         state = "the system has no more"
@@ -78,7 +78,7 @@ def _machine_left() -> int | None:
 
 
 def _container_left() -> int | None:
-    """What this process's control group may still take; file pages count as free."""
+    """Return what this process's control group may still take; file pages count as free."""
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
         with open("/proc/self/cgroup") as lines:
             group = next(line.rstrip("\n")[3:] for line in lines if line.startswith("0::"))

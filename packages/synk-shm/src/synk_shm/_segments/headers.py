@@ -1,15 +1,15 @@
 """The header at the start of every segment.
 
-It says what the segment holds, so that a process that knows only the name can attach. It is
-read as numbers and literals, never unpickled, and nothing in it is believed before it has
-been checked against the file: the file may have been made by anybody.
+It describes the segment's contents, so that a process that knows only the name can attach. It is
+read as numbers and literals, never unpickled, and checked against the file before it is used: any
+process may have made the file.
 
 ======  ===========================================================================
 offset  (all numbers in the machine's own byte order)
 ======  ===========================================================================
-0       magic, 8 bytes, written last: a segment without it is still being made
+0       magic, 8 bytes, written last: a segment without it is incomplete
 8       version, u32; flags, u32 (bit 0: Fortran order)
-16      nonce, 8 bytes: tells this segment from a later one of the same name
+16      nonce, 8 bytes: differs from that of a later segment of the same name
 24      family, 8 bytes: the eight hex digits of the owner's family
 32      data offset, u64
 40      capacity, u64: bytes that are mapped for data
@@ -66,7 +66,7 @@ class Header(NamedTuple):
     family: str
 
     def pack(self) -> tuple[bytes, bytes]:
-        """The header's bytes between magic and nonce, and those after the nonce."""
+        """Return the header's bytes between magic and nonce, and those after the nonce."""
         text = self.dtype_text.encode()
         ndim = len(self.shape)
         after = _AFTER.pack(
@@ -144,7 +144,7 @@ def _size(ndim: int, text_length: int) -> int:
 
 
 def needed(start: bytes) -> int:
-    """How many bytes of a segment `parse` wants to see, by its first ones.
+    """Return how many bytes of a segment `parse` wants to see, by its first ones.
 
     0 if it is still being made: too short, or without its magic.
     """
@@ -178,7 +178,11 @@ def parse(start: bytes, size: int, name: str) -> tuple[Header, bytes]:
 
 
 def _read(before: bytes, after: bytes, size: int) -> Header:
-    """The header, by its bytes but for magic and nonce; ValueError or TypeError if it is bad."""
+    """Return the header, given its bytes before and after the nonce.
+
+    Raises:
+        ValueError, TypeError: it contradicts itself.
+    """
     version, flags = _BEFORE.unpack(before)
     family, offset, capacity, reserved, ndim, text_length = _AFTER.unpack_from(after)
     if version != VERSION:
@@ -207,7 +211,7 @@ _known = functools.lru_cache(maxsize=256)(_read)
 
 
 def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
-    """The header of an open segment of `size` bytes, and its nonce; None if it has none yet.
+    """Return the header of an open segment of `size` bytes, and its nonce; None if it has none yet.
 
     Raises:
         ShmFormatError: not a segment of ours, or one that contradicts itself.
@@ -222,7 +226,10 @@ def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
 
 
 def peek(name: str) -> tuple[Header | None, os.stat_result] | None:
-    """What a name stands for; None if it is gone, a header of None if it is no usable segment."""
+    """Return header and status of the file of this name; None if it is gone.
+
+    The header is None if it is no usable segment.
+    """
     try:
         fd = posix.open_existing(name, readonly=True)
     except ShmError:

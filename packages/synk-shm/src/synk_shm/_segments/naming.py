@@ -22,29 +22,29 @@ _LOCK = re.compile(r"synk\.([0-9]+)\.([0-9a-f]{8})\.lock")
 
 
 def random_name(family: str) -> str:
-    """A new unguessable segment name. (posix_ipc's own names repeat between processes.)"""
+    """Return a new unguessable segment name. (posix_ipc's own names repeat between processes.)"""
     return segment_name(family, os.urandom(RANDOM_BYTES))
 
 
 def segment_name(family: str, noise: bytes) -> str:
-    """The name made of these random bytes."""
+    """Return the name made of these random bytes."""
     return f"/synk.{family}.{noise.hex()}"
 
 
 def pack(name: str) -> bytes | str:
-    """The name in nine bytes, if it is a segment's own; else as it is."""
+    """Return the name in nine bytes, if it is a segment's own; else as it is."""
     return bytes.fromhex(name[6:14] + name[15:]) if _SEGMENT.fullmatch(name) else name
 
 
 def unpack(packed: bytes | str) -> str:
-    """The name that `pack` packed. It may still be anything: check it."""
+    """Return the name that `pack` packed. It may still be anything: check it."""
     if isinstance(packed, str):
         return packed
     return segment_name(packed[:4].hex(), packed[4:])
 
 
 def family_of(name: str) -> str | None:
-    """The family in a segment's name; None if `name` is not of that form."""
+    """Return the family in a segment's name; None if `name` is not of that form."""
     match = _SEGMENT.fullmatch(name)
     return match.group(1) if match else None
 
@@ -54,13 +54,13 @@ def lock_name(uid: int, family: str) -> str:
 
 
 def lock_owner(file_name: str) -> tuple[int, str] | None:
-    """(uid, family) of a lock file's name; None if it is something else."""
+    """Return (uid, family) of a lock file's name; None if it is something else."""
     match = _LOCK.fullmatch(file_name)
     return (int(match.group(1)), match.group(2)) if match else None
 
 
 def is_segment(name: str) -> bool:
-    """Whether a system name (with its slash) is one of ours: random or given by a user."""
+    """Return whether a system name (with its slash) is one of ours: random or given by a user."""
     return family_of(name) is not None or (name.startswith(_USER) and len(name) > len(_USER))
 
 
@@ -69,7 +69,7 @@ def is_user_name(name: str) -> bool:
 
 
 def system_name(name: str) -> str:
-    """The system's name for a name given by a user, checked.
+    """Return the system's name for a name given by a user, checked.
 
     Checked here because posix_ipc dies of a NUL. A name that starts with a slash is a
     system name already, as `Segment.name` and `list()` show them.

@@ -100,7 +100,7 @@ def _run(work: Callable[[int], None], begins: range) -> None:
 
 
 def _advise(advise: Any, address: int, length: int, what: int = _POPULATE_WRITE) -> int:
-    """Populate whole pages, or free them; 0 or the error's number."""
+    """Populate whole pages, or free them; return 0 or the error's number."""
     import ctypes
 
     while True:
@@ -113,7 +113,7 @@ def _advise(advise: Any, address: int, length: int, what: int = _POPULATE_WRITE)
 
 @functools.lru_cache(maxsize=1)
 def _madvise() -> Any:
-    """The C function, which (unlike mmap.madvise) lets other threads run; None without it."""
+    """Return the C function; None without it. Unlike mmap.madvise it lets other threads run."""
     if not hasattr(os, "posix_fallocate"):
         return None
     try:

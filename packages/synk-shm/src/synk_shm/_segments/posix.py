@@ -40,13 +40,13 @@ PLACES = {"shm": DIRECTORY or "shared memory", "memfd": ANONYMOUS}
 _CAN_ALLOCATE = hasattr(os, "posix_fallocate")
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 _CHUNK = 16 << 20  # some kernels restart an interrupted allocation from its beginning
-# Not through a link that somebody planted, and not waiting at a pipe.
+# Never follows a link that another user made, and never waits at a pipe.
 _CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | _CAREFUL
 
 
 def path_of(name: str) -> str:
-    """The file of a segment. Only where `DIRECTORY` is known."""
+    """Return the file of a segment. Only where `DIRECTORY` is known."""
     if DIRECTORY is None:
         raise ShmError(errno.ENOTSUP, "this system does not show segments as files", name)
     return DIRECTORY + name
@@ -65,7 +65,7 @@ def create(name: str, mode: int) -> int:
                 errno.ENOENT, 'there is no shared memory here; use backend="memfd"', name
             ) from error
         raise_mapped(error, name, existential=errno.EEXIST)
-    if mode & 0o077:  # asked for in so many words: the umask does not apply
+    if mode & 0o077:  # an explicit mode: the umask does not apply
         try:
             os.fchmod(fd, mode)
         except BaseException:
@@ -131,13 +131,13 @@ def remove(name: str, inode: int | None = None) -> bool:
 
 
 def identity_of(name: str) -> tuple[int, int]:
-    """(inode, user) of the segment behind a name. Only where `DIRECTORY` is known."""
+    """Return (inode, user) of the segment behind a name. Only where `DIRECTORY` is known."""
     status = os.stat(path_of(name), follow_symlinks=False)
     return status.st_ino, status.st_uid
 
 
 def links(name: str, inode: int) -> int:
-    """How many names the segment behind this one has; 0 if the name is gone or another's."""
+    """Return how many names the segment behind this one has; 0 if the name is gone or another's."""
     try:
         status = os.stat(path_of(name), follow_symlinks=False)
     except OSError:
@@ -146,7 +146,7 @@ def links(name: str, inode: int) -> int:
 
 
 def exists(name: str) -> bool:
-    """Whether a name still stands for something. Only where `DIRECTORY` is known."""
+    """Return whether a name still stands for something. Only where `DIRECTORY` is known."""
     return os.path.lexists(path_of(name))
 
 
@@ -178,7 +178,7 @@ def reserve(fd: int, stop: int, length: int, where: str) -> None:
 
 
 def allocate(fd: int, start: int, stop: int, where: str) -> None:
-    """Really allocate bytes start:stop, so that writing them later cannot raise SIGBUS.
+    """Allocate bytes start:stop, so that writing them later cannot raise SIGBUS.
 
     Raises:
         ShmFullError: there is not enough memory, though `check_space` thought so before.
@@ -220,7 +220,7 @@ def write_data(fd: int, start: int, data: bytes | memoryview, where: str) -> boo
 
 
 def read_start(fd: int, size: int, length: int) -> bytes:
-    """The first `length` bytes of a segment of `size` bytes; less if it is shorter.
+    """Return the first `length` bytes of a segment of `size` bytes; less if it is shorter.
 
     Read through the descriptor: looking through a mapping could raise SIGBUS.
     """
