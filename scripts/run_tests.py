@@ -80,12 +80,12 @@ class Suite:
 
 
 def tests_of(package: str, *parts: str) -> tuple[str, ...]:
-    """Paths of a package's tests."""
+    """Return paths of a package's tests."""
     return tuple(f"packages/{package}/tests/{part}".rstrip("/") for part in parts or ("",))
 
 
 def alone_in(paths: Sequence[str]) -> list[str]:
-    """Files in which tests are marked "alone": to collect the others would take seconds."""
+    """Return files in which tests are marked "alone": to collect the others would take seconds."""
     places = [ROOT / path for path in paths]
     files = [file for place in places for file in sorted(place.rglob("test_*.py"))]
     files += [place for place in places if place.is_file()]
@@ -124,7 +124,7 @@ SUITES = [
 
 
 def programs(soak_s: int, trials: int) -> list[Suite]:
-    """What a nightly run does besides the tests."""
+    """Return what a nightly run does besides the tests."""
     soak = ("integration/endurance/soak.py", "--seconds", str(soak_s))
     interrupts = trials // 3
     kills = (
@@ -208,7 +208,7 @@ class Run:
             )
 
     def look(self, limit_s: float) -> bool:
-        """Whether it has ended; it is, when it has taken `limit_s` seconds."""
+        """Return whether it has ended; it is, when it has taken `limit_s` seconds."""
         self.status = self._process.poll()
         self.seconds = time.monotonic() - self._begin
         if self.status is None and self.seconds > limit_s:
@@ -228,14 +228,14 @@ class Run:
             self._process.wait()
 
     def events(self) -> list[dict]:
-        """What its pytest has reported."""
+        """Return what its pytest has reported."""
         if not self.report.exists():
             return []
         lines = self.report.read_text(encoding="utf-8").split("\n")[:-1]
         return [json.loads(line) for line in lines]
 
     def outcomes(self) -> dict[str, str]:
-        """The outcome of each test that has run: "passed", "failed" or "skipped"."""
+        """Return the outcome of each test that has run: "passed", "failed" or "skipped"."""
         found: dict[str, str] = {}
         for event in self.events():
             if "when" in event and found.get(event["id"]) != "failed":
@@ -244,7 +244,7 @@ class Run:
         return found
 
     def counts(self) -> str:
-        """How many tests had which outcome."""
+        """Return how many tests had which outcome."""
         counted = collections.Counter(self.outcomes().values())
         words = [f"{counted[w]} {w}" for w in ("failed", "passed", "skipped") if counted[w]]
         return ", ".join(words)
@@ -258,7 +258,7 @@ class Run:
         return ", ".join(filter(None, [said, self.counts()]))
 
     def failures(self) -> str:
-        """What it printed of its failures, whole; of one that broke off, the end."""
+        """Return what it printed of its failures, whole; of one that broke off, the end."""
         text = self.log.read_text(encoding="utf-8", errors="replace")
         found = re.search(r"^=+ (ERRORS|FAILURES) =+$", text, re.MULTILINE)
         return text[found.start() :] if found else "\n".join(text.splitlines()[-200:])

@@ -136,7 +136,7 @@ def remarks_on(result: Result, title: Callable[[Row], str]) -> list[str]:
 
 
 def _worth_telling(cell: Cell) -> bool:
-    """Whether there is a remark: what is simply not offered has a note without a colon."""
+    """Return whether there is a remark: what is simply not offered has a note without a colon."""
     return bool(cell.note) and (cell.value is not None or ":" in cell.note)
 
 

@@ -36,7 +36,7 @@ class Target:
     at_least: bool = False
 
     def holds_for(self, row: Row) -> bool:
-        """Whether it is about this row."""
+        """Return whether it is about this row."""
         return (
             self.key in (row.key, row.group)
             and self.ranks in (0, row.ranks)

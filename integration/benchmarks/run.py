@@ -33,7 +33,7 @@ ROWS = 2000
 
 
 def seconds_per_call(function: Callable[[], object], seconds: float) -> float:
-    """The mean time of one call over about `seconds`."""
+    """Return the mean time of one call over about `seconds`."""
     count = 0
     begin = time.perf_counter()
     while time.perf_counter() - begin < seconds:
@@ -45,7 +45,7 @@ def seconds_per_call(function: Callable[[], object], seconds: float) -> float:
 def side_by_side(
     seconds: float, ours: Callable[[], object], theirs: Callable[[], object]
 ) -> tuple[float, float, float]:
-    """The median times of two functions that take turns, and that of theirs / ours."""
+    """Return the median times of two functions that take turns, and that of theirs / ours."""
     ways = (ours, theirs)
     for way in ways:
         way()  # what is built at a first call is not what is measured
@@ -105,7 +105,7 @@ def training(seconds: float, processes: int) -> Iterator[list[str]]:
 
 
 def mlp() -> tuple[Any, Any, list[Any], Any]:
-    """A network with one hidden layer, always with the same weights."""
+    """Return a network with one hidden layer, always with the same weights."""
     draw = np.random.RandomState(0).standard_normal
     x, labels = T.fmatrix("x"), T.ivector("labels")
     v = theano.shared(draw((784, 800)).astype("float32") / 28, "v")

@@ -137,7 +137,7 @@ def end_all(folder: Path) -> None:
 
 
 def _files(root: Path) -> list[str]:
-    """All files that belong to a checkout: those that git does not ignore, or else all."""
+    """Return all files that belong to a checkout: those that git does not ignore, or else all."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=False)
     found = {name for name in done.stdout.split("\0") if name and os.path.lexists(root / name)}

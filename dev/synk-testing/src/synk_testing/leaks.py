@@ -20,7 +20,7 @@ KINDS = ("processes", "descriptors", "open_files", "threads", "files", "segments
 
 
 def shared_memory(part: str = "") -> List[str]:
-    """The names with `part` in them that this user has in the system's shared memory (Linux).
+    """Return the names with `part` in them that this user has in shared memory (Linux).
 
     Not those of other users: tests of what these can do have names made that look like ours.
     """

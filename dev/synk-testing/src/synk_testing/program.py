@@ -143,7 +143,7 @@ class Program:
         return line.decode(errors="replace").strip() if line or end else None
 
     def has_said(self, seconds: float = 0.0) -> bool:
-        """Whether there is something to read, or it has ended, in this time."""
+        """Return whether there is something to read, or it has ended, in this time."""
         return b"\n" in self._said or _is_readable(self._out, seconds)
 
     def answer(self, limit_s: Optional[float] = None) -> Any:

@@ -63,7 +63,7 @@ class Zygote:
             return program.finish(line)
 
     def fits(self, source: Source, options: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Whether a program can be forked that would be started with these."""
+        """Return whether a program can be forked that would be started with these."""
         is_code = isinstance(source, (str, Path))
         return is_code and list(options) == self._options and _at_import(env) == self._at_import
 

@@ -74,7 +74,7 @@ class BareAllReduce(theano.Op):  # type: ignore[misc]
         outputs[0][0] = np.array([seconds])
 
     def infer_shape(self, _node: Any, shapes: Any) -> Any:
-        """One number for each rank."""
+        """Return one number for each rank."""
         return [shapes[0]]
 
     def _buffer(self, context: Any, elements: int, value: float) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 
 def device_wait(variable: Any) -> Callable[[], None]:
-    """What waits until all that was ordered on the device of a shared variable is done.
+    """Return what waits until all that was ordered on the device of a shared variable is done.
 
     Does nothing for a variable in host memory.
     """
@@ -79,7 +79,7 @@ class Batches:
         self._order: Any = ()
 
     def __call__(self) -> Any:
-        """The next batch: an int64 array."""
+        """Return the next batch: an int64 array."""
         if len(self._order) < self._size:
             self._order = self._generator.permutation(self._rows)
         batch, self._order = self._order[: self._size], self._order[self._size :]

@@ -87,7 +87,7 @@ def _waited(settings: Settings, report: Report, variable: Any) -> None:
 
 
 def _bare_loop(size: int) -> Callable[[int, int], float]:
-    """A function of elements and calls: seconds per call of the slowest rank."""
+    """Return a function of elements and calls: seconds per call of the slowest rank."""
     rank, unique_id, how = T.lvector("rank"), T.vector("unique_id", dtype="uint8"), T.lvector("how")
     seconds = bare.BareAllReduce()(rank, unique_id, how)
     loop = synk.function(

@@ -50,7 +50,7 @@ class Settings:
         return self.device == "cuda"
 
     def devices(self) -> dict[str, Any]:
-        """The arguments of fork() that choose the devices."""
+        """Return the arguments of fork() that choose the devices."""
         if self.device == "cpu":
             return {"n_parallel": self.gpus, "use_gpu": False}
         if self.cuda:
@@ -88,7 +88,7 @@ class Report:
             sys.exit("it was not to measure")
 
     def beside(self, name: str) -> Path:
-        """A path for a file that belongs to the results."""
+        """Return a path for a file that belongs to the results."""
         return self._path.parent / name
 
     def _write(self, content: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ class Network(NamedTuple):
 
 
 def build(name: str, tiny: bool, images: int) -> Network:
-    """The network "resnet" or "vgg", its loss, and what else belongs to its training."""
+    """Return the network "resnet" or "vgg", its loss, and what else belongs to its training."""
     example = _example()
     size = example.TINY if tiny else example.RESNET50
     if name == "resnet":
@@ -58,7 +58,7 @@ def build(name: str, tiny: bool, images: int) -> Network:
 
 
 def shapes(network: Network) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of a data set for it: images and labels."""
+    """Return the shapes of a data set for it: images and labels."""
     return (network.images, 3, network.size, network.size), (network.images,)
 
 

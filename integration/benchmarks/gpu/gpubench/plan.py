@@ -34,7 +34,7 @@ class Job:
 
 
 def groups(only: Sequence[str], gpus: Sequence[int]) -> dict[str, list[Job]]:
-    """The jobs by group; what one process can measure is put together.
+    """Return the jobs by group; what one process can measure is put together.
 
     Args:
         only: names of `PARTS`.

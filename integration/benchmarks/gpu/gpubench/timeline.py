@@ -81,7 +81,7 @@ def _waited(call: Callable[[], Any], variable: Any) -> Callable[[], None]:
 def _parts(
     settings: Settings, network: Network, gradient: Any, data: Any, host: list[Any]
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-    """What the master can do by itself while the workers wait."""
+    """Return what the master can do by itself while the workers wait."""
     rows, buffer = Batches(network.images, network.batch), np.empty_like(host[0])
     alone = gradient.as_theano
     ways: dict[str, Callable[[], Any]] = {

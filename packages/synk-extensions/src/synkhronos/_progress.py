@@ -143,7 +143,7 @@ class ProgressDisplay:
             self._progress = None
 
     def wanted(self) -> bool:
-        """Whether to draw anything."""
+        """Return whether to draw anything."""
         if self.setting is not None:
             return self.setting
         if _logger.level > logging.INFO:
@@ -204,7 +204,7 @@ class ProgressDisplay:
 
 
 def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     shell = sys.modules.get("IPython")
     running = shell.get_ipython() if shell is not None else None
     return type(running).__name__ == "ZMQInteractiveShell"

@@ -16,7 +16,7 @@ _SHORT.maxlong = 40
 
 
 def shown(value: Any) -> str:
-    """The value's `repr`, or its beginning and end; of a value without one, its type.
+    """Return the value's `repr`, or its beginning and end; of a value without one, its type.
 
     Never raises: a message about a wrong value has to come out, however wrong it is.
     """

@@ -38,6 +38,6 @@ def _users_frame() -> Any:
 
 
 def is_ours(frame: Any) -> bool:
-    """Whether a frame is of this library."""
+    """Return whether a frame is of this library."""
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     return package in ("synk_theano", "synkhronos")

@@ -71,7 +71,7 @@ class Watch:
             self._lint(runtime)
 
     def counts(self, finding: Finding) -> bool:
-        """Whether a finding makes the program wrong, because the ranks' models diverge."""
+        """Return whether a finding makes the program wrong, because the ranks' models diverge."""
         drift = finding.rule == "replicas-drift" and not self.accepts_lint
         return drift or finding.severity == "error"
 
@@ -102,7 +102,7 @@ class Watch:
 
 
 def _is_filtered(name: str, verdicts: List[Verdict]) -> bool:
-    """Whether the script's own filters would hide a warning of what is wrong."""
+    """Return whether the script's own filters would hide a warning of what is wrong."""
     wrong = [verdict for verdict in verdicts if verdict.verdict == "wrong"]
     if not wrong:
         return False
@@ -112,7 +112,7 @@ def _is_filtered(name: str, verdicts: List[Verdict]) -> bool:
 
 
 def _is_hidden(text: str, category: Type[Warning]) -> bool:
-    """Whether the script's own filters would hide a warning."""
+    """Return whether the script's own filters would hide a warning."""
     with warnings.catch_warnings(record=True) as shown:
         try:
             warnings.warn(text, category, stacklevel=5)

@@ -156,12 +156,12 @@ class Function:
         return tuple(op for _, _, op in self.spec.updates)
 
     def get_shared(self) -> List[Any]:
-        """The shared variables that the function reads or updates."""
+        """Return the shared variables that the function reads or updates."""
         shared: List[Any] = self._plain.get_shared()
         return shared
 
     def belongs_to(self, executor: Executor) -> bool:
-        """Whether this executor's runtime has built it."""
+        """Return whether this executor's runtime has built it."""
         return self.executor is executor
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -239,7 +239,7 @@ class Function:
         num_slices: int = 1,
         **kwargs: Any,
     ) -> DelayedCall:
-        """A call for `step()`, which performs it: arguments and result as in `__call__`.
+        """Return a call for `step()`, which performs it: arguments and result as in `__call__`.
 
         Inputs are read when the step begins, or by `DelayedCall.prefetch` before.
         """

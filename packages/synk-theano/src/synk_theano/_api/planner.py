@@ -272,7 +272,7 @@ class Planner:
         return Plan(call, self._executor, copies, index, targets, nbytes)
 
     def _may_lack_rows(self, selection: Optional[Selection]) -> bool:
-        """Whether a rank may have no rows; sliceable variables differ in length by rank."""
+        """Return whether a rank may have no rows; sliceable variables differ in length by rank."""
         if selection is None:
             return bool(self._spec.sliceable)
         return selection.count < self._executor.size

@@ -248,7 +248,7 @@ class Runtime:
         return function
 
     def row_share(self) -> Any:
-        """A symbolic scalar; see `synkhronos.row_share`."""
+        """Return a symbolic scalar; see `synkhronos.row_share`."""
         self._controller.require_open()
         return self._builder.row_share()
 

@@ -78,7 +78,7 @@ class Builder:
         loaded.forms[form] = compiled
 
     def row_share(self) -> Any:
-        """A symbolic scalar; see `synkhronos.row_share`."""
+        """Return a symbolic scalar; see `synkhronos.row_share`."""
         if self._row_share is None:
             self._row_share = new_row_share()
         return self._row_share

@@ -40,11 +40,11 @@ class Distributor:
         self._forms: Set[Tuple[int, Form]] = set()
 
     def has_form(self, function_id: int, form: Form) -> bool:
-        """Whether the workers have a compiled form of a function."""
+        """Return whether the workers have a compiled form of a function."""
         return (function_id, form) in self._forms
 
     def has_all_variables(self) -> bool:
-        """Whether the workers have every variable of the registry."""
+        """Return whether the workers have every variable of the registry."""
         return self._variables == self._here.registry.end
 
     def forget(self, function_id: int) -> None:

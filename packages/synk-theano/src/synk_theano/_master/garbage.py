@@ -60,7 +60,7 @@ class Garbage:
             self._collect()
 
     def _lingers(self) -> bool:
-        """Whether the master may still hold variables of something that is gone."""
+        """Return whether the master may still hold variables of something that is gone."""
         return self._here.serial <= self._lingers_until
 
     def _collect(self) -> None:

@@ -198,7 +198,7 @@ class Replicas:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values of a variable are equal."""
+    """Return whether two values of a variable are equal."""
     if not (is_array(one) and is_array(other)) or one.shape != other.shape:
         return False
     return on_host(one).tobytes() == on_host(other).tobytes()

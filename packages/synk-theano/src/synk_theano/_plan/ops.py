@@ -46,7 +46,7 @@ def normalize(op: Any, allowed: Sequence[Optional[str]], what: str) -> Optional[
 
 
 def is_through_host(op: Any) -> bool:
-    """Whether an operation was named with the "c_" that has it done in host memory."""
+    """Return whether an operation was named with the "c_" that has it done in host memory."""
     return isinstance(op, str) and op.startswith("c_")
 
 

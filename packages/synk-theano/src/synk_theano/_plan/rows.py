@@ -49,7 +49,7 @@ class Selection:
         self.index = index
 
     def covers(self, length: int) -> bool:
-        """Whether it is all of ``range(length)``, in order."""
+        """Return whether it is all of ``range(length)``, in order."""
         return (self.index is None, self.start, self.step, self.count) == (True, 0, 1, length)
 
     @property
@@ -129,7 +129,7 @@ def _bounded(bound: int) -> int:
 
 
 def _of_range(batch: range, what: str) -> Selector:
-    """The rows of a range. A long one takes no memory, as far as a slice can say the same."""
+    """Return the rows of a range, as a slice if possible, which takes no memory."""
     if not batch:
         return np.empty(0, np.int64)
     if batch.start >= 0 and batch.step > 0:
@@ -146,13 +146,12 @@ _LONGEST_RANGE = 1 << 26
 
 
 def is_int(value: Any) -> bool:
-    """Whether it is a whole number of Python or NumPy; True and False are none."""
+    """Return whether it is a whole number of Python or NumPy; True and False are none."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def as_int(value: Any) -> Any:
-    """An int for a float that is one, which 1.0 took for numbers of slices and lengths; else the
-    value itself."""
+    """Return the int that a float is equal to, as release 1.0 did; else the value itself."""
     is_float = isinstance(value, (float, np.floating))
     return int(value) if is_float and float(value).is_integer() else value
 
@@ -255,7 +254,7 @@ def selection_for(
 
 
 def _common_length(chosen: Selector, lengths: Sequence[int]) -> int:
-    """The length that the choice refers to; inputs may differ in it only if it does not matter."""
+    """Return the length that the choice refers to; inputs may differ if it does not matter."""
     if len(set(lengths)) == 1:
         return lengths[0]
     if isinstance(chosen, slice):
@@ -335,7 +334,7 @@ def read_selector(array: np.ndarray, is_slice: bool) -> Selector:
 
 
 def all_ranges(selectors: Sequence[Selector]) -> bool:
-    """Whether each selects rows that lie together."""
+    """Return whether each selects rows that lie together."""
     return all(isinstance(chosen, slice) and chosen.step in (None, 1) for chosen in selectors)
 
 

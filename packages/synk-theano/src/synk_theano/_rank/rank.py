@@ -313,5 +313,5 @@ class Rank(Workplace):
 
 
 def is_of_the_group(error: BaseException) -> bool:
-    """Whether an error concerns all ranks: the communicator's, not that of this rank's device."""
+    """Return whether an error is the communicator's, and not that of this rank's device."""
     return isinstance(error, synk_comm.CommError) and not isinstance(error, cuda.CudaError)

@@ -76,7 +76,7 @@ class Journal:
         return spare
 
     def _is_new(self, storage: Storage) -> bool:
-        """Whether a variable's value was made in this order.
+        """Return whether a variable's value was made in this order.
 
         A kept value does not prove that: a rank without rows changes nothing, and a function may
         give one variable another one's array.

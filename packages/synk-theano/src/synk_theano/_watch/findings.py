@@ -64,7 +64,7 @@ def labels(
         return f"shared variable {number}{form and f' ({form})'}"
 
     def owner_of(number: int) -> Optional[int]:
-        """The only variable that it goes into, apart from itself, if that has the same form."""
+        """Return the only variable that it goes into, except itself, if that has the same form."""
         owners = {u for f in functions if number in f.updates for u in f.consumers(number)}
         owners.discard(number)
         if len(owners) != 1 or any(number in f.shown for f in functions):

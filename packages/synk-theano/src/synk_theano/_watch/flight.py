@@ -147,7 +147,7 @@ class Flight:
         self._words[_INTERRUPT] = serial
 
     def acts(self) -> List[ActRecord]:
-        """The last acts, oldest first."""
+        """Return the last acts, oldest first."""
         count = self._words[_COUNT]
         found = []
         for i in range(max(count - RECORDS, 0), count):
@@ -161,7 +161,7 @@ class Flight:
         return found
 
     def last(self) -> Optional[ActRecord]:
-        """The act that began last."""
+        """Return the act that began last."""
         acts = self.acts()
         return acts[-1] if acts else None
 

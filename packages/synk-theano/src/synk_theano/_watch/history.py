@@ -133,7 +133,7 @@ class CallHistory:
             self._moved = {f for f in self._moved if drifting[f].isdisjoint(event.variables)}
 
     def _has_drifted(self, number: int) -> bool:
-        """Whether variables that a function lets drift were not combined since its last call."""
+        """Return whether a function lets variables drift that were not combined since its call."""
         if number not in self._drifting:
             self._drifting[number] = self._drifting_of(number)
         if not self._drifting[number]:

@@ -137,7 +137,7 @@ def _unexplained(
     variables: FrozenSet[int],
     truncated: bool,
 ) -> List[Finding]:
-    """What differs between ranks, although nothing that was recorded makes it differ."""
+    """Return what differs between ranks, although nothing that was recorded makes it differ."""
     found = []
     for variable in sorted(variables):
         readers = [f for f in functions if variable in f.reads and variable not in f.sliceable]
@@ -192,7 +192,7 @@ class _Replay:
                 self._collective(event, variable)
 
     def all_findings(self, known: Set[Tuple[int, int]]) -> List[Finding]:
-        """What was found, but for scattered variables in `known` (variable, reader)."""
+        """Return what was found, but for scattered variables in `known` (variable, reader)."""
         errors = {f.variables[0] for f in self._found.values() if f.severity == ERROR}
         explained = self._combined | self._known_averaged | errors
         drifts = {v: writer for v, writer in self._drifting.items() if v not in explained}
@@ -209,7 +209,7 @@ class _Replay:
         return found + self._drifts(drifts)
 
     def _drifts(self, drifts: Mapping[int, FunctionFacts]) -> List[Finding]:
-        """A finding for each function and rule, whatever the number of variables."""
+        """Return a finding for each function and rule, whatever the number of variables."""
         grouped: Dict[Tuple[str, int], List[int]] = {}
         for variable, writer in drifts.items():
             if self._parts_models(writer, variable):
@@ -232,7 +232,7 @@ class _Replay:
         return found
 
     def _parts_models(self, writer: FunctionFacts, variable: int) -> bool:
-        """Whether a drift makes the ranks' results differ.
+        """Return whether a drift makes the ranks' results differ.
 
         A rank's own state, as that of a recurrent network, is intended if every variable computed
         from it is averaged.
@@ -354,7 +354,7 @@ class _Replay:
     def _is_averaged(
         self, variable: int, consumers: Sequence[int], writer: Optional[FunctionFacts]
     ) -> bool:
-        """Whether the results of the read are averaged at some time, so that it may be intended.
+        """Return whether the results of the read are averaged at some time: it may be intended.
 
         Averaging the variable itself at times excuses nothing if each call writes it anew, like a
         gradient: then this time was forgotten.

@@ -87,11 +87,11 @@ class Channel:
             self._received += chunk
 
     def pending(self) -> bool:
-        """Whether `recv` would return (or raise ChannelClosed) without waiting."""
+        """Return whether `recv` would return (or raise ChannelClosed) without waiting."""
         return bool(self._poll.poll(0))
 
     def at_end(self) -> bool:
-        """Whether the other side is gone and nothing is left to read. Never waits."""
+        """Return whether the other side is gone and nothing is left to read. Never waits."""
         if self._received or not self.pending():
             return False
         try:

@@ -90,7 +90,7 @@ class Rows:
         return tuple(stop - start for start, stop in self.bounds)
 
     def first(self, origin: int) -> int:
-        """The row of the data that is row 0 of the selection, if there is no index."""
+        """Return the row of the data that is row 0 of the selection, if there is no index."""
         if self.step > 0:
             return origin
         return origin - self.step * (max(stop for _, stop in self.bounds) - 1)

@@ -166,7 +166,7 @@ def _row(span: TraceSpan) -> Row:
 def _collection(
     category: str, boxes: np.ndarray, size: float, broad: float, rasterized: bool
 ) -> PolyCollection:
-    """One collection for all boxes of a category: quick, however many there are."""
+    """Return one collection for all boxes of a category: quick, however many there are."""
     x0, x1, y0, y1 = boxes.T
     corners = [(x0 / size, y0), (x1 / size, y0), (x1 / size, y1), (x0 / size, y1)]
     vertices = np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)

@@ -155,12 +155,12 @@ class AllRanks:
 
 
 def is_float(variable: Any) -> bool:
-    """Whether a shared variable holds floating-point numbers, which can be averaged."""
+    """Return whether a shared variable holds floating-point numbers, which can be averaged."""
     return getattr(variable, "dtype", None) in theano.tensor.float_dtypes
 
 
 def _is_object(variable: Any) -> bool:
-    """Whether a random state is a NumPy object, and not an array of MRG_RandomStreams."""
+    """Return whether a random state is a NumPy object, and not an array of MRG_RandomStreams."""
     return isinstance(variable.type, RandomStateType)
 
 

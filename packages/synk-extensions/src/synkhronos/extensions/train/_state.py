@@ -77,7 +77,7 @@ def training_state(
 
 
 def is_random(variable: Any) -> bool:
-    """Whether a shared variable is the state of a random stream."""
+    """Return whether a shared variable is the state of a random stream."""
     return bool(getattr(variable.tag, "is_rng", False)) or isinstance(
         variable.type, RandomStateType
     )

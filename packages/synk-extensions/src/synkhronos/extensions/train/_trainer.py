@@ -76,7 +76,7 @@ class OnEpochEnd(Callback):
 
 
 def _is_stateful(item: Any) -> bool:
-    """Whether a schedule or callback can load a state."""
+    """Return whether a schedule or callback can load a state."""
     loads = getattr(type(item), "load_state", None) is not Callback.load_state
     return loads and hasattr(item, "load_state")
 
@@ -448,7 +448,7 @@ class Trainer:
         return path
 
     def _is_due(self, every: int | None, count: int) -> bool:
-        """Whether to save: at the usual times, or again if a callback saved before others ran."""
+        """Return whether to save: as usual, or again if a callback saved before others ran."""
         return bool(every and count % every == 0) or self._saved == (self.epoch, self.step)
 
     def _require_idle(self, what: str) -> None:

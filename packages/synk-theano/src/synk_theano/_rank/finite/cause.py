@@ -124,7 +124,7 @@ class CauseSearch:
         return None
 
     def _is_bad(self, suspect: Suspect, start: int, stop: int) -> bool:
-        """Whether the suspect is not finite either if only these rows are computed."""
+        """Return whether the suspect is not finite either if only these rows are computed."""
         self._here.heed_interrupt()
         self._restore()
         execution, probe = self._execution, Probe(self._execution.reductions)

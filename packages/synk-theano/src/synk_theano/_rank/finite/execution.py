@@ -91,7 +91,7 @@ def first_suspect(
 
 
 def is_finite(value: Any) -> bool:
-    """Whether no element is NaN or infinite. Everything but floats is finite.
+    """Return whether no element is NaN or infinite. Everything but floats is finite.
 
     Args:
         value: an array, wherever it lies; or anything else that a Theano function gives.
