@@ -76,15 +76,6 @@ def test_inputs_of_any_layout(synk, layout):
         same(total, exact(chosen).sum(axis=0), "float32")
 
 
-def test_data_that_holds_a_minibatch(synk):
-    x = T.matrix("x", dtype="float32")
-    f = synk.function([x], (x, "gather"))
-    rows = values("float32", (20, 2))
-    held = synk.data(rows[5:12], minibatch=True)
-    for batch, expected in ((slice(5, 12), rows[5:12]), ([11, 5, 7, 7], rows[5:9])):
-        np.testing.assert_array_equal(f(held, batch=batch), expected)
-
-
 def test_data_grow_shrink_and_change(synk):
     """Every rank reads what the master has written last, wherever it lies."""
     x = T.matrix("x", dtype="float32")
@@ -265,22 +256,3 @@ def test_updates_that_no_row_goes_into_happen_on_ranks_without_rows(synk, n, pla
             same(synk.get_value(rank, rate), np.full(3, 0.5**done), "float32")
         np.testing.assert_array_equal(synk.gather(counter), np.full(n, done))
     still_there(rate, place)
-
-
-def test_rows_of_another_number_than_those_of_the_inputs_are_refused(synk, n, place):
-    x = T.matrix("x", dtype="float32")
-    resident, _ = spread(synk, n, values("float32", (4, 3)), place)
-    counter = shared(np.int32(0), "host", "counter")
-    f = synk.function(
-        [x], [(x.mean(), "avg"), (resident.mean(), "avg")], updates=[(counter, counter + 1)],
-        sliceable_shareds=[resident],
-    )  # fmt: skip
-    synk.set_value(n - 1, resident, values("float32", (5, 3)))
-    rows = values("float32", (4 * n, 3))
-    for how in ({}, {"num_slices": 2}, {"batch_s": slice(None)}, {"batch": slice(None)}):
-        with pytest.raises(Exception, match="rows of the scattered inputs"):
-            f(rows, **how)
-    np.testing.assert_array_equal(synk.gather(counter), np.zeros(n))
-    synk.set_value(n - 1, resident, values("float32", (4, 3)))
-    f(rows)
-    np.testing.assert_array_equal(synk.gather(counter), np.ones(n))

@@ -86,17 +86,6 @@ def test_the_masters_own_result(synk, n, dtype):
         same(whole, exact(value).sum())
 
 
-def test_all_names_of_ops_are_taken_and_others_refused(synk):
-    x = T.matrix("x", dtype="float32")
-    names = ["avg", "sum", "max", "min", "prod", "gather"]
-    f = synk.function([x], [(x.sum(axis=0), f"c_{name}") for name in names])
-    assert f.output_modes == tuple(names)
-    with pytest.raises(ValueError, match="mean"):
-        synk.function([x], (x.sum(), "mean"))
-    with pytest.raises(TypeError, match="an average of integers"):
-        synk.function([T.imatrix("i")], T.imatrix("i").sum())
-
-
 def test_no_rows_give_what_theano_gives(synk, n):
     x = T.matrix("x", dtype="float32")
     f = synk.function([x], [(x.sum(axis=0), "sum"), (x * 2, "gather"), x.mean()])

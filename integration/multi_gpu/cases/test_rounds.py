@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 
 import cloudpickle
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from _lib import cross_entropy, exact, on_all, same, shared, shares, spread, values
+from _lib import cross_entropy, exact, on_all, same, shared, spread, values
 from theano.compile.ops import as_op
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
-
-from synk_theano import DecompositionWarning
 
 # Workers cannot import the tests' modules.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -147,16 +144,6 @@ def test_verify_finds_a_training_step_right(synk, n, device_set, place, dtype):
             np.testing.assert_array_equal(got, want)
 
 
-def test_verify_catches_what_is_not_decomposable(synk, n):
-    x = T.matrix("x", dtype="float32")
-    with pytest.warns(DecompositionWarning) if n > 1 else nullcontext():
-        f = synk.function([x], x.std(axis=0))
-    report = f.verify(values("float32", (4 * n, 3)))
-    assert not report.ok
-    with pytest.raises(AssertionError):
-        report.raise_if_wrong()
-
-
 def test_verify_reports_replicas_that_differ(synk, n, place):
     x = T.matrix("x", dtype="float32")
     w, _ = spread(synk, n, values("float32", (3,)), place, "w")
@@ -192,14 +179,6 @@ def test_check_follows_the_graph_through_transfers(synk, place):
         assert [verdict.verdict for verdict in synk.check(k)] == ["exact"] * 2
 
 
-@pytest.mark.filterwarnings("ignore:::synk_theano")
-def test_check_and_function_warn_of_what_mixes_rows(synk, place):
-    x = T.matrix("x", dtype="float32")
-    w = shared(values("float32", (3,)), place)
-    f = synk.function([x], [(x * w).std(axis=0), (T.nnet.softmax((x * w).T).T, "gather")])
-    assert [verdict.verdict for verdict in synk.check(f)] == ["wrong", "wrong"]
-
-
 @pytest.mark.parametrize("streams", [RandomStreams, MRG_RandomStreams])
 def test_random_numbers_differ_by_rank_and_go_on(synk, n, streams):
     stream = streams(7)
@@ -228,24 +207,3 @@ def test_the_masters_draws_are_those_of_serial_theano(synk, n):
     rows = np.zeros((4, 5), "float32")
     mine = draws(synk.function, mine=True)(np.tile(rows, (n, 1)))
     same(mine, exact(draws(theano.function)(rows)), "float32")
-
-
-def test_row_share_weighs_executions_by_their_rows(synk, n):
-    x = T.vector("x", dtype="float32")
-    f = synk.function([x], ((x.mean() * T.cast(synk.row_share(), "float32")), "sum"))
-    for count in (4 * n, 4 * n + 1, 1):
-        value = values("float32", (count,))
-        for num_slices in (1, 3):
-            same(f(value, num_slices=num_slices), exact(value).mean(), "float32")
-    same(f.as_theano(value), exact(value).mean(), "float32")
-
-
-def test_stats_count_calls_and_bytes(synk, n):
-    x = T.matrix("x", dtype="float32")
-    f = synk.function([x], x.mean(), name="counted")
-    rows = values("float32", (4 * n, 3))
-    for _ in range(3):
-        f(rows)
-    counted = synk.stats()["counted"]
-    assert counted.calls == 3
-    assert len(shares(rows, n)) == n
