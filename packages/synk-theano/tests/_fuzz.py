@@ -397,6 +397,12 @@ class House:
         if all(text != other for _, other in self.sample):
             self.sample.append((type(error).__name__, text))
 
+    def print_messages(self) -> None:
+        """Print what the attempts have raised, for people to read (run with -s)."""
+        assert self.sample
+        for kind, text in sorted(self.sample):
+            print(f"{kind}: {text}\n")
+
     def check(self, unchanged: bool = True) -> None:
         """The runtime works, and every rank holds what it held.
 

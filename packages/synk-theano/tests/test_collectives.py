@@ -58,6 +58,15 @@ def test_reductions(runtime, op, dtype):
         np.testing.assert_array_equal(result, results[0])
 
 
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3, 1, 2)])
+def test_arrays_of_any_rank_are_reduced(trio, shape):
+    variable, values = spread(trio, shape=shape)
+    result = trio.collectives.reduce(variable, op="sum", in_place=False)
+    np.testing.assert_allclose(result, np.sum(values, axis=0), rtol=1e-14)
+    trio.collectives.all_reduce(variable, op="max")
+    np.testing.assert_array_equal(on_all_ranks(trio, variable), [np.max(values, axis=0)] * 3)
+
+
 def test_integers_sum_but_do_not_average(runtime):
     variable, values = spread(runtime, "int64")
     with pytest.raises(SpecError, match="an average of integers"):
@@ -95,11 +104,14 @@ def test_gather_stacks_or_concatenates_also_ragged_values(runtime):
         tuple((n,) for n in range(1, runtime.size + 1)),
     )
     if runtime.size > 1:
-        with pytest.raises(InputValueError, match=r"0: \(1,\), 1: \(2,\)"):
+        with pytest.raises(InputValueError, match=r"0: \(1,\), 1: \(2,\), 2: \(3,\)"):
             runtime.collectives.gather(vector)
-        with pytest.raises(InputValueError, match="do not fit together") as caught:
-            runtime.collectives.all_reduce(vector)
-        assert isinstance(caught.value.__cause__, synk_comm.MismatchError)
+        for reduce in (runtime.collectives.all_reduce, runtime.collectives.reduce):
+            with pytest.raises(InputValueError, match="do not fit together") as caught:
+                reduce(vector, op="sum")
+            assert isinstance(caught.value.__cause__, synk_comm.MismatchError)
+            assert all(f"({rank + 1},)" in str(caught.value) for rank in range(runtime.size))
+        np.testing.assert_array_equal(runtime.collectives.gather(vector, nd_up=0), expected)
     runtime.collectives.all_gather(vector)
     for result in on_all_ranks(runtime, vector):
         np.testing.assert_array_equal(result, expected)
@@ -195,11 +207,12 @@ def test_bad_arguments_are_refused_before_anything_is_sent(pair):
     with pytest.raises(InputTypeError, match="one for each"):
         both.broadcast([variable, scalar], [np.zeros((2, 2))])
     with pytest.raises(InputTypeError):
-        both.scatter(variable, np.zeros(3))
-    with pytest.raises(InputTypeError):
         both.scatter(variable, pair.data(np.zeros((2, 2), "float32")))
-    with pytest.raises(BatchError):
-        both.scatter(variable, np.zeros((2, 2)), batch=[2])
+    for act in (both.scatter, lambda *args, **rows: both.set_value(1, *args, **rows)):
+        with pytest.raises(BatchError, match="there are only 2 rows"):
+            act(variable, np.zeros((2, 2)), batch=[0, 2])
+        with pytest.raises(InputTypeError, match="expected 2"):
+            act(variable, np.zeros(3))
     with pytest.raises(InputValueError, match="weights"):
         both.all_reduce(variable, weights=[1.0])
     with pytest.raises(InputValueError, match="twice"):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import sys
 import time
 
-import cloudpickle
 import numpy as np
 import pytest
 import theano
@@ -21,8 +19,6 @@ from synk_theano import Runtime, flight
 from synk_theano._watch.flight import KINDS, RECORDS, WORDS, ActOutcome, Flight, Phase
 from synk_theano.exceptions import WorkerDied, WorkerFailed
 from synk_theano.testing import nothing_left
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(autouse=True)

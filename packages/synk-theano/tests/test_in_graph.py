@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 import theano
@@ -20,9 +18,6 @@ from synk_theano._graph.transfer.flat import flatten, rebuild
 from synk_theano._plan.rows import split_rows
 from synk_theano._rank.in_graph import rounds_of
 from synk_theano.exceptions import InputValueError, OpError, SpecError, WorkerDied, WorkerFailed
-
-# Workers cannot import test modules by the names that pytest gives them.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 COUNTS = (11, 4, 2, 1)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import warnings
 
-import cloudpickle
 import numpy as np
 import pytest
 import theano
@@ -30,8 +28,6 @@ from synk_theano import (
 )
 from synk_theano._plan.rows import split_rows
 from synk_theano._rank.finite.execution import is_finite
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 FAST = {"mode": "FAST_COMPILE"}
 

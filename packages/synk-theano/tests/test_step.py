@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
-import cloudpickle
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from theano.compile.ops import as_op
 
 from synk_theano import Runtime
 from synk_theano.exceptions import InputTypeError, InputValueError, WorkerFailed
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 FAST = {"mode": "FAST_COMPILE"}
 
@@ -156,28 +150,6 @@ def test_functions_of_another_runtime_are_refused(pair):
             pair.collectives.all_reduce(theano.shared(1.0), weights=f)
         with pytest.raises(InputTypeError):
             pair.check(f)
-
-
-def test_a_step_of_which_an_act_fails_has_done_nothing(pair):
-    @as_op([T.dvector], [T.dvector])
-    def picky(values):
-        if values.max() > 0:
-            raise ValueError("not this")
-        return values
-
-    x = T.dvector("x")
-    s = theano.shared(np.zeros(()), name="s")
-    count = pair.function([], updates=[(s, s + 1)], name="count", **FAST)
-    f = pair.function([x], (picky(x).sum(), "sum"), name="picky", **FAST)
-    for bad in ([0.0, 1.0], [1.0, 0.0]):
-        before = s.get_value()
-        with pytest.raises((WorkerFailed, ValueError), match="not this") as caught:
-            pair.step(count, f.delayed(np.array(bad)), count)
-        if isinstance(caught.value, WorkerFailed):
-            assert "function 'picky'" in str(caught.value)
-        assert s.get_value() == before
-        assert pair.step(f.delayed(np.zeros(3)))[0] == 0
-    assert set(pair.collectives.gather(s).tolist()) == {0.0}
 
 
 def test_an_act_is_known_by_the_names_of_its_arguments_too():
