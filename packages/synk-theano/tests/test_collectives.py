@@ -191,32 +191,25 @@ def test_one_rank_can_be_written_and_read(runtime):
 def test_bad_arguments_are_refused_before_anything_is_sent(pair):
     variable = theano.shared(np.zeros((2, 2)), name="v")
     scalar = theano.shared(np.zeros(()), name="scalar")
-    both = pair.collectives
-    with pytest.raises(NotSharedVariable, match=r"theano\.shared"):
-        both.all_reduce(np.zeros(3))
-    with pytest.raises(OpError, match="'mean'"):
-        both.reduce(variable, op="mean")
-    with pytest.raises(OpError):
-        both.all_reduce(variable, op="gather")
-    with pytest.raises(InputValueError, match="rank"):
-        both.get_value(2, variable)
-    with pytest.raises(InputValueError, match="nd_up"):
-        both.gather(variable, nd_up=2)
-    with pytest.raises(InputTypeError, match="scalar"):
-        both.all_gather(scalar)
-    with pytest.raises(InputTypeError, match="one for each"):
-        both.broadcast([variable, scalar], [np.zeros((2, 2))])
-    with pytest.raises(InputTypeError):
-        both.scatter(variable, pair.data(np.zeros((2, 2), "float32")))
-    for act in (both.scatter, lambda *args, **rows: both.set_value(1, *args, **rows)):
-        with pytest.raises(BatchError, match="there are only 2 rows"):
-            act(variable, np.zeros((2, 2)), batch=[0, 2])
-        with pytest.raises(InputTypeError, match="expected 2"):
-            act(variable, np.zeros(3))
-    with pytest.raises(InputValueError, match="weights"):
-        both.all_reduce(variable, weights=[1.0])
-    with pytest.raises(InputValueError, match="twice"):
-        both.all_reduce([variable, variable])
+    both, value = pair.collectives, np.zeros((2, 2))
+    for error, words, act, arguments, options in (
+        (NotSharedVariable, r"theano\.shared", both.all_reduce, (value,), {}),
+        (OpError, "'mean'", both.reduce, (variable,), {"op": "mean"}),
+        (OpError, "gather", both.all_reduce, (variable,), {"op": "gather"}),
+        (InputValueError, "rank", both.get_value, (2, variable), {}),
+        (InputValueError, "nd_up", both.gather, (variable,), {"nd_up": 2}),
+        (InputTypeError, "scalar", both.all_gather, (scalar,), {}),
+        (InputTypeError, "one for each", both.broadcast, ([variable, scalar], [value]), {}),
+        (InputTypeError, "expected 2", both.scatter, (variable, np.zeros(3)), {}),
+        (InputTypeError, "expected 2", both.set_value, (1, variable, np.zeros(3)), {}),
+        (InputTypeError, "float32", both.scatter, (variable, pair.data(np.float32(value))), {}),
+        (BatchError, "only 2 rows", both.scatter, (variable, value), {"batch": [0, 2]}),
+        (BatchError, "only 2 rows", both.set_value, (1, variable, value), {"batch": [0, 2]}),
+        (InputValueError, "weights", both.all_reduce, (variable,), {"weights": [1.0]}),
+        (InputValueError, "twice", both.all_reduce, ([variable, variable],), {}),
+    ):
+        with pytest.raises(error, match=words):
+            act(*arguments, **options)
     assert both.gather(scalar).tolist() == [0.0, 0.0]
 
 

@@ -33,6 +33,8 @@ from synk_theano.exceptions import (
 )
 from synk_theano.testing import nothing_left, open_descriptors, wait_gone
 
+x = T.vector("x")
+
 
 def misbehaving(act):
     """A function of one vector: on values above 0 `act` is called; else it doubles."""
@@ -578,7 +580,6 @@ def test_a_worker_that_cannot_start_is_named_with_the_cause(monkeypatch):
 
 
 def test_opening_and_closing_leaks_no_descriptors():
-    x = T.vector("x")
 
     def once():
         with Runtime(2) as runtime:
@@ -659,7 +660,6 @@ def test_what_no_rank_has_time_to_say_does_not_pile_up(pair):
 
 def test_an_interrupt_between_sending_and_doing_ends_the_runtime(monkeypatch):
     runtime = Runtime(2)
-    x = T.vector("x")
     f = runtime.function([x], (x, "gather"))
     f(np.zeros(2))
 
@@ -692,7 +692,6 @@ def test_a_second_interrupt_while_the_first_lets_the_workers_go_ends_the_runtime
 
 
 def test_a_forked_child_cannot_use_its_parents_runtime_and_does_it_no_harm(pair):
-    x = T.vector("x")
     f = pair.function([x], (x, "gather"))
     f(np.zeros(2))
     staged = [copied._target for plan in f._planner._plans.values() for copied in plan.copies]

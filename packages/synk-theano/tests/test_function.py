@@ -19,6 +19,8 @@ from synk_theano import DecompositionWarning, Runtime
 from synk_theano._plan.rows import split_rows
 from synk_theano.exceptions import BatchError, InputValueError, SynkError, WorkerFailed
 
+x = T.matrix("x")
+
 FAST = {"mode": "FAST_COMPILE"}
 relaxed = settings(
     deadline=None,
@@ -104,7 +106,6 @@ def test_any_batch_gives_the_serial_result_of_the_selected_rows(all_ops, runtime
 
 
 def test_no_rows_are_computed_as_in_serial(runtime):
-    x = T.matrix("x")
     outputs = [(x.sum(axis=0), "sum"), (x.prod(axis=0), "prod"), (x * 2, "gather"), x.mean()]
     f = runtime.function([x], outputs)
     for num_slices in (1, 2, 5):
@@ -117,7 +118,6 @@ def test_no_rows_are_computed_as_in_serial(runtime):
 
 
 def test_the_masters_own_result(runtime):
-    x = T.matrix("x")
     f = runtime.function([x], (x, None))
     value = rows(11)
     start, stop = split_rows(11, runtime.size)[runtime.master]
@@ -125,7 +125,6 @@ def test_the_masters_own_result(runtime):
 
 
 def test_outputs_come_back_as_from_theano(pair):
-    x = T.matrix("x")
     value = rows(5)
     assert pair.function([x], x.mean())(value).shape == ()
     assert isinstance(pair.function([x], [x.mean()])(value), list)
@@ -185,7 +184,6 @@ def test_a_function_without_inputs_averages_ranks_equally(runtime):
 
 
 def test_updates_in_slices_are_computed_from_the_original_values_and_applied_once(runtime):
-    x = T.matrix("x")
     value = rows(13)
 
     def build():
@@ -246,7 +244,6 @@ def test_each_update_accumulates_by_its_own_operation(pair):
 
 
 def test_gradient_averages_are_exact_with_the_rows_as_weights(runtime):
-    x = T.matrix("x")
     w = theano.shared(np.ones(3), "w")
     g = theano.shared(np.full(3, np.nan), "g")
     gradient = T.grad(T.tanh(x.dot(w)).mean(), w)
@@ -262,7 +259,6 @@ def test_gradient_averages_are_exact_with_the_rows_as_weights(runtime):
 
 
 def test_row_share_weighs_executions_by_their_rows(runtime):
-    x = T.matrix("x")
     share = runtime.row_share()
     f = runtime.function([x], [(share * x.mean(), "sum"), (share, "sum")])
     value = rows(13)
@@ -436,7 +432,6 @@ def test_build_inputs_and_as_theano(pair):
 
 
 def test_functions_are_distributed_when_they_are_first_called(pair):
-    x = T.matrix("x")
     s = theano.shared(np.zeros(3), "s")
     f = pair.function([x], updates=[(s, s + x.sum(axis=0))])
     f(np.ones((4, 3)))

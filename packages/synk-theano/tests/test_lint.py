@@ -18,6 +18,8 @@ from synk_theano._graph.spec import make_spec
 from synk_theano._watch.findings import Finding
 from synk_theano._watch.lint import lint
 
+x = T.matrix("x")
+
 NAMES = {0: "w", 1: "grad", 2: "data", 3: "velocity", 4: "total", 5: "features", 6: "v"}
 NUMBERS = {name: number for number, name in NAMES.items()}
 
@@ -420,7 +422,6 @@ def test_facts_with_givens_and_sliceable_variables():
 
 @pytest.mark.parametrize("streams", [RandomStreams, MRG_RandomStreams])
 def test_random_numbers_differ_by_rank_and_their_states_are_no_variables(streams):
-    x = T.matrix("x")
     noise, w = shared("noise", "w")
     draw = streams(seed=3).uniform((3,))
     _, reads, own, sources = facts(["noise", "w"], [], updates=[(noise, draw), (w, w + 1)])
@@ -456,7 +457,6 @@ def test_row_shares_differ_by_rank():
 
 
 def test_loops_are_seen_through():
-    x = T.matrix("x")
     w, g = shared("w", "g")
     total, _ = theano.scan(lambda row, acc: acc + row * w, sequences=x, outputs_info=T.zeros(3))
     _, reads, own, _ = facts(["w", "g"], [x], updates=[(g, total[-1])])
@@ -488,7 +488,6 @@ def test_zeros_like_a_variable_do_not_read_it():
 
 def test_what_is_multiplied_by_zero_counts_for_its_default_update_only():
     """Lasagne's batch normalization has its running averages in the graph that way."""
-    x = T.matrix("x")
     w, mean = shared("w", "mean")
     mean.default_update = 0.9 * mean + 0.1 * x.mean(axis=0)
     output = T.sum(w * (x - x.mean(axis=0) + 0 * mean))
@@ -499,7 +498,6 @@ def test_what_is_multiplied_by_zero_counts_for_its_default_update_only():
 
 
 def test_running_averages_of_theanos_batch_normalization_are_the_ranks_own():
-    x = T.matrix("x")
     w, mean, var = (theano.shared(np.ones((1, 3)), name=name) for name in ("w", "mean", "var"))
     y, _, _, new_mean, new_var = bn.batch_normalization_train(
         x, w, w, running_mean=mean, running_var=var

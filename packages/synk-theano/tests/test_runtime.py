@@ -20,6 +20,8 @@ from synk_theano import Runtime
 from synk_theano._master.store import DataStore
 from synk_theano.testing import nothing_left, run_script
 
+x = T.dvector("x")
+
 
 def test_it_reports_and_tells_its_state():
     lines = []
@@ -142,7 +144,6 @@ def test_memory_that_arrays_free_is_kept_for_the_next_ones(pair):
             counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
         return np.full(len(values), float(min(counts)))
 
-    x = T.dvector("x")
     f = pair.function([x], (faults(x), "gather"), mode="FAST_COMPILE")
     pages = 4 * 400_000 * 8 // resource.getpagesize()
     assert max(f(np.zeros(2))) < pages / 10
@@ -155,7 +156,6 @@ def held():
 
 
 def test_rooms_that_became_too_small_are_given_back(pair):
-    x = T.dvector("x")
     f = pair.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
     g = pair.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
     for function in (f, g):
@@ -188,7 +188,6 @@ def test_functions_that_nobody_has_any_more_are_forgotten_by_all(pair):
 
 
 def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkeypatch):
-    x = T.dvector("x")
     with nothing_left(), Runtime(2) as runtime:
         f = runtime.function([x], (x.sum(), "sum"))
         held = runtime.data(np.ones(4))

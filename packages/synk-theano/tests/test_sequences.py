@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _busy import calling_in_threads
 from theano.compile.ops import as_op
 
 import synk_shm
@@ -25,6 +26,8 @@ from synk_theano.exceptions import (
     NestedCall,
     WorkerFailed,
 )
+
+x = T.dvector("x")
 
 FAST = {"mode": "FAST_COMPILE"}
 
@@ -150,7 +153,6 @@ def test_an_interrupt_at_any_line_leaves_the_runtime_usable_or_closed():
     from synk_theano._master.controller import Controller
 
     lines = sorted({line for _, _, line in Controller.run.__code__.co_lines() if line})
-    x = T.dvector("x")
     runtime, n = None, 0
     try:
         for line in lines[1:]:
@@ -219,7 +221,6 @@ def mapped_by(runtime, f):
 
 
 def test_data_of_another_runtime_are_forgotten_too(pair):
-    x = T.dvector("x")
     f = pair.function([x], (x.sum(), "sum"), **FAST)
     with Runtime(1) as other:
         before = mapped_by(pair, f)
@@ -237,7 +238,6 @@ def test_data_of_another_runtime_are_forgotten_too(pair):
 
 
 def test_what_is_no_number_is_refused_in_words(pair):
-    x = T.dvector("x")
     f = pair.function([x], (x.sum(), "sum"), **FAST)
     w = theano.shared(np.zeros(2))
     for weights in (5, "ab", [1, "b"]):
@@ -254,20 +254,14 @@ def test_what_is_no_number_is_refused_in_words(pair):
 
 
 def test_check_works_after_the_end():
-    x = T.dvector("x")
     with Runtime(1) as runtime:
         f = runtime.function([x], x.mean(), **FAST)
     assert runtime.check(f)[0].verdict == "exact"
 
 
 def test_threads_that_distribute_at_the_start_take_turns():
-    with Runtime(2) as runtime:
-        threads = [threading.Thread(target=runtime.distribute, daemon=True) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in threads)
+    with Runtime(2) as runtime, calling_in_threads([runtime.distribute] * 3):
+        pass
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import theano.tensor as T
 from synk_theano import Runtime
 from synk_theano.exceptions import InputTypeError, InputValueError, WorkerFailed
 
+x = T.vector("x")
+
 FAST = {"mode": "FAST_COMPILE"}
 
 
@@ -54,7 +56,6 @@ def test_a_training_step_is_one_order_and_exact(runtime, rows):
 
 
 def test_a_function_twice_in_a_step_has_two_sets_of_inputs(runtime):
-    x = T.vector("x")
     f = runtime.function([x], (x * 2, "gather"), **FAST)
     calls = [np.arange(5.0), np.arange(5.0, 10.0), np.arange(4.0)]
     index = [[4, 0, 1], [2, 2, 3], [1]]
@@ -105,7 +106,6 @@ def test_all_collectives_can_be_acts(runtime):
 
 def test_what_is_wrong_in_any_act_is_found_before_anything_is_sent(runtime):
     s = theano.shared(np.zeros(()), name="s")
-    x = T.vector("x")
     count = runtime.function([], updates=[(s, s + 1)], **FAST)
     f = runtime.function([x], (x.sum(), "sum"), **FAST)
     for bad, error in [
@@ -124,7 +124,6 @@ def test_what_is_wrong_in_any_act_is_found_before_anything_is_sent(runtime):
 
 def test_weights_of_a_function_need_a_call_with_rows(runtime):
     g = theano.shared(np.ones(2), name="g")
-    x = T.vector("x")
     f = runtime.function([x], (x.sum(), "sum"), name="f", **FAST)
     with pytest.raises(InputValueError, match="was not called yet"):
         runtime.collectives.all_reduce(g, weights=f)
@@ -141,7 +140,6 @@ def test_weights_of_a_function_need_a_call_with_rows(runtime):
 
 
 def test_functions_of_another_runtime_are_refused(pair):
-    x = T.vector("x")
     with Runtime(1) as other:
         f = other.function([x], x.sum(), **FAST)
         with pytest.raises(InputTypeError, match="another runtime"):

@@ -15,11 +15,13 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
+from functools import partial
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _busy import calling_in_threads
 from theano.compile.ops import as_op
 from theano.compile.profiling import ProfileStats
 from theano.tensor import inplace
@@ -635,28 +637,20 @@ def test_calls_and_collectives_of_several_threads_take_turns(pair, x):
     s = theano.shared(np.zeros(2), "s")
     f = pair.function([x], [(x, "gather"), (x.sum(), "sum")], updates=[(s, s + 1)], **QUICK)
     g = pair.function([x], (x * 2, "gather"), **QUICK)
-    wrong, counts = [], 5
+    counts = 5
 
     def work(number):
-        try:
-            for i in range(counts):
-                value = np.full((7 + i, 2), 100.0 * number + i)
-                rows, total = f(value, num_slices=1 + i % 2)
-                np.testing.assert_array_equal(rows, value)
-                assert total == value.sum()
-                np.testing.assert_array_equal(g(value, batch=[0, 5]), 2 * value[[0, 5]])
-                assert pair.collectives.get_lengths(s) == (2, 2)
-                assert pair.function([x], (x.sum(), "sum"), **QUICK)(value) == value.sum()
-        except BaseException as error:
-            wrong.append(error)
+        for i in range(counts):
+            value = np.full((7 + i, 2), 100.0 * number + i)
+            rows, total = f(value, num_slices=1 + i % 2)
+            np.testing.assert_array_equal(rows, value)
+            assert total == value.sum()
+            np.testing.assert_array_equal(g(value, batch=[0, 5]), 2 * value[[0, 5]])
+            assert pair.collectives.get_lengths(s) == (2, 2)
+            assert pair.function([x], (x.sum(), "sum"), **QUICK)(value) == value.sum()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
+    with calling_in_threads([partial(work, number) for number in range(3)]):
+        pass
     np.testing.assert_array_equal(pair.collectives.gather(s), np.full((2, 2), 3.0 * counts))
 
 
@@ -672,11 +666,8 @@ def test_only_one_thread_at_a_time_builds_a_function(pair, x, monkeypatch):
 
     monkeypatch.setattr(theano, "function", meet)
     work = lambda: built.append(pair.function([x], x.mean(), **QUICK))  # noqa: E731
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
+    with calling_in_threads([work] * 2):
+        pass
     assert (len(built), met) == (2, [])
 
 

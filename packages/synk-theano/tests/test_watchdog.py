@@ -293,8 +293,7 @@ def test_it_ends_at_once_with_a_runtime_that_is_closed_while_it_starts():
 
 
 def test_should_it_be_killed_all_goes_on():
-    with nothing_left():
-        runtime = Runtime(2)
+    with nothing_left(), Runtime(2) as runtime:
         pool = runtime._controller._pool
         watchdog_pid = pool.watchdog_pid
         os.kill(watchdog_pid, signal.SIGKILL)
@@ -304,12 +303,10 @@ def test_should_it_be_killed_all_goes_on():
             pool.check("a test")
             assert time.monotonic() < deadline
         assert pool.watchdog_pid is None
-        runtime.close()
 
 
 def test_what_ends_all_processes_of_a_program_does_not_end_it():
-    with nothing_left():
-        runtime = Runtime(2)
+    with nothing_left(), Runtime(2) as runtime:
         pool = runtime._controller._pool
         watchdog_pid = pool.watchdog_pid
         for _ in range(5):
@@ -318,12 +315,10 @@ def test_what_ends_all_processes_of_a_program_does_not_end_it():
             time.sleep(0.05)
         assert pool.watchdog_pid == watchdog_pid
         assert os.getsid(watchdog_pid) == os.getpgid(watchdog_pid) == watchdog_pid
-        runtime.close()
 
 
 def test_it_costs_next_to_nothing(record_property):
-    with nothing_left():
-        runtime = Runtime(2)
+    with nothing_left(), Runtime(2) as runtime:
         runtime.distribute()
         pid = runtime._controller._pool.watchdog_pid
         held = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
@@ -344,7 +339,6 @@ def test_it_costs_next_to_nothing(record_property):
         assert cpu_s < 0.03 * 4  # 30 ms, by a processor that is busy with others
         record_property("cpu_s", cpu_s)
         print(f"{cpu_s * 1000:.1f} ms of a processor, {rss.strip()}")
-        runtime.close()
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
