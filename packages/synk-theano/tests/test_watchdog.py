@@ -341,57 +341,55 @@ def test_it_costs_next_to_nothing(record_property):
         print(f"{cpu_s * 1000:.1f} ms of a processor, {rss.strip()}")
 
 
+@pytest.fixture
+def child():
+    """A process that waits for its input."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.stdin.close()
+    process.wait()
+
+
 @pytest.mark.parametrize("pidfd", [True, False])
-def test_another_process_with_the_same_pid_is_left_alone(monkeypatch, pidfd):
+def test_another_process_with_the_same_pid_is_left_alone(child, monkeypatch, pidfd):
     if not pidfd:
         monkeypatch.delattr(signal, "pidfd_send_signal")
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        start = watchdog.start_of(child.pid)
-        mistaken = watchdog.WatchedProcess(child.pid, start - 1)
-        assert mistaken.is_gone()
-        mistaken.kill()
-        meant = watchdog.WatchedProcess(child.pid, start)
-        assert (meant.fd >= 0) == (pidfd and hasattr(os, "pidfd_open"))
-        assert not meant.is_gone()
-        assert child.poll() is None
-        meant.kill()
-        assert child.wait(30) == -signal.SIGKILL
-        assert meant.is_gone()
-        meant.kill()  # does no harm
-        if meant.fd >= 0:
-            os.close(meant.fd)
-    finally:
-        child.kill()
-        child.stdin.close()
-        child.wait()
+    start = watchdog.start_of(child.pid)
+    mistaken = watchdog.WatchedProcess(child.pid, start - 1)
+    assert mistaken.is_gone()
+    mistaken.kill()
+    meant = watchdog.WatchedProcess(child.pid, start)
+    assert (meant.fd >= 0) == (pidfd and hasattr(os, "pidfd_open"))
+    assert not meant.is_gone()
+    assert child.poll() is None
+    meant.kill()
+    assert child.wait(30) == -signal.SIGKILL
+    assert meant.is_gone()
+    meant.kill()  # does no harm
+    if meant.fd >= 0:
+        os.close(meant.fd)
 
 
-def test_a_system_without_descriptors_of_processes_is_looked_after_too(monkeypatch):
+def test_a_system_without_descriptors_of_processes_is_looked_after_too(child, monkeypatch):
     monkeypatch.delattr(signal, "pidfd_send_signal")
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     reading, writing = os.pipe()
-    try:
-        me = watchdog.WatchedProcess(os.getpid(), watchdog.start_of(os.getpid()))
-        # In pieces, as it may come.
-        line = b"%d %d\n" % (child.pid, watchdog.start_of(child.pid))
-        os.write(writing, line[:3])
-        os.write(writing, line[3:])
-        os.close(writing)
-        (ward,) = watchdog.watch(reading, me, [])
-        assert ward.pid == child.pid
-        gone = watchdog.WatchedProcess(os.getpid(), 1)
-        reading_on, still_open = os.pipe()
-        assert watchdog.watch(reading_on, gone, []) == []
-        os.write(still_open, watchdog.CLOSE + b"\n")
-        assert watchdog.watch(reading_on, me, []) is None
-        os.close(reading_on)
-        os.close(still_open)
-    finally:
-        os.close(reading)
-        child.kill()
-        child.stdin.close()
-        child.wait()
+    me = watchdog.WatchedProcess(os.getpid(), watchdog.start_of(os.getpid()))
+    # In pieces, as it may come.
+    line = b"%d %d\n" % (child.pid, watchdog.start_of(child.pid))
+    os.write(writing, line[:3])
+    os.write(writing, line[3:])
+    os.close(writing)
+    (ward,) = watchdog.watch(reading, me, [])
+    os.close(reading)
+    assert ward.pid == child.pid
+    gone = watchdog.WatchedProcess(os.getpid(), 1)
+    reading, still_open = os.pipe()
+    assert watchdog.watch(reading, gone, []) == []
+    os.write(still_open, watchdog.CLOSE + b"\n")
+    assert watchdog.watch(reading, me, []) is None
+    os.close(reading)
+    os.close(still_open)
 
 
 def test_a_runtime_is_closed_in_time_though_it_is_stopped():
