@@ -31,7 +31,7 @@ THEANO = (
         "if not is_int(position) or not 0 <= position < count:",
         "if not is_int(position) or position >= count:",
         "output_subset takes negative positions, which are other outputs in a sliced call.",
-        "test_bad_input test_function",
+        "test_theano_arguments test_function",
     ),
     _fault(
         "theano-linking-constants",

@@ -91,13 +91,14 @@ def calling_in_threads(functions):
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=call, args=(function,)) for function in functions]
+    threads = [threading.Thread(target=call, args=(each,), daemon=True) for each in functions]
     for thread in threads:
         thread.start()
     yield
     for thread in threads:
         thread.join(60)
     assert errors == []
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def await_stacks(pool, rank, word, timeout_s=30.0):

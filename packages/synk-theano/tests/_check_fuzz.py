@@ -22,23 +22,10 @@ from _check_graphs import (
     WITH_ROWS,
     Computer,
     Graph,
-    a,
-    bo,
-    c,
+    draw_data,
     draw_graph,
-    i8,
-    k,
-    ks,
-    lab,
     q,
-    s,
-    t,
-    u,
-    u8,
     v,
-    w,
-    x,
-    y,
 )
 
 from synk_theano._graph.rowwise.check import check_spec
@@ -49,27 +36,6 @@ from synk_theano.exceptions import SynkError
 
 REFUSED = "raises"
 OPS = ("avg", "sum", "max", "min", "prod", "gather")
-
-
-def draw_data(rng: Any, kind: str) -> Dict[Any, Any]:
-    """Values of all variables: rows of "any" sign, "positive", "negative", or many a "zero"."""
-    n = int(rng.randint(2, 9))
-    low, high = {"positive": (1, 9), "negative": (-8, 0), "zero": (-1, 2)}.get(kind, (-8, 9))
-    values: Dict[Any, Any] = {}
-    for variable, tail in ((x, (3,)), (y, (3,)), (v, ()), (u, ()), (t, (2, 3)), (q, (3,))):
-        values[variable] = rng.randint(low, high, (n, *tail)) / 4.0
-    small = {"positive": (1, 128), "negative": (-128, 0), "zero": (-1, 2)}.get(kind, (-128, 128))
-    values[i8] = rng.randint(*small, n).astype("int8")
-    values[u8] = rng.choice([0, 1, 2, 127, 200, 255], (n, 3)).astype("uint8")
-    values[bo] = rng.uniform(size=n) < rng.choice([0.1, 0.5, 0.9])
-    values[lab] = rng.randint(0, 3, n)
-    for variable in (k, ks):
-        values[variable] = np.int64(rng.randint(-3, 5))
-    for variable in (a, s):
-        values[variable] = np.float64(rng.randint(-8, 9) / 4.0)
-    values[c] = rng.randint(-8, 9, 3) / 4.0
-    values[w] = rng.randint(-4, 5, (3, 3)) / 4.0
-    return values
 
 
 def draw_split(rng: Any, n: int) -> List[int]:

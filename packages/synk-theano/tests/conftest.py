@@ -10,6 +10,7 @@ from pathlib import Path
 # Modules of the tests' own, whose names begin with "_", are imported by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
+import cloudpickle
 import pytest
 
 from synk_testing import Zygote
@@ -23,6 +24,12 @@ ALL = os.environ.get("SYNK_TESTS") == "all"
 def flight_records(tmp_path_factory):
     """Records of failures that are meant to be are not the user's."""
     os.environ["SYNKHRONOS_FLIGHT_DIR"] = str(tmp_path_factory.mktemp("flight"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value(request):
+    """Send what a test module defines by value: workers cannot import it by pytest's name."""
+    cloudpickle.register_pickle_by_value(request.module)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,6 +80,18 @@ def trio():
     """A runtime with 3 ranks."""
     with Runtime(3) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def house():
+    """A runtime of three ranks for attempts with anything, looked at once more at the end."""
+    from _fuzz import House
+
+    with Runtime(3, use_gpu=False) as runtime:
+        made = House(runtime)
+        yield made
+        made.check_memory(30)
+        made.print_messages()
 
 
 @pytest.fixture(scope="session")

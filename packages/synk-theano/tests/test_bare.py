@@ -10,6 +10,8 @@ from theano.tensor.shared_randomstreams import RandomStreams
 
 from synk_theano._graph.fast_call import trusting
 
+x = T.dvector("x")
+
 MODES = pytest.mark.parametrize(
     "linker",
     [
@@ -72,7 +74,6 @@ def test_errors_tell_the_operation_and_leave_the_updated_variable(linker):
 
 
 def test_what_does_not_fit_goes_through_the_wrapper():
-    x = T.dvector("x")
     function = theano.function([x], [x * 2])
     call = trusting(function, [np.ones(3, np.float32)])
     assert call is function
@@ -82,7 +83,6 @@ def test_what_does_not_fit_goes_through_the_wrapper():
 def test_what_is_not_aligned_is_refused_by_the_wrapper():
     crooked = np.frombuffer(bytearray(25), np.float64, count=3, offset=1)
     assert not crooked.flags.aligned
-    x = T.dvector("x")
     function = theano.function([x], [x * 2], mode=mode("py"))
     for call in (function, trusting(function, [crooked])):
         with pytest.raises(TypeError, match="not aligned"):
@@ -90,7 +90,6 @@ def test_what_is_not_aligned_is_refused_by_the_wrapper():
 
 
 def test_defaults_that_come_back_are_put_back():
-    x = T.dvector("x")
     y = theano.In(T.dscalar("y"), value=5.0, name="y")
     function = theano.function([x, y], [x.sum() + y.variable])
     call = trusting(function, [np.ones(2)])
@@ -100,7 +99,6 @@ def test_defaults_that_come_back_are_put_back():
 
 
 def test_one_output_that_is_no_list_is_returned_as_the_wrapper_does():
-    x = T.dvector("x")
     function = theano.function([x], x.sum())
     assert trusting(function, [np.ones(2)])(np.ones(2)) == 2.0
     named = theano.function([x], {"total": x.sum()})
@@ -110,7 +108,6 @@ def test_one_output_that_is_no_list_is_returned_as_the_wrapper_does():
 def test_random_streams_go_on():
     draws = []
     for _ in range(2):
-        x = T.dvector("x")
         function = theano.function([x], [x + RandomStreams(7).uniform((3,))])
         draws.append(function)
     plain, call = draws[0], trusting(draws[1], [np.zeros(3)])
@@ -121,7 +118,6 @@ def test_random_streams_go_on():
 
 
 def test_profiles_are_kept_by_the_wrapper():
-    x = T.dvector("x")
     function = theano.function([x], [x * 2], profile=True)
     trusting(function, [np.ones(2)])(np.ones(2))
     assert function.profile.fct_callcount == 1

@@ -58,6 +58,15 @@ def test_reductions(runtime, op, dtype):
         np.testing.assert_array_equal(result, results[0])
 
 
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3, 1, 2)])
+def test_arrays_of_any_rank_are_reduced(trio, shape):
+    variable, values = spread(trio, shape=shape)
+    result = trio.collectives.reduce(variable, op="sum", in_place=False)
+    np.testing.assert_allclose(result, np.sum(values, axis=0), rtol=1e-14)
+    trio.collectives.all_reduce(variable, op="max")
+    np.testing.assert_array_equal(on_all_ranks(trio, variable), [np.max(values, axis=0)] * 3)
+
+
 def test_integers_sum_but_do_not_average(runtime):
     variable, values = spread(runtime, "int64")
     with pytest.raises(SpecError, match="an average of integers"):
@@ -95,11 +104,14 @@ def test_gather_stacks_or_concatenates_also_ragged_values(runtime):
         tuple((n,) for n in range(1, runtime.size + 1)),
     )
     if runtime.size > 1:
-        with pytest.raises(InputValueError, match=r"0: \(1,\), 1: \(2,\)"):
+        with pytest.raises(InputValueError, match=r"0: \(1,\), 1: \(2,\), 2: \(3,\)"):
             runtime.collectives.gather(vector)
-        with pytest.raises(InputValueError, match="do not fit together") as caught:
-            runtime.collectives.all_reduce(vector)
-        assert isinstance(caught.value.__cause__, synk_comm.MismatchError)
+        for reduce in (runtime.collectives.all_reduce, runtime.collectives.reduce):
+            with pytest.raises(InputValueError, match="do not fit together") as caught:
+                reduce(vector, op="sum")
+            assert isinstance(caught.value.__cause__, synk_comm.MismatchError)
+            assert all(f"({rank + 1},)" in str(caught.value) for rank in range(runtime.size))
+        np.testing.assert_array_equal(runtime.collectives.gather(vector, nd_up=0), expected)
     runtime.collectives.all_gather(vector)
     for result in on_all_ranks(runtime, vector):
         np.testing.assert_array_equal(result, expected)
@@ -179,31 +191,25 @@ def test_one_rank_can_be_written_and_read(runtime):
 def test_bad_arguments_are_refused_before_anything_is_sent(pair):
     variable = theano.shared(np.zeros((2, 2)), name="v")
     scalar = theano.shared(np.zeros(()), name="scalar")
-    both = pair.collectives
-    with pytest.raises(NotSharedVariable, match=r"theano\.shared"):
-        both.all_reduce(np.zeros(3))
-    with pytest.raises(OpError, match="'mean'"):
-        both.reduce(variable, op="mean")
-    with pytest.raises(OpError):
-        both.all_reduce(variable, op="gather")
-    with pytest.raises(InputValueError, match="rank"):
-        both.get_value(2, variable)
-    with pytest.raises(InputValueError, match="nd_up"):
-        both.gather(variable, nd_up=2)
-    with pytest.raises(InputTypeError, match="scalar"):
-        both.all_gather(scalar)
-    with pytest.raises(InputTypeError, match="one for each"):
-        both.broadcast([variable, scalar], [np.zeros((2, 2))])
-    with pytest.raises(InputTypeError):
-        both.scatter(variable, np.zeros(3))
-    with pytest.raises(InputTypeError):
-        both.scatter(variable, pair.data(np.zeros((2, 2), "float32")))
-    with pytest.raises(BatchError):
-        both.scatter(variable, np.zeros((2, 2)), batch=[2])
-    with pytest.raises(InputValueError, match="weights"):
-        both.all_reduce(variable, weights=[1.0])
-    with pytest.raises(InputValueError, match="twice"):
-        both.all_reduce([variable, variable])
+    both, value = pair.collectives, np.zeros((2, 2))
+    for error, words, act, arguments, options in (
+        (NotSharedVariable, r"theano\.shared", both.all_reduce, (value,), {}),
+        (OpError, "'mean'", both.reduce, (variable,), {"op": "mean"}),
+        (OpError, "gather", both.all_reduce, (variable,), {"op": "gather"}),
+        (InputValueError, "rank", both.get_value, (2, variable), {}),
+        (InputValueError, "nd_up", both.gather, (variable,), {"nd_up": 2}),
+        (InputTypeError, "scalar", both.all_gather, (scalar,), {}),
+        (InputTypeError, "one for each", both.broadcast, ([variable, scalar], [value]), {}),
+        (InputTypeError, "expected 2", both.scatter, (variable, np.zeros(3)), {}),
+        (InputTypeError, "expected 2", both.set_value, (1, variable, np.zeros(3)), {}),
+        (InputTypeError, "float32", both.scatter, (variable, pair.data(np.float32(value))), {}),
+        (BatchError, "only 2 rows", both.scatter, (variable, value), {"batch": [0, 2]}),
+        (BatchError, "only 2 rows", both.set_value, (1, variable, value), {"batch": [0, 2]}),
+        (InputValueError, "weights", both.all_reduce, (variable,), {"weights": [1.0]}),
+        (InputValueError, "twice", both.all_reduce, ([variable, variable],), {}),
+    ):
+        with pytest.raises(error, match=words):
+            act(*arguments, **options)
     assert both.gather(scalar).tolist() == [0.0, 0.0]
 
 

@@ -17,6 +17,8 @@ from theano.tensor.signal.pool import pool_2d
 from synk_theano._graph.shared import VariableRegistry
 from synk_theano._graph.transfer.pickling import RECURSION_LIMIT, deep_recursion, dumps
 
+x = T.matrix("x")
+
 
 def same(a, b):
     if isinstance(a, np.random.RandomState):
@@ -100,12 +102,10 @@ def test_ifelse_subtensors_and_sorting():
 
 @pytest.mark.parametrize("streams", [RandomStreams, MRG_RandomStreams])
 def test_random_streams(streams):
-    x = T.matrix("x")
     check(theano.function([x], x * streams(5).uniform(x.shape)), [X], [X])
 
 
 def test_outputs_of_all_kinds():
-    x = T.matrix("x")
     check(theano.function([x], x.sum()), [X])
     check(theano.function([x], [x.sum(), x]), [X])
     copy = check(theano.function([x], {"a": x.sum(), "b": x * 2}), [X])
@@ -113,7 +113,6 @@ def test_outputs_of_all_kinds():
 
 
 def test_a_deep_graph_travels_at_the_usual_recursion_limit():
-    x = T.matrix("x")
     y = x
     for i in range(800):
         y = T.tanh(y) if i % 2 else T.sin(y) + i
@@ -143,7 +142,6 @@ def test_an_op_from_main_travels_by_value():
         return a * 3
 
     triple.__module__ = "__main__"
-    x = T.matrix("x")
     check(theano.function([x], as_op([T.dmatrix], [T.dmatrix])(triple)(x)), [X])
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import sys
 import time
 
-import cloudpickle
 import numpy as np
 import pytest
 import theano
@@ -22,7 +20,7 @@ from synk_theano._watch.flight import KINDS, RECORDS, WORDS, ActOutcome, Flight,
 from synk_theano.exceptions import WorkerDied, WorkerFailed
 from synk_theano.testing import nothing_left
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+x = T.dvector("x")
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +82,6 @@ def obedient(act):
             act()
         return values
 
-    x = T.dvector("x")
     return x, behave(x)
 
 
@@ -161,7 +158,6 @@ def test_of_several_that_fail_the_first_is_told_from_those_after_it(trio):
             raise ValueError(f"after {values[0]}")
         return values
 
-    x = T.dvector("x")
     f = trio.function([x], (behave(x), "gather"))
     f(np.zeros(3))
     with pytest.raises(WorkerFailed, match=r"rank 2 failed.*after 0\.1\nThen rank 1 fa") as told:
@@ -214,7 +210,6 @@ def test_a_rank_says_what_it_is_doing():
         "COLLECTIVE", "END", "CLOSE", "FAIL",
     ]  # fmt: skip
     with nothing_left(), Runtime(2) as runtime:
-        x = T.dvector("x")
         f = runtime.function([x], (x, "gather"), name="f")
         assert runtime._controller._box.doing(1) == "starting"
         f(np.zeros(2))

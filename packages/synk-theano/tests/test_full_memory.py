@@ -107,6 +107,10 @@ def test_no_room_at_all_names_the_input_and_the_function(pair):
     assert f(huge[:, :2], batch=slice(0, 5)) == 10.0
     with pytest.raises(SharedMemoryFull, match=r"<Data 'big' float64 shape=\(0, 0\)>: asked for"):
         pair.data(shape=(10**6, 10**6), dtype="float64", name="big")
+    data = pair.data(np.arange(4.0))
+    with pytest.raises(SharedMemoryFull, match=r"asked for.*free.*--(shm-size|memory)"):
+        data.set_length(10**12)
+    assert data.data.sum() == 6
 
 
 def test_where_nothing_but_dev_shm_can_be_had_it_is_to_be_larger(pair, refuse):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import re
+import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,9 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 
+import synk_comm
 from synk_theano import DecompositionWarning, Runtime
 from synk_theano._plan.rows import split_rows
-from synk_theano.exceptions import BatchError, InputValueError, WorkerFailed
+from synk_theano.exceptions import BatchError, InputValueError, SynkError, WorkerFailed
+
+x = T.matrix("x")
 
 FAST = {"mode": "FAST_COMPILE"}
 relaxed = settings(
@@ -101,17 +106,18 @@ def test_any_batch_gives_the_serial_result_of_the_selected_rows(all_ops, runtime
 
 
 def test_no_rows_are_computed_as_in_serial(runtime):
-    x = T.matrix("x")
-    f = runtime.function([x], [(x.sum(axis=0), "sum"), (x * 2, "gather"), x.mean()])
-    total, doubled, mean = f(np.empty((0, 3)))
-    np.testing.assert_array_equal(total, np.zeros(3))
-    assert doubled.shape == (0, 3)
-    assert np.isnan(mean)
+    outputs = [(x.sum(axis=0), "sum"), (x.prod(axis=0), "prod"), (x * 2, "gather"), x.mean()]
+    f = runtime.function([x], outputs)
+    for num_slices in (1, 2, 5):
+        total, product, doubled, mean = f(np.empty((0, 3)), num_slices=num_slices)
+        np.testing.assert_array_equal(total, np.zeros(3))
+        np.testing.assert_array_equal(product, np.ones(3))
+        assert doubled.shape == (0, 3)
+        assert np.isnan(mean)
     assert f.rows == (0,) * runtime.size
 
 
 def test_the_masters_own_result(runtime):
-    x = T.matrix("x")
     f = runtime.function([x], (x, None))
     value = rows(11)
     start, stop = split_rows(11, runtime.size)[runtime.master]
@@ -119,34 +125,39 @@ def test_the_masters_own_result(runtime):
 
 
 def test_outputs_come_back_as_from_theano(pair):
-    x = T.matrix("x")
     value = rows(5)
     assert pair.function([x], x.mean())(value).shape == ()
     assert isinstance(pair.function([x], [x.mean()])(value), list)
     s = theano.shared(np.zeros(3))
     assert pair.function([x], updates=[(s, x.sum(axis=0))])(value) is None
     f = pair.function([x], [x.mean(), (x.sum(), "sum"), (x.max(), "max")], name="three")
-    np.testing.assert_allclose(f(value, output_subset=[2, 0]), [value.max(), value.mean()])
-    np.testing.assert_allclose(f(value), [value.mean(), value.sum(), value.max()])
+    every = np.array([value.mean(), value.sum(), value.max()])
+    for num_slices in (1, 2):
+        for subset in (None, [2, 0], []):
+            results = f(value, num_slices=num_slices, output_subset=subset)
+            np.testing.assert_allclose(results, every if subset is None else every[subset])
+            np.testing.assert_allclose(f(value, num_slices=num_slices), every)
     assert (f.name, f.output_modes, f.update_modes) == ("three", ("avg", "sum", "max"), ())
     assert repr(f) == "<synkhronos function three(x) on 2 ranks>"
 
 
 def test_inputs_by_name_and_of_other_kinds(pair):
-    x, y = T.matrix("x"), T.scalar("y")
-    f = pair.function([x], ((x * y).sum(axis=0), "sum"), bcast_inputs=[y])
-    value = rows(6)
-    expected = value.sum(axis=0) * 2.0
+    x, y, z = T.matrix("x"), T.scalar("y"), T.vector("z")
+    f = pair.function([x, z], ((x * y).sum(axis=0) - 2 * z.sum(), "sum"), bcast_inputs=[y])
+    value, other = rows(6), np.arange(6.0)
+    expected = value.sum(axis=0) * 2.0 - 2 * other.sum()
     for arguments, named in [
-        ((value, 2.0), {}),
-        ((value,), {"y": 2}),
-        ((), {"y": np.float32(2), "x": pair.data(value)}),
-        (({x: value, y: 2.0},), {}),
-        (({"x": value, y: 2.0},), {}),
-        (({x: value},), {"y": 2.0}),
-        ((value.tolist(), pair.data(2.0)), {}),
+        ((value, other, 2.0), {}),
+        ((value, other), {"y": 2}),
+        ((value,), {"y": 2.0, "z": other}),
+        ((), {"y": np.float32(2), "z": pair.data(other), "x": value}),
+        (({x: value, y: 2.0, z: other},), {}),
+        (({"x": value, y: 2.0, "z": other},), {}),
+        (({x: value, z: other},), {"y": 2.0}),
+        ((value.tolist(), other, pair.data(2.0)), {}),
     ]:
         np.testing.assert_allclose(f(*arguments, **named), expected)
+        np.testing.assert_allclose(f.as_theano(*arguments, **named), expected)
 
 
 def test_float32_data_is_taken_by_float64_variables_as_in_theano(pair):
@@ -173,7 +184,6 @@ def test_a_function_without_inputs_averages_ranks_equally(runtime):
 
 
 def test_updates_in_slices_are_computed_from_the_original_values_and_applied_once(runtime):
-    x = T.matrix("x")
     value = rows(13)
 
     def build():
@@ -205,8 +215,35 @@ def test_updates_in_slices_are_computed_from_the_original_values_and_applied_onc
             np.testing.assert_allclose(result, variable.get_value(), rtol=1e-12)
 
 
+@pytest.mark.c_code
+def test_each_update_accumulates_by_its_own_operation(pair):
+    """Also where there are more updates than outputs, or fewer."""
+    x = T.dmatrix("x")
+    ops = ["avg", "sum", "max", "min", "prod", "last"]
+    meanings = [np.mean, np.sum, np.max, np.min, np.prod]
+    value = np.round(rows(10, 2)) + 0.5  # sums of these are exact
+    for n_outputs in (0, 1, 3, 9):
+        shareds = [theano.shared(np.zeros(2), op) for op in ops]
+        news = [x.mean(0), x.sum(0), x.max(0), x.min(0), x.prod(0), shareds[5] + 1]
+        f = pair.function(
+            [x],
+            [(x.sum() * (i + 1), "sum") for i in range(n_outputs)],
+            updates=list(zip(shareds, news, ops)),
+            **FAST,
+        )
+        wanted = list(range(n_outputs))[::-2]
+        for options in ({}, {"output_subset": wanted}):
+            numbers = options.get("output_subset", range(n_outputs))
+            got = f(value, num_slices=2, **options)
+            assert got == [value.sum() * (i + 1) for i in numbers]
+        for rank, share in enumerate(np.array_split(value, 2)):
+            held = pair.collectives.get_value(rank, shareds)
+            for result, meaning in zip(held, meanings):
+                np.testing.assert_allclose(result, meaning(share, axis=0), rtol=1e-14)
+            np.testing.assert_array_equal(held[5], [2, 2])
+
+
 def test_gradient_averages_are_exact_with_the_rows_as_weights(runtime):
-    x = T.matrix("x")
     w = theano.shared(np.ones(3), "w")
     g = theano.shared(np.full(3, np.nan), "g")
     gradient = T.grad(T.tanh(x.dot(w)).mean(), w)
@@ -222,7 +259,6 @@ def test_gradient_averages_are_exact_with_the_rows_as_weights(runtime):
 
 
 def test_row_share_weighs_executions_by_their_rows(runtime):
-    x = T.matrix("x")
     share = runtime.row_share()
     f = runtime.function([x], [(share * x.mean(), "sum"), (share, "sum")])
     value = rows(13)
@@ -233,26 +269,36 @@ def test_row_share_weighs_executions_by_their_rows(runtime):
     assert f.as_theano(value)[1] == 1.0
 
 
+@pytest.mark.c_code
 def test_sliceable_shared_variables_are_replaced_everywhere(runtime):
-    """Against the whole data in plain Theano; the variable is used directly and by a given."""
-    a = T.vector("a")
+    """Used directly, twice, by two givens and in an update; against the whole data in NumPy."""
+    a, b = T.vector("a"), T.vector("b")
     s, q = theano.shared(np.zeros(1), "s"), theano.shared(np.zeros(()), "q")
-    data = np.arange(1.0, 12.0)
+    outputs = [((a * b * s).sum(), "sum"), (s * s).mean(), ((s - s).sum() + s.shape[0], "sum")]
     f = runtime.function(
         [],
-        [((s * a).sum(), "sum"), ((s * s).mean(), "avg")],
-        givens=[(a, s * 2)],
-        updates=[(q, q + s.sum(), "sum")],
+        outputs,
+        givens=[(a, s * 2), (b, s + 1)],
+        updates=[(q, q + (s * s).sum(), "sum")],
         sliceable_shareds=[s],
+        **FAST,
     )
+    data = np.arange(1.0, 12.0)
     runtime.collectives.scatter(s, data)
-    for num_slices in (1, 2, 3):
-        runtime.collectives.broadcast(q, np.zeros(()))
-        total, mean = f(num_slices=num_slices)
-        np.testing.assert_allclose(total, (2 * data * data).sum())
-        np.testing.assert_allclose(mean, (data * data).mean())
-        runtime.collectives.reduce(q, op="sum")
-        np.testing.assert_allclose(q.get_value(), data.sum())
+    for batch_s in (None, slice(1, 3), [2, 0]):
+        chosen = slice(None) if batch_s is None else batch_s
+        shares = [share[chosen] for share in np.array_split(data, runtime.size)]
+        kept = np.concatenate(shares)
+        for num_slices in (1, 2, 3):
+            runtime.collectives.broadcast(q, np.zeros(()))
+            product, mean, count = f(batch_s=batch_s, num_slices=num_slices)
+            np.testing.assert_allclose(product, (2 * kept * (kept + 1) * kept).sum())
+            np.testing.assert_allclose(mean, (kept * kept).mean())
+            assert count == len(kept)
+            by_rank = [(share * share).sum() for share in shares]
+            assert runtime.collectives.gather(q).tolist() == by_rank
+            runtime.collectives.reduce(q, op="sum")
+            np.testing.assert_allclose(q.get_value(), sum(by_rank))
 
 
 def test_updates_without_rows(runtime):
@@ -386,12 +432,43 @@ def test_build_inputs_and_as_theano(pair):
 
 
 def test_functions_are_distributed_when_they_are_first_called(pair):
-    x = T.matrix("x")
     s = theano.shared(np.zeros(3), "s")
     f = pair.function([x], updates=[(s, s + x.sum(axis=0))])
     f(np.ones((4, 3)))
     g = pair.function([x], [(s.sum() * x[:, 0], "gather")])
     assert g(np.ones((4, 3)))[0].tolist() == [6.0] * 4
+
+
+def test_results_are_collected_in_the_master_only(trio, monkeypatch):
+    """No worker gets results: a reduce is enough where there could be an all_reduce."""
+    x, calls = T.dmatrix("x"), Counter()
+
+    def counted(name, method):
+        def spy(*args, **kwargs):
+            calls[name] += 1
+            return method(*args, **kwargs)
+
+        return spy
+
+    kinds = [synk_comm.Communicator]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        for name in {"all_reduce", "all_gather"} & set(vars(kind)):
+            monkeypatch.setattr(kind, name, counted(name, vars(kind)[name]))
+    f = trio.function([x], [x.mean(axis=0), (x.sum(), "sum"), (x, "gather")], **FAST)
+    value = rows(9, 2)
+    for options in ({}, {"num_slices": 2}, {"batch": [8, 0, 1]}):
+        chosen = value[options.get("batch", slice(None))]
+        np.testing.assert_array_equal(f(value, **options)[2], chosen)
+    s = theano.shared(np.zeros(2), "s")
+    for rank in range(3):
+        trio.collectives.set_value(rank, s, np.full(2, rank + 1.0))
+    trio.collectives.reduce(s, op="sum")
+    assert not calls
+    expected = [[6.0, 6], [2, 2], [3, 3]]
+    assert trio.collectives.gather(s).tolist() == expected
+    trio.collectives.all_reduce(s, op="max")
+    assert calls["all_reduce"], "the spy would see one"
 
 
 @pytest.fixture(scope="module")
@@ -401,16 +478,38 @@ def last():
         yield opened
 
 
-def test_a_master_of_another_rank(last):
-    x = T.vector("x")
-    f = last.function([x], [(x * 1, "gather"), x.mean()])
-    for count in (1, 2, 3, 7):
-        gathered, mean = f(np.arange(float(count)))
-        np.testing.assert_array_equal(gathered, np.arange(count))
-        np.testing.assert_allclose(mean, np.arange(count).mean())
-    s = theano.shared(np.zeros(1))
-    last.collectives.scatter(s, np.arange(3.0))
-    assert s.get_value().tolist() == [2.0]
+def test_one_rule_splits_rows_whichever_rank_is_the_master(last):
+    x, s = T.matrix("x"), theano.shared(np.zeros((1, 2)), "s")
+    f = last.function([x], [(x, None), (x, "gather"), x.mean()])
+    for count in (3, 4, 5, 7, 9):
+        value = rows(count, 2)
+        parts = np.array_split(value, 3)
+        own, gathered, mean = f(value)
+        np.testing.assert_array_equal(own, parts[2])
+        np.testing.assert_array_equal(gathered, value)
+        np.testing.assert_allclose(mean, value.mean())
+        assert f.rows == tuple(map(len, parts))
+        last.collectives.scatter(s, value)
+        for rank, part in enumerate(parts):
+            np.testing.assert_array_equal(last.collectives.get_value(rank, s), part)
+    gathered, mean = f(rows(1, 2), output_subset=[1, 2])
+    np.testing.assert_array_equal(gathered, rows(1, 2))
+    np.testing.assert_allclose(mean, rows(1, 2).mean())
+
+
+def test_the_masters_own_result_needs_rows_there(last, pair):
+    x, s = T.vector("x"), theano.shared(np.zeros(1), "s")
+    f = last.function([x], (x, None))
+    with pytest.raises(InputValueError, match="gets none of 1 rows"):
+        f(np.ones(1))
+    assert f(np.arange(3.0)).tolist() == [2.0]
+    f = pair.function([], [(s, None), (s.sum(), "sum")], sliceable_shareds=[s], **FAST)
+    pair.collectives.scatter(s, np.arange(4.0))
+    own, total = f(batch_s=[[1], [0, 1]])
+    assert (own.tolist(), total) == ([1.0], 6.0)
+    with pytest.raises(SynkError, match="master"):
+        f(batch_s=[[], [0]])
+    assert f(batch_s=[[], [0]], output_subset=[1]) == [2.0]
 
 
 def test_dropout_masks_differ_by_rank_and_follow_from_the_seed(pair):
@@ -423,47 +522,14 @@ def test_dropout_masks_differ_by_rank_and_follow_from_the_seed(pair):
             draws = []
             for runtime in (another, pair):
                 f = runtime.function([x], (streams(7).uniform(x.shape) + 0 * x, "gather"), **FAST)
-                draws.append(np.array([f(np.zeros(200)), f(np.zeros(200))]))
+                draws.append(np.array([f(np.zeros(200), num_slices=n) for n in (1, 1, 3)]))
             np.testing.assert_array_equal(draws[0], draws[1])
             first, second = draws[0][:, :100], draws[0][:, 100:]
             assert not np.intersect1d(first, second).size
-            assert len(np.unique(draws[0])) == 400
+            assert len(np.unique(draws[0])) == 600
             serial = theano.function([x], streams(7).uniform(x.shape), **FAST)
-            np.testing.assert_array_equal(serial(np.zeros(100)), first[0])
-
-
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", "DebugMode", "NanGuardMode"])
-def test_modes(pair, mode):
-    from theano.compile.nanguardmode import NanGuardMode
-
-    if mode == "NanGuardMode":
-        mode = NanGuardMode(nan_is_error=True, inf_is_error=True, big_is_error=False)
-    x, s = T.matrix("x"), theano.shared(np.ones(3), "s")
-    f = pair.function([x], (x * s).sum(axis=1).mean(), updates=[(s, s + 1)], mode=mode)
-    value = rows(5)
-    for step in (1, 2):
-        np.testing.assert_allclose(f(value), (value * step).sum(axis=1).mean())
-    np.testing.assert_array_equal(pair.collectives.gather(s), np.full((2, 3), 3.0))
-
-
-def test_threads_take_turns(pair):
-    x = T.vector("x")
-    f = pair.function([x], (x, "gather"))
-    f(np.zeros(2))
-    wrong = []
-
-    def work(number):
-        for i in range(30):
-            value = np.full(100, number * 1000.0 + i)
-            if not np.array_equal(f(value, batch=list(range(100))), value):
-                wrong.append((number, i))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+            for own in first[:2]:
+                np.testing.assert_array_equal(serial(np.zeros(100)), own)
 
 
 @pytest.mark.parametrize("batch", [4, slice(9, 1, -2), [7, 0, 7, -1], slice(0, 11)])
@@ -536,22 +602,22 @@ def test_row_share_is_one_again_after_a_failure_and_in_another_runtime(pair):
     np.testing.assert_allclose(mean(np.arange(5.0)), 2.0)
 
 
-def test_the_masters_own_result_needs_rows_there(last):
-    x = T.vector("x")
-    f = last.function([x], (x, None))
-    with pytest.raises(InputValueError, match="gets none of 1 rows"):
-        f(np.ones(1))
-    assert f(np.arange(3.0)).tolist() == [2.0]
-
-
-def test_outputs_that_do_not_fit_together_are_explained(pair):
-    x = T.vector("x")
-    with pytest.warns(DecompositionWarning, match="(?s)'rowwise'.*declare it 'gather'"):
-        f = pair.function([x], x * 2, name="rowwise")
-    with pytest.raises(InputValueError, match=r"(?s)function 'rowwise'.*needs op 'gather'"):
-        f(np.arange(5.0))
-    with pytest.warns(DecompositionWarning):
-        g = pair.function([x], (T.outer(x, x), "gather"))
-    with pytest.raises(InputValueError, match="differ in more than their length"):
-        g(np.arange(5.0))
-    assert pair.function([x], x.mean())(np.arange(5.0)) == 2.0
+def test_outputs_that_do_not_fit_together_are_explained(runtime):
+    x, value = T.vector("x"), np.arange(2.0 * runtime.size + 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", DecompositionWarning)
+        f = runtime.function([x], x * 2, name="rowwise")
+        g = runtime.function([x], (T.outer(x, x), "gather"))
+    if runtime.size > 1:
+        (of_f, _of_g) = (str(warning.message) for warning in caught)
+        assert re.search("(?s)'rowwise'.*declare it 'gather'", of_f)
+    failures = (InputValueError, WorkerFailed)
+    for num_slices in (1, 2) if runtime.size > 1 else (2,):
+        with pytest.raises(failures, match=r"(?s)function 'rowwise'.*needs op 'gather'"):
+            f(value, num_slices=num_slices)
+        with pytest.raises(failures, match="differ in more than their length"):
+            g(value, num_slices=num_slices)
+    with pytest.raises(failures, match="needs op 'gather'"):
+        f.verify(value)
+    assert runtime.function([x], x.mean())(value) == runtime.size

@@ -6,22 +6,11 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
-from _fuzz import House, anything, arrays, fuzzing, mostly
+from _fuzz import anything, arrays, fuzzing, mostly
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synk_theano import Runtime
-
 RANKS = 3
-
-
-@pytest.fixture(scope="module")
-def house():
-    """A runtime of three ranks, looked at once more at the end."""
-    with Runtime(RANKS, use_gpu=False) as runtime:
-        made = House(runtime)
-        yield made
-        made.check_memory(30)
 
 
 @pytest.fixture(scope="module")
@@ -224,10 +213,3 @@ def test_functions_of_anything(house, data):
     if not came:
         assert len(runtime._rank.functions) == before
     house.check()
-
-
-def test_messages_are_for_people(house):
-    """Last: what the attempts above have said is there to be read (run with -s)."""
-    assert house.sample
-    for kind, text in sorted(house.sample):
-        print(f"{kind}: {text}\n")

@@ -7,27 +7,18 @@ import warnings
 import numpy as np
 import pytest
 import theano.tensor as T
-from _fuzz import House, anything, arrays, fuzzing, mostly
+from _fuzz import anything, arrays, fuzzing, mostly
 from hypothesis import given
 from hypothesis import strategies as st
 
 import synk_shm
-from synk_theano import Data, Runtime
+from synk_theano import Data
 from synk_theano.exceptions import SynkError
 
 GOOD = arrays(dtypes=["f8", "f4", "i4", "?"], shapes=[(4, 3), (0, 3), (2, 3)])
 DTYPES = st.sampled_from(["float64", "float32", "int8", np.dtype(">f8"), bool, "S4"])
 FULL = (synk_shm.ShmFullError,)
 """What a size gives that is possible, but not here."""
-
-
-@pytest.fixture(scope="module")
-def house():
-    """A runtime of three ranks, looked at once more at the end."""
-    with Runtime(3, use_gpu=False) as runtime:
-        made = House(runtime)
-        yield made
-        made.check_memory(30)
 
 
 @fuzzing(400)
@@ -141,10 +132,3 @@ def test_a_failed_change_keeps_the_value(house):
             act()
         assert held.data is before
     assert isinstance(held, Data)
-
-
-def test_messages_are_for_people(house):
-    """Last: what the attempts above have said is there to be read (run with -s)."""
-    assert house.sample
-    for kind, text in sorted(house.sample):
-        print(f"{kind}: {text}\n")

@@ -14,12 +14,13 @@ from theano.tensor.shared_randomstreams import RandomStreams
 from synk_theano import LintWarning, Runtime
 from synk_theano._watch.history import REMINDERS
 
+x = T.dmatrix("x")
+
 FAST = {"mode": "FAST_COMPILE"}
 ROWS = np.arange(12.0).reshape(4, 3)
 
 
 def training(runtime):
-    x = T.dmatrix("x")
     w = theano.shared(np.ones(3), name="w")
     loss = T.sqr(x.dot(w)).mean()
     step = runtime.function(
@@ -30,7 +31,6 @@ def training(runtime):
 
 def adam_like(runtime):
     """A step with a moment that has no name, as Lasagne's rules make them."""
-    x = T.dmatrix("x")
     w = theano.shared(np.ones(3), name="w")
     loss = T.sqr(x.dot(w)).mean()
     moment = theano.shared(np.zeros(3))
@@ -112,7 +112,6 @@ def test_who_averages_now_and_then_is_told_once_and_who_is_alone_never(size):
 
 def test_a_gradient_that_was_not_averaged_is_told():
     with Runtime(2) as runtime:
-        x = T.dmatrix("x")
         w = theano.shared(np.ones(3), name="w")
         g = theano.shared(np.zeros(3), name="g")
         loss = T.sqr(x.dot(w)).mean()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
-import cloudpickle
 import numpy as np
 import pytest
 import theano
@@ -21,8 +19,7 @@ from synk_theano._plan.rows import split_rows
 from synk_theano._rank.in_graph import rounds_of
 from synk_theano.exceptions import InputValueError, OpError, SpecError, WorkerDied, WorkerFailed
 
-# Workers cannot import test modules by the names that pytest gives them.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+x = T.dmatrix("x")
 
 COUNTS = (11, 4, 2, 1)
 
@@ -36,7 +33,6 @@ def values_of(runtime, variable):
 
 
 def test_rows_of_all_ranks(runtime):
-    x = T.dmatrix("x")
     total = in_graph.all_reduce(x.sum(axis=0))
     mean = in_graph.all_reduce(x.mean(axis=0), "avg")
     count = in_graph.all_reduce(x.shape[0])
@@ -124,7 +120,6 @@ def test_directional_derivative(pair):
 
 def test_many_reductions_meet_in_one_order(runtime):
     """Of one shape, most of them independent: any two could be taken for each other."""
-    x = T.dmatrix("x")
     parts = [in_graph.all_reduce((x * (k + 1)).sum(axis=0)) for k in range(12)]
     nested = [in_graph.all_reduce((x - part).sum(axis=0)) for part in parts[::-1]]
     f = runtime.function([x], [*parts[::2], *nested, *parts[1::2]])
@@ -138,7 +133,6 @@ def test_many_reductions_meet_in_one_order(runtime):
 
 
 def test_each_reduction_depends_on_the_one_before():
-    x = T.dmatrix("x")
     parts = [in_graph.all_reduce((x * k).sum()) for k in (1, 2, 3)]
     ordered = in_one_order(theano.function([x], parts))
     first, second, third = reductions_of(rebuild(flatten(ordered)))
@@ -150,7 +144,6 @@ def test_each_reduction_depends_on_the_one_before():
 
 def test_updates_are_equal_on_all_ranks(runtime):
     """Also where a rank has no rows; what depends on a rank's own rows stays its own."""
-    x = T.dmatrix("x")
     running = theano.shared(np.ones(3), name="running")
     steps = theano.shared(np.int64(0), name="steps")
     own = theano.shared(np.zeros(3), name="own")
@@ -171,7 +164,6 @@ def test_updates_are_equal_on_all_ranks(runtime):
 
 @pytest.mark.parametrize("rows", [11, 5, 2])
 def test_slices_are_reduced_together(runtime, rows):
-    x = T.dmatrix("x")
     running = theano.shared(np.ones(3), name="running")
     mean = in_graph.all_reduce(x.mean(axis=0), "avg")
     f = runtime.function([x], (x - mean, "gather"), updates=[(running, running + mean)])
@@ -220,7 +212,6 @@ def test_a_function_without_rows(runtime):
 
 
 def test_no_rows_at_all(runtime):
-    x = T.dmatrix("x")
     f = runtime.function([x], in_graph.all_reduce(x.sum(axis=0)))
     np.testing.assert_array_equal(f(np.zeros((0, 3))), np.zeros(3))
 
@@ -236,7 +227,6 @@ def test_dtypes(pair):
 
 
 def test_plain_theano_and_the_shape():
-    x = T.dmatrix("x")
     y = in_graph.all_reduce(x, "avg")
     value = data(4)
     np.testing.assert_array_equal(theano.function([x], y)(value), value)
@@ -244,7 +234,6 @@ def test_plain_theano_and_the_shape():
 
 
 def test_constants_are_not_folded(pair, recwarn):
-    x = T.dmatrix("x")
     f = pair.function([x], (x.sum() * 0 + in_graph.all_reduce(T.constant(2.0)), "max"))
     assert f(data(4)) == 4
 
@@ -271,7 +260,6 @@ def fail():
 
 @pytest.mark.parametrize("where", ["before", "between", "after"])
 def test_a_rank_that_fails_lets_the_others_go(runtime, where):
-    x = T.dmatrix("x")
     s = theano.shared(np.zeros(()), name="s")
     bad = touchy(fail)
     h = bad(x) if where == "before" else x
@@ -294,7 +282,6 @@ def test_a_rank_that_fails_lets_the_others_go(runtime, where):
 
 
 def test_a_rank_that_fails_in_a_slice(pair):
-    x = T.dmatrix("x")
     h = touchy(fail)(x)
     f = pair.function([x], in_graph.all_reduce(h.sum(axis=0)))
     spoiled = data(8)
@@ -305,7 +292,6 @@ def test_a_rank_that_fails_in_a_slice(pair):
 
 
 def test_shapes_that_differ(pair):
-    x = T.dmatrix("x")
     f = pair.function([x], in_graph.all_reduce(x).sum())
     with pytest.raises(InputValueError, match=r"(?s)do not fit together.*\(2, 3\)"):
         f(data(3))
@@ -313,7 +299,6 @@ def test_shapes_that_differ(pair):
 
 
 def test_a_worker_that_dies():
-    x = T.dmatrix("x")
     die = touchy(lambda: os.kill(os.getpid(), signal.SIGKILL))
     with Runtime(2) as runtime:
         f = runtime.function([x], in_graph.all_reduce(die(x).sum(axis=0)))
@@ -324,26 +309,25 @@ def test_a_worker_that_dies():
 
 
 def test_refusals(pair):
-    x = T.dmatrix("x")
-    with pytest.raises(OpError, match="got reduce op 'max'"):
-        in_graph.all_reduce(x, "max")
-    with pytest.raises(OpError, match="got cost 'median'"):
-        in_graph.all_reduce(x, cost="median")
-    with pytest.raises(SpecError, match="'avg' for dtype int64"):
-        in_graph.all_reduce(x.shape[0], "avg")
-    with pytest.raises(SpecError, match="'sum' for dtype bool"):
-        in_graph.all_reduce(T.TensorType("bool", ())())
+    for error, words, arguments, options in (
+        (OpError, "got reduce op 'max'", (x, "max"), {}),
+        (OpError, "got cost 'median'", (x,), {"cost": "median"}),
+        (SpecError, "'avg' for dtype int64", (x.shape[0], "avg"), {}),
+        (SpecError, "'sum' for dtype bool", (T.TensorType("bool", ())(),), {}),
+    ):
+        with pytest.raises(error, match=words):
+            in_graph.all_reduce(*arguments, **options)
     scanned, _ = theano.scan(in_graph.all_reduce, sequences=[x])
-    with pytest.raises(SpecError, match="move it out of there"):
-        pair.function([x], scanned.sum())
     twice, _ = theano.scan(lambda row: theano.scan(in_graph.all_reduce, [row])[0].sum(), [x])
-    with pytest.raises(SpecError, match="move it out of there"):
-        pair.function([x], twice.sum())
     total = in_graph.all_reduce(x.sum())
-    with pytest.raises(SpecError, match=r"theano\.tensor\.switch"):
-        pair.function([x], ifelse(T.gt(total, 0), total, -total))
-    with pytest.raises(SpecError, match="use another mode"):
-        pair.function([x], total, mode="DebugMode")
+    for words, output, options in (
+        ("move it out of there", scanned.sum(), {}),
+        ("move it out of there", twice.sum(), {}),
+        (r"theano\.tensor\.switch", ifelse(T.gt(total, 0), total, -total), {}),
+        ("use another mode", total, {"mode": "DebugMode"}),
+    ):
+        with pytest.raises(SpecError, match=words):
+            pair.function([x], output, **options)
     for mode in ("FAST_COMPILE", theano.Mode("c|py", "fast_run"), theano.Mode("vm", None)):
         value = data(5)
         f = pair.function([x], [total, in_graph.all_reduce(T.sqr(x).sum())], mode=mode)
@@ -351,7 +335,6 @@ def test_refusals(pair):
 
 
 def test_check_verify_lint_and_stats(pair):
-    x = T.dmatrix("x")
     W = theano.shared(data(3), name="W")
     running = theano.shared(np.zeros(3), name="running")
     flat = theano.shared(np.zeros((3, 3)), name="flat")
@@ -393,14 +376,12 @@ def test_check_verify_lint_and_stats(pair):
     ],
 )
 def test_what_check_says(pair, make, verdict, recwarn):
-    x = T.dmatrix("x")
     (found,) = pair.check(pair.function([x], make(x)))
     assert found.verdict == verdict, found.reason
 
 
 def test_verify_can_fail(pair, recwarn):
     """A rank's own mean in place of all ranks' is found to be another result."""
-    x = T.dmatrix("x")
     loss = T.abs_(x - x.mean(axis=0)).mean()
     assert not pair.function([x], loss).verify(data(5)).ok
     mean = in_graph.all_reduce(x.mean(axis=0), "avg")
@@ -409,7 +390,6 @@ def test_verify_can_fail(pair, recwarn):
 
 def test_ctrl_c_while_ranks_reduce_is_heeded_right_after(monkeypatch):
     """A signal does nothing in a collective, and does not come again."""
-    x = T.dmatrix("x")
     total = in_graph.all_reduce(x.sum(axis=0))
     with Runtime(2) as runtime:
         s = theano.shared(np.zeros(3), name="s")

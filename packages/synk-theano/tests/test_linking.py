@@ -16,6 +16,8 @@ from theano.gof.op import Op
 from synk_theano import testing
 from synk_theano._graph.transfer.flat import flatten
 
+x = T.matrix("x")
+
 pytestmark = pytest.mark.c_code
 
 X = np.arange(12.0).reshape(4, 3) / 7
@@ -41,7 +43,6 @@ def test_the_same_op_on_the_same_and_on_different_inputs():
 
 
 def test_nodes_that_differ_by_a_constant_or_a_parameter_alone():
-    x = T.matrix("x")
     mode = theano.Mode("cvm", "merge")
     cut = [x[i] for i in range(4)] + [x[:, i] for i in (0, 2)] + [x[i:] for i in (1, 2)]
     axes = [
@@ -126,7 +127,6 @@ def test_each_kind_is_looked_up_once(monkeypatch):
         looked_up[key] += 1
         return module_from_key(self, key, *args, **kwargs)
 
-    x = T.matrix("x")
     out = x
     for i in range(60):
         out = T.tanh(out) + x if i % 2 else T.dot(out, x.T).dot(x)
@@ -157,7 +157,6 @@ def test_a_failing_node_is_named_as_in_the_original():
 
 
 def test_ops_that_are_equal_travel_once():
-    x = T.matrix("x")
     mode = theano.Mode("cvm", None)
     out = x
     for _ in range(50):
@@ -187,7 +186,6 @@ def test_equal_ops_that_compute_other_things_stay_apart():
     from theano.tensor.nnet.nnet import Prepend_scalar_constant_to_each_row as Prepend
     from theano.tensor.raw_random import RandomFunction
 
-    x = T.matrix("x")
     mode = theano.Mode("vm", None)
     prepended = [Prepend(float(value))(x) for value in (1, 2, 2)]
     sparse = [SparseFromDense(kind)(x) for kind in ("csr", "csc")]
@@ -213,7 +211,6 @@ def test_equal_ops_that_compute_other_things_stay_apart():
 
 
 def test_ops_that_are_equal_to_nothing_else_stay_apart():
-    x = T.matrix("x")
     mode = theano.Mode("py", None)
     ops = [Keyless(2), Keyless(3), Keyless(2)]
     function = theano.function([x], [op(x) for op in ops], mode=mode)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -31,10 +32,12 @@ BUSY_S = 2.0
 """What a busy machine may add."""
 
 
+@contextmanager
 def started(size):
-    runtime = Runtime(size)
-    runtime.distribute()
-    return runtime, runtime._controller._pool
+    """A runtime whose workers are ready, and its pool; at the end nothing of it is left."""
+    with nothing_left(), Runtime(size) as runtime:
+        runtime.distribute()
+        yield runtime, runtime._controller._pool
 
 
 def await_state(pid, letter, timeout_s=10.0):
@@ -82,8 +85,7 @@ def test_kill_is_quicker_still():
 
 
 def test_what_the_kernel_takes_long_to_end_is_left_to_a_thread(monkeypatch, caplog):
-    with nothing_left():
-        runtime, pool = started(3)
+    with started(3) as (runtime, pool):
         processes = [worker.process for worker in pool._workers]
         monkeypatch.setattr(type(processes[0]), "kill", lambda process: None)
         os.kill(processes[0].pid, signal.SIGSTOP)
@@ -131,8 +133,7 @@ def test_a_lifeline_is_closed_once_whoever_closes_it():
     "number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.nightly)]
 )
 def test_a_worker_killed_in_its_start_is_named_although_others_still_start(number):
-    with nothing_left():
-        runtime = Runtime(3)
+    with nothing_left(), Runtime(3) as runtime:
         pool = runtime._controller._pool
         first, last = runtime.worker_pids
         os.kill(first, signal.SIGSTOP)  # it will never be ready
@@ -150,13 +151,11 @@ def test_a_worker_killed_in_its_start_is_named_although_others_still_start(numbe
         assert "in its start" in str(caught.value)
         assert took_s < 0.1 + BUSY_S
         os.kill(first, signal.SIGCONT)
-        runtime.close()
     print(f"known after {took_s * 1000:.0f} ms")
 
 
 def test_one_that_was_ready_before_is_watched_too():
-    with nothing_left():
-        runtime = Runtime(3)
+    with nothing_left(), Runtime(3) as runtime:
         pool = runtime._controller._pool
         slow, quick = runtime.worker_pids
         os.kill(slow, signal.SIGSTOP)
@@ -169,12 +168,10 @@ def test_one_that_was_ready_before_is_watched_too():
             pool.wait_ready(60.0, tick)
         assert caught.value.rank == 2
         os.kill(slow, signal.SIGCONT)
-        runtime.close()
 
 
 def test_who_waits_is_called_all_the_time_and_may_end_the_wait():
-    with nothing_left():
-        runtime = Runtime(3)
+    with nothing_left(), Runtime(3) as runtime:
         pool = runtime._controller._pool
         calls = []
 
@@ -193,22 +190,20 @@ def test_who_waits_is_called_all_the_time_and_may_end_the_wait():
         os.kill(runtime.worker_pids[1], signal.SIGCONT)
         pool.wait_ready(60.0, lambda ranks: calls.append((0.0, ranks)))
         assert all(ranks and set(ranks) <= {1, 2} for _, ranks in calls)
-        runtime.close()
 
 
 def test_workers_that_are_not_ready_in_time_are_named():
-    with nothing_left():
-        runtime = Runtime(3)
+    with nothing_left(), Runtime(3) as runtime:
+        os.kill(runtime.worker_pids[0], signal.SIGSTOP)  # it will never be ready
         began = time.monotonic()
         with pytest.raises(StartError, match=r"rank 1 was not ready in 0\.2 s.*theano-cache"):
             runtime._controller._pool.wait_ready(0.2)
         assert time.monotonic() - began < 0.2 + BUSY_S
-        runtime.close()
+        os.kill(runtime.worker_pids[0], signal.SIGCONT)
 
 
 def test_of_several_that_are_gone_the_killed_one_is_named():
-    with nothing_left():
-        runtime, pool = started(4)
+    with started(4) as (runtime, pool):
         # Ranks 1 and 3 end by themselves, as if their master were gone.
         for worker in (pool._workers[0], pool._workers[2]):
             os.close(worker._lifeline.pop())
@@ -227,8 +222,7 @@ def test_of_several_that_are_gone_the_killed_one_is_named():
 
 
 def test_workers_that_lose_the_group_wait_for_the_master():
-    with nothing_left():
-        runtime, pool = started(3)
+    with started(3) as (runtime, pool):
         pids = runtime.worker_pids
         runtime._rank.comm.abort("a test")
         for rank in (1, 2):

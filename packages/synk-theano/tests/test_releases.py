@@ -18,6 +18,8 @@ from synk_theano import Runtime
 from synk_theano._graph.shared import VariableRegistry
 from synk_theano.exceptions import ReplicaWarning, WorkerFailed
 
+x = T.dvector("x")
+
 ALL = os.environ.get("SYNK_TESTS") == "all"
 
 
@@ -38,7 +40,6 @@ def fail_on_nan(x):
 @pytest.fixture
 def settled(pair):
     """Has all that is gone forgotten; gives how much the master knows, and has the worker."""
-    x = T.dvector("x")
     f = pair.function([x], (count_variables(x), "gather"))
 
     def settle():
@@ -160,7 +161,6 @@ def test_a_variable_that_somebody_has_in_another_way_stays(pair, settled, holder
 def test_what_an_order_that_failed_was_to_forget_is_forgotten_by_the_next(pair, settled):
     train(pair)
     before = settled()
-    x = T.dvector("x")
     failing = pair.function([x], (fail_on_nan(x).sum(), "sum"))
     failing([1.0, 2.0])
     train(pair, 1)
@@ -176,7 +176,6 @@ def test_random_streams_go_with_their_function(pair, settled):
     from theano.tensor.shared_randomstreams import RandomStreams
 
     def draw(seed):
-        x = T.dvector("x")
         drawn = x + RandomStreams(seed).uniform(x.shape)
         return pair.function([x], (drawn, "gather"))(np.zeros(4))
 
@@ -262,7 +261,6 @@ def test_lint_holds_what_is_let_go_of_meanwhile(pair, settled):
 
 def test_what_is_gone_before_it_was_sent_is_never_sent(pair, settled):
     """By `distribute()`, and by the first call of another function."""
-    x = T.dvector("x")
 
     def build():
         w = theano.shared(np.arange(3.0), "w")
@@ -372,7 +370,6 @@ def test_no_signal_comes_between_an_end_and_its_farewell(run_script):
 def test_whatever_comes_and_goes_values_are_right(pair, seed):
     """Variables and functions are made, used and let go of in random order."""
     rng = random.Random(seed)
-    x = T.dvector("x")
     variables, functions = {}, {}
     for i in range(60 if ALL else 30):
         act = rng.choice(

@@ -25,6 +25,8 @@ from synk_theano import (
     WorkerFailed,
 )
 
+x = T.dvector("x")
+
 FAST = {"mode": "FAST_COMPILE"}
 
 
@@ -127,7 +129,6 @@ def test_groups_of_ranks_and_collectives(runtime, trained):
 
 def test_a_function_that_is_gone_is_named_too(pair):
     """The program has let go of it after its last call."""
-    x = T.dvector("x")
     w = theano.shared(np.zeros(2), name="w")
     f = pair.function([x], updates=[(w, w + x.sum())], name="warm-up", **FAST)
     g = pair.function([x], (x.sum(), "sum"), **FAST)
@@ -144,7 +145,6 @@ def test_a_function_that_is_gone_is_named_too(pair):
 
 def test_raise(pair):
     w = theano.shared(np.zeros(2), name="w")
-    x = T.dvector("x")
     f = pair.function([x], (x.sum(), "sum"), updates=[(w, w + x.mean())], name="apart", **FAST)
     with pair.watch_replicas(w, every=2, action="raise") as watch:
         f(np.ones(4))
@@ -209,7 +209,6 @@ def test_several_watches(pair):
 
 def test_what_counts_as_a_call(pair):
     w = theano.shared(np.zeros(2), name="w")
-    x = T.dvector("x")
     f = pair.function([x], (x.sum(), "sum"), updates=[(w, w + 1)], name="counted", **FAST)
     rows = np.ones(4)
     with pair.watch_replicas(w, every=1000) as watch:
@@ -229,7 +228,6 @@ def test_what_counts_as_a_call(pair):
 
 def test_verify_and_lint_are_not_disturbed(pair):
     w = theano.shared(np.zeros(2), name="w")
-    x = T.dvector("x")
     f = pair.function([x], (x.sum(), "sum"), updates=[(w, w + x.mean())], name="loud", **FAST)
     f(np.ones(4))
     with pair.watch_replicas(w, every=1, action="raise"):
@@ -239,7 +237,6 @@ def test_verify_and_lint_are_not_disturbed(pair):
 
 
 def test_a_failed_call_does_not_count(pair):
-    x = T.dvector("x")
     w = theano.shared(np.zeros(2), name="w")
     f = pair.function([x], T.stack([w, w])[T.cast(x.max(), "int64")].sum(), name="range", **FAST)
     with pair.watch_replicas(w, every=1) as watch:
@@ -289,22 +286,21 @@ def test_arrays_of_all_kinds(pair):
 
 def test_bad_arguments(pair):
     w = theano.shared(np.zeros(2), name="w")
-    for every in (0, -1, 1.5, True, "often", None):
-        with pytest.raises(InputValueError, match="every"):
-            pair.watch_replicas(w, every=every)
-    for action in ("explode", None, 3, np.array(["warn", "raise"])):
-        with pytest.raises(InputValueError, match="action"):
-            pair.watch_replicas(w, action=action)
-    with pytest.raises(NotSharedVariable):
-        pair.watch_replicas([w, T.dvector()])
-    with pytest.raises(InputValueError):
-        pair.watch_replicas([])
-    with pytest.raises(InputValueError, match="twice"):
-        pair.watch_replicas([w, w])
-    with pytest.raises(InputValueError, match="row_share"):
-        pair.watch_replicas([w, pair.row_share()])
-    with pytest.raises(InputTypeError):
-        pair.watch_replicas(RandomStreams(3).normal((2,)).rng)
+    state = RandomStreams(3).normal((2,)).rng
+    for error, words, variables, options in (
+        *((InputValueError, "every", w, {"every": n}) for n in (0, -1, 1.5, True, "often", None)),
+        *(
+            (InputValueError, "action", w, {"action": action})
+            for action in ("explode", None, 3, np.array(["warn", "raise"]))
+        ),
+        (NotSharedVariable, "", [w, T.dvector()], {}),
+        (InputValueError, "", [], {}),
+        (InputValueError, "twice", [w, w], {}),
+        (InputValueError, "row_share", [w, pair.row_share()], {}),
+        (InputTypeError, "", state, {}),
+    ):
+        with pytest.raises(error, match=words):
+            pair.watch_replicas(variables, **options)
 
 
 def test_not_from_inside_of_a_call(pair):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import warnings
 
-import cloudpickle
 import numpy as np
 import pytest
 import theano
@@ -31,7 +29,7 @@ from synk_theano import (
 from synk_theano._plan.rows import split_rows
 from synk_theano._rank.finite.execution import is_finite
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+x = T.dvector("x")
 
 FAST = {"mode": "FAST_COMPILE"}
 
@@ -199,7 +197,6 @@ def test_a_shared_variable_that_was_not_finite_is_named(watched):
 
 
 def test_the_new_value_of_a_variable(watched_pair):
-    x = T.dvector("x")
     w = theano.shared(np.zeros(2), name="w")
     f = watched_pair.function([x], updates=[(w, w + T.sqrt(x).sum())], name="silent")
     f(np.ones(6))
@@ -225,7 +222,6 @@ def test_rows_that_only_together_are_too_much(watched_pair):
 
 
 def test_what_every_row_gives_is_not_one_rows_fault(watched_pair):
-    x = T.dvector("x")
     w = theano.shared(np.zeros(()), name="w")
     f = watched_pair.function([x], (x / w).mean(), name="divide")
     error = failure(watched_pair.master, f, np.ones(8))
@@ -241,7 +237,6 @@ def test_functions_without_rows(watched_pair):
     error = failure(watched_pair.master, f)
     assert (error.row, error.share) == (None, None)
     assert error.source == "all inputs and variables are finite, and there are no rows"
-    x = T.dvector("x")
     g = watched_pair.function([x], x.mean(), name="empty")
     error = failure(watched_pair.master, g, np.zeros(0))
     assert "there are no rows" in error.source
@@ -288,7 +283,6 @@ def test_rows_of_sliceable_variables(watched_pair):
 
 
 def test_scattered_rows_beside_sliceable_ones(watched_pair):
-    x = T.dvector("x")
     s = theano.shared(np.zeros(0), name="s")
     f = watched_pair.function([x], T.log(x * s).mean(), sliceable_shareds=[s], name="both")
     watched_pair.collectives.scatter(s, np.ones(10))
@@ -302,7 +296,6 @@ def test_scattered_rows_beside_sliceable_ones(watched_pair):
 
 def test_random_states_are_put_back(runtime):
     def drawing():
-        x = T.dvector("x")
         numpy_numbers, mrg_numbers = RandomStreams(5), MRG_RandomStreams(5)
         noise = numpy_numbers.uniform(x.shape) + mrg_numbers.uniform(x.shape)
         return runtime.function([x], (T.log(x) + noise, "gather"), name="noisy")
@@ -319,7 +312,6 @@ def test_random_states_are_put_back(runtime):
 
 
 def test_what_does_not_come_again(watched_pair):
-    x = T.dvector("x")
 
     seen = []
 
@@ -341,7 +333,6 @@ def test_functions_that_raise_on_fewer_rows(watched_pair):
             raise ValueError("all four or nothing")
         return np.log(values)
 
-    x = T.dvector("x")
     f = watched_pair.function([x], whole(x).sum(), name="whole", **FAST)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -371,7 +362,6 @@ def test_in_graph_reductions_name_the_rank_that_gave_it(watched):
 
 
 def test_only_wanted_outputs_and_floats_are_looked_at(watched_pair):
-    x = T.dvector("x")
     outputs = [T.log(x).sum() / 4, x.mean(), (T.isnan(T.log(x)), "gather"), (T.ceil(x), "gather")]
     outputs[0] = (outputs[0], "sum")
     f = watched_pair.function([x], outputs, name="several", **FAST)
@@ -426,7 +416,6 @@ def test_on_and_off(pair):
 
 
 def test_verify_is_not_watched(watched_pair):
-    x = T.dvector("x")
     f = watched_pair.function([x], T.log(x).mean(), name="verified")
     report = f.verify(np.array([1.0, 2, -1, 3]))
     assert report.name == "'verified'"
@@ -459,7 +448,6 @@ def test_a_search_can_be_interrupted(watched_pair, rank):
             time.sleep(0.4)
         return logs
 
-    x = T.dvector("x")
     w = theano.shared(np.zeros(()), name="w")
     f = watched_pair.function([x], updates=[(w, w + slow_log(x).sum())], name="slow", **FAST)
     values = np.ones(2000)
@@ -482,7 +470,6 @@ def test_a_search_can_be_interrupted(watched_pair, rank):
 
 def test_without_atomic_calls_rows_are_not_looked_for():
     with Runtime(2, use_gpu=False, atomic=False) as runtime, runtime.watch_finite():
-        x = T.dvector("x")
         f = runtime.function([x], T.log(x).mean(), name="plain")
         error = failure(0, f, np.array([1.0, 2, 3, -1]))
         assert (error.rank, error.row) == (1, None)

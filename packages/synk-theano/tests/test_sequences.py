@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import signal
 import sys
 import threading
 import time
 
-import cloudpickle
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _busy import calling_in_threads
 from theano.compile.ops import as_op
 
 import synk_shm
-from synk_theano import DecompositionWarning, Runtime
+from synk_theano import Runtime
 from synk_theano._master import acts
 from synk_theano.exceptions import (
     BatchError,
-    Closed,
     InputTypeError,
     InputValueError,
     NestedCall,
     WorkerFailed,
 )
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+x = T.dvector("x")
 
 FAST = {"mode": "FAST_COMPILE"}
 
@@ -41,12 +39,16 @@ def refuse_negative(values):
     return values * 1.0
 
 
-def test_a_call_that_failed_leaves_the_weights_of_the_one_before(pair):
+@pytest.mark.parametrize("between", ["failure", "verify"])
+def test_weights_are_those_of_the_last_call_that_succeeded(pair, between):
     y = T.dvector("y")
     f = pair.function([y], (refuse_negative(y), "gather"), **FAST)
     f(np.arange(9.0))
-    with pytest.raises(WorkerFailed):
-        f(np.array([1.0, -1.0]))
+    if between == "verify":
+        f.verify(np.arange(2.0)).raise_if_wrong()
+    else:
+        with pytest.raises(WorkerFailed):
+            f(np.array([1.0, -1.0]))
     assert f.rows == (5, 4)
     w = theano.shared(np.zeros(1))
     for at_once in (True, False):
@@ -57,17 +59,6 @@ def test_a_call_that_failed_leaves_the_weights_of_the_one_before(pair):
         else:
             pair.step(pair.delayed.all_reduce(w, "avg", weights=f))
         np.testing.assert_allclose(w.get_value(), 4.0)
-
-
-def test_verify_leaves_the_weights_of_the_last_call(pair):
-    y = T.dvector("y")
-    f = pair.function([y], (y.sum(), "sum"), **FAST)
-    f(np.arange(9.0))
-    f.verify(np.arange(2.0)).raise_if_wrong()
-    w = theano.shared(np.zeros(1))
-    pair.collectives.set_value(1, w, np.array([9.0]))
-    pair.step(pair.delayed.all_reduce(w, "avg", weights=f))
-    np.testing.assert_allclose(w.get_value(), 4.0)
 
 
 def test_a_call_while_another_is_prepared_is_refused(pair):
@@ -162,7 +153,6 @@ def test_an_interrupt_at_any_line_leaves_the_runtime_usable_or_closed():
     from synk_theano._master.controller import Controller
 
     lines = sorted({line for _, _, line in Controller.run.__code__.co_lines() if line})
-    x = T.dvector("x")
     runtime, n = None, 0
     try:
         for line in lines[1:]:
@@ -231,7 +221,6 @@ def mapped_by(runtime, f):
 
 
 def test_data_of_another_runtime_are_forgotten_too(pair):
-    x = T.dvector("x")
     f = pair.function([x], (x.sum(), "sum"), **FAST)
     with Runtime(1) as other:
         before = mapped_by(pair, f)
@@ -248,26 +237,7 @@ def test_data_of_another_runtime_are_forgotten_too(pair):
         assert f(np.ones(3)) == 3
 
 
-def test_a_forked_child_touches_nothing_of_its_parents(pair):
-    x = T.dvector("x")
-    f = pair.function([x], (x, "gather"), **FAST)
-    f(np.ones(4))
-    staged = [copied._target for plan in f._planner._plans.values() for copied in plan.copies]
-    child = os.fork()
-    if child == 0:
-        try:
-            f(np.full(4, 7.0))
-        except Closed:
-            os._exit(0)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert staged
-    for array in staged:
-        np.testing.assert_array_equal(array, 1.0)
-
-
 def test_what_is_no_number_is_refused_in_words(pair):
-    x = T.dvector("x")
     f = pair.function([x], (x.sum(), "sum"), **FAST)
     w = theano.shared(np.zeros(2))
     for weights in (5, "ab", [1, "b"]):
@@ -284,20 +254,14 @@ def test_what_is_no_number_is_refused_in_words(pair):
 
 
 def test_check_works_after_the_end():
-    x = T.dvector("x")
     with Runtime(1) as runtime:
         f = runtime.function([x], x.mean(), **FAST)
     assert runtime.check(f)[0].verdict == "exact"
 
 
 def test_threads_that_distribute_at_the_start_take_turns():
-    with Runtime(2) as runtime:
-        threads = [threading.Thread(target=runtime.distribute, daemon=True) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in threads)
+    with Runtime(2) as runtime, calling_in_threads([runtime.distribute] * 3):
+        pass
 
 
 @pytest.fixture
@@ -338,15 +302,3 @@ def test_digests_are_equal_where_values_are(runtime):
     assert len(set(changed)) == min(runtime.size, 2)
     runtime.collectives.set_value(runtime.master, s, np.arange(6.0).reshape(2, 3))
     assert runtime.collectives.get_digests(s) == digests
-
-
-def test_a_forgotten_gather_is_named_with_slices_too(pair):
-    x = T.dmatrix("x")
-    with pytest.warns(DecompositionWarning, match="declare it 'gather'"):
-        f = pair.function([x], x.sum(axis=1), **FAST)
-    rows = np.ones((9, 3))
-    with pytest.raises((InputValueError, WorkerFailed), match="needs op 'gather'"):
-        f(rows, num_slices=2)
-    with pytest.raises((InputValueError, WorkerFailed), match="needs op 'gather'"):
-        f.verify(rows)
-    assert pair.function([x], x.mean(), **FAST)(rows) == 1.0

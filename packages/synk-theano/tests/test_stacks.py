@@ -89,12 +89,10 @@ def test_of_many_calls_the_last_are_shown_without_waiting_for_more():
 
 
 def test_a_worker_that_still_starts_says_where():
-    with nothing_left():
-        runtime = Runtime(2)
+    with nothing_left(), Runtime(2) as runtime:
         text = await_stacks(runtime._controller._pool, 1, "import")[1]
         assert text.endswith(BEGINNING)
         runtime.distribute()  # it was not disturbed
-        runtime.close()
 
 
 def test_of_a_stopped_or_dead_worker_that_is_said():

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
-import cloudpickle
 import numpy as np
 import theano
 import theano.tensor as T
@@ -14,8 +12,6 @@ from theano.compile.ops import as_op
 from synk_theano import Runtime
 from synk_theano._master.acts import LIMIT, ActTable
 from synk_theano._wire.messages import ArrayRef, Call, Collective, Form, Step, Stop
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 FAST = {"mode": "FAST_COMPILE"}
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 
-import cloudpickle
 import numpy as np
 import pytest
 import theano
@@ -18,8 +16,6 @@ from theano.compile.ops import as_op
 from synk_theano import Closed, InputTypeError, InputValueError, Runtime, WorkerDied
 from synk_theano._watch.spans import Recorder
 from synk_theano._watch.timeline import trace_of
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 FAST = {"mode": "FAST_COMPILE"}
 NAP_S = 0.3

@@ -20,6 +20,8 @@ from synk_theano._watch.verify.judge import combine
 from synk_theano._watch.verify.report import measure
 from synk_theano.exceptions import InputTypeError, InputValueError
 
+x = T.matrix("x")
+
 FAST = {"mode": "FAST_COMPILE"}
 ALL = os.environ.get("SYNK_TESTS") == "all"
 
@@ -172,7 +174,6 @@ def test_functions_without_inputs_or_outputs_or_anything(pair):
     assert report.ok
     assert report.worst is None
     assert "nothing to compare" in str(report)
-    x = T.matrix("x")
     report = check(pair, pair.function([x], updates=[(s, x.mean(axis=0))], **FAST), rows(5))
     assert report.ok
     assert report.rows == (3, 2)
@@ -221,7 +222,6 @@ def test_short_floats(pair, dtype):
 def test_sliceable_variables_are_each_ranks_own_rows(trio):
     data = theano.shared(np.zeros((1, 3)), name="data")
     w = theano.shared(np.array([1.0, -0.5, 0.25]), name="w")
-    x = T.matrix("x")
     loss = T.tanh(data.dot(w)).mean()
     alone = trio.function(
         [],
@@ -246,7 +246,6 @@ def test_sliceable_variables_are_each_ranks_own_rows(trio):
 
 
 def test_row_shares_make_a_mean_a_sum(trio):
-    x = T.matrix("x")
     g = theano.shared(np.zeros(3), name="g")
     share = trio.row_share()
     f = trio.function(
@@ -261,7 +260,6 @@ def test_row_shares_make_a_mean_a_sum(trio):
 
 
 def drawing(runtime):
-    x = T.matrix("x")
     old, new = RandomStreams(seed=5), MRG_RandomStreams(seed=6)
     noise = theano.shared(np.zeros(()), name="noise")
     return runtime.function(
@@ -293,7 +291,6 @@ def test_random_numbers_are_not_compared_and_streams_go_on_as_before(pair):
 
 
 def test_what_cannot_be_split_is_found(pair):
-    x = T.matrix("x")
     w = theano.shared(np.ones(3), name="w")
     v = theano.shared(np.ones(3), name="v")
     last = theano.shared(np.int64(3), name="last")
@@ -356,7 +353,6 @@ class Tampered:
 
 
 def test_ranks_that_compute_something_else_are_found(pair):
-    x = T.matrix("x")
     w = theano.shared(np.ones(3), name="w")
     mean = T.tanh(x.dot(w)).mean()
     f = pair.function([x], mean, updates=[(w, w - T.grad(mean, w))], name="step", **FAST)
@@ -383,7 +379,6 @@ def test_ranks_that_compute_something_else_are_found(pair):
 
 
 def test_replicas_that_differ_are_named(pair):
-    x = T.matrix("x")
     w = theano.shared(np.ones(3), name="w")
     state = theano.shared(np.zeros(()), name="state")
     unread = theano.shared(np.zeros(3), name="unread")
@@ -423,7 +418,6 @@ def test_replicas_that_differ_are_named(pair):
 
 
 def test_everything_is_put_back_when_a_rank_fails(pair):
-    x = T.matrix("x")
     s = theano.shared(np.float32([1, 2]), name="s")
     checked = theano.tensor.opt.Assert("too large")(x, T.lt(x.max(), 10))
     f = pair.function([x], checked.mean(), updates=[(s, s + 1)], **FAST)
@@ -439,7 +433,6 @@ def test_everything_is_put_back_when_a_rank_fails(pair):
 
 
 def test_another_master_and_a_worker_that_dies():
-    x = T.matrix("x")
     w = theano.shared(np.ones(3), name="w")
     mean = T.tanh(x.dot(w)).mean()
     with Runtime(2, master_rank=1) as runtime:
@@ -464,7 +457,6 @@ def test_another_master_and_a_worker_that_dies():
 
 
 def test_variables_that_hold_no_arrays_are_left_alone(pair):
-    x = T.matrix("x")
     matrix = theano.shared(scipy.sparse.csr_matrix(np.diag([1.0, 2.0, 3.0])), name="matrix")
     f = pair.function([x], theano.sparse.structured_dot(matrix, x.T).sum(axis=1).mean())
     g = pair.function([x], (theano.sparse.structured_dot(matrix, x.T).T, "gather"))
@@ -474,7 +466,6 @@ def test_variables_that_hold_no_arrays_are_left_alone(pair):
 
 
 def test_what_is_zero_but_for_rounding_is_not_judged_by_its_digits(pair):
-    x = T.matrix("x")
     c = theano.shared(np.float64(0), name="c")
     centred = x + c
     centred = centred - centred.mean(axis=1, keepdims=True)

@@ -293,8 +293,7 @@ def test_it_ends_at_once_with_a_runtime_that_is_closed_while_it_starts():
 
 
 def test_should_it_be_killed_all_goes_on():
-    with nothing_left():
-        runtime = Runtime(2)
+    with nothing_left(), Runtime(2) as runtime:
         pool = runtime._controller._pool
         watchdog_pid = pool.watchdog_pid
         os.kill(watchdog_pid, signal.SIGKILL)
@@ -304,12 +303,10 @@ def test_should_it_be_killed_all_goes_on():
             pool.check("a test")
             assert time.monotonic() < deadline
         assert pool.watchdog_pid is None
-        runtime.close()
 
 
 def test_what_ends_all_processes_of_a_program_does_not_end_it():
-    with nothing_left():
-        runtime = Runtime(2)
+    with nothing_left(), Runtime(2) as runtime:
         pool = runtime._controller._pool
         watchdog_pid = pool.watchdog_pid
         for _ in range(5):
@@ -318,12 +315,10 @@ def test_what_ends_all_processes_of_a_program_does_not_end_it():
             time.sleep(0.05)
         assert pool.watchdog_pid == watchdog_pid
         assert os.getsid(watchdog_pid) == os.getpgid(watchdog_pid) == watchdog_pid
-        runtime.close()
 
 
 def test_it_costs_next_to_nothing(record_property):
-    with nothing_left():
-        runtime = Runtime(2)
+    with nothing_left(), Runtime(2) as runtime:
         runtime.distribute()
         pid = runtime._controller._pool.watchdog_pid
         held = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
@@ -344,60 +339,57 @@ def test_it_costs_next_to_nothing(record_property):
         assert cpu_s < 0.03 * 4  # 30 ms, by a processor that is busy with others
         record_property("cpu_s", cpu_s)
         print(f"{cpu_s * 1000:.1f} ms of a processor, {rss.strip()}")
-        runtime.close()
+
+
+@pytest.fixture
+def child():
+    """A process that waits for its input."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.stdin.close()
+    process.wait()
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
-def test_another_process_with_the_same_pid_is_left_alone(monkeypatch, pidfd):
+def test_another_process_with_the_same_pid_is_left_alone(child, monkeypatch, pidfd):
     if not pidfd:
         monkeypatch.delattr(signal, "pidfd_send_signal")
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        start = watchdog.start_of(child.pid)
-        mistaken = watchdog.WatchedProcess(child.pid, start - 1)
-        assert mistaken.is_gone()
-        mistaken.kill()
-        meant = watchdog.WatchedProcess(child.pid, start)
-        assert (meant.fd >= 0) == (pidfd and hasattr(os, "pidfd_open"))
-        assert not meant.is_gone()
-        assert child.poll() is None
-        meant.kill()
-        assert child.wait(30) == -signal.SIGKILL
-        assert meant.is_gone()
-        meant.kill()  # does no harm
-        if meant.fd >= 0:
-            os.close(meant.fd)
-    finally:
-        child.kill()
-        child.stdin.close()
-        child.wait()
+    start = watchdog.start_of(child.pid)
+    mistaken = watchdog.WatchedProcess(child.pid, start - 1)
+    assert mistaken.is_gone()
+    mistaken.kill()
+    meant = watchdog.WatchedProcess(child.pid, start)
+    assert (meant.fd >= 0) == (pidfd and hasattr(os, "pidfd_open"))
+    assert not meant.is_gone()
+    assert child.poll() is None
+    meant.kill()
+    assert child.wait(30) == -signal.SIGKILL
+    assert meant.is_gone()
+    meant.kill()  # does no harm
+    if meant.fd >= 0:
+        os.close(meant.fd)
 
 
-def test_a_system_without_descriptors_of_processes_is_looked_after_too(monkeypatch):
+def test_a_system_without_descriptors_of_processes_is_looked_after_too(child, monkeypatch):
     monkeypatch.delattr(signal, "pidfd_send_signal")
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     reading, writing = os.pipe()
-    try:
-        me = watchdog.WatchedProcess(os.getpid(), watchdog.start_of(os.getpid()))
-        # In pieces, as it may come.
-        line = b"%d %d\n" % (child.pid, watchdog.start_of(child.pid))
-        os.write(writing, line[:3])
-        os.write(writing, line[3:])
-        os.close(writing)
-        (ward,) = watchdog.watch(reading, me, [])
-        assert ward.pid == child.pid
-        gone = watchdog.WatchedProcess(os.getpid(), 1)
-        reading_on, still_open = os.pipe()
-        assert watchdog.watch(reading_on, gone, []) == []
-        os.write(still_open, watchdog.CLOSE + b"\n")
-        assert watchdog.watch(reading_on, me, []) is None
-        os.close(reading_on)
-        os.close(still_open)
-    finally:
-        os.close(reading)
-        child.kill()
-        child.stdin.close()
-        child.wait()
+    me = watchdog.WatchedProcess(os.getpid(), watchdog.start_of(os.getpid()))
+    # In pieces, as it may come.
+    line = b"%d %d\n" % (child.pid, watchdog.start_of(child.pid))
+    os.write(writing, line[:3])
+    os.write(writing, line[3:])
+    os.close(writing)
+    (ward,) = watchdog.watch(reading, me, [])
+    os.close(reading)
+    assert ward.pid == child.pid
+    gone = watchdog.WatchedProcess(os.getpid(), 1)
+    reading, still_open = os.pipe()
+    assert watchdog.watch(reading, gone, []) == []
+    os.write(still_open, watchdog.CLOSE + b"\n")
+    assert watchdog.watch(reading, me, []) is None
+    os.close(reading)
+    os.close(still_open)
 
 
 def test_a_runtime_is_closed_in_time_though_it_is_stopped():
