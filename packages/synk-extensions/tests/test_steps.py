@@ -6,10 +6,13 @@ import threading
 
 import numpy as np
 import pytest
+import theano
+import theano.tensor as T
 from _training import FEATURES, Model, dataset
 
 import synkhronos as synk
 from synk_theano import InputTypeError
+from synkhronos.extensions import updates
 from synkhronos.extensions.batches import index_batches
 from synkhronos.extensions.train import make_train_function
 from synkhronos.extensions.train._batches import DrawnBatches, with_next
@@ -158,12 +161,28 @@ def test_the_serial_function_takes_the_same_steps(twins):
         np.testing.assert_allclose(one, two, rtol=1e-12)
 
 
+def test_rows_of_resident_data_are_selected_on_each_rank(processes):
+    rows = np.arange(8.0 * processes).reshape(-1, 2)
+    data = theano.shared(rows[:1], "data")
+    w = theano.shared(np.zeros(2), "w")
+    loss = T.sqr(data - w).mean()
+    train = make_train_function(loss, [w], [], updates.sgd, 0.1, sliceable_shareds=[data])
+    synk.scatter(data, rows)
+    expected = np.zeros(2)
+    for chosen, got in zip(([0, 1], slice(1, 3)), train.steps([[0, 1], slice(1, 3)])):
+        taken = np.concatenate([part[chosen] for part in np.split(rows, processes)])
+        np.testing.assert_allclose(got, ((taken - expected) ** 2).mean())
+        expected = expected + 0.1 * (taken - expected).mean(axis=0)
+    np.testing.assert_allclose(w.get_value(), expected)
+
+
 @pytest.mark.parametrize("arguments", [(), (1,), ("x", [1]), ("x", "y", 3), ("x", "y", "z", [1])])
 def test_other_arguments_are_refused_at_once(twins, arguments):
     model, _, (x, y) = twins
     given = [{"x": x, "y": y, "z": y}.get(item, item) for item in map(_hashable, arguments)]
-    with pytest.raises(TypeError, match=rf"steps\(\): got {len(arguments)} arguments.* 2 inputs"):
-        model.train.steps(*given)
+    for train in (model.train, Model().train):
+        with pytest.raises(TypeError, match=rf"steps\(\): got {len(arguments)} arguments.* 2 inp"):
+            train.steps(*given)
 
 
 def _hashable(item):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from types import SimpleNamespace
 
 import cloudpickle
@@ -16,6 +17,7 @@ import theano
 import theano.tensor as T
 from theano.compile.ops import as_op
 
+import synk_shm
 from synk_theano import BatchError, WorkerFailed
 from synk_theano._graph.devices.device import Cpu
 from synk_theano._graph.devices.host_memory import LockedPages
@@ -172,6 +174,19 @@ def test_data_that_move_in_between_are_read_where_they_are(made):
     x.free_memory()
     x.set_value(made.values)
     require(made, made.f, made.runtime.step(call)[0], [0, 44])
+
+
+def test_memory_that_is_given_back_is_not_held_for_a_call_that_never_came(made):
+    """Nor by the function, which knows the last prefetched call."""
+    x, labels = made.runtime.data(made.values), made.runtime.data(made.labels)
+    made.runtime.step(made.f.delayed(x, labels, batch=[1, 2]).prefetch())
+    gc.collect()
+    mapped = weakref.ref(synk_shm.segment(made.runtime._rank.arrays.get(x._ref())))
+    del x, labels
+    for _ in range(3):
+        gc.collect()
+        made.f(*made.data, batch=[1])
+    assert mapped() is None
 
 
 def test_finite_watch_between_prefetch_and_call(made):

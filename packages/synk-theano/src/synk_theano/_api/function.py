@@ -96,12 +96,15 @@ class DelayedCall(Delayed):
         staged = self._staged if ready and self._staged and self._staged[0].number else None
         if staged is None:
             staged = self._function.plan(self._values, self._options, standing.place)
-        return self._function.prepared(*staged, self._options, self._done)
+        prepared = self._function.prepared(*staged, self._options)
 
-    def _done(self) -> None:
-        if self._place is not None:
-            self.executor.leave_place(self._place)
-            self._place = self._staged = None
+        def finish(result: Any) -> Any:
+            if self._place is not None:
+                self.executor.leave_place(self._place)
+                self._place = self._staged = None
+            return prepared.finish(result)
+
+        return prepared._replace(finish=finish)
 
 
 class Function:
@@ -358,24 +361,23 @@ class Function:
         """Check and plan a call, and copy its arrays; see `Planner.prepare`."""
         return self._planner.prepare(values, options, place)
 
-    def prepared(
-        self, plan: Plan, step: Step, options: Options, done: Callable[[], None]
-    ) -> Prepared:
-        """Return a planned call for the executor; `done` is called after it was performed."""
+    def prepared(self, plan: Plan, step: Step, options: Options) -> Prepared:
+        """Return a planned call for the executor."""
         subset = options.output_subset
-
-        def finish(result: Any) -> Any:
-            done()
-            return self._finish(result, subset)
-
-        return Prepared(step, finish, self.tally, self._event, plan.nbytes)
+        return Prepared(
+            step,
+            lambda result: self._finish(result, subset),
+            self.tally,
+            self._event,
+            plan.nbytes,
+        )
 
     def _prepare(self, values: Sequence[Any], options: Options) -> Prepared:
         plan, step = self.plan(values, options, 0)
         if step is plan.step and plan.prepared is not None and options is DEFAULT:
             prepared: Prepared = plan.prepared
             return prepared
-        prepared = self.prepared(plan, step, options, _nothing)
+        prepared = self.prepared(plan, step, options)
         if step is plan.step and options is DEFAULT:
             plan.prepared = prepared
         return prepared
@@ -390,10 +392,6 @@ class Function:
         if self.spec.returns == "none":
             return None
         return values[0] if self.spec.returns == "single" else values
-
-
-def _nothing() -> None:
-    """Do nothing: no place was taken."""
 
 
 def as_delayed(act: Any, place: int, executor: Executor) -> Delayed:

@@ -247,7 +247,7 @@ class Rank(Workplace):
 
     def _take_in(self, extras: Extras) -> None:
         for number in extras.forget_acts:
-            self.acts.pop(number, None)
+            self._forget_act(number)
         self.arrays.forget(extras.forget_arrays)
         for number in extras.forget_functions:
             self.functions.pop(number, None)
@@ -261,6 +261,12 @@ class Rank(Workplace):
             gc.collect()
         for number, act in extras.acts.items():
             self.acts[number] = _PREPARED[type(act)](self, act)
+
+    def _forget_act(self, number: int) -> None:
+        # No variable of `_take_in`, which would keep it until all garbage is collected.
+        act = self.acts.pop(number, None)
+        if isinstance(act, PreparedCall):
+            act.close()  # its function may hold it still, as the one prefetched last
 
     def _undo(self, known: int, order: Order, error: BaseException) -> None:
         """Drop everything that came with a failed order: the master counts nothing as sent."""

@@ -59,6 +59,26 @@ def call_of_1_0(
     return (*data, *(named_data.pop(name) for name in names)), batch
 
 
+def data_and_rows(given: tuple[Any, ...], count: int) -> tuple[list[Any], Any]:
+    """Return the data sets and the batches that ``steps()`` was called with.
+
+    Args:
+        given: The positional arguments.
+        count: Number of inputs of the step.
+
+    Raises:
+        TypeError: There are other than these.
+    """
+    *data, batches = given or (None,)
+    if not hasattr(batches, "__iter__") or len(data) not in (0, count):
+        raise TypeError(
+            f"steps(): got {len(given)} arguments, the last a {type(batches).__name__}; expected "
+            f"one for each of {count} inputs, then an iterable of batches, or just an iterable of "
+            "tuples of arrays"
+        )
+    return data, batches
+
+
 def require(value: str, what: str, known: Sequence[str]) -> None:
     """
     Raises:

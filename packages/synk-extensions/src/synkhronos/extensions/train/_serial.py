@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import theano
 import theano.tensor as T
 
-from ._arguments import call_of_1_0
+from ._arguments import call_of_1_0, data_and_rows
 from ._state import TrainingState
 
 _REDUCTIONS: dict[str, Any] = {
@@ -108,13 +109,16 @@ class SerialTrainFunction:
 
     def steps(self, *data_and_batches: Any, num_slices: int = 1) -> Iterator[Any]:
         """Take a step for each batch; yield what a call returns, as ``TrainFunction.steps``."""
-        *data, batches = data_and_batches
-        for batch in batches:
-            if data:
-                yield self(*data, batch=batch, num_slices=num_slices)
-            else:
-                arrays = batch if isinstance(batch, (tuple, list)) else (batch,)
-                yield self(*arrays, num_slices=num_slices)
+        data, batches = data_and_rows(data_and_batches, len(self._names))
+        step = partial(self, num_slices=num_slices)
+        if data:
+            return (step(*data, batch=batch) for batch in batches)
+        if not self._names:
+            return (step(batch_s=rows) for rows in batches)
+        return (
+            step(*arrays) if isinstance(arrays, (tuple, list)) else step(arrays)
+            for arrays in batches
+        )
 
     def _arguments(self, data: Any, named_data: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         values = list(data)

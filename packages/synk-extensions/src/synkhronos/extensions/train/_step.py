@@ -14,6 +14,7 @@ the whole batch (to rounding) for every batch size and number of processes. The 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from theano.gof import Variable
@@ -21,7 +22,7 @@ from theano.gof import Variable
 import synkhronos as synk
 from synk_theano import brief_traceback
 
-from ._arguments import call_of_1_0
+from ._arguments import call_of_1_0, data_and_rows
 from ._batches import DrawnBatches, with_next
 from ._serial import SerialTrainFunction
 from ._state import TrainingState, training_state
@@ -115,7 +116,8 @@ class TrainFunction:
                 ``bcast_inputs``, and an iterable of what a call takes as ``batch``; the values must
                 not change meanwhile. Or just an iterable that yields the arrays of each batch, one
                 per input in a tuple, or a single one: a thread draws them ahead, up to two
-                batches, and copies them to shared memory.
+                batches, and copies them to shared memory. For a step without inputs, whose data
+                are ``sliceable_shareds``, an iterable of what a call takes as ``batch_s``.
             num_slices: As in a call. With more than 1, rows are not taken ahead.
 
         Raises:
@@ -123,24 +125,17 @@ class TrainFunction:
             What a call raises. If the iterable raises an Exception, the steps of the batches
             before it are taken first.
         """
-        *data, batches = data_and_batches or (None,)
         count = len(self.grad_function.spec.inputs)
-        if not hasattr(batches, "__iter__") or len(data) not in (0, count):
-            raise TypeError(
-                f"steps(): got {len(data_and_batches)} arguments, the last a "
-                f"{type(batches).__name__}; expected one for each of {count} inputs, then an "
-                "iterable of batches, or just an iterable of tuples of arrays"
-            )
-        return self._steps(data, batches, num_slices)
+        data, batches = data_and_rows(data_and_batches, count)
+        delayed = partial(self.grad_function.delayed, num_slices=num_slices)
+        if data:
+            return self._steps(delayed(*data, batch=batch) for batch in batches)
+        if not count:
+            return self._steps(delayed(batch_s=rows) for rows in batches)
+        drawn = DrawnBatches(batches, self.build_inputs)
+        return self._steps((delayed(*arrays) for arrays in drawn), drawn)
 
-    def _steps(self, data: Sequence[Any], batches: Any, num_slices: int) -> Iterator[Any]:
-        delayed = self.grad_function.delayed
-        drawn = None if data else DrawnBatches(batches, self.build_inputs)
-        calls = (
-            (delayed(*data, batch=batch, num_slices=num_slices) for batch in batches)
-            if drawn is None
-            else (delayed(*arrays, num_slices=num_slices) for arrays in drawn)
-        )
+    def _steps(self, calls: Iterator[Any], drawn: DrawnBatches | None = None) -> Iterator[Any]:
         try:
             for call, following in with_next(calls):
                 yield self._take(call, following)
