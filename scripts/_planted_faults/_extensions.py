@@ -64,7 +64,7 @@ EXTENSIONS = (
         "ext-gradient-unweighted",
         "reductions",
         "synkhronos/extensions/train/_step.py",
-        'all_reduce(self.flat_grad, op="avg", weights=gradient)',
+        'all_reduce(self.flat_grad, op="avg", weights=self.grad_function)',
         'all_reduce(self.flat_grad, op="avg")',
         "Ranks count alike in the gradient's average, however many rows each of them has.",
         "train updates_ranks",

@@ -243,7 +243,8 @@ def test_figures_belong_to_the_other_acts(made):
     stats = made.runtime.stats()
     assert {name: stats[name].calls for name in stats if name != "distribute()"} == {"g": 1}
     assert stats["g"].reduce_s > 0
-    assert not [one for one in made.runtime.lint() if one.severity == "error"]
+    ours = {made.f.number, made.g.number}
+    assert not [one for one in made.runtime.lint() if ours & set(one.functions)]
 
 
 class Array:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 # The answer is the last line that begins with this: imported modules may print anything.
 _MARK = "synkhronos-doctor:"
@@ -45,40 +45,26 @@ def ask(code: str, timeout_s: float, environment: Optional[Mapping[str, str]] = 
         timeout_s: Seconds until it is killed, with all that it has started.
         environment: Variables to add to those of this process.
     """
-    done = _run(["-c", _ANSWER + code], timeout_s, environment)
-    if isinstance(done, Answer):
-        return done
-    status, output, errors = done
-    for line in reversed(output.splitlines()):
-        if line.startswith(_MARK):
-            return _read(line[len(_MARK) :])
-    return Answer(problem=_ending(status, errors))
+    return _run(["-c", _ANSWER + code], timeout_s, _after_mark, environment)
 
 
 def ask_module(arguments: list[str], timeout_s: float) -> Answer:
     """Run ``python -m ...``, which prints a JSON object; return it."""
-    done = _run(["-m", *arguments], timeout_s)
-    if isinstance(done, Answer):
-        return done
-    status, output, errors = done
-    begin = output.find("{")
-    answer = _read(output[begin:]) if begin >= 0 else Answer(problem="no answer")
-    return answer if not answer.problem else Answer(problem=_ending(status, errors))
+    return _run(["-m", *arguments], timeout_s, lambda output: output[output.find("{") :])
 
 
-def _read(text: str) -> Answer:
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        return Answer(problem=f"the answer is not JSON: {error}")
-    if not isinstance(values, dict):
-        return Answer(problem="the answer is not a JSON object")
-    return Answer(values)
+def _after_mark(output: str) -> str:
+    lines = (line for line in reversed(output.splitlines()) if line.startswith(_MARK))
+    return next(lines, _MARK)[len(_MARK) :]
 
 
 def _run(
-    arguments: list[str], timeout_s: float, environment: Optional[Mapping[str, str]] = None
-) -> "Answer | tuple[int, str, str]":
+    arguments: list[str],
+    timeout_s: float,
+    find: Callable[[str], str],
+    environment: Optional[Mapping[str, str]] = None,
+) -> Answer:
+    """Run Python; return the JSON object that `find` cuts out of its output."""
     # Files, not pipes: a process that a killed probe has started could keep a pipe open.
     try:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -91,18 +77,27 @@ def _run(
                 start_new_session=True,
             )
             try:
-                status: Optional[int] = process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                status = None
+                status = process.wait(timeout_s)
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-            if status is None:
-                return Answer(problem=f"no answer in {timeout_s:g} s")
-            return status, _text(output), _text(errors)
+            values = _object(find(_text(output)))
+            return (
+                Answer(problem=_ending(status, _text(errors))) if values is None else Answer(values)
+            )
+    except subprocess.TimeoutExpired:
+        return Answer(problem=f"no answer in {timeout_s:g} s")
     except OSError as error:
         return Answer(problem=f"could not be started: {error}")
+
+
+def _object(text: str) -> Optional[dict[str, Any]]:
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def _text(file: Any) -> str:

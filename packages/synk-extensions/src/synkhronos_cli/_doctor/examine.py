@@ -50,7 +50,7 @@ def _fill(report: DoctorReport, name: str, section: Callable[[], list[Item]]) ->
         report.sections[name] = section()
     except Exception as error:  # noqa: BLE001 - the other sections are still worth reporting
         found = f"could not be examined: {type(error).__name__}: {error}"
-        report.sections[name] = [Item(name, MISSING, found, needed=True)]
+        report.sections[name] = [Item(name, MISSING, found)]
 
 
 def _flags(compat: Answer) -> dict[str, dict[str, str]]:

@@ -72,7 +72,7 @@ def examine_gpus(cuda: Answer, has_gpu: bool) -> list[Item]:
         return [Item("GPUs", GOOD, found)]
     if cuda.problem:
         cure = "timeout 20 nvidia-smi"
-        return [Item("CUDA", MISSING, cuda.problem, cure, needed=True)]
+        return [Item("CUDA", MISSING, cuda.problem, cure)]
     items = [_driver(cuda), _gpus(cuda)]
     items += [_library(cuda, name, purpose) for name, purpose in _LIBRARIES.items()]
     pygpu = _pygpu(ask(_PYGPU, PYGPU_TIMEOUT_S))
@@ -119,7 +119,6 @@ def _driver(cuda: Answer) -> Item:
             MISSING,
             f"there is a GPU ({', '.join(cuda.get('hardware') or [])}), but no libcuda.so.1",
             "apt install nvidia-driver (in a container: docker run --gpus all)",
-            needed=True,
         )
     found = f"for CUDA {major}.{minor}; libcuda.so: {(cuda.get('prepared') or {}).get('cuda')}"
     try:
@@ -134,7 +133,7 @@ def _gpus(cuda: Answer) -> Item:
     devices = cuda.get("devices") or []
     if not devices:
         cure = "nvidia-smi; CUDA_VISIBLE_DEVICES; in a container: docker run --gpus all"
-        return Item("GPUs", MISSING, str(cuda.get("error") or "none usable"), cure, needed=True)
+        return Item("GPUs", MISSING, str(cuda.get("error") or "none usable"), cure)
     return Item("GPUs", GOOD, "; ".join(_described(*pair) for pair in enumerate(devices)))
 
 
@@ -154,17 +153,17 @@ def _library(cuda: Answer, name: str, purpose: str) -> Item:
             suffix = "" if major >= 13 else "-cu12"
             install += f" 'nvidia-cuda-nvrtc{suffix}=={major}.{minor}.*'"
         cure = _cure(cuda, install)
-        return Item(f"lib{name}", MISSING, f"{problem} ({purpose})", cure, needed=True)
+        return Item(f"lib{name}", MISSING, f"{problem} ({purpose})", cure)
     return Item(f"lib{name}", GOOD, str((cuda.get("prepared") or {}).get(name)))
 
 
 def _pygpu(pygpu: Answer) -> Item:
     name = "pygpu"
     if pygpu.problem:
-        return Item(name, MISSING, pygpu.problem, _APT, needed=True)
+        return Item(name, MISSING, pygpu.problem, _APT)
     found = f"{pygpu['version']}, libgpuarray's interface {pygpu['api']}, {pygpu['path']}"
     if pygpu["api"][:1] != [2]:
-        return Item(name, MISSING, f"{found}; Theano needs interface 2", _APT, needed=True)
+        return Item(name, MISSING, f"{found}; Theano needs interface 2", _APT)
     return Item(name, GOOD, found)
 
 
@@ -172,7 +171,7 @@ def _theano(device: Answer) -> Item:
     name = "Theano on cuda0"
     if device.problem:
         cure = "THEANO_FLAGS=device=cuda0 python -c 'import synk_theano, theano' shows more"
-        return Item(name, MISSING, device.problem, cure, needed=True)
+        return Item(name, MISSING, device.problem, cure)
     return Item(name, GOOD, "kernels and matrix products give right results")
 
 

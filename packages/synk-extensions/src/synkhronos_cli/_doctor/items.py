@@ -21,23 +21,21 @@ class Item:
 
     Args:
         name: Such as ``cuDNN``.
-        state: ``good``; ``warning`` if it works but could be better; ``missing`` if it is absent or
-            does not work.
+        state: ``good``; ``warning`` if it works but could be better; ``missing`` if this machine
+            needs it, and it is absent or does not work.
         found: What was found, in words.
         cure: The command to type, or what else to do, if it is not good.
-        needed: Whether Synkhronos needs it on this machine.
     """
 
     name: str
     state: str
     found: str
     cure: str = ""
-    needed: bool = False
 
     @property
     def broken(self) -> bool:
         """True if it is needed and missing."""
-        return self.needed and self.state == MISSING
+        return self.state == MISSING
 
     @property
     def fix(self) -> list[str]:
@@ -71,7 +69,8 @@ class DoctorReport:
         return {
             "ok": not self.broken,
             "sections": {
-                name: [asdict(item) for item in items] for name, items in self.sections.items()
+                name: [{**asdict(item), "needed": item.broken} for item in items]
+                for name, items in self.sections.items()
             },
             "flags": self.flags,
         }

@@ -44,12 +44,12 @@ def _shared_memory() -> Item:
         state = os.statvfs(_SHARED_MEMORY)
     except OSError as error:
         cure = f"mkdir -p {_SHARED_MEMORY} && mount -t tmpfs -o size=8g tmpfs {_SHARED_MEMORY}"
-        return Item(name, MISSING, str(error), cure, needed=True)
+        return Item(name, MISSING, str(error), cure)
     size, free = state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
     found = f"{_SHARED_MEMORY}: {in_units(free)} free of {in_units(size)}"
     if not os.access(_SHARED_MEMORY, os.W_OK | os.X_OK):
         cure = f"chmod 1777 {_SHARED_MEMORY} (as root)"
-        return Item(name, MISSING, f"{found}, and not writable", cure, needed=True)
+        return Item(name, MISSING, f"{found}, and not writable", cure)
     if free < _LEAST_SHARED:
         found += ", which is little for NCCL; data that do not fit are kept elsewhere"
         if _in_container():

@@ -102,12 +102,12 @@ def _packages() -> Item:
     if not missing:
         return Item(name, GOOD, ", ".join(found))
     text = ", ".join([*found, f"not installed: {', '.join(missing)}"])
-    return Item(name, MISSING, text, f"pip install {' '.join(missing)}", needed=True)
+    return Item(name, MISSING, text, f"pip install {' '.join(missing)}")
 
 
 def _module(name: str, answer: Answer, cure: str) -> Item:
     if answer.problem:
-        return Item(name, MISSING, answer.problem, cure, needed=True)
+        return Item(name, MISSING, answer.problem, cure)
     return Item(name, GOOD, f"{answer.get('version')}, {answer.get('path')}")
 
 
@@ -122,8 +122,8 @@ def _damaged(compat: Answer, gemm: Answer) -> Item:
     folder = str(compat.get("compiledir"))
     found = f"{folder}: {gemm.problem}; in an empty folder Theano works"
     if not os.access(folder, os.W_OK):
-        return Item("compiled modules", MISSING, found, _other_folder(), needed=True)
-    return Item("compiled modules", MISSING, found, "synkhronos clean --theano-cache", needed=True)
+        return Item("compiled modules", MISSING, found, _other_folder())
+    return Item("compiled modules", MISSING, found, "synkhronos clean --theano-cache")
 
 
 def _other_folder() -> str:
@@ -140,11 +140,11 @@ def _python() -> Item:
     found = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
     if not _is_executable():
         cure = "give this user the right to execute it, or make an environment of your own"
-        return Item("Python", MISSING, f"{found}: cannot be executed", cure, needed=True)
+        return Item("Python", MISSING, f"{found}: cannot be executed", cure)
     if (3, 9) <= sys.version_info[:2] <= (3, 11):
         return Item("Python", GOOD, found)
     cure = "an environment of Python 3.9, 3.10 or 3.11"
-    return Item("Python", MISSING, found, cure, needed=True)
+    return Item("Python", MISSING, found, cure)
 
 
 def _versions(compat: Answer) -> dict[str, str]:
@@ -154,12 +154,12 @@ def _versions(compat: Answer) -> dict[str, str]:
 def _numpy(answer: Answer) -> Item:
     name, cure = "NumPy", "pip install 'numpy>=1.21.6,<1.27'"
     if answer.problem:
-        return Item(name, MISSING, answer.problem, cure, needed=True)
+        return Item(name, MISSING, answer.problem, cure)
     found = str(answer.get("version"))
     numbers = [int(part) for part in found.split(".")[:2] if part.isdigit()]
     if [1, 21] <= numbers < [1, 27]:
         return Item(name, GOOD, f"{found}, {answer.get('path')}")
-    return Item(name, MISSING, f"{found}; Theano needs 1.21 to 1.26", cure, needed=True)
+    return Item(name, MISSING, f"{found}; Theano needs 1.21 to 1.26", cure)
 
 
 def _theano(compat: Answer) -> Item:
@@ -169,12 +169,12 @@ def _theano(compat: Answer) -> Item:
             cure = _other_folder()
         elif "synk_theano_compat" not in compat.problem:
             cure = "python -m synk_theano_compat"
-        return Item("Theano", MISSING, compat.problem, cure, needed=True)
+        return Item("Theano", MISSING, compat.problem, cure)
     found, error = _versions(compat).get("Theano"), compat.get("error")
     if error:
-        return Item("Theano", MISSING, f"{found}: {error}", _cure_of_import(compat), needed=True)
+        return Item("Theano", MISSING, f"{found}: {error}", _cure_of_import(compat))
     if not found:
-        return Item("Theano", MISSING, "not installed", "pip install Theano==1.0.5", needed=True)
+        return Item("Theano", MISSING, "not installed", "pip install Theano==1.0.5")
     found += f", {compat.get('compiledir')}"
     if not compat.get("active"):
         found += "; `import theano` works only after `import synkhronos`"
@@ -196,9 +196,7 @@ def _compiler(compat: Answer) -> Item:
     found = compat.get("compiler") or shutil.which("g++")
     if found:
         return Item("C++ compiler", GOOD, str(found))
-    return Item(
-        "C++ compiler", MISSING, "no g++ on PATH", "apt install g++ (yum: gcc-c++)", needed=True
-    )
+    return Item("C++ compiler", MISSING, "no g++ on PATH", "apt install g++ (yum: gcc-c++)")
 
 
 def _headers() -> Item:
@@ -206,16 +204,16 @@ def _headers() -> Item:
     if os.path.isfile(path):
         return Item("Python's headers", GOOD, path)
     cure = "apt install python3-dev (yum: python3-devel)"
-    return Item("Python's headers", MISSING, f"no {path}", cure, needed=True)
+    return Item("Python's headers", MISSING, f"no {path}", cure)
 
 
 def _blas(compat: Answer, gemm: Answer) -> Item:
     origin = str((compat.get("blas") or {}).get("origin"))
     if gemm.problem:
-        return Item("BLAS", MISSING, f"{origin}; a product failed: {gemm.problem}", needed=True)
+        return Item("BLAS", MISSING, f"{origin}; a product failed: {gemm.problem}")
     if not gemm["right"]:
         cure = "name another BLAS in blas.ldflags of THEANO_FLAGS"
-        return Item("BLAS", MISSING, f"{origin}: wrong numbers", cure, needed=True)
+        return Item("BLAS", MISSING, f"{origin}: wrong numbers", cure)
     seconds = float(gemm["seconds"])
     speed = _GEMM_FLOP / seconds / 1e9
     found = f"{origin}; 768 x 768 float32: {seconds * 1e3:.1f} ms, {speed:.0f} GFLOP/s"
