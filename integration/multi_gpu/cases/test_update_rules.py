@@ -31,18 +31,19 @@ def _wrapped(rule):
 
 
 def _model(place, dtype):
-    params = [shared(values(dtype, shape), place, f"p{shape}") for shape in [(4, 3), (3,)]]
+    params = [shared(values(dtype, shape), place, f"p{shape}") for shape in [(4, 32), (32,)]]
     x = T.TensorType(dtype, (False, False))("x")
     return params, x, T.sqr(x.dot(params[0]) + params[1]).sum(axis=1).mean()
 
 
+@pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("rule, dtype, is_wrapped", CASES)
-def test_steps_are_those_on_the_host(synk, n, device_set, rule, dtype, is_wrapped):
+def test_steps_are_those_on_the_host(synk, n, device_set, rule, dtype, is_wrapped, flat):
     place = "host" if device_set.kind == "cpu" else "device"
     chosen = getattr(updates, rule)
     chosen = _wrapped(chosen) if is_wrapped else chosen
     params, x, loss = _model(place, dtype)
-    train = make_train_function(loss, params, [x], chosen, learning_rate=0.05)
+    train = make_train_function(loss, params, [x], chosen, learning_rate=0.05, flat=flat)
 
     twins, y, twin_loss = _model("host", dtype)
     split = chosen(twin_loss, twins, learning_rate=0.05)
@@ -59,3 +60,6 @@ def test_steps_are_those_on_the_host(synk, n, device_set, rule, dtype, is_wrappe
         assert np.abs(results[0] - twin.get_value()).max() <= 10 * TOLERANCE[dtype]
         for got in results:
             np.testing.assert_array_equal(got, results[0])
+    if place == "device" and flat and not is_wrapped and rule != "sgd_nonflat":
+        last = params[1].get_value(borrow=True, return_internal_type=True)
+        assert last.offset == 128 * last.itemsize

@@ -18,7 +18,7 @@ from synkhronos.extensions.train import (
 )
 
 TOLERANCE = 1e-10
-ROWS, FEATURES, HIDDEN, CLASSES = 160, 12, 9, 4  # 160 = 3 * 53 + 1: the last batch has one row
+ROWS, FEATURES, HIDDEN, CLASSES = 160, 12, 16, 4  # 160 = 3 * 53 + 1: the last batch has one row
 RULES = {
     "sgd": {"learning_rate": 0.3},
     "nesterov_momentum": {"learning_rate": 0.1},
@@ -53,14 +53,14 @@ def largest_difference(model, other):
     return max(np.abs(a - b).max() for a, b in zip(model.values(), other.values()))
 
 
-def twins(rule, **settings):
+def twins(rule, flat=None, **settings):
     """Two equal models, with a serial and a parallel training function."""
     serial, parallel = Model(), Model()
     f = make_train_function_theano(
         serial.loss, serial.params, [serial.x, serial.y], rule, **settings
     )
     g = make_train_function(
-        parallel.loss, parallel.params, [parallel.x, parallel.y], rule, **settings
+        parallel.loss, parallel.params, [parallel.x, parallel.y], rule, flat=flat, **settings
     )
     return serial, parallel, f, g
 
@@ -124,12 +124,23 @@ def test_epochs_equal_plain_theano(processes, name):
     ],
 )
 def test_other_rules_equal_plain_theano(processes, name, settings):
-    serial, parallel, f, g = twins(getattr(updates, name), **settings)
+    serial, parallel, f, g = twins(getattr(updates, name), flat=True, **settings)
     x, y = dataset()
     for indexes in index_batches(ROWS, 53, np.random.RandomState(0)):
         f(x, y, batch=indexes)
         g(x, y, batch=indexes)
     assert largest_difference(serial, parallel) <= TOLERANCE
+    arrays = [param.get_value(borrow=True) for param in parallel.params]
+    assert len({id(array.base) for array in arrays}) == 1
+
+
+@with_two
+@pytest.mark.parametrize("flat", [None, False])
+def test_parameters_are_apart_unless_that_is_quicker(processes, flat):
+    _, parallel, _, g = twins(updates.sgd, flat=flat, learning_rate=0.1)
+    g(*dataset())
+    arrays = [param.get_value(borrow=True) for param in parallel.params]
+    assert len({id(array.base) for array in arrays if array.base is not None}) != 1
 
 
 def test_flat_grad_holds_the_whole_batchs_gradient_in_every_rank(processes):

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ._api.replica_watch import ReplicaDifference, ReplicaWatch
     from ._api.runtime import Runtime
     from ._api.watches import FiniteWatch
+    from ._graph.flat_updates import flat_updates
     from ._graph.rowwise.check import Verdict, Verdicts
     from ._tracebacks import brief_traceback
     from ._watch.findings import Finding, Findings
@@ -58,6 +59,7 @@ _compat_hook.install()
 __version__ = "0.1.0"
 
 _HOMES = {
+    "._graph.flat_updates": "flat_updates",
     "._graph.rowwise.check": "Verdict Verdicts",
     "._wire.data": "Data",
     "._api.function": "Delayed Function",
@@ -117,6 +119,7 @@ __all__ = [
     "WorkerFailed",
     "WorkerStalled",
     "brief_traceback",
+    "flat_updates",
 ]
 
 

@@ -23,6 +23,7 @@ from synk_theano._wire.messages import Form
 from synk_theano.exceptions import InputValueError, SpecError
 
 from .devices.ends import on_device
+from .flat_updates import is_flat, protected
 from .leaves import rowless_updates
 from .random_streams import is_random
 from .reduce_op import in_one_order
@@ -104,6 +105,8 @@ def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any
         updates = [(target, value) for target, value in updates if is_random(target)]
         if kwargs.get("no_default_updates") is not True:
             kwargs["no_default_updates"] = [*(kwargs.get("no_default_updates") or ()), *targets]
+    if is_flat(updates):
+        kwargs["mode"] = protected(kwargs.get("mode"))
     # A function for a device is linked twice: as compiled, and with device inputs and outputs.
     with (
         linked_by_kind() if is_gpu else nullcontext(),
