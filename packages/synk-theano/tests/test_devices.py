@@ -102,6 +102,10 @@ def test_cpu_processes_are_refused_where_variables_lie_on_a_device(gpus):
         ((None, None, 0, []), InputTypeError, "expected a list of names"),
         ((None, None, 0, [0, 1]), InputTypeError, "expected a list of names"),
         ((None, None, 0, 5), InputTypeError, "expected a list of names"),
+        ((None, None, 0, [("cuda0", "cuda1"), 5]), InputTypeError, "of groups of names"),
+        ((None, None, 0, [("cuda0",), ()]), InputTypeError, "of groups of names"),
+        ((None, None, 0, [("cuda0", 1)]), InputTypeError, "of groups of names"),
+        ((None, None, 0, [("cuda0", "cpu")]), InputValueError, "expected a name such as 'cuda0'"),
         ((None, None, 0, ["cuda"]), InputValueError, "expected a name such as 'cuda0'"),
         ((None, None, 0, ["opencl"]), InputValueError, "expected a name such as 'cuda0'"),
         ((None, None, 0, ["cpu"]), InputValueError, "use_gpu=False"),
@@ -113,6 +117,24 @@ def test_cpu_processes_are_refused_where_variables_lie_on_a_device(gpus):
 def test_bad_arguments(gpus, arguments, error, text):
     with pytest.raises(error, match=text):
         assignment.choose(*arguments)
+
+
+def test_several_devices_for_each_rank(gpus, monkeypatch):
+    ranks = assignment.choose(None, None, 1, [("cuda0", "cuda1"), ["cuda2", "cuda3"], "cuda4"])
+    assert (ranks.size, ranks.devices) == (3, ("cuda0", "cuda2", "cuda4"))
+    assert ranks.distinct_gpus
+    assert ranks.noun == "5 GPUs"
+    assert ranks.lines == (
+        "Synkhronos attempting to use cuda0 with cuda1, cuda2 with cuda3, cuda4...",
+    )
+    assert ranks.contexts(1) == {None: "cuda2", "dev0": "cuda2", "dev1": "cuda3"}
+    assert ranks.contexts(2) == {None: "cuda4", "dev0": "cuda4"}
+
+    monkeypatch.setattr(assignment, "_names_in_flags", lambda: ["dev0", "other"])
+    assert ranks.contexts(2) == {None: "cuda4", "dev0": "cuda4", "other": "cuda4"}
+    ranks = assignment.choose(None, None, 0, ["cuda1", "cuda0"])
+    assert ranks.contexts(0) == {None: "cuda1", "dev0": "cuda1", "other": "cuda1"}
+    assert assignment.choose(2, False, 0, None).contexts(1) == {}
 
 
 def test_named_devices(gpus):
@@ -312,7 +334,7 @@ def test_small_results_are_downloaded_at_once_and_large_ones_fetched(monkeypatch
     driver = FakeDriver()
     ordered = []
     driver.download_on = lambda *order: ordered.append(order)
-    monkeypatch.setattr(host_memory, "is_on_device", lambda value: isinstance(value, Stand))
+    monkeypatch.setattr(host_memory, "is_on_default_device", lambda value: isinstance(value, Stand))
     downloads = host_memory.Downloads(driver, 3, STREAM, np.zeros(64, np.uint8))
     small = [Stand(np.float32(1.5)), Stand(np.arange(3.0)), Stand(np.zeros((0, 2)))]
     host, large = np.arange(4), Stand(np.arange(100))

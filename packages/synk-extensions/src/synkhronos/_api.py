@@ -40,7 +40,7 @@ def fork(
     stall_s: float = 60.0,
     atomic: bool = True,
     random_streams: str = "per_rank",
-    devices: Optional[Sequence[str]] = None,
+    devices: Optional[Sequence[Union[str, Sequence[str]]]] = None,
     nccl: Optional[bool] = None,
 ) -> int:
     """Start the worker processes, and initialise this process's GPU if there are GPUs.
@@ -72,7 +72,8 @@ def fork(
         random_streams: "per_rank" (each rank draws its own numbers, this process the same as in
             serial Theano), or "identical" (all ranks draw the same).
         devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, such
-            as ``["cuda0", "cuda2"]``.
+            as ``["cuda0", "cuda2"]``; or several for each rank, such as ``[("cuda0", "cuda1"),
+            ("cuda2", "cuda3")]``, under the context names "dev0" and "dev1".
         nccl: whether collectives of GPUs use NCCL. None uses it if it is installed; otherwise they
             use host memory, which is slower, and `fork()` prints this.
 

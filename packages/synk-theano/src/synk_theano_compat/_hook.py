@@ -36,6 +36,7 @@ WATCHED = frozenset(
         "theano.gpuarray",
         "theano.gpuarray.dnn",
         "theano.gpuarray.linalg",
+        "theano.gpuarray.opt",
         "theano.scalar.basic_scipy",
         "theano.scalar.basic",
         "theano.tensor.basic",

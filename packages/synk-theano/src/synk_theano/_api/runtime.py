@@ -32,13 +32,12 @@ from typing import (
     Iterator,
     List,
     Optional,
-    Sequence,
     Tuple,
     Union,
 )
 
 from synk_theano._graph.cache_safety import warn_of_cache
-from synk_theano._graph.devices.assignment import choose, choose_nccl
+from synk_theano._graph.devices.assignment import Devices, choose, choose_nccl
 from synk_theano._graph.environment import compiler_note
 from synk_theano._graph.facts import unequal_replicas
 from synk_theano._graph.rowwise.check import Verdicts, check_spec, check_updates, warn_of_wrong
@@ -86,7 +85,9 @@ class Runtime:
         random_streams: "per_rank" (different numbers on every rank, the master's as in serial
             Theano) or "identical" (the same on all).
         devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, as
-            in ``["cuda0", "cuda2"]`` or ``["opencl0:0"]``.
+            in ``["cuda0", "cuda2"]`` or ``["opencl0:0"]``; or several for each rank, as in
+            ``[("cuda0", "cuda1"), ("cuda2", "cuda3")]``, which are its contexts "dev0", "dev1"; the
+            first is the default one, too.
         nccl: whether collectives of GPUs go through NCCL; None for that if it is there and each
             rank has a GPU to itself, else they go through host memory.
         timeline: a file for a `Timeline` from the start to `close()`; see `timeline`.
@@ -115,7 +116,7 @@ class Runtime:
         stall_s: float = Settings.stall_s,
         atomic: bool = True,
         random_streams: str = "per_rank",
-        devices: Optional[Sequence[str]] = None,
+        devices: Optional[Devices] = None,
         nccl: Optional[bool] = None,
         timeline: Optional[str] = None,
         report: Optional[Callable[[str], None]] = None,

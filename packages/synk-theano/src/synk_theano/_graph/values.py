@@ -20,6 +20,14 @@ def is_on_device(value: Any) -> bool:
     return gpuarray is not None and isinstance(value, gpuarray.GpuArray)
 
 
+def is_on_default_device(value: Any) -> bool:
+    """Return whether a value is an array on the device of Theano's default context."""
+    if not is_on_device(value):
+        return False
+    default = sys.modules["theano.gpuarray.type"].get_context(None)
+    return bool(value.context is default)
+
+
 def is_array(value: Any) -> bool:
     """Return whether a value is an array, on the host or a device; random states may be none."""
     return isinstance(value, np.ndarray) or is_on_device(value)

@@ -120,7 +120,7 @@ class Controller:
             if self._group is not None:
                 undo.callback(self._group.discard)
             self._pool = start_workers(
-                self.rank, settings, ranks.devices, self._group, times_ref, flight_ref, watchdog
+                self.rank, settings, ranks, self._group, times_ref, flight_ref, watchdog
             )
             undo.pop_all()
         self._pids = [*self._pool.pids[:master], self._owner, *self._pool.pids[master:]]
@@ -132,7 +132,7 @@ class Controller:
         atexit.register(self.close)
         try:
             # At the same time as the workers take theirs.
-            self.rank.device = take(ranks.devices[master] if ranks.devices else None, settings.nccl)
+            self.rank.device = take(ranks.contexts(master), settings.nccl)
         except BaseException as error:
             self._end(f"{type(error).__name__} at its start")
             raise

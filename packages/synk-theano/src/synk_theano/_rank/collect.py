@@ -7,7 +7,13 @@ from typing import Any, Dict, List, Optional, Sequence
 import numpy as np
 
 from synk_theano._graph.devices.device import takes_reduction
-from synk_theano._graph.values import at_least_1d, concatenated, in_c_order, is_on_device
+from synk_theano._graph.values import (
+    at_least_1d,
+    concatenated,
+    in_c_order,
+    is_on_default_device,
+    is_on_device,
+)
 from synk_theano.exceptions import InputValueError
 
 
@@ -40,7 +46,7 @@ def collect_on_device(
     results = list(values)
     together: Dict[str, List[int]] = {}
     for i, (op, value) in enumerate(zip(ops, values)):
-        stays = op is not None and is_on_device(value)
+        stays = op is not None and is_on_default_device(value)
         if stays and (op == "gather" or takes_reduction([value])):
             together.setdefault(str(op), []).append(i)
         else:

@@ -19,6 +19,7 @@ from synk_theano._graph.values import (
     empty_like,
     in_c_order,
     is_array,
+    is_on_default_device,
     is_on_device,
     is_plain,
     on_host,
@@ -257,8 +258,8 @@ def _values(
 ) -> List[Any]:
     """Return this rank's values of variables: the arrays themselves, without copies.
 
-    All are on the device if all variables are and the communicator takes them there; else all are
-    in host memory, copied where necessary. All ranks choose alike.
+    All are on the default device if all variables are and the communicator takes them there; else
+    all are in host memory, copied where necessary. All ranks choose alike.
 
     Args:
         through_host: use host memory in any case.
@@ -268,7 +269,7 @@ def _values(
     if (
         not through_host
         and here.device.takes_collectives
-        and all(map(is_on_device, values))
+        and all(map(is_on_default_device, values))
         and (not reducible or takes_reduction(values))
     ):
         return [in_c_order(value) for value in values]
@@ -277,8 +278,8 @@ def _values(
 
 def _put(here: Workplace, number: int, array: np.ndarray) -> None:
     """Store a copy of an array in shared memory as a variable's value."""
-    on_device = is_on_device(value_of(here.registry[number]))
-    _store(here, number, here.device.bring(array) if on_device else np.array(array))
+    stays = is_on_default_device(value_of(here.registry[number]))
+    _store(here, number, here.device.bring(array) if stays else np.array(array))
 
 
 def _room(here: Workplace, number: int, value: Any) -> Any:

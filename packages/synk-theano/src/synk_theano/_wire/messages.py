@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from synk_shm import Handle
 from synk_theano._plan.rows import Bounds
@@ -286,7 +286,7 @@ class Hello:
         ticket: for joining the other ranks.
         directory: the master's current folder.
         times, flight: shared arrays; see `_watch.stats` and `_watch.flight`.
-        device: where to compute, by Theano's name; None for the processor.
+        contexts: of the devices to compute on; see `_graph.devices.assignment.Contexts`.
         authkey: the master's, of multiprocessing: shared memory identifies a family by it.
     """
 
@@ -300,7 +300,7 @@ class Hello:
     theano_config: Dict[str, Any]
     times: ArrayRef
     flight: ArrayRef
-    device: Optional[str]
+    contexts: Mapping[Optional[str], str]
     authkey: bytes
 
 

@@ -20,6 +20,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Un
 import synk_comm
 import synk_shm
 from synk_theano._graph import environment
+from synk_theano._graph.devices.assignment import Assignment
 from synk_theano._rank.workplace import Workplace
 from synk_theano._wire.channel import ChannelClosed
 from synk_theano._wire.messages import ArrayRef, Failure, Hello, Ready, Settings
@@ -310,7 +311,7 @@ def _calling(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], Non
 def start_workers(
     master: Workplace,
     settings: Settings,
-    devices: Optional[Sequence[str]],
+    ranks: Assignment,
     group: Optional[synk_comm.Group],
     times: ArrayRef,
     flight: ArrayRef,
@@ -321,7 +322,7 @@ def start_workers(
     Args:
         master: this process's rank.
         settings: of the runtime.
-        devices: each rank's device, or None for CPU processes.
+        ranks: their devices.
         group: for them to join; None if there are no workers.
         times, flight: see `Hello`.
         watchdog: kills those that outlive the master.
@@ -331,7 +332,7 @@ def start_workers(
     """
     if group is None:
         return WorkerPool(())
-    variables = environment.worker_environment(master.size, bool(devices))
+    variables = environment.worker_environment(master.size, bool(ranks.devices))
     options, import_path = environment.theano_options(), environment.import_path()
     folder, authkey = environment.current_folder(), bytes(current_process().authkey)
     starts = [
@@ -347,7 +348,7 @@ def start_workers(
                 theano_config=options,
                 times=times,
                 flight=flight,
-                device=devices[rank] if devices else None,
+                contexts=ranks.contexts(rank),
                 authkey=authkey,
             ),
             variables,

@@ -93,6 +93,8 @@ AFTER: dict[str, tuple[Patch, ...]] = {
         Patch("G8", "one stream for cuDNN and libgpuarray", convolutions.one_stream),
         Patch("G9", "choices of cuDNN's algorithms", convolutions.remembered_choices),
     ),
+    "theano.gpuarray": (Patch("G10", "several names of a device", pygpu.several_names),),
+    "theano.gpuarray.opt": (Patch("G11", "no default context", pygpu.no_default_context),),
     "theano.gpuarray.linalg": (Patch("P10", "setuptools", setuptools.remove_stand_in),),
     "pygpu": (Patch("G1", "CUDA's libraries", pygpu.watch_pygpu),),
 }

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from functools import cache
-from typing import Any, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import synk_comm
 from synk_comm import cuda
@@ -27,28 +27,55 @@ USE_GPU = "SYNKHRONOS_USE_GPU"
 MOST_RANKS = 1024
 """Processes on one machine at most: a larger number is a mistake."""
 
+Devices = Sequence[Union[str, Sequence[str]]]
+"""As users give them: the device of each rank, or the devices."""
+
 DOCTOR = "`synkhronos doctor` shows what is installed, and what to install"
+
+
+Contexts = Mapping[Optional[str], str]
+"""Theano's names of a rank's devices, by the names of their contexts. None names the default one,
+where variables without a target lie and NCCL works. Empty for a CPU process.
+"""
 
 
 class Assignment(NamedTuple):
     """The number of ranks, and the device of each.
 
     Attributes:
-        devices: Theano's names of devices by rank; () for CPU processes.
+        devices: Theano's names of devices by rank, that of the default context; () for CPU
+            processes.
         lines: lines to report to the user.
+        groups: all devices of each rank, if a rank has several.
     """
 
     size: int
     devices: Tuple[str, ...]
     lines: Tuple[str, ...]
+    groups: Tuple[Tuple[str, ...], ...] = ()
+
+    def contexts(self, rank: int) -> Contexts:
+        """Return the contexts of a rank.
+
+        A group's devices are named dev0, dev1 and so on. Other names that Theano's flags define
+        mean the default device.
+        """
+        if not self.devices:
+            return {}
+        default = self.devices[rank]
+        named: Dict[Optional[str], str] = dict.fromkeys(_names_in_flags(), default)
+        if self.groups:
+            named.update((f"dev{i}", name) for i, name in enumerate(self.groups[rank]))
+        return {None: default, **named}
 
     @property
     def noun(self) -> str:
         """The ranks in words, as in "2 GPUs"."""
         if not self.devices:
             return f"{self.size} CPU {'process' if self.size == 1 else 'processes'}"
-        kind = "GPU" if all(name.startswith("cuda") for name in self.devices) else "device"
-        return f"{self.size} {kind}{'' if self.size == 1 else 's'}"
+        several = [name for group in self.groups for name in group] or self.devices
+        kind = "GPU" if all(name.startswith("cuda") for name in several) else "device"
+        return f"{len(several)} {kind}{'' if len(several) == 1 else 's'}"
 
     @property
     def distinct_gpus(self) -> bool:
@@ -61,7 +88,7 @@ def choose(
     n_parallel: Optional[int],
     use_gpu: Optional[bool],
     master_rank: int,
-    devices: Optional[Sequence[str]],
+    devices: Optional[Devices],
 ) -> Assignment:
     """Choose the number of ranks and their devices; see `Runtime` for the arguments.
 
@@ -114,18 +141,19 @@ def _use_gpu_from_environment() -> Optional[bool]:
 
 
 def _named(
-    devices: Sequence[str],
+    devices: Devices,
     n_parallel: Optional[int],
     use_gpu: Optional[bool],
     master_rank: int,
 ) -> Assignment:
-    names = tuple(devices) if isinstance(devices, (list, tuple)) else ()
-    if not names or not all(isinstance(name, str) for name in names):
+    groups = _groups(devices)
+    if not groups:
         raise InputTypeError(
             f"devices: got {devices!r}, expected a list of names such as ['cuda0', 'cuda1'], one "
-            f"for each rank"
+            f"for each rank, or of groups of names such as [('cuda0', 'cuda1'), ('cuda2', 'cuda3')]"
         )
-    for name in names:
+    names = tuple(group[0] for group in groups)
+    for name in [name for group in groups for name in group]:
         if not re.fullmatch(r"cuda\d+|opencl\d+:\d+", name):
             raise InputValueError(
                 f"devices: got {name!r}, expected a name such as 'cuda0' or 'opencl0:0'; for CPU "
@@ -137,8 +165,30 @@ def _named(
             f"use_gpu={use_gpu}; give devices alone"
         )
     whole(master_rank, 0, len(names) - 1, "master_rank")
-    line = f"Synkhronos attempting to use {', '.join(names)}..."
-    return Assignment(len(names), names, (line,))
+    line = f"Synkhronos attempting to use {', '.join(' with '.join(group) for group in groups)}..."
+    has_groups = not all(isinstance(entry, str) for entry in devices)
+    return Assignment(len(names), names, (line,), tuple(groups) if has_groups else ())
+
+
+def _groups(devices: Any) -> List[Tuple[str, ...]]:
+    """Return the devices of each rank; an empty list if they are given in no such form."""
+    if not isinstance(devices, (list, tuple)):
+        return []
+    groups = [(entry,) if isinstance(entry, str) else entry for entry in devices]
+    for group in groups:
+        if not isinstance(group, (list, tuple)) or not group:
+            return []
+        if not all(isinstance(name, str) for name in group):
+            return []
+    return [tuple(group) for group in groups]
+
+
+def _names_in_flags() -> List[str]:
+    """Return the names of contexts that Theano's flag ``contexts`` defines."""
+    import theano
+
+    pairs = filter(None, theano.config.contexts.split(";"))
+    return [pair.partition("->")[0].strip() for pair in pairs]
 
 
 def _with_held(
@@ -193,19 +243,20 @@ def device_in_use() -> Optional[str]:
     return name
 
 
-def take(name: Optional[str], nccl: bool) -> Any:
-    """Initialize a device in this process: from now on new shared variables of floats lie there,
-    and functions compute there.
+def take(contexts: Contexts, nccl: bool) -> Any:
+    """Initialize devices in this process: from now on new shared variables of floats lie on the
+    default one, and functions compute there.
 
     Args:
-        name: Theano's name; None for the processor.
+        contexts: of this rank.
         nccl: whether collectives go through NCCL.
 
     Raises:
-        StartError: the device cannot be used.
+        StartError: a device cannot be used.
     """
-    if name is None:
+    if not contexts:
         return Cpu()
+    name = contexts[None]
     problem = why_no_pygpu()
     if problem:
         raise StartError(f"device {name}: {problem}; {DOCTOR}")
@@ -221,14 +272,39 @@ def take(name: Optional[str], nccl: bool) -> Any:
         # If it is in use already, this makes new variables and functions use it.
         theano.gpuarray.use(_known_as(name) if held else name)
         context = theano.gpuarray.get_context(None)
+        for named, other in contexts.items():
+            if named is not None:
+                name = other
+                _name_context(named, other)
+    except StartError:
+        raise
     except Exception as error:
         raise StartError(
             f"device {name} cannot be initialized: {type(error).__name__}: {error}; {DOCTOR}"
         ) from error
+    name = contexts[None]
     _set_values_anew()
     device = Gpu(name, context, nccl)
     device.enter()
     return device
+
+
+def _name_context(name: str, device: str) -> None:
+    """Have a context name mean a device.
+
+    Raises:
+        StartError: it means another one already.
+    """
+    gpuarray = sys.modules["theano.gpuarray"]
+    if name in _names_in_flags() and name in gpuarray.type.list_contexts():
+        return  # the user's own choice, for this process
+    known = _known_as(device) if device == device_in_use() else device
+    gpuarray.init_dev(known, name)
+    if gpuarray.get_context(name) is not gpuarray.init_dev.devmap[known]:
+        raise StartError(
+            f"context name {name!r} means another device than {device} in this process already; "
+            f"give the same devices as before, or start a new process"
+        )
 
 
 @cache

@@ -79,8 +79,10 @@ class _Ends:
         spoiled: Set[int] = set(flat.outputs)
         for place, (_, sources, outputs) in enumerate(flat.nodes):
             for source in arguments.intersection(sources):
-                if _is_copy(self._op(place), "GpuFromHost") and source not in candidates:
-                    candidates[source] = flat.types[outputs[0][0]]
+                type_ = flat.types[outputs[0][0]]
+                is_copy = _is_copy(self._op(place), "GpuFromHost") and type_.context_name is None
+                if is_copy and source not in candidates:
+                    candidates[source] = type_
                 elif type(self._op(place)).__name__ not in _SHAPES:
                     # A second copy counts, too: an in-place operation may overwrite either of them.
                     spoiled.add(source)

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, NamedTuple
 import numpy as np
 
 from synk_comm import cuda
-from synk_theano._graph.values import is_on_device
+from synk_theano._graph.values import is_on_default_device
 
 _logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class Downloads:
         started = list(values)
         with self._driver.entered(self._device):
             for i, value in enumerate(values):
-                if not is_on_device(value) or not value.size:
+                if not is_on_default_device(value) or not value.size:
                     continue
                 nbytes = value.size * value.itemsize
                 if self._used + nbytes > len(self._room) or not value.flags["C_CONTIGUOUS"]:

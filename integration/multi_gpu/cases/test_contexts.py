@@ -1,0 +1,51 @@
+"""Several devices in a rank, by the names of Theano's contexts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "_contexts.py"
+LIMIT_S = 300
+
+
+def of(device_set):
+    """The device of each rank."""
+    return list(device_set.devices) or [f"cuda{i}" for i in range(device_set.ranks)]
+
+
+def groups_of(device_set):
+    """Both names on each rank's own device; and all devices in one rank, if there are two."""
+    names = of(device_set)
+    found = [[[name, name] for name in names]]
+    if len(set(names)) > 1:
+        found.append([names[:2]])
+    return found
+
+
+@pytest.mark.parametrize("by", ["groups", "flags", "plain Theano"])
+def test_a_model_is_divided_over_the_devices_of_a_rank(device_set, by):
+    if device_set.kind == "cpu":
+        pytest.skip("processors have no contexts")
+    flags = os.environ.get("THEANO_FLAGS", "")
+    attempts = [(devices, flags) for devices in groups_of(device_set)]
+    if by != "groups":
+        first, last = of(device_set)[0], of(device_set)[-1]
+        ranks = of(device_set) if by == "flags" else []
+        attempts = [(ranks, f"{flags},contexts=dev0->{first};dev1->{last}")]
+    for devices, given in attempts:
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), json.dumps(devices)],
+            env={**os.environ, "THEANO_FLAGS": given},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert done.stdout.endswith("right\n"), done.stdout + done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
