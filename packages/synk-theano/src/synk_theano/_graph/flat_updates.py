@@ -125,7 +125,7 @@ def _remember(vector: Any, parts: Sequence[Any]) -> None:
 def _whole_of(arrays: Sequence[Any]) -> Any:
     """Return the vector that these arrays, in this order, are all parts of; None if there is none.
 
-    Identity tells: pygpu's views do not know what they are views of.
+    Compared by identity, because pygpu's views have no base.
     """
     vector, parts = _wholes.get(id(arrays[0]), (None, []))
     if len(parts) != len(arrays):
@@ -319,7 +319,7 @@ def flat_updates(updates: Iterable[Update], least: Optional[int] = None) -> List
     pairs = [(update[0], update[1]) for update in updates]
     flat = list(pairs)
     if str(theano.config.mode).lower().startswith("debug"):
-        return flat  # it compares what lies in whose memory with what Theano can be told
+        return flat  # it checks that results share no memory but as an op's `view_map` says
     runs: Dict[Any, List[List[_Member]]] = {}
     for place, (target, value) in enumerate(pairs):
         member = _member(place, target, value)
