@@ -77,7 +77,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # What nobody asks for costs no time at import.
+    # Imported when first used: they take time.
     if name in ("nccl", "why_no_nccl"):
         from ._backends.nccl import communicator as backend
 

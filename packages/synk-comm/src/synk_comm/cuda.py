@@ -125,7 +125,7 @@ class Driver:
         return text.value.decode("ascii", "replace")
 
     def uuid(self, device: int) -> str:
-        """Return what tells a device from all others, in whatever order a process sees them."""
+        """Return a device's own identifier, the same in every process."""
         text = ctypes.create_string_buffer(16)
         self._call("cuDeviceGetUuid", text, self._handle(device))
         return text.raw.hex()

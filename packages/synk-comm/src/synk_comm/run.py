@@ -1,6 +1,6 @@
 """Start a program on several ranks: ``python -m synk_comm.run -n 4 script.py [args]``.
 
-The program finds its group with ``comm = synk_comm.connect()``. ``--help`` tells the rest.
+The program finds its group with ``comm = synk_comm.connect()``. See ``--help``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             crew.wait(deadline, _FAILURE_GRACE_S)
             for output in outputs:
                 output.finish()
-        except BrokenPipeError:  # whoever read our output has gone, and wants no more
+        except BrokenPipeError:  # the reader of our output has gone
             for output in outputs:
                 output.drop()
             return 128 + signal.SIGPIPE
@@ -248,7 +248,7 @@ class _Output:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write everything, also to a descriptor that somebody has set not to block."""
+    """Write everything, also to a descriptor that does not block."""
     rest = memoryview(data)
     while rest:
         try:
@@ -274,7 +274,7 @@ class _SignalForwarder:
         for signum in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup, or a shell's background
                 self._before[signum] = signal.signal(signum, self._pass_on)
-        # Whoever ignores it learns no child's exit code, and may have been started so.
+        # It may be ignored from the start; then no exit code of a child is known.
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 

@@ -77,7 +77,7 @@ def write(content: Mapping[str, Any]) -> Path:
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     path = place / f"{moment}-{os.getpid()}-{next(_numbers):04d}.json"
     text = json.dumps(content, indent=1)
-    # Complete or not at all, for whoever reads meanwhile.
+    # Complete or not at all, for a process that reads meanwhile.
     draft = path.with_suffix(".part")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -25,7 +25,7 @@ def all_reduce(x: Any, op: str = "sum", *, cost: str = "mean") -> Any:
     r"""Reduce an expression over the ranks that take part in a call; every rank gets the result.
 
     It blocks until all of them have computed their `x`, and goes through host memory, also where
-    the ranks compute on GPUs. Where nobody is to be met (plain Theano, ``f.as_theano()``, a
+    the ranks compute on GPUs. Where there are no other ranks (plain Theano, ``f.as_theano()``, a
     single rank) it is `x` itself: a graph over all rows means the same there as over the ranks'.
 
     Ranks without rows contribute nothing, and no slice waits for another: with ``num_slices=``,

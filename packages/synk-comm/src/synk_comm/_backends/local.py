@@ -85,7 +85,7 @@ class LocalFabric(Fabric):
             )
 
     def _wait(self, late: Callable[[], list[int]], deadline: float, doing: str) -> None:
-        """Wait, under the hub's lock, until nobody is late."""
+        """Wait, under the hub's lock, until no rank is late."""
         began = time.monotonic()
         while late():
             self._hub.changed.wait(min(SLICE_S, max(deadline - time.monotonic(), 1e-4)))
@@ -139,10 +139,10 @@ class LocalFabric(Fabric):
             if mine is not None:
                 members = groups[mine]
                 half = hub.halves.setdefault(tuple(members), LocalHub(len(members)))
-        share(None)  # everybody has taken the new hub
+        share(None)  # all have taken the new hub
         with hub.changed:
             hub.halves.clear()
-        share(None)  # and nobody finds an old one in the next split
+        share(None)  # so that none finds an old one in the next split
         if mine is None:
             return None
         return LocalFabric(members.index(self.rank), len(members), self.watch, hub=half)
@@ -188,7 +188,7 @@ class LocalFabric(Fabric):
 def local_group(size: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Communicator]:
     """Make a group of threads of this process: one communicator for each, in rank order.
 
-    With size 1 there is nobody to wait for: every collective returns at once.
+    With size 1 there are no others to wait for: every collective returns at once.
     """
     if operator.index(size) < 1:
         raise ValueError(f"size must be at least 1, got {size!r}")

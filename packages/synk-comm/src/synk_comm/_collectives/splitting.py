@@ -76,7 +76,7 @@ def _look_at(old: Fabric, new: Fabric, members: Sequence[int]) -> Watch:
 
     Only the old group can report a rank that dies before it has entered the new one. A rank that
     has entered, or goes elsewhere, may leave the old group at once. If the old group is aborted,
-    nobody can say who still comes.
+    it is unknown which ranks still come.
 
     Args:
         members: the ranks, in the old group, of the new one.
@@ -126,7 +126,7 @@ def in_ranks_of_the_old(exc: CommError, members: Sequence[int]) -> CommError:
     """
     if is_of_watch(exc):
         return exc
-    if isinstance(exc, (AbortedError, PeerLost)) and exc.rank < 0:  # nobody knows whose fault
+    if isinstance(exc, (AbortedError, PeerLost)) and exc.rank < 0:  # the cause is unknown
         return exc
     if isinstance(exc, PeerLost):
         return lost(members[exc.rank], exc.reason)

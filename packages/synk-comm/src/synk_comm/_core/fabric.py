@@ -112,7 +112,7 @@ class Entrance(Protocol):
     lock: list[None]
 
     def refusal(self) -> CommError:
-        """Return why nobody may enter."""
+        """Return why no thread may enter."""
 
     def leave(self, exc: BaseException | None, *, in_step: bool) -> None:
         """Give the key back."""

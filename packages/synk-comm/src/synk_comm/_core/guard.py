@@ -13,7 +13,7 @@ from .calls import shorten
 from .fabric import IN_STEP, Fabric, aborted, again, is_of_watch
 
 DEFAULT_TIMEOUT_S = 300.0
-"""Seconds that a call may take if nobody says otherwise."""
+"""Seconds that a call may take by default."""
 
 _CLOSE_S = 1.0
 _NAP_S = 0.001
@@ -25,14 +25,14 @@ class Guard:
     Entry fails for a second thread, in a forked child and in a group that has ended. Exit by an
     exception that leaves the ranks out of step ends the group with this reason.
 
-    ``lock`` holds one key while anybody may enter. Taking the key (``lock.pop()``, which is
+    ``lock`` holds one key while a thread may enter. Taking the key (``lock.pop()``, which is
     atomic) is all that a shortcut has to do; an empty lock means that another thread is inside, or
     that the communicator is closed, ended, or another process's: ``refusal`` says which.
     """
 
     def __init__(self, fabric: Fabric) -> None:
         self.lock: list[None] = [None]
-        self._kept: list[None] = []  # the key, once nobody may enter any more
+        self._kept: list[None] = []  # the key, once no thread may enter any more
         self._fabric = fabric
         self._forked = False
         self._closed = False
@@ -66,7 +66,7 @@ class Guard:
             (self.lock if self._is_open() else self._kept).append(None)
 
     def refusal(self) -> CommError:
-        """Return why nobody may enter."""
+        """Return why no thread may enter."""
         if self._forked:
             return MisuseError(
                 "this communicator belongs to the parent process; a child made by os.fork() "
@@ -146,7 +146,7 @@ class Guard:
         if self.lock:
             try:
                 self._kept.append(self.lock.pop())
-            except IndexError:  # somebody entered just now; the key is kept when they leave
+            except IndexError:  # a thread has just entered; it keeps the key when it leaves
                 return
 
     def _end(self, exc: BaseException) -> None:

@@ -62,17 +62,17 @@ class Stretch(NamedTuple):
 
 
 def is_direct(nbytes: int, size: int) -> bool:
-    """Tell which way a stretch goes."""
+    """Return whether every rank reads a whole stretch from all others."""
     return size <= 2 or nbytes * size <= DIRECT_BYTES
 
 
 def first_part(fabric: Fabric, nbytes: int) -> int:
-    """Return into which parts the slots of the first round are cut; 0 if they are not."""
+    """Return the bytes of the parts of the slots in the first round; 0 if they are not cut."""
     return 0 if is_direct(nbytes, fabric.size) else _block(fabric, nbytes, 0)[0]
 
 
 def first_post(fabric: Fabric, nbytes: int, source: Array | None) -> int:
-    """Fill the own slot for the first round; return how much."""
+    """Fill the own slot for the first round; return the number of bytes."""
     part = first_part(fabric, nbytes)
     if source is None or not part:
         return fabric.fill(source, 0)
@@ -84,7 +84,7 @@ def first_post(fabric: Fabric, nbytes: int, source: Array | None) -> int:
 def reduce_stretch(
     fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, *, posted: bool
 ) -> Exception | None:
-    """Reduce one stretch; ``posted`` tells that the first round is over.
+    """Reduce one stretch; ``posted`` is True if the first round is over.
 
     Returns:
         What NumPy raised about overflow and its like, see ``combine``.

@@ -134,7 +134,7 @@ def choose(meeting: Meeting, backend: AnyBackend) -> Communicator:
         return comm
     deadline_after(meeting.timeout_s)
     comm = local_group(1, timeout_s=meeting.timeout_s)[0]
-    comm.why = "local: a group of one needs nobody"
+    comm.why = "local: a group of one needs no others"
     return comm
 
 

@@ -38,18 +38,18 @@ def connect(
 ) -> Communicator:
     """Enter the group that this process was started for; return when all ranks have.
 
-    Without arguments the environment tells which: ``SYNK_COMM_TICKET`` (then this is ``join``), or
+    Without arguments the environment names it: ``SYNK_COMM_TICKET`` (then this is ``join``), or
     ``SYNK_COMM_RANK``, ``SYNK_COMM_SIZE``, ``SYNK_COMM_ADDRESS`` and ``SYNK_COMM_TOKEN``, each of
     which stands in for an argument that is not given. If there is nothing at all, the group is
     this process alone, so that a script for many ranks also runs by itself; ``comm.why`` says so.
 
     Args:
-        rank, size: who this is, of how many.
+        rank, size: number of this process, and of all.
         address: the same on all ranks: ``ipc:///folder``, a folder of this user with mode 0700
             (rank 0 makes it if it is missing, and removes it again when all have joined), or
             ``tcp://host:port``, where rank 0 listens: ``127.0.0.1``, or the address of one
             interface of its host if ranks run on several.
-        token: the same secret on all ranks, at least 16 characters that nobody can guess; pass it
+        token: the same secret on all ranks, at least 16 characters, not to be guessed; pass it
             by environment or file, never on a command connection.
         backend: a name, or an object (see ``Backend``). ``"auto"`` takes shared memory if all ranks
             are on one machine and can share it, else ZeroMQ; ``comm.why`` says which and why.

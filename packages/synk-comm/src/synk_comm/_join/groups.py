@@ -107,8 +107,8 @@ class Group:
     def folder(self) -> str | None:
         """The folder of sockets in which the ranks meet, None if they need none.
 
-        It is removed when all have joined, and at the latest when this process exits. Should it
-        be killed before, somebody else has to.
+        It is removed when all have joined, and at the latest when this process exits. If this
+        process is killed before, it stays: another one has to remove it.
         """
         return None if self._folder is None else self._folder.path
 

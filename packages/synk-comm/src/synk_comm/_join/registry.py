@@ -116,7 +116,7 @@ def _package_of(point: Any) -> str:
 
 
 def missing(name: str, package: str, extras: Sequence[str], exc: ImportError) -> JoinError:
-    """Return the error for a back-end whose packages are not installed; it tells the cure."""
+    """Return the error for a back-end whose packages are not installed, with the cure."""
     wanted = f"{package}[{','.join(extras)}]" if extras else package
     return JoinError(
         f"the backend {name!r} needs packages that are not installed ({exc}); "

@@ -61,16 +61,16 @@ class Meeting:
         self._key = key
         self._connections = {} if connections is None else connections  # the server adds to them
         self._limit = WaitLimit(rank, limit.deadline, self.look)
-        self._said: dict[int, Any] = {}  # what came while this rank was looking elsewhere
+        self._said: dict[int, Any] = {}  # received while this rank waited for another one
         self._relay: Frame | None = None
 
     def begin(self, cards: Sequence[Frame]) -> None:
         """Distribute the cards that rank 0 received; check that they agree."""
         first = {"cards": cards, "run": secrets.token_hex(32)} if self.rank == 0 else None
-        told = self.exchange(first)[0]
-        self._key = derived(self._key, f"run {told['run']}")
-        self.hosts = [Host(*card["host"]) for card in told["cards"]]
-        asked = [card["backend"] for card in told["cards"]]
+        agreed = self.exchange(first)[0]
+        self._key = derived(self._key, f"run {agreed['run']}")
+        self.hosts = [Host(*card["host"]) for card in agreed["cards"]]
+        asked = [card["backend"] for card in agreed["cards"]]
         if len(set(asked)) > 1:
             lines = "".join(f"\n  rank {rank}: {name!r}" for rank, name in enumerate(asked))
             raise JoinError(f"the ranks asked for different back-ends:{lines}")

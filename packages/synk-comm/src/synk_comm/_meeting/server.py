@@ -259,7 +259,7 @@ def _handshake_as_client(
 
 
 def _connect(where: Where, limit: WaitLimit) -> socket.socket | None:
-    """Return a connection, or None if nobody listens there (yet)."""
+    """Return a connection, or None if no process listens there (yet)."""
     raw = socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET)
     try:
         raw.setblocking(False)
@@ -270,7 +270,7 @@ def _connect(where: Where, limit: WaitLimit) -> socket.socket | None:
                 code = raw.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 break
             limit.look(lambda: {0: f"cannot be reached at {where}"})
-        # A port of this machine that nobody listens at may connect to itself.
+        # A port of this machine without a listener may connect to itself.
         if code == 0 and raw.getsockname() != raw.getpeername():
             return raw
     except CommError:

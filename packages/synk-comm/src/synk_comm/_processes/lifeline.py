@@ -32,8 +32,8 @@ class Lifeline(NamedTuple):
     def create(cls) -> Lifeline:
         """Make the pipe.
 
-        When a process is killed, the kernel lets go of its files from the highest number to the
-        lowest: of the writing end while the witness is still there to be told.
+        When a process is killed, the kernel closes its files from the highest number to the
+        lowest: the writing end while the witness is still open, which notices it.
         """
         low, high = os.pipe()
         # Objects, not numbers: if this is interrupted they close.

@@ -162,7 +162,7 @@ class RankProcess:
                     del self._to_say[0]
         except BrokenPipeError:  # it has ended, which will be found out
             self._to_say.clear()
-        if self.exitcode is None:  # else its number may be somebody else's by now
+        if self.exitcode is None:  # else its number may be another process's by now
             self._lifeline.end_group_with_us(self.process.pid)
         return True
 
@@ -273,7 +273,7 @@ class RankProcess:
 
 
 def _any_alive(group: int) -> bool:
-    """Return whether someone in a process group is more than a zombie that nobody has reaped."""
+    """Return whether a process of a group is alive: not a zombie."""
     try:
         pids = [name for name in os.listdir("/proc") if name.isdigit()]
     except OSError:

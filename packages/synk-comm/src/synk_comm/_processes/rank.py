@@ -38,7 +38,7 @@ STACKS_SIGNAL = signal.SIGQUIT
 
 _BY_OTHERS = (PeerLost, AbortedError, PeerDeclined, CommTimeout)
 _TOLD_BY_OTHERS = (PeerLost, AbortedError, PeerDeclined)
-"""Whoever is to blame tells more than the stack of a rank that waited for it could."""
+"""Errors without a traceback of this rank: that of the rank that caused them says more."""
 
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
@@ -66,7 +66,7 @@ class Task(NamedTuple):
         ticket, timeout_s: for ``join``.
         main: the main script, if the payload refers to it.
         home: the module of the function, if that is another one.
-        tell: whether a failure is sent to peers by ``abort``; else they see it leave.
+        tell: whether a failure is sent to peers by ``abort``; else they notice that it has left.
         length: of the payload that follows, ``pickle.dumps((function, args))``.
     """
 
@@ -161,7 +161,7 @@ def _perform(start: Start, task: Task, payload: bytes) -> None:
             try:
                 report = RankReport(_pickled(function(comm, *args)), at=time.monotonic())
             except BaseException as exc:
-                # Before peers hear of it, by the end of this ``with``: their failures come later.
+                # Before peers notice it, by the end of this ``with``: their failures come later.
                 report = RankReport.of(exc, start.rank)
                 report.send(start.report_fd)
                 if not task.tell:
@@ -203,7 +203,7 @@ def _run(start: Start, script: Script) -> None:
             _say_where(exc, start.rank)
             raise SystemExit(1) from None
         if isinstance(exc, KeyboardInterrupt):
-            # The interpreter ends itself by SIGINT, as whoever waits for it expects. A bare raise
+            # The interpreter ends itself by SIGINT, as its parent expects. A bare raise
             # would bring back the whole traceback on Python 3.9.
             raise exc  # noqa: TRY201
         sys.excepthook(type(exc), exc, exc.__traceback__)

@@ -1,4 +1,4 @@
-"""A folder for sockets that nobody but this user may enter."""
+"""A folder for sockets that only this user may enter."""
 
 from __future__ import annotations
 

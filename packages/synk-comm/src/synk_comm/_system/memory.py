@@ -55,7 +55,7 @@ def anonymous_memory(nbytes: int, sparse: int = 0) -> int:
 def allocate(fd: int, start: int, nbytes: int) -> None:
     """Make sure that there is memory for a part of a file; MemoryError if not."""
     if nbytes > _LARGE:
-        # The kernel would go on until it has to kill somebody.
+        # The kernel would go on until it has to kill a process.
         available = _available()
         if available is not None and nbytes > available:
             raise MemoryError(

@@ -1,6 +1,6 @@
 """Find flight records, and read them with all checks.
 
-A record may come from a stranger: reading it gives a record or raises `ValueError`, whatever the
+A record may come from anywhere: reading it gives a record or raises `ValueError`, whatever the
 file contains, and nothing printed from it can control the terminal. `synk_theano.flight`, which
 writes the records, cannot be imported here: it needs Theano.
 """

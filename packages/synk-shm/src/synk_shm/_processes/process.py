@@ -221,7 +221,7 @@ class ProcessState:
         parent = None if self._inherits else self._find_parent()
         if parent is None or not parent.is_alive():
             return False
-        # Children that it forked later hold open what would tell of its end.
+        # Children that it forked later hold the file open whose end would report its end.
         return os.getppid() == parent.pid or _is_there(parent.pid)
 
     def _finalize_at_exit(self) -> None:

@@ -269,7 +269,7 @@ class Controller:
 
     def _fail_start(self, error: BaseException) -> None:
         """Close, and raise the error for a failed start."""
-        # A worker that fails to join has told why before the others lose it.
+        # A worker that fails to join has reported why before the others lose it.
         failures = self._pool.failures(range(self.rank.size), 0, FAILURE_TIMEOUT_S)
         try:
             if isinstance(error, Exception) and (failures or not isinstance(error, SynkError)):

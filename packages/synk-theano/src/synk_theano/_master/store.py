@@ -117,7 +117,7 @@ class DataStore:
     def close(self) -> None:
         """Free the rooms."""
         for data in self._staged.values():
-            # An error that the user keeps may keep the memory; without a name nobody finds it.
+            # A user may keep an error, and with it the memory; without a name no process finds it.
             if synk_shm.is_shared(data.data):
                 synk_shm.unlink(data.data, missing_ok=True)
         self._staged.clear()

@@ -96,7 +96,7 @@ class Rank(Workplace):
     def line(self) -> OrderLine:
         """The line of orders from the master to the workers."""
         if self._line is None:
-            raise RuntimeError(f"rank {self.rank} has nobody to exchange orders with")
+            raise RuntimeError(f"rank {self.rank} has no others to exchange orders with")
         return self._line
 
     def join(self, ticket: Optional[str], timeout_s: float, watch: Callable[[], None]) -> None:

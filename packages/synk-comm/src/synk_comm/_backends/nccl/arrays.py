@@ -1,4 +1,4 @@
-"""Any device array, whoever made it, as (pointer, shape, dtype, device, stream).
+"""Any device array, of any library, as (pointer, shape, dtype, device, stream).
 
 The only file that reads device pointers. It takes
 
@@ -42,7 +42,7 @@ class DeviceArray(NamedTuple):
         shape: as everywhere.
         dtype: as ``_core.calls.dtype_text`` gives it, or ``"bfloat16"``.
         itemsize: bytes of an element.
-        device: ordinal of the device, -1 if an empty array does not tell.
+        device: ordinal of the device, -1 if an empty array does not name it.
         stream: CUDA stream on which its contents come about; None if the source does not say.
         contiguous: whether it is in C order without gaps.
         writeable: False if the source says that it must not be written.
@@ -261,7 +261,7 @@ def _plain_dtype(typestr: str) -> tuple[str, int]:
 
 
 def _special_dtype(x: Any, interface: dict[str, Any], text: str) -> str:
-    """Return the dtype that the type's text alone does not tell: bfloat16, or a structured one."""
+    """Return the dtype where the type's text alone is not enough: bfloat16, or a structured one."""
     named = getattr(x, "dtype", None)
     if getattr(named, "name", named) == BFLOAT16:
         return BFLOAT16

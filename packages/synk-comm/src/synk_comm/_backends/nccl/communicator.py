@@ -18,9 +18,9 @@ What holds for device arrays, beyond the contract of ``abc.py`` and in places in
   ever, and so does a plain wait for the stream. ``synchronize()`` waits for the stream, notices,
   and stops NCCL. Any failure ends the group; then the contents of outputs are undefined.
 * **Arrays** are contiguous in C order, on this communicator's device, one device for each rank.
-* **Who gives nothing** says by ``out=`` that the call is about device arrays: any device array
-  where ``out`` would be ignored. A call with neither array nor ``out`` is the host
-  communicator's; a mismatch tells if the others did not mean that.
+* **A rank that gives nothing** passes ``out=``, which makes it a call about device arrays: any
+  device array where ``out`` would be ignored. A call with neither array nor ``out`` is the host
+  communicator's; it is reported as a mismatch if the other ranks gave device arrays.
 * **Dtypes.** Everything without objects can be moved. NCCL combines integers of 8, 32 and 64
   bits, float16, bfloat16, float32, float64, complex numbers by sum and avg, booleans by min and
   max. NaN may be lost by min and max.

@@ -239,7 +239,7 @@ class Link:
 
     def _check_time(self, deadline: float, doing: str) -> None:
         if time.monotonic() >= deadline:
-            # NCCL does not tell whom it waits for.
+            # NCCL does not name the ranks that it waits for.
             others = {r: "unknown to NCCL" for r in range(self._host.size) if r != self._host.rank}
             raise CommTimeout(
                 f"rank {self._host.rank} waited too long for other ranks in {doing}", missing=others

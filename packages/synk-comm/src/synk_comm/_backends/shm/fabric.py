@@ -96,7 +96,7 @@ class ShmFabric(Fabric):
                     del absent[rank]
             self._check(absent.keys, began, deadline, "join")
             if absent:
-                # Nobody leaves rightly before all have met.
+                # A rank that leaves before all have met has failed.
                 here = [rank for rank, _ in self.peers if rank not in absent]
                 failure = self._states.peer_failure(here)
                 if failure is not None:
@@ -268,7 +268,7 @@ class ShmFabric(Fabric):
         for group, layout, start in zip(groups, layouts, starts):
             if group[0] == self.rank:
                 self._heap.write(start, layout.label(self._group_id))
-        share(None)  # nobody opens a block before it is labelled
+        share(None)  # no rank opens a block before it is labelled
         if mine is None:
             return None
         return ShmFabric(

@@ -77,7 +77,7 @@ class Waiter:
                 self._block.bytes[self._sleeping] = 0
 
     def wake_sleepers(self, index: int) -> None:
-        """Wake those who sleep on a word, if anybody sleeps at all."""
+        """Wake the ranks that sleep on a word, if any rank sleeps at all."""
         for alert in self.alerts:
             if self._block.words[alert]:
                 self.wake(index)

@@ -154,7 +154,7 @@ class ZmqFabric(Fabric):
             for peer in self._peers.values():
                 if peer.rank < self.rank:  # the binding end cannot send before it has received
                     peer.send(_HELLO + peer.handshake.nonce)
-            # Nobody leaves rightly before all have met.
+            # A rank that leaves before all have met has failed.
             missing = lambda peer: peer.gone or not peer.met  # noqa: E731
             self._wait(missing, self._peers.values(), deadline, "join")
         self.sync(None, 0, deadline)
@@ -306,9 +306,8 @@ class ZmqFabric(Fabric):
                 self._accept(peer, peer.read(frames))
             elif frames:
                 self._handshake(peer, frames[0])
-            elif (
-                peer.gone
-            ):  # else ZeroMQ would reconnect to its endpoint, whoever listens there then
+            elif peer.gone:
+                # Else ZeroMQ would reconnect to its endpoint, where another process may listen.
                 self._poller.unregister(peer.socket)
                 self._poller.unregister(peer.monitor)
                 peer.close()

@@ -3,7 +3,7 @@
 ===================  ==========================  ===============================================
 the two ranks are    sockets                     who may connect
 ===================  ==========================  ===============================================
-met in a folder      of that folder              nobody else can enter the folder
+met in a folder      of that folder              only this user can enter it
 on one machine, TCP  of the interface they met   who knows the pair's password (PLAIN): it follows
                      by                          from the token, and does not leave the machine
 on two machines      of that interface           who has the other rank's key (CURVE, encrypted):
@@ -81,7 +81,7 @@ class Wiring:
 
     Args:
         folder: where sockets are put; None for TCP.
-        to_remove: folders that nobody needs once all have met.
+        to_remove: folders that are not needed once all have met.
     """
 
     def __init__(

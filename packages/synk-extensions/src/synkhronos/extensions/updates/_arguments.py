@@ -81,7 +81,7 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
     """Return one gradient expression per parameter, each of its parameter's dtype and ndim.
 
     The shape of given gradients is checked in each call: in the flat vector, elements of a
-    transposed gradient would go to other places, and nobody would notice.
+    transposed gradient would go to other places without an error.
 
     Args:
         loss_or_grads: A scalar Theano expression, or one gradient expression per parameter.
