@@ -118,55 +118,28 @@ def _all_equal(got: list[Any], expected: list[Any]) -> None:
 
 def _variants(comm: Communicator, x: np.ndarray[Any, Any], odd: bool) -> list[Callable[[], Any]]:
     """Return what an odd rank may do while the others call all_reduce(x), after they learned it."""
-    size = comm.size
+    size, reduce, gather = comm.size, lambda: comm.all_reduce(x), lambda: comm.all_gather(x)
+    broadcast: Callable[[], Any] = lambda: comm.broadcast(x.copy())  # noqa: E731
+    # What the odd rank calls, and the others.
+    differing: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+        (lambda: comm.all_reduce(x.astype("f8")), reduce),
+        (lambda: comm.all_reduce(x[1:]), reduce),
+        (lambda: comm.all_reduce(x, "max"), reduce),
+        (comm.barrier, reduce),
+        (broadcast, gather),
+        (lambda: comm.broadcast(x.copy(), 1), broadcast),
+        (lambda: comm.split(0), comm.barrier),
+    ]
+
+    def refused(acts: tuple[Callable[[], Any], Callable[[], Any]]) -> Callable[[], Any]:
+        return lambda: raises(MismatchError, f"rank {size - 1}:", acts[0] if odd else acts[1])
+
+    def declined(act: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: comm.decline("not me") if odd else raises(PeerDeclined, "not me", act)
+
     return [
-        lambda: raises(
-            MismatchError,
-            f"rank {size - 1}:",
-            lambda: comm.all_reduce(x.astype("f8") if odd else x),
-        ),
-        lambda: raises(
-            MismatchError, f"rank {size - 1}:", lambda: comm.all_reduce(x[1:] if odd else x)
-        ),
-        lambda: raises(
-            MismatchError, f"rank {size - 1}:", lambda: comm.all_reduce(x, "max" if odd else "sum")
-        ),
-        lambda: raises(
-            MismatchError,
-            f"rank {size - 1}:",
-            lambda: comm.barrier() if odd else comm.all_reduce(x),
-        ),
-        lambda: raises(
-            MismatchError,
-            f"rank {size - 1}:",
-            lambda: comm.broadcast(x.copy()) if odd else comm.all_gather(x),
-        ),
-        lambda: raises(
-            MismatchError,
-            f"rank {size - 1}:",
-            lambda: comm.broadcast(x.copy(), int(odd)),
-        ),
-        lambda: raises(
-            MismatchError,
-            f"rank {size - 1}:",
-            lambda: comm.split(0) if odd else comm.barrier(),
-        ),
-        lambda: (
-            comm.decline("not me")
-            if odd
-            else raises(PeerDeclined, "not me", lambda: comm.all_reduce(x))
-        ),
-        lambda: (
-            comm.decline("not me")
-            if odd
-            else raises(PeerDeclined, "not me", lambda: comm.all_gather(x))
-        ),
-        lambda: (
-            comm.decline("not me")
-            if odd
-            else raises(PeerDeclined, "not me", lambda: comm.broadcast(x.copy()))
-        ),
-        lambda: comm.decline("not me") if odd else raises(PeerDeclined, "not me", comm.barrier),
+        *map(refused, differing),
+        *map(declined, [reduce, gather, broadcast, comm.barrier]),
         lambda: equal(
             comm.all_reduce(None if odd else x), np.asarray(x * np.float32(size - 1), "f4")
         ),
