@@ -199,8 +199,8 @@ def made_up(*items: Item) -> DoctorReport:
     return DoctorReport({"Software": list(items)})
 
 
-NUMPY = Item("NumPy", MISSING, "2.1", "pip install 'numpy>=1.21.6,<1.27'", needed=True)
-COMPILER = Item("C++ compiler", MISSING, "none", "apt install g++ (yum: gcc-c++)", needed=True)
+NUMPY = Item("NumPy", MISSING, "2.1", "pip install 'numpy>=1.21.6,<1.27'")
+COMPILER = Item("C++ compiler", MISSING, "none", "apt install g++ (yum: gcc-c++)")
 WELL = Item("NumPy", GOOD, "1.23.5")
 
 
@@ -606,10 +606,17 @@ def test_units():
     assert _terminal.in_units(12) == "12 bytes"
 
 
-def test_only_what_is_needed_is_broken():
-    report = DoctorReport({"a": [Item("x", MISSING, ""), Item("y", WARNING, "", needed=True)]})
+def test_only_what_is_missing_is_broken():
+    report = DoctorReport({"a": [Item("x", GOOD, ""), Item("y", WARNING, "")]})
     assert report.broken == []
     assert report.as_json()["ok"] is True
-    report.sections["b"] = [Item("z", MISSING, "", needed=True)]
+    report.sections["b"] = [Item("z", MISSING, "")]
     assert [item.name for item in report.broken] == ["z"]
-    assert report.as_json()["ok"] is False
+    report = report.as_json()
+    assert report["ok"] is False
+    items = [item for section in report["sections"].values() for item in section]
+    assert [(item["name"], item["needed"]) for item in items] == [
+        ("x", False),
+        ("y", False),
+        ("z", True),
+    ]
