@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Iterator
 from urllib.parse import urlsplit
 
 import pytest
+from _checkout import ROOT, ran
 from sphinx.util.inventory import InventoryFile
 
-ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 240
 MODULES = [
     "synk_shm",
@@ -53,15 +52,8 @@ HEADING = re.compile(r"^#{1,6} +(.*?)\s*$", re.MULTILINE)
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as `make docs` makes it: warnings are errors."""
     built = tmp_path_factory.mktemp("site")
-    command = ["-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"), str(built)]
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    command = ["-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", ROOT / "docs", built]
+    done = ran(sys.executable, *command, cwd=ROOT, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     return built
 

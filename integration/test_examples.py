@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from _checkout import ROOT, ran
 
-ROOT = Path(__file__).resolve().parent.parent
 HELPERS = {"display", "plain_theano"}  # imported by the programs
 TRAINED_ELSEWHERE = "train_digits.py"  # takes minutes: the tests of synk-extensions run it shorter
 EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem not in HELPERS)
@@ -20,15 +19,8 @@ LIMIT_S = 200
 
 def run(program: Path, folder: Path) -> str:
     """Run a program in an empty folder; it has to succeed and to keep silent on stderr."""
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        cwd=folder,
-        env={**os.environ, "SYNKHRONOS_N_PARALLEL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    environment = {**os.environ, "SYNKHRONOS_N_PARALLEL": "2"}
+    done = ran(sys.executable, program, cwd=folder, env=environment, timeout=LIMIT_S)
     assert done.returncode == 0, f"{program}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -6,20 +6,13 @@ import ast
 import functools
 import graphlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Iterator
 
 import pytest
+from _checkout import ROOT, project, ran
 from packaging.requirements import Requirement
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = Path(__file__).resolve().parent.parent
 
 MODULES = {
     "synk_shm": ROOT / "packages/synk-shm/src/synk_shm",
@@ -131,12 +124,10 @@ def calls_to(path: Path, name: str) -> list[int]:
 
 
 def tracked() -> list[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, timeout=60, check=False
-    )
+    listed = ran("git", "ls-files", "-z", cwd=ROOT)
     if listed.returncode != 0:  # an unpacked archive: everything in it counts
         return [path for path in ROOT.rglob("*") if path.is_file() and ".venv" not in path.parts]
-    names = listed.stdout.decode().split("\0")
+    names = listed.stdout.split("\0")
     return [ROOT / name for name in names if name and (ROOT / name).is_file()]
 
 
@@ -395,9 +386,9 @@ def test_types_are_published(name: str) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names is new in 3.10")
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
 def test_each_package_declares_what_it_imports(package: Path) -> None:
-    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    texts = list(project["dependencies"])
-    for extra in project.get("optional-dependencies", {}).values():
+    described = project(package.name)
+    texts = list(described["dependencies"])
+    for extra in described.get("optional-dependencies", {}).values():
         texts += extra
     declared = {Requirement(text).name.lower().replace("-", "_") for text in texts}
     declared |= THROUGH_SIBLINGS.get(package.name, set()) | ON_NO_INDEX

@@ -15,10 +15,10 @@ from typing import Any, Callable, Iterator
 import nbformat
 import psutil
 import pytest
+from _checkout import ROOT
 from jupyter_client import KernelManager
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 LIMIT_S = 60
 PNG = "iVBORw0KGgo"

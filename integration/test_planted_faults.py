@@ -10,11 +10,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from _checkout import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
 PACKAGES = ["synk_shm", "synk_comm", "synk_theano", "synk_theano_compat", "synkhronos"]
 LIMIT_S = 120

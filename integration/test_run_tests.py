@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+from _checkout import ROOT, ran
 
-ROOT = Path(__file__).resolve().parent.parent
 SUITES = {
     "good": ("import pytest\n\ndef test_right(): pass\n\ndef test_no_gpu(): pytest.skip('no GPU')"),
     "bad": "def test_wrong():\n    assert 6 * 9 == 42, 'the question'",
@@ -78,15 +78,7 @@ def program(tmp_path: Path):
 
 
 def run(command: list[str], environment: dict[str, str], *arguments: str):
-    return subprocess.run(
-        [*command, *arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return ran(*command, *arguments, env=environment, stdin=subprocess.DEVNULL, timeout=120)
 
 
 def test_all_suites_run_and_failures_are_shown_whole_at_the_end(program) -> None:

@@ -6,10 +6,9 @@ A new one fails these tests until it is listed, with who alone can have written 
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from typing import Iterator
 
-ROOT = Path(__file__).resolve().parent.parent
+from _checkout import ROOT
 
 INHERITED = "a pipe, a socket pair or memory that only the processes of one run have inherited"
 PAYLOAD = "the master's payload, in shared memory of mode 0600"
