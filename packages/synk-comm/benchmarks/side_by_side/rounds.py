@@ -91,7 +91,7 @@ class Rounds:
     def _turn(self, contender: Contender, act: Act, calls: int) -> float:
         """Seconds of one call out of many in a row; of the slowest rank, on every rank."""
         self._share(None)
-        contender.barrier()
-        contender.barrier()
+        contender.wait()
+        contender.wait()
         slowest: float = max(self._share(timed(act.call, calls)))
         return slowest
