@@ -115,10 +115,7 @@ class _Resnet:
     def bottleneck(self, x: Any, channels: int, inner: int, stride: int) -> Any:
         """1 x 1, 3 x 3, 1 x 1 convolutions beside a shortcut, projected where shapes change."""
         out, outer = x, 4 * inner
-        for before, after, size, step in (
-            (channels, inner, 1, stride),
-            (inner, inner, 3, 1),
-        ):
+        for before, after, size, step in ((channels, inner, 1, stride), (inner, inner, 3, 1)):
             out = self.convolution(out, before, after, size, step)
             out = T.nnet.relu(self.normalised(out, after))
         out = self.normalised(self.convolution(out, inner, outer, 1), outer)
