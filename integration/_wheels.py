@@ -18,14 +18,14 @@ PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
 def run(*command: object, **options: object) -> str:
-    """Run a command to its end and return what it printed; everything it said is in a failure."""
+    """Run a command to its end and return what it printed; a failure shows both outputs."""
     done = ran(*command, **{"timeout": INSTALL_LIMIT_S, **options})
     assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def build(source: Path, target: Path) -> dict[str, Path]:
-    """One wheel for each package folder, built from a copy of its source."""
+    """Build a wheel of each package from a copy of its source; return them by folder."""
     for folder in PACKAGES:
         # A copy, so that the build can leave nothing in the tree and take nothing left from it.
         shutil.copytree(
@@ -67,7 +67,7 @@ def make_environment(folder: Path, wheels: list[Path]) -> Path:
 
 
 def needed(names: list[str]) -> list[metadata.Distribution]:
-    """The distributions, of this environment, that these declare to need, and so on."""
+    """Return this environment's distributions that these need, directly or through others."""
     found: dict[str, metadata.Distribution] = {}
     waiting, given = [Requirement(name) for name in names], {canonicalize_name(n) for n in names}
     seen = set()

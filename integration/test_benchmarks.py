@@ -164,7 +164,7 @@ def test_what_was_recorded_on_gpus_is_still_read_and_shown_as_then(zygote, date,
 
 
 def lines(page):
-    """The first four cells of each row: what it is, and numbers."""
+    """Return the first four cells of each row: what it is, and numbers."""
     rows = [line.replace("\\", "").split(" | ")[:4] for line in page.splitlines()]
     found = [row for row in rows if row[0].startswith("| ") and len(row) == 4]
     assert len(found) > 6
@@ -467,7 +467,7 @@ def test_a_case_knows_the_right_result_from_a_wrong_one(cases, size, nbytes):
 
 
 def by_numpy(op, xs, rank):
-    """What a rank receives when these are what the ranks give; None for nothing."""
+    """Return what a rank receives when the ranks give these; None for nothing."""
     if op in REDUCTIONS or op == "fused":
         return np.sum(xs, axis=0)
     if op == "reduce":

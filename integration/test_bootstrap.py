@@ -265,7 +265,7 @@ class Checkout:
             shutil.copy(description, folder)
 
     def set_up(self, root: Path | None = None, **environment: str) -> tuple[str, str, list[str]]:
-        """Its two outputs, and what Python was asked to do besides telling what it is."""
+        """Run the script; return its two outputs, and what it had Python do."""
         self.log.write_text("")
         own = {
             "PATH": str(self.tools),

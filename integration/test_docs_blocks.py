@@ -53,7 +53,7 @@ FOREIGN = {
 
 
 def _pages() -> dict[str, list[Block]]:
-    """The blocks of all pages, by name."""
+    """Return the blocks of all pages, by name."""
     places = ["*.md", "docs/**/*.md", "examples/**/*.md", "packages/*/*.md", "benchmarks/*.md"]
     places += ["packages/*/docs/*.md", "packages/*/benchmarks/**/*.md", "packages/*/src/**/*.md"]
     found = sorted({path for place in places for path in ROOT.glob(place)})
@@ -173,7 +173,7 @@ def test_commands_are_there(where: str, block: Block) -> None:
 
 
 def _commands(block: Block) -> list[list[str]]:
-    """What is typed, as words; in a console it follows a dollar sign."""
+    """Return what is typed, as words; in a console it follows a dollar sign."""
     if block.kind in ("bash", "sh"):
         done = ran("bash", "-n", input=block.text)
         assert done.returncode == 0, done.stderr
@@ -212,7 +212,7 @@ def _check(words: list[str], home: Path) -> None:
 
 
 def _check_own(words: list[str]) -> None:
-    """A subcommand of `synkhronos`, and its options, are in its help."""
+    """Check that a subcommand of `synkhronos`, and its options, are in its help."""
     path = []
     for word in words:
         if word.startswith("-") or not re.fullmatch(r"[a-z]+", word):
@@ -246,7 +246,7 @@ def _check_python(words: list[str], home: Path) -> None:
 
 
 def _check_pip(words: list[str]) -> None:
-    """Extras of our packages exist."""
+    """Check that extras of our packages exist."""
     for word in (word for word in words[1:] if not word.startswith("-")):
         if (ROOT / word).is_file():
             continue  # a list of requirements

@@ -18,7 +18,7 @@ LIMIT_S = 200
 
 
 def run(program: Path, folder: Path) -> str:
-    """Run a program in an empty folder; it has to succeed and to keep silent on stderr."""
+    """Run a program in an empty folder, which has to succeed; return what it printed."""
     environment = {**os.environ, "SYNKHRONOS_N_PARALLEL": "2"}
     done = ran(sys.executable, program, cwd=folder, env=environment, timeout=LIMIT_S)
     assert done.returncode == 0, f"{program}:\n{done.stdout}\n{done.stderr}"
@@ -46,7 +46,7 @@ def test_example_runs(program: Path, tmp_path: Path) -> None:
 
 
 def comparable(printed: str) -> str:
-    """What two processes print; the machine's number of cores and its seconds are its own."""
+    """Return what was printed, without the machine's number of cores and its seconds."""
     cores = r"use 2 (of|processes on) \d+ detected CPU cores"
     printed = re.sub(cores, "use 2 CPU cores", printed)
     return re.sub(r"complete \(\d+ s\)", "complete", printed)

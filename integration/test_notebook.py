@@ -94,7 +94,7 @@ class Kernel:
         return [p.pid for p in found if "synk_theano._workers.worker" in p.cmdline()]
 
     def segments(self) -> set[str]:
-        """Those that its processes have mapped."""
+        """Return the segments that its processes have mapped."""
         maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (self.pid, *self.workers())]
         return {name for text in maps for name in re.findall(r"/dev/shm/(synk\.\S+)", text)}
 
@@ -131,7 +131,7 @@ class Kernel:
         return cell
 
     def fails(self, code: str) -> str:
-        """Run a cell that fails; returns its error."""
+        """Run a cell that fails; return its error."""
         cell = self.finish(self.begin(code))
         assert cell.error, cell
         return cell.error

@@ -38,7 +38,7 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 def unpickles(tree: ast.Module) -> bool:
-    """Whether anything in a file can read pickles, or Python's other executable formats."""
+    """Return whether a file reads pickles, or another format of Python that runs code."""
     names = {
         alias.asname or alias.name
         for node in ast.walk(tree)

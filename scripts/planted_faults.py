@@ -35,7 +35,7 @@ Job = tuple[str, Optional[Fault], tuple[str, ...]]
 
 
 def problem_of(fault: Fault, root: Path) -> str:
-    """Why a fault cannot be planted, or an empty string."""
+    """Return why a fault cannot be planted; empty if it can."""
     path = root / fault.file
     count = path.read_text(encoding="utf-8").count(fault.old) if path.is_file() else 0
     if count == 1:

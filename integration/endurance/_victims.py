@@ -22,7 +22,7 @@ STATES = (
 
 
 class Trouble(Exception):
-    """A trial went otherwise than it should."""
+    """A trial did not go as promised."""
 
 
 class Victim(Program):
@@ -54,7 +54,7 @@ class Victim(Program):
         """Return the next event of this name.
 
         Raises:
-            Trouble: the program failed, or tells nothing of the kind.
+            Trouble: the program failed, or this event did not come in time.
         """
         while True:
             event = self.event(until)

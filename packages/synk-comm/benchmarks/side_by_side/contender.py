@@ -13,7 +13,7 @@ from .cases import Case
 from .line import Line
 
 TIMEOUT_S = 60.0
-"""Seconds of a single call, for those who know time-outs."""
+"""Seconds of a single call, for contenders that have timeouts."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Contender(contender.Contender):
 def ping_pong(
     case: Case, send: Callable[[Any, int], object], recv: Callable[[Any, int], object]
 ) -> Act:
-    """Ranks 0 and 1 send an array to and fro, others look on: one call is two trips."""
+    """Return an act in which ranks 0 and 1 send an array to and fro: one call is two trips."""
 
     def serve() -> None:
         send(case.x, 1)

@@ -116,7 +116,7 @@ class _Processes:
         return None not in codes or (any(codes) and not self.mortal)
 
     def wait(self) -> None:
-        """Let them end by themselves; what takes longer is ended at the end of the block."""
+        """Wait until they end by themselves; the end of the block kills those that do not."""
         deadline = time.monotonic() + LEAVE_S
         for process in self._started:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -156,7 +156,7 @@ class _Hub:
             line.close()
 
     def listen(self, processes: _Processes) -> None:
-        """Until every rank has hung up."""
+        """Hand on messages until every rank has hung up."""
         heard = time.monotonic()
         while self._left < self._ranks:
             ready = self._selector.select(1.0)

@@ -103,7 +103,7 @@ class Synk(Contender):
         return ping_pong(case, self.comm.send, lambda out, rank: recv(rank, out=out))
 
     def mismatch(self, case: Case) -> Act:
-        """The time until every rank has its error; then the group has to work all the same."""
+        """Time until every rank has its error; the group has to work afterwards."""
         all_reduce, error = self.comm.all_reduce, self._mismatch
         x = np.zeros(1000 + case.rank, np.float32)
 

@@ -264,4 +264,4 @@ class Copy(Contender):
 
 
 def _nothing() -> None:
-    """What a rank does that receives nothing."""
+    """Do what a rank does that receives nothing."""

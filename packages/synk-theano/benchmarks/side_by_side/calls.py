@@ -18,7 +18,7 @@ ROWS = 64
 
 
 def calls(plan: Plan) -> list[Row]:
-    """Calls of every kind beside the same call of plain Theano, and two of them beside barriers."""
+    """Measure calls of every kind beside plain Theano, and two of them beside barriers."""
     problem = trivial()
     values = problem.rows(ROWS)
     index = np.random.RandomState(0).permutation(ROWS)[: ROWS // 2]
