@@ -159,7 +159,7 @@ class Life:
         close(got, self._updated(chosen(x, batch)))
 
     def _updated(self, x: np.ndarray) -> float:
-        """Apply an update, by the rows of each rank, to the model; return the result of the call."""
+        """Apply an update, by the rows of each rank, to the model; return the call's result."""
         total, stop = 0.0, 0
         for rank, rows in enumerate(self._update.rows or ()):
             part, stop = x[stop : stop + rows], stop + rows
