@@ -24,6 +24,10 @@ MOST_DATA = 3
 
 MARK = 1e9
 
+COLLECTIVES = (
+    *("broadcast", "values", "all_reduce", "reduce", "in_place", "scatter", "set", "get"),
+    "look",
+)
 REDUCE = {"sum": np.sum, "avg": np.mean, "max": np.max, "min": np.min, "prod": np.prod}
 
 
@@ -63,21 +67,12 @@ class Life:
         # The values of each rank.
         self.s = [s0.copy() for _ in range(size)]
         self.c = [0] * size
-        self.u = 0.0
         self.d = [d0.copy() for _ in range(size)]
         self.data: list[tuple[Data, np.ndarray]] = []
         z = x * y
+        reduced = [(z.sum(0), "sum"), (z.mean(0), "avg"), (z.max(0), "max"), (z.min(0), "min")]
         self._plain = runtime.function(
-            [x],
-            [
-                (z.sum(0), "sum"),
-                (z.mean(0), "avg"),
-                (z.max(0), "max"),
-                (z.min(0), "min"),
-                (z, "gather"),
-            ],
-            bcast_inputs=[y],
-            name="plain",
+            [x], [*reduced, (z, "gather")], bcast_inputs=[y], name="plain"
         )
         self._update = runtime.function(
             [x],
@@ -242,19 +237,7 @@ class Life:
         op = str(rng.choice(list(REDUCE)))
         rank = int(rng.integers(self.size))
         value = rng.normal(size=WIDTH)
-        what = rng.choice(
-            [
-                "broadcast",
-                "values",
-                "all_reduce",
-                "reduce",
-                "in_place",
-                "scatter",
-                "set",
-                "get",
-                "look",
-            ]
-        )
+        what = rng.choice(COLLECTIVES)
         if what == "broadcast":
             collectives.broadcast(s)
             self.s = [self.s[self.runtime.master].copy() for _ in self.s]
@@ -321,7 +304,7 @@ class Life:
         bounds = np.cumsum([len(part) for part in np.array_split(x, self.size)])
         rank = int(np.searchsorted(bounds, row, side="right"))
         close(self._touchy(x, num_slices=self._slices()), x.sum())
-        self._all_reduce_u()
+        self.runtime.collectives.broadcast(self._u, np.asarray(self.rng.normal()))
         before = self.runtime.collectives.gather(self._u)
         x[row] = MARK
         try:
@@ -334,9 +317,6 @@ class Life:
             raised = (None, None)
         assert raised == (rank, ArithmeticError)
         np.testing.assert_array_equal(self.runtime.collectives.gather(self._u), before)
-
-    def _all_reduce_u(self) -> None:
-        self.runtime.collectives.broadcast(self._u, np.asarray(self.rng.normal()))
 
     def mistake(self) -> None:
         """Make a call that is refused before anything is sent."""
