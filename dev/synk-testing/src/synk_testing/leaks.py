@@ -15,9 +15,6 @@ from .processes import children, descriptors
 GRACE_S = 5.0
 """Seconds for what was ended to be gone."""
 
-KINDS = ("processes", "descriptors", "open_files", "threads", "files", "segments")
-"""Kinds of leftovers; descriptors are those of sockets, pipes and memory."""
-
 
 def shared_memory(part: str = "") -> List[str]:
     """Return the names with `part` in them that this user has in shared memory (Linux).
@@ -40,7 +37,8 @@ class Leftovers:
     Args:
         files: a pattern of paths: temporary files of this program alone.
         segments: returns the names of this program's shared memory; None not to look.
-        without: those of `KINDS` that are not looked at.
+        without: kinds that do not count, of "processes", "descriptors" (of sockets, pipes and
+            memory), "open_files", "threads", "files" and "segments".
     """
 
     def __init__(
@@ -51,7 +49,7 @@ class Leftovers:
     ) -> None:
         self._files = files
         self._segments = segments
-        self._kinds = [kind for kind in KINDS if kind not in without]
+        self._without = set(without)
         self._before = self._look()
 
     def since(self, grace_s: float = GRACE_S) -> Dict[str, List[str]]:
@@ -66,25 +64,16 @@ class Leftovers:
             time.sleep(0.01)
 
     def _look(self) -> Dict[str, List[str]]:
-        return {kind: list(getattr(self, f"_find_{kind}")()) for kind in self._kinds}
-
-    def _find_processes(self) -> Iterable[str]:
-        return map(str, children())
-
-    def _find_descriptors(self) -> Iterable[str]:
-        return _counted(name for name in descriptors().values() if not _is_file(name))
-
-    def _find_open_files(self) -> Iterable[str]:
-        return _counted(name for name in descriptors().values() if _is_file(name))
-
-    def _find_threads(self) -> Iterable[str]:
-        return [thread.name for thread in threading.enumerate()]
-
-    def _find_files(self) -> Iterable[str]:
-        return glob.glob(self._files)
-
-    def _find_segments(self) -> Iterable[str]:
-        return [] if self._segments is None else self._segments()
+        targets = list(descriptors().values())
+        found: Dict[str, Iterable[str]] = {
+            "processes": map(str, children()),
+            "descriptors": _counted(target for target in targets if not _is_file(target)),
+            "open_files": _counted(filter(_is_file, targets)),
+            "threads": [thread.name for thread in threading.enumerate()],
+            "files": glob.glob(self._files),
+            "segments": [] if self._segments is None else self._segments(),
+        }
+        return {kind: list(names) for kind, names in found.items() if kind not in self._without}
 
 
 def _is_file(target: str) -> bool:
