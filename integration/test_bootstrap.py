@@ -364,19 +364,13 @@ def test_pip_comes_from_the_wheel_that_python_has(checkout: Checkout, tmp_path: 
     assert "-m venv --clear .venv" in calls, "where that fails, Python's own way"
 
 
-def test_a_checkout_that_was_moved_gets_a_new_environment(
+def test_what_was_moved_or_not_finished_gets_a_new_environment(
     checkout: Checkout, tmp_path: Path
 ) -> None:
-    checkout.set_up()
-    moved = checkout.root.rename(tmp_path / "moved")
-    _, _, calls = checkout.set_up(moved)
-    assert calls[0] == "-m venv --clear .venv"
-
-
-def test_an_environment_that_was_not_finished_is_made_anew(checkout: Checkout) -> None:
     add(checkout.root / ".venv/bin", "python", PYTHON)
-    _, _, calls = checkout.set_up()
-    assert calls[0] == "-m venv --clear .venv"
+    _, _, not_finished = checkout.set_up()
+    _, _, moved = checkout.set_up(checkout.root.rename(tmp_path / "moved"))
+    assert not_finished[0] == moved[0] == "-m venv --clear .venv"
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,8 @@ def run_jobs(jobs: list[Job], at_once: int, root: Path, limit_s: float) -> list[
 
 def told(outcome: Outcome) -> Outcome:
     """Return an outcome that has been printed."""
-    print(
-        f"{outcome.verdict:<7} {outcome.seconds:6.1f} s  {outcome.name}  {outcome.by}", flush=True
-    )
+    head = f"{outcome.verdict:<7} {outcome.seconds:6.1f} s"
+    print(f"{head}  {outcome.name}  {outcome.by}", flush=True)
     return outcome
 
 
