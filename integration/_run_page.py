@@ -31,7 +31,7 @@ from typing import Any, Iterator, NamedTuple
 MARK = re.compile(r"^<!-- (setup|printed|raises|not run)(.*?)(-->)?$")
 FENCE = re.compile(r"^( *)(`{3,}|:{3,})(\{?[\w-]*\}?)(.*)$")
 PROMISE = re.compile(r"#-> (.*)$")
-# Digits that are the machine's own, in what `fork()`, `distribute()` and who waits say.
+# Digits that differ by machine, in what `fork()`, `distribute()` and waiting ranks print.
 MASKS = (
     (r"(\d+) (?:of|processes on) \d+ detected CPU cores", r"\1 CPU cores"),
     (r"complete \(\d+ s\)", "complete"),
@@ -57,7 +57,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """The blocks of a page's text, in order."""
+    """Yield the blocks of a page's text, in order."""
     lines = page.splitlines()
     mark, detail, number = "", "", 0
     while number < len(lines):
@@ -165,7 +165,7 @@ class Page:
 
 
 class _Tee(io.TextIOBase):
-    """Writes to several files."""
+    """A file that writes to several files."""
 
     def __init__(self, *files: Any) -> None:
         self._files = files
@@ -184,7 +184,7 @@ class _Tee(io.TextIOBase):
 
 
 def alike(expected: str, printed: str) -> bool:
-    """Whether it was printed, but for white space, ``...``, and what differs by machine."""
+    """Return whether a text was printed, but for white space, ``...`` and machines' own digits."""
     for pattern, mask in MASKS:
         expected, printed = (re.sub(pattern, mask, text) for text in (expected, printed))
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -4,50 +4,41 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
+from _checkout import PACKAGES, ROOT, ran
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("synk-shm", "synk-comm", "synk-theano", "synk-extensions")
 INSTALL_LIMIT_S = 240
 ALL = os.environ.get("SYNK_TESTS") == "all"
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
 def run(*command: object, **options: object) -> str:
-    """Run a command to its end and return what it printed; everything it said is in a failure."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=INSTALL_LIMIT_S,
-        **options,  # type: ignore[call-overload]
-    )
+    """Run a command to its end and return what it printed; a failure shows both outputs."""
+    done = ran(*command, **{"timeout": INSTALL_LIMIT_S, **options})
     assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
-    return str(done.stdout)
+    return done.stdout
 
 
 def build(source: Path, target: Path) -> dict[str, Path]:
-    """One wheel for each package folder, built from a copy of its source."""
-    for folder in FOLDERS:
+    """Build a wheel of each package from a copy of its source; return them by folder."""
+    for folder in PACKAGES:
         # A copy, so that the build can leave nothing in the tree and take nothing left from it.
         shutil.copytree(
             ROOT / "packages" / folder,
             source / folder,
             ignore=shutil.ignore_patterns("__pycache__", "dist", "build", "*.egg-info"),
         )
-    copies = [source / folder for folder in FOLDERS]
+    copies = [source / folder for folder in PACKAGES]
     # What builds them is here already; whether the index has it, too, is seen at night.
     options = [] if ALL else ["--no-build-isolation"]
     run(*PIP, "wheel", "--no-deps", *options, "-w", target, *copies)
     built = {}
-    for folder in FOLDERS:
+    for folder in PACKAGES:
         distribution = "synkhronos" if folder == "synk-extensions" else folder.replace("-", "_")
         (built[folder],) = target.glob(f"{distribution}-*.whl")
     return built
@@ -76,7 +67,7 @@ def make_environment(folder: Path, wheels: list[Path]) -> Path:
 
 
 def needed(names: list[str]) -> list[metadata.Distribution]:
-    """The distributions, of this environment, that these declare to need, and so on."""
+    """Return this environment's distributions that these need, directly or through others."""
     found: dict[str, metadata.Distribution] = {}
     waiting, given = [Requirement(name) for name in names], {canonicalize_name(n) for n in names}
     seen = set()

@@ -17,10 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from _wheels import build, make_environment
 
-from synk_testing import descendants, hard_limit, is_there
+from synk_testing import descendants, hard_limit, is_there, shared_memory
 from synk_testing.processes import described, kill
 
-ROOT = Path(__file__).resolve().parent.parent
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "synk."
 LIMIT_S = 300
@@ -28,23 +27,17 @@ GRACE_S = 10
 
 
 def _segments() -> set[str]:
-    """The names of our segments in the system's shared memory.
+    """Return the names of our segments in the system's shared memory.
 
-    Lock files hold no memory; whose they are cannot be told once their family is dead, and
-    other programs of this user leave theirs to the next sweep. synk-shm's own tests look at them.
+    Lock files hold no memory; whose they are is unknown once their family is dead, and other
+    programs of this user leave theirs to the next sweep. synk-shm's own tests look at them.
     """
-    if not SHARED_MEMORY.is_dir():
-        return set()
-    names = set()
-    for entry in SHARED_MEMORY.iterdir():
-        with contextlib.suppress(OSError):  # gone meanwhile
-            if entry.lstat().st_uid == os.geteuid():
-                names.add(entry.name)
+    names = shared_memory(PREFIX) if SHARED_MEMORY.is_dir() else []
     return {name for name in names if name.startswith(PREFIX) and not name.endswith(".lock")}
 
 
 def _of_strangers(names: set[str]) -> set[str]:
-    """Those of `names` that belong to a living program which we did not start: not our leak.
+    """Return those of `names` that belong to a living program which we did not start.
 
     A program's processes hold the lock file of its family for as long as they live; a segment
     with a name that was given tells no family, but the processes that have mapped it do.
@@ -63,19 +56,19 @@ def _of_strangers(names: set[str]) -> set[str]:
 
 
 def _family(path: str) -> str:
-    """The family in the name of a segment or a lock file; "" for anything else."""
+    """Return the family in the name of a segment or a lock file; "" for anything else."""
     match = re.search(r"(?:^|/)synk\.(?:\d+\.)?([0-9a-f]{8})\.(?:lock$|[0-9a-f]{10}$)", path)
     return match.group(1) if match else ""
 
 
 def _children() -> dict[int, str]:
-    """All that this process has started and that holds anything, with their command lines."""
+    """Return the command lines of all that this process has started and that holds anything."""
     found = described(pid for pid in descendants(os.getpid()) if is_there(pid))
     # multiprocessing's own helper stays for the life of the process that used it
     return {pid: line for pid, line in found.items() if "resource_tracker" not in line}
 
 
-# A test fails that takes longer; if it does not even listen to that, the whole run ends.
+# A test that takes longer fails; if even that does not stop it, the whole run ends.
 _limit = hard_limit(LIMIT_S, last_resort=True)
 
 
@@ -97,12 +90,6 @@ def nothing_left() -> Iterator[None]:
         time.sleep(0.1)
     kill(children)
     pytest.fail(f"left behind: processes {children}, segments {sorted(segments)}")
-
-
-@pytest.fixture(scope="session")
-def root() -> Path:
-    """The top of the repository."""
-    return ROOT
 
 
 @pytest.fixture(scope="session")

@@ -9,27 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from _checkout import ROOT, ran
 
-ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "scripts/bootstrap.sh"
 TOOLS = ("sh", "dirname", "cat", "cksum", "rm", "grep", "tail", "sleep", "mkdir", "cp")
-SYSTEMS = {
-    "debian 11": "ID=debian\nVERSION_ID='11'\nVERSION_CODENAME=bullseye",
-    "debian 12": "ID=debian\nVERSION_ID='12'\nVERSION_CODENAME=bookworm",
-    "debian 13": "ID=debian\nVERSION_ID='13'\nVERSION_CODENAME=trixie",
-    "debian testing": "PRETTY_NAME='Debian GNU/Linux forky/sid'\nID=debian",
-    "ubuntu 22.04": "ID=ubuntu\nID_LIKE=debian\nVERSION_ID='22.04'\nVERSION_CODENAME=jammy",
-    "ubuntu 24.04": "ID=ubuntu\nID_LIKE=debian\nVERSION_ID='24.04'\nVERSION_CODENAME=noble",
-    "mint 21": "ID=linuxmint\nID_LIKE='ubuntu debian'\nVERSION_CODENAME=x\nUBUNTU_CODENAME=jammy",
-    "lmde 6": "ID=linuxmint\nID_LIKE=debian\nVERSION_CODENAME=faye\nDEBIAN_CODENAME=bookworm",
-    "fedora": "ID=fedora\nVERSION_ID=42",
-    "rocky 9": "ID=rocky\nID_LIKE='rhel centos fedora'\nVERSION_ID='9.4'",
-    "rocky 10": "ID=rocky\nID_LIKE='rhel centos fedora'\nVERSION_ID='10.0'",
-    "arch": "ID=arch",
-    "leap 15": "ID=opensuse-leap\nID_LIKE='suse opensuse'\nVERSION_ID='15.6'",
-    "tumbleweed": "ID=opensuse-tumbleweed\nID_LIKE='opensuse suse'\nVERSION_ID='20261101'",
-    "unknown": "ID=plan9",
-}
 OLD_APT = "apt update && apt install --yes g++ make python3 python3-venv python3-dev"
 NEW_APT = (
     "apt update && apt install --yes g++ make pipx && pipx install uv"
@@ -39,21 +22,43 @@ BY_PIP = (
     "python3-pip && python3 -m pip install --user --break-system-packages uv"
     " && ~/.local/bin/uv python install 3.11"
 )
-CURES = {
-    "debian 11": OLD_APT,
-    "debian 12": OLD_APT,
-    "debian 13": NEW_APT,
-    "debian testing": NEW_APT,
-    "ubuntu 22.04": OLD_APT,
-    "ubuntu 24.04": NEW_APT,
-    "mint 21": OLD_APT,
-    "lmde 6": OLD_APT,
-    "fedora": "dnf install --assumeyes gcc-c++ make python3.11 python3.11-devel",
-    "rocky 9": "dnf install --assumeyes gcc-c++ make python3.11 python3.11-devel",
-    "rocky 10": f"dnf install --assumeyes gcc-c++ make {BY_PIP}",
-    "arch": "pacman -S --needed --noconfirm gcc make uv && uv python install 3.11",
-    "leap 15": "zypper --non-interactive install gcc-c++ make python311 python311-devel",
-    "tumbleweed": f"zypper --non-interactive install gcc-c++ make {BY_PIP}",
+DNF = "dnf install --assumeyes gcc-c++ make python3.11 python3.11-devel"
+SYSTEMS = {  # /etc/os-release, and what installs all that is missing
+    "debian 11": ("ID=debian\nVERSION_ID='11'\nVERSION_CODENAME=bullseye", OLD_APT),
+    "debian 12": ("ID=debian\nVERSION_ID='12'\nVERSION_CODENAME=bookworm", OLD_APT),
+    "debian 13": ("ID=debian\nVERSION_ID='13'\nVERSION_CODENAME=trixie", NEW_APT),
+    "debian testing": ("PRETTY_NAME='Debian GNU/Linux forky/sid'\nID=debian", NEW_APT),
+    "ubuntu 22.04": (
+        "ID=ubuntu\nID_LIKE=debian\nVERSION_ID='22.04'\nVERSION_CODENAME=jammy",
+        OLD_APT,
+    ),
+    "ubuntu 24.04": (
+        "ID=ubuntu\nID_LIKE=debian\nVERSION_ID='24.04'\nVERSION_CODENAME=noble",
+        NEW_APT,
+    ),
+    "mint 21": (
+        "ID=linuxmint\nID_LIKE='ubuntu debian'\nVERSION_CODENAME=x\nUBUNTU_CODENAME=jammy",
+        OLD_APT,
+    ),
+    "lmde 6": (
+        "ID=linuxmint\nID_LIKE=debian\nVERSION_CODENAME=faye\nDEBIAN_CODENAME=bookworm",
+        OLD_APT,
+    ),
+    "fedora": ("ID=fedora\nVERSION_ID=42", DNF),
+    "rocky 9": ("ID=rocky\nID_LIKE='rhel centos fedora'\nVERSION_ID='9.4'", DNF),
+    "rocky 10": (
+        "ID=rocky\nID_LIKE='rhel centos fedora'\nVERSION_ID='10.0'",
+        f"dnf install --assumeyes gcc-c++ make {BY_PIP}",
+    ),
+    "arch": ("ID=arch", "pacman -S --needed --noconfirm gcc make uv && uv python install 3.11"),
+    "leap 15": (
+        "ID=opensuse-leap\nID_LIKE='suse opensuse'\nVERSION_ID='15.6'",
+        "zypper --non-interactive install gcc-c++ make python311 python311-devel",
+    ),
+    "tumbleweed": (
+        "ID=opensuse-tumbleweed\nID_LIKE='opensuse suse'\nVERSION_ID='20261101'",
+        f"zypper --non-interactive install gcc-c++ make {BY_PIP}",
+    ),
 }
 # An interpreter that notes what it is asked to do, and a pip that fails if FAIL says so.
 PYTHON = """\
@@ -73,9 +78,9 @@ def tools(tmp_path: Path) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in TOOLS:
-        found = shutil.which(tool)
-        assert found, tool
-        (folder / tool).symlink_to(found)
+        place = shutil.which(tool)
+        assert place, tool
+        (folder / tool).symlink_to(place)
     add(folder, "id", "echo 0")
     return folder
 
@@ -104,20 +109,15 @@ def check(
     folder: Path, system: str = "debian 12", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     release = folder / "os-release"
-    release.write_text(SYSTEMS[system] + "\n")
-    return subprocess.run(
-        ["sh", str(SCRIPT), "--check"],
-        env={
-            "PATH": str(folder),
-            "HOME": str(folder / "home"),
-            "OS_RELEASE": str(release),
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    release.write_text(SYSTEMS.get(system, ("ID=plan9", ""))[0] + "\n")
+    own = {"PATH": str(folder), "HOME": str(folder / "home"), "OS_RELEASE": str(release)}
+    return ran("sh", SCRIPT, "--check", env={**own, **environment})
+
+
+def found(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the Python that was chosen."""
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def the_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -127,10 +127,10 @@ def the_line(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-@pytest.mark.parametrize("system", CURES)
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_a_bare_machine_is_told_everything_in_one_line(tools: Path, system: str) -> None:
     assert the_line(check(tools, system)) == (
-        f"missing: g++, make, Python 3.9 to 3.11. Install with: {CURES[system]}"
+        f"missing: g++, make, Python 3.9 to 3.11. Install with: {SYSTEMS[system][1]}"
     )
 
 
@@ -199,9 +199,7 @@ def test_a_shim_that_cannot_run_is_passed_over(complete: Path) -> None:
     add(complete, "python3.11", "echo 'command not found' >&2; exit 127")
     python_that_answers(complete, "python3.10", "lacks 3.10 headers")
     python_that_answers(complete, "python3.9", "ok 3.9")
-    done = check(complete)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith(f"{complete}/python3.9")
+    assert found(check(complete)).endswith(f"{complete}/python3.9")
 
 
 def test_a_second_python_of_the_same_name_further_down_path_is_found(
@@ -212,9 +210,9 @@ def test_a_second_python_of_the_same_name_further_down_path_is_found(
     python_that_answers(later.parent, "unused", "")
     later.mkdir()
     python_that_answers(later, "python3.11", "ok 3.11")
-    done = check(complete, PATH=f"{complete}{os.pathsep}{later}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith(f"{later}/python3.11")
+    assert found(check(complete, PATH=f"{complete}{os.pathsep}{later}")).endswith(
+        f"{later}/python3.11"
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,14 +230,13 @@ def test_a_python_that_uv_installed_is_found(
     home = complete / "home"
     (home / place).mkdir(parents=True)
     python_that_answers(home / place, "python3.11", "ok 3.11")
-    done = check(complete, **{name: str(home / path) for name, path in environment.items()})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith(f"{place}/python3.11")
+    assert found(
+        check(complete, **{name: str(home / path) for name, path in environment.items()})
+    ).endswith(f"{place}/python3.11")
 
 
 def test_this_interpreter_is_good_enough(complete: Path) -> None:
-    done = check(complete, PYTHON=sys.executable)
-    assert done.returncode == 0, done.stderr
+    assert found(check(complete, PYTHON=sys.executable))
 
 
 def test_a_chosen_python_is_not_replaced_by_another(complete: Path) -> None:
@@ -268,24 +265,16 @@ class Checkout:
             shutil.copy(description, folder)
 
     def set_up(self, root: Path | None = None, **environment: str) -> tuple[str, str, list[str]]:
-        """Its two outputs, and what Python was asked to do besides telling what it is."""
+        """Run the script; return its two outputs, and what it had Python do."""
         self.log.write_text("")
-        done = subprocess.run(
-            ["sh", "scripts/bootstrap.sh"],
-            cwd=root or self.root,
-            env={
-                "PATH": str(self.tools),
-                "HOME": "/proc",  # where nobody can write
-                "CALLS": str(self.log),
-                "REAL": str(self.python),
-                "PWD": str(root or self.root),
-                **environment,
-            },
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        own = {
+            "PATH": str(self.tools),
+            "HOME": "/proc",  # where nobody can write
+            "CALLS": str(self.log),
+            "REAL": str(self.python),
+            "PWD": str(root or self.root),
+        }
+        done = ran("sh", "scripts/bootstrap.sh", cwd=root or self.root, env={**own, **environment})
         assert (done.returncode == 0) == (not done.stderr), (done.returncode, done.stderr)
         calls = self.log.read_text().splitlines()
         return done.stdout, done.stderr, [call for call in calls if call.startswith("-m")]
@@ -375,19 +364,13 @@ def test_pip_comes_from_the_wheel_that_python_has(checkout: Checkout, tmp_path: 
     assert "-m venv --clear .venv" in calls, "where that fails, Python's own way"
 
 
-def test_a_checkout_that_was_moved_gets_a_new_environment(
+def test_what_was_moved_or_not_finished_gets_a_new_environment(
     checkout: Checkout, tmp_path: Path
 ) -> None:
-    checkout.set_up()
-    moved = checkout.root.rename(tmp_path / "moved")
-    _, _, calls = checkout.set_up(moved)
-    assert calls[0] == "-m venv --clear .venv"
-
-
-def test_an_environment_that_was_not_finished_is_made_anew(checkout: Checkout) -> None:
     add(checkout.root / ".venv/bin", "python", PYTHON)
-    _, _, calls = checkout.set_up()
-    assert calls[0] == "-m venv --clear .venv"
+    _, _, not_finished = checkout.set_up()
+    _, _, moved = checkout.set_up(checkout.root.rename(tmp_path / "moved"))
+    assert not_finished[0] == moved[0] == "-m venv --clear .venv"
 
 
 @pytest.mark.parametrize(

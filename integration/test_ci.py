@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from _checkout import PACKAGES, ROOT, project, ran
 from packaging.requirements import Requirement
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / ".github/scripts/changed_packages.py"
-ALL = ["synk-shm", "synk-comm", "synk-theano", "synk-extensions"]
+ALL = list(PACKAGES)
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
 def answers(*paths: str, arguments: tuple[str, ...] = ()) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        input="\n".join(paths),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = ran(sys.executable, SCRIPT, *arguments, input="\n".join(paths), check=True)
     assert done.stderr == ""
     lines = [line.partition("=") for line in done.stdout.splitlines()]
     return {key: json.loads(value) for key, _, value in lines}
@@ -41,12 +28,6 @@ def workflow(name: str) -> dict[Any, Any]:
     loaded = yaml.safe_load((ROOT / ".github/workflows" / name).read_text(encoding="utf-8"))
     assert isinstance(loaded, dict)
     return loaded
-
-
-def project(folder: str) -> dict[str, Any]:
-    path = ROOT / "packages" / folder / "pyproject.toml"
-    described: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    return described["project"]
 
 
 @pytest.mark.parametrize(
@@ -118,21 +99,11 @@ def test_each_job_runs_a_supported_python_and_installs_what_the_package_needs() 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the release workflow runs Python 3.11")
 def test_a_release_tag_has_to_be_true() -> None:
     script = ROOT / ".github/scripts/released_package.py"
-
-    def ask(tag: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, str(script), tag],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
     for package in ALL:
         described = project(package)
-        answer = ask(f"{described['name']}-v{described['version']}")
+        answer = ran(sys.executable, script, f"{described['name']}-v{described['version']}")
         assert answer.stdout == f"folder={package}\n", answer.stderr
     for wrong in ("synk-shm-v99.0.0", "synk-extensions-v2.0.0", "synk-shm", "v0.1.0"):
-        answer = ask(wrong)
+        answer = ran(sys.executable, script, wrong)
         assert answer.returncode == 1
         assert answer.stderr.startswith("error: ")

@@ -10,12 +10,11 @@ import ast
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Iterator
 
 import pytest
+from _checkout import PACKAGES, ROOT, project, ran
 from _run_page import Block, Page, blocks
 from packaging.requirements import InvalidRequirement, Requirement
 from typer.testing import CliRunner
@@ -23,12 +22,6 @@ from typer.testing import CliRunner
 from synk_testing import Zygote
 from synkhronos_cli import _app
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 120
 # Pages whose programs other tests run, and where.
 ELSEWHERE = {
@@ -60,7 +53,7 @@ FOREIGN = {
 
 
 def _pages() -> dict[str, list[Block]]:
-    """The blocks of all pages, by name."""
+    """Return the blocks of all pages, by name."""
     places = ["*.md", "docs/**/*.md", "examples/**/*.md", "packages/*/*.md", "benchmarks/*.md"]
     places += ["packages/*/docs/*.md", "packages/*/benchmarks/**/*.md", "packages/*/src/**/*.md"]
     found = sorted({path for place in places for path in ROOT.glob(place)})
@@ -180,16 +173,9 @@ def test_commands_are_there(where: str, block: Block) -> None:
 
 
 def _commands(block: Block) -> list[list[str]]:
-    """What is typed, as words; in a console it follows a dollar sign."""
+    """Return what is typed, as words; in a console it follows a dollar sign."""
     if block.kind in ("bash", "sh"):
-        done = subprocess.run(
-            ["bash", "-n"],
-            input=block.text,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = ran("bash", "-n", input=block.text)
         assert done.returncode == 0, done.stderr
         return []
     typed = re.findall(r"^\$ ((?:.*\\\n)*.*)$", block.text, re.MULTILINE)
@@ -226,7 +212,7 @@ def _check(words: list[str], home: Path) -> None:
 
 
 def _check_own(words: list[str]) -> None:
-    """A subcommand of `synkhronos`, and its options, are in its help."""
+    """Check that a subcommand of `synkhronos`, and its options, are in its help."""
     path = []
     for word in words:
         if word.startswith("-") or not re.fullmatch(r"[a-z]+", word):
@@ -260,21 +246,21 @@ def _check_python(words: list[str], home: Path) -> None:
 
 
 def _check_pip(words: list[str]) -> None:
-    """Extras of our packages exist."""
+    """Check that extras of our packages exist."""
     for word in (word for word in words[1:] if not word.startswith("-")):
         if (ROOT / word).is_file():
             continue  # a list of requirements
         folder, _, extras = word.partition("[")
         if word.startswith("./"):
-            package, wanted = ROOT / folder, set(filter(None, extras.rstrip("]").split(",")))
+            package = folder.removeprefix("./packages/")
+            wanted = set(filter(None, extras.rstrip("]").split(",")))
         else:
             try:
                 requirement = Requirement(word)
             except InvalidRequirement:
                 pytest.fail(f"pip would not understand {word!r}")
-            package = ROOT / "packages" / requirement.name.replace("synkhronos", "synk-extensions")
+            package = requirement.name.replace("synkhronos", "synk-extensions")
             wanted = requirement.extras
-            if not package.is_dir():
+            if package not in PACKAGES:
                 continue  # somebody else's
-        project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        assert wanted <= set(project.get("optional-dependencies", {})), word
+        assert wanted <= set(project(package).get("optional-dependencies", {})), word

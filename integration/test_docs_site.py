@@ -5,32 +5,21 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Iterator
 from urllib.parse import urlsplit
 
 import pytest
+from _checkout import ROOT, ran
 from sphinx.util.inventory import InventoryFile
 
-ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 240
 MODULES = [
-    "synk_shm",
-    "synk_shm.exceptions",
-    "synk_shm.testing",
-    "synk_comm",
-    "synk_comm.exceptions",
-    "synk_comm.testing",
-    "synk_theano",
-    "synk_theano.exceptions",
-    "synk_theano.flight",
-    "synk_theano.in_graph",
-    "synk_theano_compat.locks",
-    "synkhronos",
-    "synkhronos.exceptions",
-    "synkhronos.in_graph",
+    *("synk_shm", "synk_shm.exceptions", "synk_shm.testing"),
+    *("synk_comm", "synk_comm.exceptions", "synk_comm.testing"),
+    *("synk_theano", "synk_theano.exceptions", "synk_theano.flight", "synk_theano.in_graph"),
+    *("synk_theano_compat.locks", "synkhronos", "synkhronos.exceptions", "synkhronos.in_graph"),
 ]
 EXTENSIONS = ROOT / "packages/synk-extensions/src/synkhronos/extensions"
 MODULES += sorted(
@@ -38,13 +27,7 @@ MODULES += sorted(
     for path in EXTENSIONS.iterdir()
     if not path.name.startswith("_") and (path.is_dir() or path.suffix == ".py")
 )
-ERRORS = [
-    "synk_shm.exceptions",
-    "synk_comm.exceptions",
-    "synk_theano.exceptions",
-    "synkhronos.exceptions",
-    "synkhronos.extensions.train",
-]
+ERRORS = [name for name in MODULES if name.endswith((".exceptions", ".train"))]
 LINK = re.compile(r"(!?)\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
 HEADING = re.compile(r"^#{1,6} +(.*?)\s*$", re.MULTILINE)
 
@@ -53,22 +36,15 @@ HEADING = re.compile(r"^#{1,6} +(.*?)\s*$", re.MULTILINE)
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as `make docs` makes it: warnings are errors."""
     built = tmp_path_factory.mktemp("site")
-    command = ["-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"), str(built)]
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    command = ["-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", ROOT / "docs", built]
+    done = ran(sys.executable, *command, cwd=ROOT, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     return built
 
 
 @pytest.fixture(scope="module")
 def documented(site: Path) -> set[str]:
-    """The names of Python that the site has entries for."""
+    """Return the names of Python that the site has entries for."""
     inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
     kinds = {kind: names for kind, names in inventory.data.items() if kind.startswith("py:")}
     return {name for names in kinds.values() for name in names}
@@ -96,7 +72,7 @@ def test_every_public_name_is_in_the_reference(module: str, documented: set[str]
 
 
 def _resolved(name: str) -> Iterator[Any]:
-    """The classes and functions with this full name: what can be told apart by identity."""
+    """Yield the class, function or module with this full name: what can be compared by identity."""
     parts = name.split(".")
     for cut in range(len(parts), 0, -1):
         try:
@@ -115,11 +91,11 @@ def test_every_error_is_told_in_troubleshooting() -> None:
     told = set(re.findall(r"^### (\w+)$", page, re.MULTILINE))
     named = {
         name
-        for module in ERRORS
-        for name in importlib.import_module(module).__all__
-        if _is_error(getattr(importlib.import_module(module), name))
+        for module in map(importlib.import_module, ERRORS)
+        for name in module.__all__
+        if _is_error(getattr(module, name))
     }
-    assert named
+    assert len(ERRORS) == 5
     assert named <= told, f"not told: {sorted(named - told)}"
     assert told <= named, f"there is no such error: {sorted(told - named)}"
 
@@ -135,17 +111,17 @@ def _pages() -> list[Path]:
     return sorted(path for path in found if "_build" not in path.parts)
 
 
-def _prose(page: Path) -> str:
-    """The page without what stands in fences or between backticks."""
+def _unfenced(page: Path) -> str:
+    """Return the page without what stands in fences."""
     text = page.read_text(encoding="utf-8")
-    text = re.sub(r"^( *)(`{3,}).*?^\1\2\s*$", "", text, flags=re.DOTALL | re.MULTILINE)
-    return re.sub(r"(`+)(?:(?!\1).)+?\1(?!`)", "`code`", text)
+    return re.sub(r"^( *)(`{3,}).*?^\1\2\s*$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     broken = []
-    for picture, link in LINK.findall(_prose(page)):
+    prose = re.sub(r"(`+)(?:(?!\1).)+?\1(?!`)", "`code`", _unfenced(page))
+    for picture, link in LINK.findall(prose):
         parts = urlsplit(link)
         if parts.scheme:
             if parts.scheme not in ("http", "https", "mailto") or not (parts.netloc or parts.path):
@@ -161,11 +137,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and MyST make them."""
-    text = page.read_text(encoding="utf-8")
-    text = re.sub(r"^( *)(`{3,}).*?^\1\2\s*$", "", text, flags=re.DOTALL | re.MULTILINE)
+    """Return the anchors of a page's headings, as GitHub and MyST make them."""
     anchors: set[str] = set()
-    for title in HEADING.findall(text):
+    for title in HEADING.findall(_unfenced(page)):
         title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "").lower()
         anchor = re.sub(r"[^\w\- ]", "", title).replace(" ", "-")
         count = sum(anchor == known or known.startswith(f"{anchor}-") for known in anchors)

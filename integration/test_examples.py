@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from _checkout import ROOT, ran
 
-ROOT = Path(__file__).resolve().parent.parent
 HELPERS = {"display", "plain_theano"}  # imported by the programs
 TRAINED_ELSEWHERE = "train_digits.py"  # takes minutes: the tests of synk-extensions run it shorter
 EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem not in HELPERS)
@@ -19,16 +18,9 @@ LIMIT_S = 200
 
 
 def run(program: Path, folder: Path) -> str:
-    """Run a program in an empty folder; it has to succeed and to keep silent on stderr."""
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        cwd=folder,
-        env={**os.environ, "SYNKHRONOS_N_PARALLEL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    """Run a program in an empty folder, which has to succeed; return what it printed."""
+    environment = {**os.environ, "SYNKHRONOS_N_PARALLEL": "2"}
+    done = ran(sys.executable, program, cwd=folder, env=environment, timeout=LIMIT_S)
     assert done.returncode == 0, f"{program}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -54,7 +46,7 @@ def test_example_runs(program: Path, tmp_path: Path) -> None:
 
 
 def comparable(printed: str) -> str:
-    """What two processes print; the machine's number of cores and its seconds are its own."""
+    """Return what was printed, without the machine's number of cores and its seconds."""
     cores = r"use 2 (of|processes on) \d+ detected CPU cores"
     printed = re.sub(cores, "use 2 CPU cores", printed)
     return re.sub(r"complete \(\d+ s\)", "complete", printed)

@@ -1,55 +1,24 @@
-"""The GPU benchmarks: their arithmetic, their plan, and a tiny run on CPU processes."""
+"""The GPU benchmarks: their arithmetic, their plan, and what their jobs leave for others."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Iterator
 
 import pytest
 
-from synk_testing import Zygote
+sys.path.append(str(Path(__file__).resolve().parent / "benchmarks" / "gpu"))
 
-FOLDER = Path(__file__).resolve().parent / "benchmarks" / "gpu"
-LIMIT_S = 200
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    """A process that has imported what the program imports, for runs that measure nothing."""
-    with Zygote("import numpy, psutil, rich.console") as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def on_the_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "gpubench"]:
-        del sys.modules[name]
-
-
-def run(*arguments):
-    path = os.pathsep.join(filter(None, sys.path))
-    return subprocess.run(
-        [sys.executable, str(FOLDER / "run.py"), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
+from gpubench import cache, plan, tables
+from gpubench.job import Settings, read_lines
+from gpubench.tables import efficiency, images_per_s, median
+from synk_benchmarks.results import alone
 
 
 def steps(contender, gpus, *milliseconds, part="resnet"):
-    import gpubench  # noqa: F401 - makes synk_benchmarks importable
-    from synk_benchmarks.results import alone
-
     times = tuple(ms / 1e3 for ms in milliseconds)
     return alone(part, "step", contender, gpus, times, images=64 * gpus)
 
@@ -60,9 +29,6 @@ def line_of(table, *beginning):
 
 
 def test_efficiency_is_images_per_second_and_gpu_beside_the_base():
-    from gpubench.tables import efficiency, images_per_s, median
-    from synk_benchmarks.results import alone
-
     base = steps("a", 1, 90, 100, 500)
     assert median(base) == 0.1
     assert images_per_s(base) == pytest.approx(640)
@@ -75,8 +41,6 @@ def test_efficiency_is_images_per_second_and_gpu_beside_the_base():
 
 
 def test_the_table_of_steps_compares_with_both_plain_ones_and_with_ones_own():
-    from gpubench import tables
-
     rows = [
         steps(tables.PLAIN, 1, 100),
         steps(tables.PLAIN_TAKE, 1, 80),
@@ -103,9 +67,6 @@ def test_the_table_of_steps_compares_with_both_plain_ones_and_with_ones_own():
 
 
 def test_the_table_of_calls_has_the_ratio_to_the_bare_loop_of_the_same_size():
-    from gpubench import tables
-    from synk_benchmarks.results import alone
-
     def call(what, contender, seconds, nbytes):
         return alone("allreduce", what, contender, 2, (seconds,), nbytes=nbytes)
 
@@ -127,8 +88,6 @@ def test_the_table_of_calls_has_the_ratio_to_the_bare_loop_of_the_same_size():
 
 
 def test_the_plan_puts_together_what_one_process_can_measure():
-    from gpubench import plan
-
     groups = plan.groups(plan.PARTS, [4, 1, 2])
     names = {group: [job.name for job in jobs] for group, jobs in groups.items()}
     assert names == {
@@ -151,8 +110,6 @@ def test_the_plan_puts_together_what_one_process_can_measure():
 
 
 def test_what_a_job_writes_is_read_and_half_a_line_is_left_out(tmp_path):
-    from gpubench.job import read_lines
-
     row = steps("a", 2, 1, 2, 3)
     lines = [json.dumps(row.saved()), json.dumps({"about": {"x": "y"}}), '{"group": "res']
     (tmp_path / "rows").write_text("\n".join(lines))
@@ -160,24 +117,7 @@ def test_what_a_job_writes_is_read_and_half_a_line_is_left_out(tmp_path):
     assert read_lines(tmp_path / "nothing") == ([], {})
 
 
-@pytest.mark.parametrize("date", ["2026-11-21", "2026-11-22"])
-def test_what_was_recorded_is_still_read_and_shown_as_then(zygote, date, tmp_path):
-    path = FOLDER / f"results/{date}-two-h200.json"
-    shutil.copy(path, tmp_path / "results.json")
-    done = zygote.run(FOLDER / "run.py", "--out", tmp_path, "--read")
-    assert done.status == 0, done.err
-    page = path.with_suffix(".md").read_text().replace("\\", "")
-    begin = page.index("## ResNet-50")
-    told = [line for line in page[begin:].splitlines() if line.startswith("| ")]
-    shown = {"".join(line.split()) for line in done.out.splitlines()}
-    assert len(told) > 20
-    missing = [line for line in told if "".join(line.replace("|", "").split()) not in shown]
-    assert missing == []
-
-
 def test_a_cache_travels_in_pieces_without_its_sources(tmp_path):
-    from gpubench import cache
-
     source, kept, back = tmp_path / "source", tmp_path / "kept", tmp_path / "back"
     (source / "module" / "lock_dir").mkdir(parents=True)
     (source / "module" / "mod.so").write_bytes(os.urandom(50_000))
@@ -198,58 +138,9 @@ def test_a_cache_travels_in_pieces_without_its_sources(tmp_path):
 
 
 def test_ranks_get_devices_by_name():
-    from gpubench.job import Settings
-
     def devices(device):
         return Settings(device, 2, 1, 1, 32, True, "", (), False).devices()
 
     assert devices("cuda") == {"devices": ["cuda0", "cuda1"]}
     assert devices("opencl0:0") == {"devices": ["opencl0:0"] * 2}
     assert devices("cpu") == {"n_parallel": 2, "use_gpu": False}
-
-
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["--only", "resnat"], "there is no part resnat"),
-        (["--gpus", "0"], "from 1 on"),
-        (["--gpus", "two"], "two"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_with_a_sentence(zygote, arguments, said, tmp_path):
-    done = zygote.run(FOLDER / "run.py", "--out", tmp_path, *arguments)
-    assert done.status == 2
-    assert said in done.err
-    assert "Traceback" not in done.err
-
-
-@pytest.mark.nightly
-def test_a_tiny_run_on_cpu_processes_goes_from_end_to_end(tmp_path):
-    only = "allreduce,fork,resnet,timeline,distribution,ddp"
-    tiny = ("--device", "cpu", "--tiny", "--together", "--gpus", "2")
-    done = run("--out", tmp_path, "--only", only, *tiny, "--torch-python", "no-such-python")
-    assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads((tmp_path / "results.json").read_text())
-    (about,) = result["runs"]
-    assert about["left_out"] == {"ddp-2": "no-such-python has no torch and torchvision"}
-    found = {(row["group"], *row["cells"]) for row in result["rows"]}
-    assert found >= {
-        ("resnet", "plain Theano, x[idx]"),
-        ("resnet", "plain Theano, np.take(out=)"),
-        ("resnet", "synkhronos"),
-        ("allreduce", "synkhronos"),
-        ("allreduce", "synkhronos, 8 in a step"),
-        ("distribution", "synkhronos"),
-        ("fork", "synkhronos"),
-        ("timeline", "all ranks"),
-        ("timeline", "the master alone"),
-    }
-    cells = [cell for row in result["rows"] for cell in row["cells"].values()]
-    assert all(min(cell["samples"]) > 0 for cell in cells)
-    page = (tmp_path / "results.md").read_text()
-    for title in ("ResNet-50: training steps", "all_reduce", "Where a step's time goes"):
-        assert f"## {title}" in page
-        assert title in done.stdout
-    assert "no result to quote" in page
-    shown = run("--out", tmp_path, "--read")
-    assert shown.stdout == done.stdout

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from _checkout import ROOT, ran
 
-ROOT = Path(__file__).resolve().parent.parent
 IGNORED = ["SIGHUP", "SIGINT", "SIGQUIT"]  # by nohup, and by a shell for what it starts with `&`
 
 PROGRAM = """
@@ -30,21 +28,7 @@ print("still here")
 @pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell, to have signals ignored")
 def test_children_begin_with_the_usual_signals():
     trap = f"trap '' {' '.join(name[3:] for name in IGNORED)}; exec \"$@\""
-    done = subprocess.run(
-        [
-            "sh",
-            "-c",
-            trap,
-            "sh",
-            sys.executable,
-            "-c",
-            PROGRAM,
-            str(ROOT / "conftest.py"),
-            *IGNORED,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    program = (sys.executable, "-c", PROGRAM, ROOT / "conftest.py", *IGNORED)
+    done = ran("sh", "-c", trap, "sh", *program, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "still here\n"

@@ -4,41 +4,20 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
+from _checkout import PACKAGES, ROOT, project
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = {
-    "synk-shm": "synk_shm",
-    "synk-comm": "synk_comm",
-    "synk-theano": "synk_theano",
-    "synk-extensions": "synkhronos",
-}
-
-
-def project(folder: str) -> dict[str, Any]:
-    path = ROOT / "packages" / folder / "pyproject.toml"
-    described: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    return described["project"]
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", PACKAGES)
 def test_module_and_distribution_agree(folder: str) -> None:
-    module = importlib.import_module(FOLDERS[folder])
+    module = importlib.import_module(project(folder)["name"].replace("-", "_"))
     assert module.__version__ == project(folder)["version"]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", PACKAGES)
 def test_changelog_tells_of_this_version(folder: str) -> None:
     version = project(folder)["version"]
     changelog = (ROOT / "packages" / folder / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -47,9 +26,9 @@ def test_changelog_tells_of_this_version(folder: str) -> None:
     assert headings == sorted(headings, key=Version, reverse=True)
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", PACKAGES)
 def test_ranges_admit_the_siblings_and_pin_none(folder: str) -> None:
-    versions = {project(other)["name"]: project(other)["version"] for other in FOLDERS}
+    versions = {project(other)["name"]: project(other)["version"] for other in PACKAGES}
     described = project(folder)
     requirements = [Requirement(text) for text in described.get("dependencies", [])]
     for requirement in requirements:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
+from typing import Callable
 
 import pytest
-from _wheels import ROOT, run
+from _checkout import ROOT, ran
+from _wheels import run
 
 LIMIT_S = 180
 BEGIN = """
@@ -23,27 +24,20 @@ x = T.matrix("x")
 """
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    text = page.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+# Runs a program, with changes of its environment: its exit status, and both of its outputs.
+Attempt = Callable[..., tuple[int, str, str]]
 
 
-def attempt(
-    python: Path, program: str, environment: dict[str, str], folder: Path
-) -> tuple[int, str, str]:
-    """The exit status of a program, and what it printed and said."""
-    script = folder / "program.py"
-    script.write_text(program, encoding="utf-8")
-    done = subprocess.run(
-        [python, script],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=folder,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def attempt(installed: Path, clean_environment: dict[str, str], tmp_path: Path) -> Attempt:
+    def run_it(program: str, **changes: str) -> tuple[int, str, str]:
+        script = tmp_path / "program.py"
+        script.write_text(program, encoding="utf-8")
+        environment = {**clean_environment, **changes}
+        done = ran(installed, script, env=environment, cwd=tmp_path, timeout=LIMIT_S)
+        return done.returncode, done.stdout, done.stderr
+
+    return run_it
 
 
 def last_line(text: str) -> str:
@@ -51,11 +45,12 @@ def last_line(text: str) -> str:
 
 
 def test_the_readmes_first_program_prints_what_the_readme_shows(
-    installed: Path, clean_environment: dict[str, str], tmp_path: Path
+    attempt: Attempt, tmp_path: Path
 ) -> None:
-    program = blocks(ROOT / "README.md", "python")[0]
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    program = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
     assert "synk.fork()" in program
-    status, printed, said = attempt(installed, program, clean_environment, tmp_path)
+    status, printed, said = attempt(program)
     assert status == 0, said
     assert "Synkhronos distributing functions..." in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py"]
@@ -71,11 +66,11 @@ def test_the_command_line_is_there(
 
 
 @pytest.mark.nightly
-def test_a_wrong_dtype(installed: Path, clean_environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_wrong_dtype(attempt: Attempt) -> None:
     program = BEGIN + (
         'y = T.fmatrix("y")\nf = synk.function([y], y.mean(), name="f")\nf(np.ones((4, 3)))\n'
     )
-    status, _, said = attempt(installed, program, clean_environment, tmp_path)
+    status, _, said = attempt(program)
     assert status == 1
     error = last_line(said)
     assert "InputTypeError: input y of function 'f': got dtype float64, expected float32" in error
@@ -92,25 +87,16 @@ def test_a_wrong_dtype(installed: Path, clean_environment: dict[str, str], tmp_p
         ),
     ],
 )
-def test_a_wrong_op(
-    installed: Path,
-    clean_environment: dict[str, str],
-    tmp_path: Path,
-    outputs: str,
-    expected: str,
-    cure: str,
-) -> None:
+def test_a_wrong_op(attempt: Attempt, outputs: str, expected: str, cure: str) -> None:
     program = BEGIN + f'f = synk.function([x], {outputs}, name="f")\nf(np.ones((5, 3)))\n'
-    status, _, said = attempt(installed, program, clean_environment, tmp_path)
+    status, _, said = attempt(program)
     assert status == 1
     assert expected in said
     assert cure in said.strip()[-400:]
 
 
 @pytest.mark.nightly
-def test_a_forgotten_all_reduce(
-    installed: Path, clean_environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_forgotten_all_reduce(attempt: Attempt) -> None:
     program = BEGIN + (
         'w = theano.shared(np.ones(3), name="w")\n'
         "loss = T.sqr(x.dot(w)).mean()\n"
@@ -119,7 +105,7 @@ def test_a_forgotten_all_reduce(
         "    f(np.random.rand(8, 3))\n"
         'print("done")\n'
     )
-    status, printed, said = attempt(installed, program, clean_environment, tmp_path)
+    status, printed, said = attempt(program)
     assert (status, last_line(printed)) == (0, "done")
     assert "LintWarning" in said
     assert "rank-local updates of 'w' by train are never averaged" in said
@@ -127,9 +113,7 @@ def test_a_forgotten_all_reduce(
 
 
 @pytest.mark.nightly
-def test_a_killed_worker(
-    installed: Path, clean_environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_killed_worker(attempt: Attempt) -> None:
     program = BEGIN + (
         "from theano.compile.ops import as_op\n"
         "master = os.getpid()\n"
@@ -141,7 +125,7 @@ def test_a_killed_worker(
         'f = synk.function([x], fatal(x).mean(), name="f")\n'
         "f(np.ones((4, 3)))\n"
     )
-    status, _, said = attempt(installed, program, clean_environment, tmp_path)
+    status, _, said = attempt(program)
     assert status == 1
     error = last_line(said)
     assert "WorkerDied: the worker process of rank 1 was killed by SIGKILL" in error
@@ -149,16 +133,15 @@ def test_a_killed_worker(
     assert "Call fork() to start again" in error
 
 
-def test_no_compiler(installed: Path, clean_environment: dict[str, str], tmp_path: Path) -> None:
+def test_no_compiler(attempt: Attempt, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
     for tool in ("sh", "uname"):  # what Python's own library may call
         found = shutil.which(tool)
         if found:
             (tools / tool).symlink_to(found)
-    environment = {**clean_environment, "PATH": str(tools), "HOME": str(tmp_path)}
     program = BEGIN + 'f = synk.function([x], x.mean(), name="f")\nprint(f(np.ones((4, 3))))\n'
-    status, printed, said = attempt(installed, program, environment, tmp_path)
+    status, printed, said = attempt(program, PATH=str(tools), HOME=str(tmp_path))
     assert (status, last_line(printed)) == (0, "1.0"), said
     assert "there is no C++ compiler" in printed
     assert "apt install g++" in printed

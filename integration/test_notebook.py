@@ -7,7 +7,6 @@ import queue
 import re
 import signal
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -15,10 +14,12 @@ from typing import Any, Callable, Iterator
 import nbformat
 import psutil
 import pytest
+from _checkout import ROOT
 from jupyter_client import KernelManager
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).resolve().parent.parent
+from synk_testing import is_there
+
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 LIMIT_S = 60
 PNG = "iVBORw0KGgo"
@@ -93,7 +94,7 @@ class Kernel:
         return [p.pid for p in found if "synk_theano._workers.worker" in p.cmdline()]
 
     def segments(self) -> set[str]:
-        """Those that its processes have mapped."""
+        """Return the segments that its processes have mapped."""
         maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (self.pid, *self.workers())]
         return {name for text in maps for name in re.findall(r"/dev/shm/(synk\.\S+)", text)}
 
@@ -130,7 +131,7 @@ class Kernel:
         return cell
 
     def fails(self, code: str) -> str:
-        """Run a cell that fails; returns its error."""
+        """Run a cell that fails; return its error."""
         cell = self.finish(self.begin(code))
         assert cell.error, cell
         return cell.error
@@ -138,13 +139,22 @@ class Kernel:
     def busy(self) -> Kernel:
         """Give it workers and a function `call(of_master, of_worker)`."""
         self.run(START)
-        assert self.run(BUSY.replace("FOLDER", repr(str(self.folder)))).result == "0.0"
+        self.define()
         for mark in [*self.folder.glob("began.*"), *self.folder.glob("ended.*")]:
             mark.unlink()
         return self
 
+    def define(self) -> None:
+        """Run the cell that defines `call`."""
+        assert self.run(BUSY.replace("FOLDER", repr(str(self.folder)))).result == "0.0"
+
     def wait_for(self, *marks: str) -> None:
         wait_until(lambda: all((self.folder / mark).exists() for mark in marks), f"no {marks}")
+
+    def interrupt(self, cell: str) -> Cell:
+        """Press the stop button while a cell runs; return what the cell gave."""
+        self.manager.interrupt_kernel()
+        return self.finish(cell)
 
     def end(self) -> None:
         # As a server does it: a kernel that is killed after its workers have gone cannot clean up.
@@ -162,21 +172,18 @@ def wait_until(done: Callable[[], bool], otherwise: str) -> None:
         time.sleep(0.02)
 
 
-def is_running(pid: int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def left_of(segments: set[str]) -> set[str]:
     return segments & set(os.listdir("/dev/shm"))
 
 
-@pytest.fixture(autouse=True)
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jupyter's files stay out of the home folder."""
-    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+@pytest.fixture(scope="module", autouse=True)
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep Jupyter's files out of the home folder."""
+    folder = tmp_path_factory.mktemp("jupyter")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
+        patch.setenv("IPYTHONDIR", str(folder / "ipython"))
+        yield
 
 
 @pytest.fixture
@@ -187,13 +194,9 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+def kept(folders: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """A kernel for several tests."""
-    folder = tmp_path_factory.mktemp("kept")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
-        patch.setenv("IPYTHONDIR", str(folder / "ipython"))
-        started = Kernel(folder)
+    started = Kernel(tmp_path_factory.mktemp("kept"))
     yield started
     started.end()
 
@@ -266,7 +269,7 @@ def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(warm: Kern
     for text in (table["text/plain"], table["text/html"]):
         assert {"calls", "busy"} <= set(re.split(r"[^a-z]+", text))
     # A cell that is run once more defines its class anew; so do functions with it.
-    warm.run(BUSY.replace("FOLDER", repr(str(warm.folder))))
+    warm.define()
     assert warm.run("call(0.25, 0)").result == "0.25"
     workers = warm.workers()
     assert re.match(r"AlreadyForked: .*call close\(\) first", warm.fails(START))
@@ -274,7 +277,7 @@ def test_what_cells_define_reaches_the_workers_and_fork_twice_is_told(warm: Kern
     again = warm.run(START.replace("synk.fork", "synk.close(); synk.fork"))
     assert "use 2 of" in again.printed or "use 2 processes" in again.printed
     assert not set(workers) & set(warm.workers())
-    wait_until(lambda: not any(map(is_running, workers)), "close() left workers")
+    wait_until(lambda: not any(map(is_there, workers)), "close() left workers")
     assert "call fork() to start a new one" in warm.fails("call(0, 0)")
 
 
@@ -309,37 +312,31 @@ def test_an_interrupt_while_workers_start_does_not_reach_them(kernel: Kernel) ->
     kernel.run(START)
     cell = kernel.begin("Path('asleep').touch(); time.sleep(60)")
     kernel.wait_for("asleep")
-    kernel.manager.interrupt_kernel()
-    assert kernel.finish(cell).error == "KeyboardInterrupt: "
+    assert kernel.interrupt(cell).error == "KeyboardInterrupt: "
     workers = kernel.workers()
-    assert kernel.run(BUSY.replace("FOLDER", repr(str(kernel.folder)))).result == "0.0"
+    kernel.define()
     assert kernel.workers() == workers
     assert "KeyboardInterrupt" not in kernel.said.read_text()
 
 
-@pytest.mark.nightly
-def test_an_interrupt_while_the_master_computes_leaves_everything_usable(kernel: Kernel) -> None:
-    kernel.busy()
-    workers = kernel.workers()
-    cell = kernel.begin("call(60, 0.25)")
-    kernel.wait_for(f"began.{kernel.pid}")
-    kernel.manager.interrupt_kernel()
-    assert kernel.finish(cell).error.startswith("KeyboardInterrupt")
-    assert kernel.run("call(0.25, 0.5)").result == "0.75"
-    assert kernel.workers() == workers
-
-
-def test_an_interrupt_while_the_master_waits_interrupts_the_workers_and_all_goes_on(
-    warm: Kernel,
+@pytest.mark.parametrize(
+    ("call", "marks"),
+    [
+        pytest.param("call(60, 0.25)", ["began.{0}"], marks=pytest.mark.nightly),
+        ("call(0, 60)", ["ended.{0}", "began.{1}"]),
+    ],
+    ids=["it computes", "it waits"],
+)
+def test_an_interrupt_of_the_master_ends_the_call_on_all_ranks_and_all_goes_on(
+    warm: Kernel, call: str, marks: list[str]
 ) -> None:
     warm.busy()
     workers = warm.workers()
-    cell = warm.begin("call(0, 60)")
-    warm.wait_for(f"ended.{warm.pid}", f"began.{workers[0]}")
+    cell = warm.begin(call)
+    warm.wait_for(*(mark.format(warm.pid, *workers) for mark in marks))
     time.sleep(0.3)  # until it waits
-    warm.manager.interrupt_kernel()
-    assert warm.finish(cell).error.startswith("KeyboardInterrupt")
-    assert all(map(is_running, workers))
+    assert warm.interrupt(cell).error.startswith("KeyboardInterrupt")
+    assert all(map(is_there, workers))
     assert warm.run("call(0.25, 0.5)").result == "0.75"
     assert warm.workers() == workers
 
@@ -361,8 +358,7 @@ trainer = Trainer(train, rows, batch_size=8, callbacks=[touch], verbose=False)
     )
     cell = kernel.begin("history = trainer.run(epochs=10**9); print(history)")
     kernel.wait_for("epoch")
-    kernel.manager.interrupt_kernel()
-    done = kernel.finish(cell)
+    done = kernel.interrupt(cell)
     assert not done.error
     assert "interrupted" in done.printed
     # The step was whole on all ranks.
@@ -372,6 +368,13 @@ trainer = Trainer(train, rows, batch_size=8, callbacks=[touch], verbose=False)
 
 # Ends.
 
+
+def kill_in_a_call(kernel: Kernel) -> None:
+    kernel.begin("call(60, 60)")
+    kernel.wait_for(f"began.{kernel.pid}", f"began.{kernel.workers()[0]}")
+    os.kill(kernel.pid, signal.SIGKILL)
+
+
 ENDS: dict[str, Callable[[Kernel], None]] = {
     "restart": lambda kernel: kernel.manager.restart_kernel(),
     "restart now": lambda kernel: kernel.manager.restart_kernel(now=True),
@@ -379,12 +382,14 @@ ENDS: dict[str, Callable[[Kernel], None]] = {
     "exit()": lambda kernel: kernel.begin("exit()") and None,
     "killed": lambda kernel: os.kill(kernel.pid, signal.SIGKILL),
     "group killed": lambda kernel: os.killpg(kernel.pid, signal.SIGKILL),
+    "killed in a call": kill_in_a_call,
 }
+BY_DAY = ("restart", "killed in a call")
 
 
 @pytest.mark.parametrize(
     "way",
-    [pytest.param(way, marks=[] if way == "restart" else pytest.mark.nightly) for way in ENDS],
+    [pytest.param(way, marks=[] if way in BY_DAY else pytest.mark.nightly) for way in ENDS],
 )
 def test_with_the_kernel_go_its_workers_and_their_memory(kernel: Kernel, way: str) -> None:
     kernel.busy()
@@ -393,20 +398,10 @@ def test_with_the_kernel_go_its_workers_and_their_memory(kernel: Kernel, way: st
     assert len(workers) == 1
     assert len(segments) >= 2
     ENDS[way](kernel)
-    wait_until(lambda: not any(map(is_running, workers)), "a worker is left")
+    wait_until(lambda: not any(map(is_there, workers)), "a worker is left")
     wait_until(lambda: not left_of(segments), f"memory is left: {left_of(segments)}")
     if way == "restart":
         kernel.client.wait_for_ready(timeout=LIMIT_S)
         kernel.busy()
         assert kernel.run("call(0.25, 0.5)").result == "0.75"
         assert not set(kernel.workers()) & set(workers)
-
-
-def test_a_kernel_that_is_killed_in_the_middle_of_a_call_leaves_nothing(kernel: Kernel) -> None:
-    kernel.busy()
-    workers, segments = kernel.workers(), kernel.segments()
-    kernel.begin("call(60, 60)")
-    kernel.wait_for(f"began.{kernel.pid}", f"began.{workers[0]}")
-    os.kill(kernel.pid, signal.SIGKILL)
-    wait_until(lambda: not any(map(is_running, workers)), "a worker is left")
-    wait_until(lambda: not left_of(segments), f"memory is left: {left_of(segments)}")

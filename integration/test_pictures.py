@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from _checkout import ROOT, ran
 
-PICTURES = Path(__file__).resolve().parent.parent / "docs/pictures"
+PICTURES = ROOT / "docs/pictures"
 LIMIT_S = 120
 LARGEST = 100_000
 
 
 @pytest.mark.nightly
 def test_the_script_draws_all_pictures(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, str(PICTURES / "make.py"), str(tmp_path)],
-        env={**os.environ, "SYNKHRONOS_USE_GPU": "0"},
-        capture_output=True,
-        timeout=LIMIT_S,
-        check=True,
-    )
+    environment = {**os.environ, "SYNKHRONOS_USE_GPU": "0"}
+    program = (sys.executable, PICTURES / "make.py", tmp_path)
+    ran(*program, env=environment, timeout=LIMIT_S, check=True)
     for path in tmp_path.iterdir():
         assert ET.parse(path).getroot().tag.endswith("svg")
     assert {path.name for path in tmp_path.iterdir()} == {p.name for p in PICTURES.glob("*.svg")}

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from _checkout import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
+from synk_testing import Program
+
 SCRIPTS = ROOT / "scripts"
 PACKAGES = ["synk_shm", "synk_comm", "synk_theano", "synk_theano_compat", "synkhronos"]
 LIMIT_S = 120
@@ -94,22 +92,18 @@ def start(tmp_path):
     (tmp_path / "t").mkdir()
     program = PROGRAM.format(scripts=str(SCRIPTS), began=str(tmp_path / "began"))
 
-    def begin(*arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", program, "--root", str(tmp_path / "root"), *arguments],
-            env={**os.environ, "TMPDIR": str(tmp_path / "t")},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def begin(*arguments: str) -> Program:
+        changes = {"TMPDIR": str(tmp_path / "t")}
+        return Program(program, "--root", tmp_path / "root", *arguments, environment=changes)
 
     return begin
 
 
 def test_verdicts(start, tmp_path):
     file = tmp_path / "results.json"
-    running = start("--jobs", "2", "--limit-s", "15", "--json", str(file))
-    said, _ = running.communicate(timeout=LIMIT_S)
-    assert running.returncode == 1, said
+    with start("--jobs", "2", "--limit-s", "15", "--json", str(file)) as program:
+        status, said, _ = program.finish()
+    assert status == 1, said
     assert "fault gone no longer applies: packages/all/src/synk_shm/__init__.py has not" in said
     found = {row["name"]: row for row in json.loads(file.read_text())}
     verdicts = {name: row["verdict"] for name, row in found.items()}
@@ -121,18 +115,17 @@ def test_verdicts(start, tmp_path):
 
 
 def test_without_a_fault_all_is_well(start):
-    running = start("--check")
-    said, _ = running.communicate(timeout=LIMIT_S)
-    assert running.returncode == 0, said
+    with start("--check") as program:
+        status, said, _ = program.finish()
+    assert status == 0, said
     assert "1 in all, 0 not as they should be" in said
 
 
 def test_it_ends_when_it_is_told_to(start, tmp_path):
-    running = start("--only", "sleeps", "seen", "unseen")  # which are still to come
-    deadline = time.monotonic() + LIMIT_S
-    while not (tmp_path / "began").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    running.send_signal(signal.SIGTERM)
-    running.communicate(timeout=LIMIT_S)
-    assert running.returncode == 128 + signal.SIGTERM
+    with start("--only", "sleeps", "seen", "unseen") as program:  # which are still to come
+        deadline = time.monotonic() + LIMIT_S
+        while not (tmp_path / "began").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        program.send_signal(signal.SIGTERM)
+        assert program.finish().status == 128 + signal.SIGTERM
     assert not list((tmp_path / "t").iterdir())

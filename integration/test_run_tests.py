@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, Callable
 
 import pytest
+from _checkout import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
+from synk_testing import Done, Program
+
 SUITES = {
     "good": ("import pytest\n\ndef test_right(): pass\n\ndef test_no_gpu(): pytest.skip('no GPU')"),
     "bad": "def test_wrong():\n    assert 6 * 9 == 42, 'the question'",
@@ -28,7 +29,7 @@ SUITES = {
         "def test_long():\n"
         "    mark = pathlib.Path(os.environ['MARKS'], 'slow')\n"
         "    mark.touch()\n"
-        "    time.sleep(float(os.environ.get('SLEEP', '0.5')))\n"
+        "    time.sleep(float(os.environ['SLEEP']))\n"
         "    mark.unlink()"
     ),
     "signals": (
@@ -55,11 +56,14 @@ sys.exit(run_tests.main(sys.argv[1:]))
 """
 
 
-@pytest.fixture
-def program(tmp_path: Path):
-    """A function that gives the command for a run of these suites, and its environment."""
+Start = Callable[..., Program]
 
-    def make(*names: str, **environment: str):
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """A function that starts a run of these suites; options are as of `Program`."""
+
+    def make(*names: str, arguments: tuple[str, ...] = (), sleep: str = "0.5", **options: Any):
         for name in names:
             (tmp_path / name).mkdir()
             (tmp_path / name / "test_it.py").write_text(SUITES[name] + "\n")
@@ -67,33 +71,20 @@ def program(tmp_path: Path):
         (tmp_path / "conftest.py").symlink_to(ROOT / "conftest.py")
         (tmp_path / "marks").mkdir()
         values = {"scripts": str(ROOT / "scripts"), "folder": str(tmp_path), "names": names}
-        marks = {"MARKS": str(tmp_path / "marks")}
-        return [sys.executable, "-c", PROGRAM.format(**values)], {
-            **os.environ,
-            **marks,
-            **environment,
-        }
+        changes = {"MARKS": str(tmp_path / "marks"), "SLEEP": sleep}
+        return Program(PROGRAM.format(**values), *arguments, environment=changes, **options)
 
     return make
 
 
-def run(command: list[str], environment: dict[str, str], *arguments: str):
-    return subprocess.run(
-        [*command, *arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def run(start: Start, *names: str, **how: Any) -> Done:
+    with start(*names, **how) as program:
+        return program.finish()
 
 
-def test_all_suites_run_and_failures_are_shown_whole_at_the_end(program) -> None:
-    command, environment = program("good", "bad", "broken", "dead")
-    done = run(command, environment)
-    assert done.returncode == 1, done.stdout
-    said = done.stdout
+def test_all_suites_run_and_failures_are_shown_whole_at_the_end(start: Start) -> None:
+    status, said, _ = run(start, "good", "bad", "broken", "dead")
+    assert status == 1, said
     assert "4 suites" in said
     assert "1 passed, 1 skipped" in said
     whole = said.index("===== bad")
@@ -106,49 +97,44 @@ def test_all_suites_run_and_failures_are_shown_whole_at_the_end(program) -> None
     assert said.splitlines()[-1] == "1 passed, 3 failed, 1 skipped"
 
 
-def test_what_is_marked_alone_waits_for_all_others(program) -> None:
-    command, environment = program("strict", "slow")
-    done = run(command, environment, "--jobs", "2")
-    assert done.returncode == 0, done.stdout
-    assert "3 suites, 2 at a time" in done.stdout
-    assert done.stdout.splitlines()[-1] == "3 passed, 0 failed, 0 skipped"
+def test_what_is_marked_alone_waits_for_all_others(start: Start) -> None:
+    status, said, _ = run(start, "strict", "slow", arguments=("--jobs", "2"))
+    assert status == 0, said
+    assert "3 suites, 2 at a time" in said
+    assert said.splitlines()[-1] == "3 passed, 0 failed, 0 skipped"
 
 
-def test_a_selection_may_leave_suites_empty_and_an_unknown_name_is_refused(program) -> None:
-    command, environment = program("good", "bad")
-    done = run(command, environment, "--", "-k", "right")
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
-    done = run(command, environment, "nowhere")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "no such suite: nowhere; known are bad, good" in done.stderr
+def test_a_selection_may_leave_suites_empty(start: Start) -> None:
+    status, said, _ = run(start, "good", "bad", arguments=("--", "-k", "right"))
+    assert status == 0, said
+    assert said.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
 
 
-def test_signals_that_are_ignored_have_their_effect_again(program) -> None:
-    command, environment = program("signals")
+def test_an_unknown_name_is_refused(start: Start) -> None:
+    status, said, error = run(start, "good", "bad", arguments=("nowhere",))
+    assert (status, said) == (1, "")
+    assert "no such suite: nowhere; known are bad, good" in error
+
+
+def test_signals_that_are_ignored_have_their_effect_again(start: Start) -> None:
     # As nohup and a shell's "&" have them.
     ignoring = "import os, signal, sys\nfor n in (1, 2, 3):\n    signal.signal(n, signal.SIG_IGN)\n"
     ignoring += "os.execv(sys.argv[1], sys.argv[1:])"
-    done = run([sys.executable, "-c", ignoring, *command], environment)
-    assert done.returncode == 0, done.stdout
+    status, said, _ = run(start, "signals", prefix=(sys.executable, "-c", ignoring))
+    assert status == 0, said
 
 
 @pytest.mark.parametrize(
     "number",
     [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)],
 )
-def test_one_that_is_told_to_stop_ends_what_it_started(program, tmp_path: Path, number) -> None:
-    command, environment = program("slow", SLEEP="100")
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    mark = tmp_path / "marks" / "slow"
-    deadline = time.monotonic() + 60
-    while not mark.exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(number)
-    process.communicate(timeout=60)
-    # That no process is left is seen by `nothing_left`, which every test here ends with.
-    assert process.returncode == 128 + number
+def test_one_that_is_told_to_stop_ends_what_it_started(start: Start, tmp_path, number) -> None:
+    with start("slow", sleep="100") as program:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "marks" / "slow").exists():
+            assert program.status is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        program.send_signal(number)
+        # `Program` fails if a process of it is left.
+        assert program.finish().status == 128 + number

@@ -6,10 +6,9 @@ A new one fails these tests until it is listed, with who alone can have written 
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from typing import Iterator
 
-ROOT = Path(__file__).resolve().parent.parent
+from _checkout import ROOT
 
 INHERITED = "a pipe, a socket pair or memory that only the processes of one run have inherited"
 PAYLOAD = "the master's payload, in shared memory of mode 0600"
@@ -39,7 +38,7 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 def unpickles(tree: ast.Module) -> bool:
-    """Whether anything in a file can read pickles, or Python's other executable formats."""
+    """Return whether a file reads pickles, or another format of Python that runs code."""
     names = {
         alias.asname or alias.name
         for node in ast.walk(tree)

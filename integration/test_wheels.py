@@ -7,12 +7,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from _wheels import FOLDERS, ROOT, make_environment, run
+from _checkout import PACKAGES, ROOT
+from _wheels import make_environment, run
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", PACKAGES)
 def test_a_wheel_holds_every_module_of_its_source(wheels: dict[str, Path], folder: str) -> None:
     source = ROOT / "packages" / folder / "src"
     expected = {

@@ -35,7 +35,7 @@ Job = tuple[str, Optional[Fault], tuple[str, ...]]
 
 
 def problem_of(fault: Fault, root: Path) -> str:
-    """Why a fault cannot be planted, or an empty string."""
+    """Return why a fault cannot be planted; empty if it can."""
     path = root / fault.file
     count = path.read_text(encoding="utf-8").count(fault.old) if path.is_file() else 0
     if count == 1:
@@ -81,9 +81,8 @@ def run_jobs(jobs: list[Job], at_once: int, root: Path, limit_s: float) -> list[
 
 def told(outcome: Outcome) -> Outcome:
     """Return an outcome that has been printed."""
-    print(
-        f"{outcome.verdict:<7} {outcome.seconds:6.1f} s  {outcome.name}  {outcome.by}", flush=True
-    )
+    head = f"{outcome.verdict:<7} {outcome.seconds:6.1f} s"
+    print(f"{head}  {outcome.name}  {outcome.by}", flush=True)
     return outcome
 
 

@@ -46,18 +46,16 @@ class Suite(NamedTuple):
     """One row of the table: what is run, and what came of it."""
 
     name: str
-    select: str
-    flags: str
-    passed: int
-    skipped: int
     failing: dict[str, str]
-    """Which tests are known to fail (`Class::test`, with `*`), and the cause."""
+    """Tests that are known to fail (`Class::test`, with `*`), and the cause of each."""
+    passed: int
+    skipped: int = 0
+    select: str = ""
 
     @property
     def label(self) -> str:
-        """The suite as the comparison calls it."""
-        extra = [f"-k '{self.select}'"] if self.select else []
-        return " ".join([self.name, *extra, *([self.flags] if self.flags else [])])
+        """The suite's name in the comparison."""
+        return f"{self.name} -k '{self.select}'" if self.select else self.name
 
 
 class Result(NamedTuple):
@@ -72,17 +70,7 @@ class Result(NamedTuple):
 def known_suites() -> list[Suite]:
     """Read the table."""
     rows: list[dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))["suites"]
-    return [
-        Suite(
-            row["name"],
-            row.get("select", ""),
-            row.get("flags", ""),
-            row["passed"],
-            row.get("skipped", 0),
-            row.get("failing", {}),
-        )
-        for row in rows
-    ]
+    return [Suite(**{"failing": {}, **row}) for row in rows]
 
 
 def make_environment(folder: Path) -> Path:
@@ -133,7 +121,7 @@ def run_suite(suite: Suite, python: Path, top: Path, flags: str, scratch: Path) 
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("THEANO")},
         "THEANORC": os.devnull,
-        "THEANO_FLAGS": ",".join(filter(None, (flags, suite.flags))),
+        "THEANO_FLAGS": flags,
         # One thread: the numbers of the tests are small, and the machine may have other work.
         **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     }

@@ -1,4 +1,4 @@
-"""Run the test suites on all cores; tell of each as it ends, and of all failures at the end.
+"""Run the test suites on all cores; report each as it ends, and all failures at the end.
 
     python scripts/run_tests.py                              every suite
     python scripts/run_tests.py synk-shm synk-theano/faults  some: a package, or a part of it
@@ -64,7 +64,7 @@ class Suite:
         paths: what pytest collects, relative to the root.
         without: what of it other suites run.
         about_s, nightly_s: seconds that it takes on two quiet cores.
-        alone: whether some of its tests are marked so; or the program measures.
+        alone: whether it has tests that are marked "alone"; or the program measures.
         python: the interpreter.
         program: arguments of the interpreter, for what is no pytest: part of nightly runs.
     """
@@ -196,7 +196,7 @@ class Run:
             environment = {**environment, "SYNK_TESTS_REPORT": str(self.report)}
         self._begin = time.monotonic()
         with self.log.open("w", encoding="utf-8") as output:
-            # Its own session, so that nothing meant for this terminal's program reaches it.
+            # Its own session, so that the terminal's signals do not reach it.
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -208,7 +208,7 @@ class Run:
             )
 
     def look(self, limit_s: float) -> bool:
-        """Return whether it has ended; it is, when it has taken `limit_s` seconds."""
+        """Return whether it has ended; after `limit_s` seconds, end it."""
         self.status = self._process.poll()
         self.seconds = time.monotonic() - self._begin
         if self.status is None and self.seconds > limit_s:
@@ -250,7 +250,7 @@ class Run:
         return ", ".join(words)
 
     def verdict(self) -> str:
-        """Say what came of it."""
+        """Return in words what came of it."""
         known = {0: "", 1: "", TIMED_OUT: "ENDED, IT TOOK TOO LONG", NO_TESTS_COLLECTED: "no tests"}
         said = known.get(self.status or 0, f"ENDED WITH STATUS {self.status}")
         if self.suite.program and not said:
@@ -313,7 +313,7 @@ class Runs:
         return NIGHTLY_LIMIT_S if self._nightly else LIMIT_S
 
     def _start(self) -> None:
-        """Start what has room; what is to be alone, when nothing else runs."""
+        """Start suites while there is room; those that run alone, when nothing else runs."""
         while self._waiting:
             suite, alone = self._waiting[0]
             if len(self._running) >= (1 if alone else self._jobs):
@@ -330,7 +330,7 @@ class Runs:
         return run.name + (f" {len(run.outcomes())}/{collected[0]}" if collected else "")
 
     def _left(self) -> str:
-        """How long what is left will take, as this machine has been so far."""
+        """Return the time that is left, at the pace of this machine so far."""
         expected = sum(self._expected(run.suite) for run in self.done)
         pace = sum(run.seconds for run in self.done) / expected if expected else 1.0
         todo = sum(
@@ -441,7 +441,7 @@ def reset_signals() -> None:
     default in programs that are started: they may be ended by SIGHUP, and this one goes on.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Told to stop, it ends the running suites on the way out; only exceptions do that.
+    # An exception ends the running suites on the way out; a signal alone would not.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         ignored = signal.getsignal(number) is signal.SIG_IGN
         signal.signal(number, (lambda *_: None) if ignored else (lambda n, _: sys.exit(128 + n)))

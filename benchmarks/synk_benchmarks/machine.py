@@ -22,7 +22,7 @@ def describe(*packages: str, **more: str) -> dict[str, str]:
     """
     return {
         "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "processor": _field("/proc/cpuinfo", "model name") or platform.machine() or "unknown",
+        "processor": processor(),
         "cores": _cores(),
         "memory": _gigabytes(_meminfo("MemTotal")),
         "load before": _load(),
@@ -33,6 +33,11 @@ def describe(*packages: str, **more: str) -> dict[str, str]:
         **more,
         **{name: version for name in packages if (version := _version(name))},
     }
+
+
+def processor() -> str:
+    """Return the processor's name; its kind, if the system does not tell the name."""
+    return _field("/proc/cpuinfo", "model name") or platform.machine() or "unknown"
 
 
 def memory_free() -> int:

@@ -13,9 +13,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 READY = "ready"
-"""What a process says when it has prepared all that it needs to measure."""
+"""The line that a process prints when it has prepared all that it needs to measure."""
 
 
 class Failed(Exception):
@@ -59,10 +60,10 @@ def environment_for_imports(environment: Mapping[str, str]) -> Iterator[dict[str
 
 
 class Process:
-    """A process that says lines and is told lines.
+    """A process that exchanges lines with this one.
 
-    Usually it prepares what takes long and disturbs others, says `READY`, and measures when it
-    is told to.
+    Usually it prepares what takes long and disturbs others, prints `READY`, and measures when it
+    reads a line.
 
     Args:
         command: program and arguments.
@@ -95,7 +96,10 @@ class Process:
                 text=True,
                 start_new_session=True,  # so that its children can be ended with it
             )
-        threading.Thread(target=self._listen, daemon=True).start()
+        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        self._input = self._process.stdin
+        threading.Thread(target=self._listen, args=[self._process.stdout], daemon=True).start()
 
     def hear(self, word: str) -> str:
         """Wait until it says a line that begins with this word; return the rest of the line.
@@ -116,10 +120,9 @@ class Process:
 
     def tell(self, line: str) -> None:
         """Send it a line."""
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         with contextlib.suppress(OSError):  # it has ended: told by what comes next
-            self._process.stdin.write(f"{line}\n")
-            self._process.stdin.flush()
+            self._input.write(f"{line}\n")
+            self._input.flush()
 
     def finish(self, limit_s: float = math.inf) -> None:
         """Tell it that no line follows, and wait until it has ended.
@@ -127,9 +130,8 @@ class Process:
         Raises:
             Failed: it ended badly, or its time is over, or `limit_s`.
         """
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._input.close()
         try:
             status = self._process.wait(min(limit_s, self._left()))
         except subprocess.TimeoutExpired:
@@ -143,16 +145,14 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
         with contextlib.suppress(OSError):
-            self._process.stdin.close()
+            self._input.close()
 
     def _left(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
-        with self._process.stdout as lines:
+    def _listen(self, lines: IO[str]) -> None:
+        with lines:
             for line in lines:
                 self._said.put(line)
         self._said.put("")

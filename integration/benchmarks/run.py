@@ -11,9 +11,7 @@ compared to, so that a busy machine slows both, and the ratio is the median of t
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -25,6 +23,8 @@ import synkhronos as synk
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+from synk_benchmarks.results import SPEED, beside, compare
+from synk_benchmarks.rounds import time_in_turns
 from synk_benchmarks.tables import Table
 from synk_benchmarks.text import amount
 
@@ -32,26 +32,13 @@ ROUNDS = 7
 ROWS = 2000
 
 
-def seconds_per_call(function: Callable[[], object], seconds: float) -> float:
-    """Return the mean time of one call over about `seconds`."""
-    count = 0
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        function()
-        count += 1
-    return (time.perf_counter() - begin) / count
-
-
 def side_by_side(
     seconds: float, ours: Callable[[], object], theirs: Callable[[], object]
 ) -> tuple[float, float, float]:
     """Return the median times of two functions that take turns, and that of theirs / ours."""
-    ways = (ours, theirs)
-    for way in ways:
-        way()  # what is built at a first call is not what is measured
-    rounds = [[seconds_per_call(way, seconds / ROUNDS) for way in ways] for _ in range(ROUNDS)]
-    times = [statistics.median(samples) for samples in zip(*rounds)]
-    return times[0], times[1], statistics.median(b / a for a, b in rounds)
+    samples = time_in_turns({"ours": ours, "theirs": theirs}, ROUNDS, seconds / ROUNDS)
+    row = beside("", "", samples["ours"], "theirs", samples["theirs"])
+    return row.value("ours"), row.value("theirs"), compare(row, "ours", "theirs", SPEED).value
 
 
 def collectives(seconds: float, _processes: int) -> Iterator[list[str]]:

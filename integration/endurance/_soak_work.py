@@ -24,11 +24,15 @@ MOST_DATA = 3
 
 MARK = 1e9
 
+COLLECTIVES = (
+    *("broadcast", "values", "all_reduce", "reduce", "in_place", "scatter", "set", "get"),
+    "look",
+)
 REDUCE = {"sum": np.sum, "avg": np.mean, "max": np.max, "min": np.min, "prod": np.prod}
 
 
 class Touchy(theano.Op):
-    """The identity, which cannot stand `MARK`."""
+    """The identity; it raises if `MARK` is among its values."""
 
     __props__ = ()
 
@@ -42,7 +46,7 @@ class Touchy(theano.Op):
 
 
 class Life:
-    """A runtime from `fork()` to `close()`, with what NumPy says that all ranks have.
+    """A runtime from its start to `close()`, and the values of all ranks as NumPy computes them.
 
     Args:
         size, master, backend: of the runtime.
@@ -60,24 +64,15 @@ class Life:
         s0, d0 = rng.normal(size=WIDTH), rng.normal(size=(40, WIDTH))
         self._s, self._c = theano.shared(s0, name="s"), theano.shared(np.int64(0), name="c")
         self._u, self._d = theano.shared(0.0, name="u"), theano.shared(d0, name="d")
-        # What each rank has.
+        # The values of each rank.
         self.s = [s0.copy() for _ in range(size)]
         self.c = [0] * size
-        self.u = 0.0
         self.d = [d0.copy() for _ in range(size)]
         self.data: list[tuple[Data, np.ndarray]] = []
         z = x * y
+        reduced = [(z.sum(0), "sum"), (z.mean(0), "avg"), (z.max(0), "max"), (z.min(0), "min")]
         self._plain = runtime.function(
-            [x],
-            [
-                (z.sum(0), "sum"),
-                (z.mean(0), "avg"),
-                (z.max(0), "max"),
-                (z.min(0), "min"),
-                (z, "gather"),
-            ],
-            bcast_inputs=[y],
-            name="plain",
+            [x], [*reduced, (z, "gather")], bcast_inputs=[y], name="plain"
         )
         self._update = runtime.function(
             [x],
@@ -121,7 +116,7 @@ class Life:
     # ---- calls ---------------------------------------------------------------------------------
 
     def _rows(self, n: int) -> Any:
-        """A choice of at least one of `n` rows, of any kind."""
+        """Return a `batch` of any kind that selects at least one of `n` rows."""
         rng = self.rng
         k = int(rng.integers(1, n + 1))
         kinds: list[Callable[[], Any]] = [
@@ -159,7 +154,7 @@ class Life:
         close(got, self._updated(chosen(x, batch)))
 
     def _updated(self, x: np.ndarray) -> float:
-        """What an update does to all ranks, each with its rows; the call's result."""
+        """Apply an update, by the rows of each rank, to the model; return the call's result."""
         total, stop = 0.0, 0
         for rank, rows in enumerate(self._update.rows or ()):
             part, stop = x[stop : stop + rows], stop + rows
@@ -199,7 +194,7 @@ class Life:
     # ---- arrays in shared memory ---------------------------------------------------------------
 
     def data_changes(self) -> None:
-        """A `Data` comes, grows, shrinks, is emptied, or goes; and is computed with."""
+        """Create, grow, shrink, empty, write or drop a `Data`, and compute with it."""
         rng = self.rng
         if len(self.data) < MOST_DATA:
             value = self._matrix(GROWN_ROWS)
@@ -242,19 +237,7 @@ class Life:
         op = str(rng.choice(list(REDUCE)))
         rank = int(rng.integers(self.size))
         value = rng.normal(size=WIDTH)
-        what = rng.choice(
-            [
-                "broadcast",
-                "values",
-                "all_reduce",
-                "reduce",
-                "in_place",
-                "scatter",
-                "set",
-                "get",
-                "look",
-            ]
-        )
+        what = rng.choice(COLLECTIVES)
         if what == "broadcast":
             collectives.broadcast(s)
             self.s = [self.s[self.runtime.master].copy() for _ in self.s]
@@ -289,7 +272,7 @@ class Life:
     # ---- what comes and goes -------------------------------------------------------------------
 
     def distribute(self) -> None:
-        """A new function and a new variable, which nobody needs afterwards."""
+        """Use a new function and a new variable once, and drop them."""
         x = T.dmatrix("x")
         start = self.rng.normal(size=int(self.rng.integers(1, 5000)))
         v = theano.shared(start, name="new")
@@ -315,13 +298,13 @@ class Life:
     # ---- failures ------------------------------------------------------------------------------
 
     def failure(self) -> None:
-        """One rank raises: it is named, and no rank has changed."""
+        """Have one rank raise: the error names it, and no rank has changed."""
         x = np.abs(self._matrix()) + 1.0
         row = int(self.rng.integers(len(x)))
         bounds = np.cumsum([len(part) for part in np.array_split(x, self.size)])
         rank = int(np.searchsorted(bounds, row, side="right"))
         close(self._touchy(x, num_slices=self._slices()), x.sum())
-        self._all_reduce_u()
+        self.runtime.collectives.broadcast(self._u, np.asarray(self.rng.normal()))
         before = self.runtime.collectives.gather(self._u)
         x[row] = MARK
         try:
@@ -335,11 +318,8 @@ class Life:
         assert raised == (rank, ArithmeticError)
         np.testing.assert_array_equal(self.runtime.collectives.gather(self._u), before)
 
-    def _all_reduce_u(self) -> None:
-        self.runtime.collectives.broadcast(self._u, np.asarray(self.rng.normal()))
-
     def mistake(self) -> None:
-        """A call that cannot be: nothing is sent."""
+        """Make a call that is refused before anything is sent."""
         x, y = self._matrix(), np.ones(WIDTH)
         wrong: list[tuple[type[SynkError], Callable[[], Any]]] = [
             (InputTypeError, lambda: self._plain(x)),
@@ -373,7 +353,7 @@ ACTS = {
 
 
 def chosen(x: np.ndarray, batch: Any) -> np.ndarray:
-    """The rows that a `batch` selects, as NumPy sees it."""
+    """Return the rows that a `batch` selects, as NumPy does."""
     if batch is None:
         return x
     return x[:batch] if isinstance(batch, int) else x[batch]

@@ -1,7 +1,7 @@
 """The program of the kill trials: it works until it or a worker is killed, or Ctrl-C comes.
 
-Told on standard input what to do, one JSON object a line; tells on standard output what happens,
-likewise. Times are those of `time.monotonic`, which all processes share.
+It reads orders on standard input, and reports events on standard output, one JSON object a line.
+Times are those of `time.monotonic`, which all processes share.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from synk_theano.testing import child_processes, open_descriptors
 
 GRACE_S = 5.0
 PATIENCE_S = 60.0
-"""For the interrupt, when nothing is left to do."""
+"""Seconds to wait for the interrupt, when nothing is left to do."""
 
 Change = Callable[[np.ndarray, np.ndarray], Any]
-"""From the values of `s` and `count` before a call to those after it; for those of `s` it may say
-None (anything), or give a function that says whether they are right. One axis is that of the ranks.
+"""From the values of `s` and `count` before a call to those after it. For `s` it may return None
+(anything is right), or a function that checks the values. The first axis is that of the ranks.
 """
 
 _SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
 
 
 class Dawdle(theano.Op):
-    """Gives its vector back, after as many seconds as its largest value says."""
+    """The identity of vectors; it takes as many seconds as the largest value."""
 
     __props__ = ("way",)
 
@@ -74,16 +74,16 @@ class Work:
         self.kept: dict[str, Any] = {}
 
     def call(self, do: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Every call of the runtime goes through here: it is noted when it began."""
+        """Call something of the runtime, and note when the call began."""
         self.called = time.monotonic()
         return do(*args, **kwargs)
 
     def expect(self, change: Optional[Change]) -> None:
-        """What the next call does to `s` and `count` on all ranks; None: nothing."""
+        """Note what the next call does to `s` and `count` on all ranks; None: nothing."""
 
     def starting(self) -> None:
         self.call(self.runtime.distribute)
-        # For those who are killed when they have just started.
+        # For ranks that are killed when they have just started.
         self.call(self.runtime.collectives.get_shapes, self.s)
 
     def computing(self) -> None:
@@ -91,7 +91,7 @@ class Work:
             way = self.rng.choice(["sleep", "multiply", "spin"])
             out = Dawdle(way)(self.x)
             self.kept["f"] = self.runtime.function([self.x], (out, "gather"), name=way)
-        # The master's own rows take no time: it waits for the others'.
+        # The master's own rows take no time: it waits for the other ranks.
         size, master = self.runtime.size, self.runtime.master
         seconds = np.array([0.0 if r == master else self.rng.uniform(0, 1) for r in range(size)])
         self.call(self.kept["f"], seconds, num_slices=self.rng.choice([1, 1, 3]))
@@ -157,7 +157,7 @@ class Work:
         self.call(self.runtime.collectives.get_shapes, self.s)
 
     def closing(self) -> None:
-        """Ends the work, at about the time of the kill."""
+        """End the work, at about the time of the kill."""
         self.call(self.runtime.collectives.get_shapes, self.s)
         tell("at work")
         time.sleep(self.rng.uniform(0.0, 0.6))
@@ -173,7 +173,7 @@ class Work:
 
 
 class Watched(Work):
-    """The same for who is interrupted: it knows what all ranks have, or may have.
+    """Work that may be interrupted: it notes which values all ranks have, or may have.
 
     Attributes:
         before: the values of `s` and `count` on all ranks before the call that was begun last.
@@ -193,7 +193,7 @@ class Watched(Work):
     def call(self, do: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         change, self._change = self._change, None
         if do != self.runtime.close:
-            # Reading changes nothing: whatever is interrupted here leaves what is expected.
+            # Reading changes nothing: an interrupt here leaves the same values.
             self.before = self.values()
             self.after = [self.before]
         done = self.before if change is None else change(*self.before)
@@ -203,7 +203,7 @@ class Watched(Work):
             self.after = [done]
             return result
         except KeyboardInterrupt as error:
-            # Out of the call itself, not between it and us: then it has not happened.
+            # Raised by the call itself, not between it and this line: then it has not happened.
             within = error.__traceback__ and error.__traceback__.tb_next
             if within and within.tb_next:
                 self.after = [self.before]
@@ -214,7 +214,7 @@ class Watched(Work):
         time.sleep(PATIENCE_S)
 
     def values(self) -> Any:
-        """What all ranks have: `s` and `count`, with an axis for the rank in front."""
+        """Return `s` and `count` of all ranks, with an axis for the rank in front."""
         gather = self.runtime.collectives.gather
         s, count = gather(self.s), gather(self.count)
         return s.reshape(self.runtime.size, -1), count.ravel()
@@ -230,7 +230,7 @@ class Watched(Work):
 
 
 def added(s: np.ndarray, total: int) -> Callable[[np.ndarray], bool]:
-    """Whether each rank has added one number to all of its values, and these are `total` in all."""
+    """Return a check that each rank added one number to all its values, `total` over the ranks."""
 
     def is_right(now: np.ndarray) -> bool:
         each = (now - s).T
@@ -241,7 +241,7 @@ def added(s: np.ndarray, total: int) -> Callable[[np.ndarray], bool]:
 
 
 def agrees(now: np.ndarray, expected: Any) -> bool:
-    """Whether it is what was expected: an array, what a function says of it, or anything."""
+    """Return whether a value is as expected: an array, or a check; None is met by anything."""
     if callable(expected):
         return bool(expected(now))
     return expected is None or np.allclose(now, expected, rtol=1e-12, atol=0)
@@ -256,7 +256,7 @@ def tell(event: str, **values: Any) -> None:
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """Start a runtime and work until something is raised; tell what it was."""
+    """Start a runtime and work until something is raised; return what it was."""
     rng = random.Random(job["seed"])
     runtime: Optional[Runtime] = None
     error: BaseException
@@ -304,7 +304,7 @@ def went_on(doing: Watched) -> dict[str, Any]:
 
 def main() -> None:
     faulthandler.enable()
-    # Without whoever kills and counts there is nothing to work for.
+    # Ends with the process that kills and counts.
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     for line in sys.stdin:
         caught = work(json.loads(line))

@@ -1,8 +1,7 @@
-"""The program of the kill trials, as the process that kills sees it; and what it leaves behind."""
+"""The program of the kill trials, for the process that kills it; and what it leaves behind."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -11,28 +10,19 @@ import time
 from pathlib import Path
 from typing import Any, Optional
 
-from synk_testing import Program, children, descriptors
+from synk_testing import Program, children, descriptors, shared_memory
 from synk_testing.processes import kill
 
-SHARED_MEMORY = Path("/dev/shm")
 VICTIM = Path(__file__).resolve().with_name("_victim.py")
 STATES = (
-    "starting",
-    "computing",
-    "updating",
-    "collective",
-    "stepping",
-    "distributing",
-    "growing",
-    "idle",
-    "closing",
-    "mixed",
+    *("starting", "computing", "updating", "collective", "stepping", "distributing", "growing"),
+    *("idle", "closing", "mixed"),
 )
-"""In which it can be killed: methods of its `Work`, one by one, or closing."""
+"""In which it can be killed: methods of its `Work`."""
 
 
 class Trouble(Exception):
-    """A trial went otherwise than it should."""
+    """A trial did not go as promised."""
 
 
 class Victim(Program):
@@ -56,15 +46,15 @@ class Victim(Program):
         )
 
     def event(self, until: float) -> Optional[dict[str, Any]]:
-        """The next thing it tells; None if there is none until this moment, or ever."""
+        """Return the next thing that it tells; None if there is none until this moment, or ever."""
         line = self.line_or_end() if self.has_said(until - time.monotonic()) else None
         return None if line is None else json.loads(line)
 
     def await_event(self, name: str, until: float) -> dict[str, Any]:
-        """The next event of this name.
+        """Return the next event of this name.
 
         Raises:
-            Trouble: the program failed, or tells nothing of the kind.
+            Trouble: the program failed, or this event did not come in time.
         """
         while True:
             event = self.event(until)
@@ -76,7 +66,7 @@ class Victim(Program):
                 raise Trouble(f"{event['type']} before {name!r}: {event['message'][:500]}")
 
     def family(self) -> Optional[str]:
-        """The name that all its shared memory has in common, once it has some."""
+        """Return the name that all its shared memory has in common; None before it has some."""
         for target in descriptors(self.pid).values():
             found = re.search(r"/synk\.(?:\d+\.)?([0-9a-f]{8})\.lock$", target)
             if found:
@@ -84,12 +74,12 @@ class Victim(Program):
         return None
 
     def record(self) -> Optional[dict[str, Any]]:
-        """Its newest flight record."""
+        """Return its newest flight record; None if there is none."""
         files = sorted(self.flights.glob("*.json"))
         return json.loads(files[-1].read_text(encoding="utf-8")) if files else None
 
     def close(self) -> None:
-        """End it, and whatever it has left."""
+        """End it, and all that it has left."""
         self.kill_all()
         super().close()
         while reaped():
@@ -98,7 +88,7 @@ class Victim(Program):
 
 
 def reaped() -> bool:
-    """Take in children that have ended; whether there are others."""
+    """Reap the children that have ended; return whether there are others."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -107,28 +97,15 @@ def reaped() -> bool:
     return True
 
 
-def names_in_memory(family: Optional[str]) -> list[str]:
-    """The files in shared memory that are of a family, and this user's."""
-    found = []
-    for entry in SHARED_MEMORY.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another program's, and gone
-            if family and f".{family}." in entry.name and entry.stat().st_uid == os.geteuid():
-                found.append(entry.name)
-    return found
-
-
-def segments(family: Optional[str]) -> list[str]:
-    """What a program has in shared memory; its empty lock file is not memory."""
-    return [name for name in names_in_memory(family) if not name.endswith(".lock")]
-
-
-def lock_files(family: Optional[str]) -> int:
-    """How many of its lock files are left."""
-    return len(names_in_memory(family)) - len(segments(family))
+def in_memory(family: Optional[str]) -> tuple[list[str], list[str]]:
+    """Return a family's segments in shared memory, and its lock files, which hold no memory."""
+    names = shared_memory(f".{family}.") if family else []
+    locks = [name for name in names if name.endswith(".lock")]
+    return sorted({*names} - {*locks}), locks
 
 
 def taken_away(folder: Path) -> list[str]:
-    """The temporary files that were left; they are not there for the next trial."""
+    """Remove all from a folder; return what was there."""
     found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
     for entry in folder.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

@@ -38,9 +38,8 @@ from typing import Any, Optional
 
 import _results
 import numpy as np
-from _victims import STATES, Trouble, Victim, lock_files, reaped, segments, taken_away
-from rich.console import Console
-from rich.table import Table
+import report
+from _victims import STATES, Trouble, Victim, in_memory, reaped, taken_away
 
 from synk_testing import children, descendants
 from synk_testing.processes import described
@@ -49,7 +48,7 @@ KILLED = ("worker", "master", "interrupted")
 LEAKS = ("processes", "segments", "descriptors", "files")
 START_LIMIT_S = 120.0
 HANG_S = 30.0
-"""After the kill: whoever has said nothing by then hangs."""
+"""Seconds after the kill; a program that has said nothing by then hangs."""
 
 LIMIT_S = 10.0
 """The contracts are 0.1 s to notice, 1.2 s to end the rest, and 2 s after the master; a trial that
@@ -69,7 +68,7 @@ class Trials:
         self.printed = ""
 
     def run(self, number: int, killed: str) -> dict[str, Any]:
-        """One trial: what was killed and when, how long it took, and what was left."""
+        """Do one trial; return what was killed, how long it took, and what was left."""
         rng = self._rng
         size = rng.choice([2, 2, 3])
         job = {
@@ -110,10 +109,8 @@ class Trials:
         if event != "starting":
             told = program.await_event("started", began + START_LIMIT_S)
         if event == "at work":
-            pids = told
-            told = program.await_event("at work", began + START_LIMIT_S)
-            self._start_s = told["at"] - pids["at"]
-            return pids
+            at_work = program.await_event("at work", began + START_LIMIT_S)
+            self._start_s = at_work["at"] - told["at"]
         return told
 
     def _nap(self, job: dict[str, Any], moment: float) -> None:
@@ -150,19 +147,15 @@ class Trials:
     def _caught(
         self, program: Victim, struck_at: float, family: Optional[str], trial: dict
     ) -> dict[str, Any]:
-        """What the program has caught; the trial gets what was left when it was."""
+        """Return what the program has caught; put into the trial what was left by then."""
         while (event := program.event(struck_at + HANG_S)) and event["event"] != "caught":
             pass
         if event is None:
             raise Trouble(f"nothing was raised in {HANG_S:g} s")
-        first = program.descriptors is None
-        program.descriptors = event["descriptors"] if first else program.descriptors
-        trial["left"] = {
-            "processes": event["children"],
-            "segments": segments(family),
-            "descriptors": max(event["descriptors"] - program.descriptors, 0),
-            "files": taken_away(program.temporary),
-        }
+        if program.descriptors is None:
+            program.descriptors = event["descriptors"]
+        descriptors = max(event["descriptors"] - program.descriptors, 0)
+        self._look(program, family, trial, event["children"], descriptors)
         trial["rss_mib"] = event["rss"] // 2**20
         trial["alone_s"] = event["alone_s"]
         if not event["closed"]:
@@ -207,14 +200,15 @@ class Trials:
                 raise Trouble(f"left behind: {described(descendants(os.getpid()))}")
             time.sleep(0.002)
         trial["seconds"] = time.monotonic() - killed_at
-        trial["left"] = {
-            "processes": len(children()),
-            "segments": segments(family),
-            "descriptors": 0,  # a process that is gone has none
-            "files": taken_away(program.temporary),
-        }
-        trial["lock_files"] = lock_files(family)
+        self._look(program, family, trial, len(children()), 0)  # a dead process has none open
+        trial["lock_files"] = len(in_memory(family)[1])
         program.close()
+
+    def _look(
+        self, program: Victim, family: Optional[str], trial: dict, processes: int, descriptors: int
+    ) -> None:
+        left = (processes, in_memory(family)[0], descriptors, taken_away(program.temporary))
+        trial["left"] = dict(zip(LEAKS, left))
 
     def end(self) -> None:
         if self._program is not None:
@@ -222,7 +216,7 @@ class Trials:
 
 
 def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures: by what was killed, and in which state."""
+    """Return the figures: by what was killed, and in which state."""
     told: dict[str, Any] = {"trials": len(trials)}
     told["wrong"] = sum("trouble" in trial for trial in trials)
     told["leaks"] = dict.fromkeys(LEAKS, 0)
@@ -238,7 +232,7 @@ def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def figures(seconds: list[float]) -> dict[str, Any]:
-    """Median, 99th percentile and the worst of some times."""
+    """Return median, 99th percentile and the worst of some times."""
     if not seconds:
         return {"trials": 0}
     middle, high = np.percentile(seconds, [50, 99])
@@ -246,36 +240,13 @@ def figures(seconds: list[float]) -> dict[str, Any]:
     return {"trials": len(seconds), **{name: round(float(v), 4) for name, v in values.items()}}
 
 
-def show(told: dict[str, Any]) -> None:
-    """Print the figures as a table."""
-    console = Console()
-    table = Table(title=f"{told['trials']} times kill -9 or Ctrl-C")
-    for column in ("killed", "while it was", "trials", "median", "99 %", "worst"):
-        table.add_column(
-            column, justify="left" if column in ("killed", "while it was") else "right"
-        )
-    for killed in KILLED:
-        for state, row in told[killed].items():
-            if row["trials"]:
-                cells = [f"{1000 * row[n]:.0f} ms" for n in ("median_s", "p99_s", "worst_s")]
-                table.add_row(killed, state, str(row["trials"]), *cells)
-    console.print(table)
-    leaks = ", ".join(f"{count} {what}" for what, count in told["leaks"].items())
-    worst = max(told[k]["all"].get("worst_s", 0.0) for k in KILLED)
-    console.print(f"Worst: {worst:.3f} s. Left behind: {leaks}. Otherwise: {told['wrong']}.")
-
-
 def main() -> int:
-    """Run the trials; the exit status."""
+    """Run the trials; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=100, help="how often to kill (100)")
     parser.add_argument("--interrupts", type=int, default=0, help="how often Ctrl-C comes (0)")
-    parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
-    parser.add_argument("--json", type=Path, default=None, help="write the results there")
-    arguments = parser.parse_args()
-    # Told to stop, it ends what it has started, and writes what it has; only exceptions do that.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
+    arguments = _results.begin(parser)
+    seed = arguments.seed
     # Whatever loses its parent becomes this process's child: nothing can hide.
     ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     done: list[dict[str, Any]] = []
@@ -305,8 +276,7 @@ def main() -> int:
             if arguments.json is not None:
                 content = _results.described("kill_trials", seed=seed, summary=told, trials=done)
                 _results.write(arguments.json, content)
-    print(f"seed {seed}")
-    show(told)
+    print("\n".join(report.kill_trials({"summary": told})))
     return 1 if told["wrong"] or any(told["leaks"].values()) or len(done) < len(todo) else 0
 
 

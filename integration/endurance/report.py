@@ -19,6 +19,7 @@ import _results
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = "reliability_figures.md"
 PICTURE = "reliability_soak.svg"
+SHOWN = f"![Memory, descriptors, threads and segments over the time]({PICTURE})"
 POINTS = 300
 """At most, of a curve in the picture."""
 
@@ -38,7 +39,7 @@ _WORKED = {
 
 
 def take(folder: Path, results: Path) -> None:
-    """Keep the results that a folder has."""
+    """Copy the results that a folder has."""
     for name in ("soak.json", "kill_trials.json"):
         if (folder / name).exists():
             content = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -49,7 +50,7 @@ def take(folder: Path, results: Path) -> None:
 
 
 def load(results: Path) -> dict[str, dict[str, Any]]:
-    """All results, by kind."""
+    """Return all results, by kind."""
     found = {}
     for path in sorted(results.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -58,16 +59,17 @@ def load(results: Path) -> dict[str, dict[str, Any]]:
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:
-    """The figures as a page of Markdown."""
+    """Return the figures as a page of Markdown."""
     lines = [f"<!-- Made by integration/endurance/{Path(__file__).name}; not to be edited. -->"]
     for kind, section in (("faults", faults), ("kill_trials", kill_trials), ("soak", soak)):
         if kind in results:
-            lines += ["", *section(results[kind]), "", _where(results[kind])]
+            picture = ["", SHOWN] if kind == "soak" else []
+            lines += ["", *section(results[kind]), *picture, "", _where(results[kind])]
     return "\n".join(lines) + "\n"
 
 
 def faults(result: dict[str, Any]) -> Iterator[str]:
-    """A table of states and faults, with the time that each took to be told."""
+    """Yield a table of states and faults, with the seconds until each was reported."""
     cases = result["cases"]
     yield "### Every fault in every state"
     yield ""
@@ -92,7 +94,7 @@ def faults(result: dict[str, Any]) -> Iterator[str]:
 
 
 def kill_trials(result: dict[str, Any]) -> Iterator[str]:
-    """A table of how long it took to tell of a death, and what was left."""
+    """Yield a table of the seconds until deaths and interrupts were reported, and what was left."""
     told = result["summary"]
     interrupts = told["interrupted"]["all"]["trials"]
     yield f"### {told['trials'] - interrupts:,} times `kill -9`, {interrupts:,} times Ctrl-C"
@@ -114,7 +116,7 @@ def kill_trials(result: dict[str, Any]) -> Iterator[str]:
 
 
 def soak(result: dict[str, Any]) -> Iterator[str]:
-    """A table of how much of everything there was, and a picture of the curves."""
+    """Yield a table of how much of each resource was in use."""
     yield f"### {_duration(result['seconds'])} of random work"
     yield ""
     acts = ", ".join(
@@ -133,8 +135,6 @@ def soak(result: dict[str, Any]) -> Iterator[str]:
         alone = result["growths_in_one_runtime"][name]["growth"]
         numbers = (row["level"], row["growth"], alone, row["allowed"])
         yield from _row(name, *(f"{number:g}{unit}" for number in numbers))
-    yield ""
-    yield f"![Memory, descriptors, threads and segments over the time]({PICTURE})"
 
 
 def _row(*cells: str) -> Iterator[str]:
@@ -162,7 +162,7 @@ def _duration(seconds: float) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """The soak's curves, one below the other."""
+    """Draw the soak's curves, one below the other."""
     import matplotlib as mpl
 
     mpl.use("svg")

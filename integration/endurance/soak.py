@@ -7,7 +7,7 @@ and shrink, functions and variables that are new, timelines, `verify`, exception
 the master; now and then the runtime is closed, and another one started. All results are checked
 against NumPy (`_soak_work.py`).
 
-Once a second, between two calls and after a garbage collection, it is looked how much of each
+Once a second, between two calls and after a garbage collection, it measures how much of each
 resource the master and its workers have. Exits with status 1 if one is not flat: see `BOUNDS`.
 """
 
@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import random
-import signal
 import sys
 import tempfile
 import time
@@ -28,9 +26,8 @@ from typing import Any, NamedTuple, Optional
 import _results
 import numpy as np
 import psutil
+import report
 from _soak_work import MOST_DATA, Life
-from rich.console import Console
-from rich.table import Table
 
 import synk_shm
 from synk_theano import LintWarning
@@ -65,7 +62,7 @@ _ALLOCATOR = (
     "would be more in an hour"
 )
 _GARBAGE = 8
-"""Functions of a soak that nobody has any more, waiting to be looked for."""
+"""Functions that the soak has dropped and Python has not collected yet, at most."""
 _ROOMS = "what is new and gone, until Python has looked for it, and the Data that are there"
 _SIZES = "Data of up to 1 MiB, half as much again to grow into, come and go"
 _THREADS = "threads end a moment after their work"
@@ -83,7 +80,7 @@ BOUNDS = {
 
 
 def sample(life: Life, number: int, began: float) -> dict[str, float]:
-    """How much of everything there is now, in the runtime of this number."""
+    """Return how much of each resource is in use, in the runtime of this number."""
     gc.collect()
     master = psutil.Process()
     workers = [psutil.Process(pid) for pid in life.runtime.worker_pids]
@@ -103,19 +100,19 @@ def sample(life: Life, number: int, began: float) -> dict[str, float]:
 
 
 def _memory(process: psutil.Process) -> float:
-    """MiB of memory that is its own: shared memory is counted apart, once."""
+    """Return MiB of private memory: shared memory is counted apart, once."""
     info = process.memory_info()
     return round((info.rss - info.shared) / MIB, 2)
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> float:
-    """The median of the slopes between all pairs of points."""
+    """Return the median of the slopes between all pairs of points."""
     i, j = np.triu_indices(len(x), 1)
     return float(np.median((y[j] - y[i]) / (x[j] - x[i])))
 
 
 def growths(samples: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Of each resource the level and the growth over the second half, and what is allowed."""
+    """Return each resource's level and growth over the second half, and what is allowed."""
     middle = (samples[0]["seconds"] + samples[-1]["seconds"]) / 2
     half = [one for one in samples if one["seconds"] >= middle]
     # All pairs of an hour's samples are some millions; more would not be more exact.
@@ -134,14 +131,14 @@ def growths(samples: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def in_one_runtime(samples: list[dict[str, float]]) -> list[dict[str, float]]:
-    """The samples of the runtime that has most of them: what leaks there goes with its end."""
+    """Return the samples of the runtime that has most of them: its end frees what it leaks."""
     numbers = Counter(one["runtime"] for one in samples)
     longest = numbers.most_common(1)[0][0]
     return [one for one in samples if one["runtime"] == longest]
 
 
 def sparkline(values: list[float], width: int = 60) -> str:
-    """A curve of letters, from 0 up."""
+    """Return a curve of letters, from 0 up."""
     marks = "▁▂▃▄▅▆▇█"
     means = [float(np.mean(part)) for part in np.array_split(values, min(width, len(values)))]
     top = max(means) or 1.0
@@ -149,7 +146,7 @@ def sparkline(values: list[float], width: int = 60) -> str:
 
 
 def growing(result: dict[str, Any]) -> list[str]:
-    """The resources that are not flat, over all or in the longest runtime."""
+    """Return the resources that are not flat, over all or in the longest runtime."""
     found = []
     for name in BOUNDS:
         rows = (result["growths"][name], result["growths_in_one_runtime"][name])
@@ -158,30 +155,16 @@ def growing(result: dict[str, Any]) -> list[str]:
     return found
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Print the curves, and what was done."""
-    table = Table(
-        title=f"{result['seconds']:.0f} s, {result['calls']} acts, {result['lives']} runtimes"
-    )
-    table.add_column("")
-    table.add_column("over time, from 0", no_wrap=True)
-    for column in ("median", "growth", "in one runtime", "allowed", ""):
-        table.add_column(column, justify="right")
+def show(result: dict[str, Any]) -> None:
+    """Print the curves, from 0 up, and what was done."""
     wrong = growing(result)
-    for name, row in result["growths"].items():
-        unit = f" {BOUNDS[name].unit}".rstrip()
-        alone = result["growths_in_one_runtime"][name]["growth"]
-        cells = [f"{n:g}{unit}" for n in (row["level"], row["growth"], alone, row["allowed"])]
+    for name in BOUNDS:
         curve = sparkline([one[name] for one in result["samples"]])
-        table.add_row(name, curve, *cells, "[red]GROWS[/]" if name in wrong else "flat")
-    console.print(table)
-    console.print(", ".join(f"{count} {act}" for act, count in result["acts"].items()))
-    console.print(f"close() took {result['close_s']['worst']:.3f} s at most")
+        print(f"{name:<30}  {curve}  {'GROWS' if name in wrong else 'flat'}")
+    print("\n".join(report.soak(result)))
 
 
-def soak(
-    seconds: float, least: int, seed: int, size: int, backend: str, console: Console
-) -> dict[str, Any]:
+def soak(seconds: float, least: int, seed: int, size: int, backend: str) -> dict[str, Any]:
     """Work for so long, and until there were at least so many acts; return what was found.
 
     Raises:
@@ -207,9 +190,7 @@ def soak(
                     next_sample = time.monotonic() + SAMPLE_S
                 if now - said > 30.0:
                     said = now
-                    console.print(
-                        f"{now - began:5.0f} s  {sum(acts.values())} acts", highlight=False
-                    )
+                    print(f"{now - began:5.0f} s  {sum(acts.values())} acts", flush=True)
                 if now > life_end:
                     closes.append(life.close())
                     life = None
@@ -235,25 +216,18 @@ def soak(
 
 
 def main() -> int:
-    """Soak; the exit status."""
+    """Soak; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--acts", type=int, default=1, help="go on until there were so many")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--backend", choices=["shm", "zmq"], default="shm")
-    parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
-    parser.add_argument("--json", type=Path, default=None, help="write the results there")
-    arguments = parser.parse_args()
-    # Told to stop, it ends what it has started, and writes what it has; only exceptions do that.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
-    # Ranks part on purpose here.
+    arguments = _results.begin(parser)
+    # Ranks differ on purpose here.
     warnings.simplefilter("ignore", LintWarning)
-    console = Console(width=140)
-    console.print(f"seed {seed}")
-    kind = (seed, arguments.ranks, arguments.backend, console)
+    kind = (arguments.seed, arguments.ranks, arguments.backend)
     result = soak(arguments.seconds, arguments.acts, *kind)
-    show(result, console)
+    show(result)
     if arguments.json is not None:
         _results.write(arguments.json, _results.described("soak", **result))
     return int(bool(growing(result)))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _checkout import ran
 
 from synk_theano import Runtime
 
@@ -27,18 +27,9 @@ LIMIT_S = 280
 @pytest.mark.slow
 def test_some_random_kills(tmp_path: Path) -> None:
     path = tmp_path / "trials.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, kill_trials.__file__, "--trials", str(TRIALS)),
-            *("--interrupts", str(TRIALS), "--json", str(path)),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout
+    program = (kill_trials.__file__, "--trials", TRIALS, "--interrupts", TRIALS, "--json", path)
+    done = ran(sys.executable, *program, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(path.read_text(encoding="utf-8"))["summary"]
     assert told["trials"] == 2 * TRIALS
     assert told["interrupted"]["all"]["trials"] == TRIALS

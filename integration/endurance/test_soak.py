@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from _checkout import ran
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -26,24 +26,18 @@ LIMIT_S = 240
 @pytest.mark.slow
 def test_random_work_is_right_and_flat(tmp_path: Path) -> None:
     path = tmp_path / "soak.json"
-    how = ("--seconds", str(SECONDS), "--acts", "40")
-    done = subprocess.run(
-        [sys.executable, soak.__file__, *how, "--json", str(path)],
-        env={**os.environ, "SYNKHRONOS_USE_GPU": "0", "THEANO_FLAGS": "mode=FAST_COMPILE"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    print(done.stdout)
-    # Whatever is wrong is raised, and then there is no result.
-    assert path.exists(), done.stdout
+    program = (soak.__file__, "--seconds", SECONDS, "--acts", "40", "--json", path)
+    changes = {"SYNKHRONOS_USE_GPU": "0", "THEANO_FLAGS": "mode=FAST_COMPILE"}
+    done = ran(sys.executable, *program, env={**os.environ, **changes}, timeout=LIMIT_S)
+    printed = done.stdout + done.stderr
+    # A wrong result raises, and then no file is written.
+    assert path.exists(), printed
     result = json.loads(path.read_text(encoding="utf-8"))
     assert result["seconds"] >= SECONDS
     assert set(result["growths"]) == set(soak.BOUNDS)
     # A few seconds are too few to tell what grows from what comes and goes.
     growing = soak.growing(result) if ALL else []
-    assert (done.returncode, growing) == (int(bool(soak.growing(result))), []), done.stdout
+    assert (done.returncode, growing) == (int(bool(soak.growing(result))), []), printed
     assert len(result["acts"]) >= len(ACTS) // 2
     assert len(result["samples"]) >= SECONDS // 10
 

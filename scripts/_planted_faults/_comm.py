@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from ._fault import Fault
+from ._fault import faults_of
 
-_PACKAGE = "synk-comm"
-_SOURCE = "packages/synk-comm/src/synk_comm/"
-_TESTS = "packages/synk-comm/tests/"
-
-
-def _fault(name: str, kind: str, file: str, old: str, new: str, says: str, tests: str) -> Fault:
-    paths = tuple(f"{_TESTS}test_{test}.py" for test in tests.split())
-    return Fault(name, _PACKAGE, kind, _SOURCE + file, old, new, says, paths)
-
+_fault = faults_of("synk-comm", "synk_comm/")
 
 COMM = (
     _fault(

@@ -67,7 +67,7 @@ class Copy:
 
     @contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
-        """For the duration of the block, have the fault in its file."""
+        """Have the fault in its file while the block runs."""
         path = self._folder / fault.file
         text = path.read_text(encoding="utf-8")
         try:
@@ -93,7 +93,7 @@ class Copy:
         return Outcome(name, verdict, by, seconds)
 
     def _run(self, *arguments: str) -> tuple[Optional[int], str]:
-        """Run Python here; its exit status, None if it fell silent, and what it said."""
+        """Run Python here; return its exit status, None if it fell silent, and what it printed."""
         settings = {_MARK: str(self._folder), "TMPDIR": str(self._folder / "t")}
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
             process = subprocess.Popen(
@@ -122,7 +122,7 @@ class Copy:
 
 
 def end_all(folder: Path) -> None:
-    """Kill every process that runs in a copy, or in a folder of copies, whoever started it."""
+    """Kill every process that runs in a copy, or in a folder of copies."""
     marks = [f"\0{_MARK}={folder}{end}".encode() for end in ("\0", "/")]
     deadline = time.monotonic() + 10
     found = True

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from ._fault import Fault
+from ._fault import faults_of
 
-_PACKAGE = "synk-extensions"
-_SOURCE = "packages/synk-extensions/src/"
-_TESTS = "packages/synk-extensions/tests/"
-
-
-def _fault(name: str, kind: str, file: str, old: str, new: str, says: str, tests: str) -> Fault:
-    paths = tuple(f"{_TESTS}test_{test}.py" for test in tests.split())
-    return Fault(name, _PACKAGE, kind, _SOURCE + file, old, new, says, paths)
-
+_fault = faults_of("synk-extensions")
 
 EXTENSIONS = (
     _fault(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 KINDS = ("plans", "reductions", "life cycles", "refusals", "error paths", "atomicity", "linking")
 
@@ -31,3 +31,18 @@ class Fault(NamedTuple):
     says: str
     tests: tuple[str, ...]
     known_missed: str = ""
+
+
+def faults_of(package: str, source: str = "", test: str = "test_{}.py") -> Callable[..., Fault]:
+    """Return a function that makes the faults of a package.
+
+    It takes all attributes of `Fault` but the package, in their order; the file below `source`,
+    and the tests as one text, in which each word is the part of a file's name that `test` lacks.
+    """
+
+    def fault(name: str, kind: str, file: str, old: str, new: str, says: str, tests: str) -> Fault:
+        paths = [f"packages/{package}/tests/{test.format(one)}" for one in tests.split()]
+        place = f"packages/{package}/src/{source}{file}"
+        return Fault(name, package, kind, place, old, new, says, tuple(paths))
+
+    return fault

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def measure(order: dict[str, Any], world: World, line: Line) -> None:
-    """Every metric at every size; rank 0 tells each row as soon as it is there."""
+    """Measure every metric at every size; rank 0 reports each row as soon as it is there."""
     field = Field(world, order["contenders"])
     rounds = Rounds(world, order["rounds"], order["budget_s"])
     for metric, sizes in order["metrics"]:
@@ -51,7 +51,7 @@ def measure(order: dict[str, Any], world: World, line: Line) -> None:
 
 
 def die(order: dict[str, Any], world: World, line: Line) -> None:
-    """The last rank is killed while the others wait for it; they tell when they noticed."""
+    """Kill the last rank while the others wait for it; they report when they noticed."""
     contender = CONTENDERS[order["contenders"][0]](world)
     act = contender.prepare(Case("all_reduce", 1 << 10, world.rank, world.size))
     act.x.fill(0)

@@ -117,7 +117,7 @@ class _Measurement:
         )
 
     def _together(self, ranks: int) -> None:
-        """What all contenders do in turns, in one job."""
+        """Measure what all contenders do in turns, in one job."""
         chosen = [metric for metric in self._metrics if metric.where == JOB]
         if not chosen:
             return

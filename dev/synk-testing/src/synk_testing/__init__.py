@@ -1,4 +1,4 @@
-"""Programs under test: started, forked from a warm one, watched, killed, and nothing left."""
+"""Start, fork, watch and kill the programs of tests, and prove that nothing is left of them."""
 
 from .compiling import quick_flags
 from .leaks import Leftovers, nothing_left, shared_memory

@@ -16,7 +16,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Prepare, fork what is asked for, and become one of those."""
+    """Prepare, and fork a process for each order; in such a process, run the program."""
     line = socket.socket(fileno=int(sys.argv[1]))
     line.set_inheritable(False)
     del sys.path[0]  # this folder
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def serve(line: socket.socket) -> dict[str, Any] | None:
-    """Fork, and tell the status of what has ended; in a child, return what it is to be."""
+    """Fork processes and report how they end; in a child, return the order that it is for."""
     names = os.listdir("/proc/self/fd")
     kept = {int(name) for name in names if os.path.exists(f"/proc/self/fd/{name}")}
     kept.remove(line.fileno())
@@ -46,14 +46,14 @@ def serve(line: socket.socket) -> dict[str, Any] | None:
         ready = select.select([line.fileno(), reading], [], [])[0]
         if reading in ready:
             os.read(reading, 4096)
-            tell_ended(running)
+            report_ended(running)
         if line.fileno() not in ready:
             continue
         received = receive(line)
         if received is None:
             for pid in running:
                 os.killpg(pid, signal.SIGKILL)
-            tell_ended(running, 0)
+            report_ended(running, 0)
             return None
         order, fds = received
         pid = os.fork()
@@ -67,7 +67,7 @@ def serve(line: socket.socket) -> dict[str, Any] | None:
 
 
 def receive(line: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return an order and its descriptors: three streams, and where to tell the status."""
+    """Return an order and its descriptors: three streams, and where to report the status."""
     fds = array.array("i")
     head, kinds, *_ = line.recvmsg(8, socket.CMSG_SPACE(4 * fds.itemsize))
     if not head:
@@ -79,8 +79,8 @@ def receive(line: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     return json.loads(text), list(fds)
 
 
-def tell_ended(running: dict[int, int], options: int = os.WNOHANG) -> None:
-    """Take in what has ended; its status is its exit code, below 0 for a signal."""
+def report_ended(running: dict[int, int], options: int = os.WNOHANG) -> None:
+    """Reap what has ended; report its exit code, below 0 for a signal."""
     while running:
         pid, status = os.waitpid(-1, options)
         if not pid:
@@ -89,13 +89,13 @@ def tell_ended(running: dict[int, int], options: int = os.WNOHANG) -> None:
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
         try:
             os.write(fd, code.to_bytes(8, "little", signed=True))
-        except BrokenPipeError:  # nobody wants to know
+        except BrokenPipeError:  # the test has ended
             pass
         os.close(fd)
 
 
 def settle(kept: set[int], fds: list[int]) -> None:
-    """Be a process that shares nothing with the one that it was forked from."""
+    """Give up what this process shares with the one that it was forked from."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) is not None:
@@ -116,7 +116,7 @@ def settle(kept: set[int], fds: list[int]) -> None:
 
 
 def become(order: dict[str, Any]) -> None:
-    """Be the program: what is process-wide, then its code."""
+    """Set what is process-wide, then run the program."""
     system: Any = sys
     how = {"write_through": system.stdout.write_through}
     system.stdin = system.__stdin__ = open(0, closefd=False)  # noqa: SIM115

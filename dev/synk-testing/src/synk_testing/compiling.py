@@ -1,4 +1,4 @@
-"""C++ that Theano writes, compiled for tests: quickly, not to be quick."""
+"""Flags of g++ that compile the C++ of Theano quickly, for tests."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ LIMIT_S = 120
 def quick_flags(folder: Path) -> str:
     """Return flags of g++, for Theano's ``gcc.cxxflags``; blocks while a header is compiled.
 
-    Nothing is optimised and nothing noted for debuggers; it is not tried what this processor can
-    do, which each process would do anew; where there is gold, that links, in a third of the time;
-    and what all modules include was compiled before, into `folder`, which ``CPATH`` names from here
-    on. Without g++, on other processors than x86-64, and without Theano, nothing is optimised.
+    The compiler optimises nothing, writes nothing for debuggers, and does not probe this processor,
+    which each process would repeat. Gold links, where it is installed, in a third of the time. What
+    all modules include is compiled once, into `folder`, which ``CPATH`` names from here on. Without
+    g++ or Theano, and on processors other than x86-64, the flags are ``-O0``.
     """
-    # Both are found, not imported: to do that is the tests'.
+    # Only found: tests decide when they import Theano.
     compiler, theano = shutil.which("g++"), importlib.util.find_spec("theano")
     if compiler is None or theano is None or platform.machine() != "x86_64":
         return "-O0"
@@ -57,7 +57,7 @@ def quick_flags(folder: Path) -> str:
         done = subprocess.run(command, stderr=subprocess.DEVNULL, timeout=LIMIT_S, check=False)
         if done.returncode:
             return flags
-        # Others may be doing the same.
+        # Other processes may do the same now.
         made.replace(header.with_suffix(".h.gch"))
     os.environ["CPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("CPATH")]))
     return f"{flags} -include {header.name}"

@@ -1,4 +1,4 @@
-"""What a process may leave behind."""
+"""Look for what a process has left behind."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 from .processes import children, descriptors
 
 GRACE_S = 5.0
-"""For what was ended to be gone."""
-
-KINDS = ("processes", "descriptors", "open_files", "threads", "files", "segments")
-"""What is looked at; descriptors are those of sockets, pipes and memory."""
+"""Seconds for what was ended to be gone."""
 
 
 def shared_memory(part: str = "") -> List[str]:
     """Return the names with `part` in them that this user has in shared memory (Linux).
 
-    Not those of other users: tests of what these can do have names made that look like ours.
+    Other users' names do not count: tests of what such users can do create names like ours.
     """
     found = []
     for entry in os.scandir("/dev/shm"):
@@ -33,14 +30,15 @@ def shared_memory(part: str = "") -> List[str]:
 
 
 class Leftovers:
-    """A look at this process, to compare a later one with. Linux.
+    """What this process has now, for a comparison later (Linux).
 
-    Never counted is what other programs of the machine have.
+    What other programs of the machine have does not count.
 
     Args:
-        files: a pattern of paths: of temporary files that are nobody else's.
+        files: a pattern of paths: temporary files of this program alone.
         segments: returns the names of this program's shared memory; None not to look.
-        without: those of `KINDS` that are not looked at.
+        without: kinds that do not count, of "processes", "descriptors" (of sockets, pipes and
+            memory), "open_files", "threads", "files" and "segments".
     """
 
     def __init__(
@@ -51,11 +49,11 @@ class Leftovers:
     ) -> None:
         self._files = files
         self._segments = segments
-        self._kinds = [kind for kind in KINDS if kind not in without]
+        self._without = set(without)
         self._before = self._look()
 
     def since(self, grace_s: float = GRACE_S) -> Dict[str, List[str]]:
-        """Return, by kind, what is there that was not; wait for it to go before."""
+        """Return, by kind, what is there that was not; wait `grace_s` seconds for it to go."""
         deadline = time.monotonic() + grace_s
         while True:
             gc.collect()
@@ -66,25 +64,16 @@ class Leftovers:
             time.sleep(0.01)
 
     def _look(self) -> Dict[str, List[str]]:
-        return {kind: list(getattr(self, f"_find_{kind}")()) for kind in self._kinds}
-
-    def _find_processes(self) -> Iterable[str]:
-        return map(str, children())
-
-    def _find_descriptors(self) -> Iterable[str]:
-        return _counted(name for name in descriptors().values() if not _is_file(name))
-
-    def _find_open_files(self) -> Iterable[str]:
-        return _counted(name for name in descriptors().values() if _is_file(name))
-
-    def _find_threads(self) -> Iterable[str]:
-        return [thread.name for thread in threading.enumerate()]
-
-    def _find_files(self) -> Iterable[str]:
-        return glob.glob(self._files)
-
-    def _find_segments(self) -> Iterable[str]:
-        return [] if self._segments is None else self._segments()
+        targets = list(descriptors().values())
+        found: Dict[str, Iterable[str]] = {
+            "processes": map(str, children()),
+            "descriptors": _counted(target for target in targets if not _is_file(target)),
+            "open_files": _counted(filter(_is_file, targets)),
+            "threads": [thread.name for thread in threading.enumerate()],
+            "files": glob.glob(self._files),
+            "segments": [] if self._segments is None else self._segments(),
+        }
+        return {kind: list(names) for kind, names in found.items() if kind not in self._without}
 
 
 def _is_file(target: str) -> bool:
@@ -92,7 +81,7 @@ def _is_file(target: str) -> bool:
 
 
 def _counted(targets: Iterable[str]) -> List[str]:
-    """By what they are and how many there are of it: numbers are used again."""
+    """Name descriptors by what they are, and count them: the numbers are used again."""
     kinds = [target.split(":")[0] for target in targets]
     return [f"{kind} {kinds[:place].count(kind)}" for place, kind in enumerate(kinds)]
 

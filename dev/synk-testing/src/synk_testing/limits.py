@@ -1,4 +1,4 @@
-"""Every test ends."""
+"""Time limits of tests."""
 
 from __future__ import annotations
 
@@ -7,39 +7,37 @@ import os
 import signal
 import sys
 import threading
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator
 
 from .processes import descendants, kill
 
 GRACE_S = 30.0
-"""From a test's failure for want of time until all tests are ended."""
+"""Seconds from the failure of a test that took too long until the whole run is ended."""
 
 
-def hard_limit(limit_s: float, slow_s: Optional[float] = None, last_resort: bool = False) -> Any:
+def hard_limit(limit_s: float, last_resort: bool = False) -> Any:
     """Make a fixture that fails every test that takes longer, at the place where it waits.
 
-    Write ``_limit = hard_limit(300)`` into a conftest.py. The stacks of all threads are told.
+    Write ``_limit = hard_limit(300)`` into a conftest.py. The stacks of all threads are printed.
 
     Args:
-        slow_s: for tests that are marked ``slow``.
-        last_resort: end the whole run, with all its processes, should a test not even listen
-            to that. It takes a thread.
+        limit_s: seconds that a test may take.
+        last_resort: end the whole run, with all its processes, if a test goes on even then. It
+            takes a thread.
     """
     import pytest
 
     @pytest.fixture(autouse=True)
     def limit(request: Any) -> Iterator[None]:
-        seconds = (request.node.get_closest_marker("slow") and slow_s) or limit_s
-
         def late(_number: int, _frame: Any) -> None:
-            tell_stacks()
-            pytest.fail(f"the test took longer than {seconds} s")
+            print_stacks()
+            pytest.fail(f"the test took longer than {limit_s} s")
 
         capture = request.config.pluginmanager.getplugin("capturemanager")
-        timer = threading.Timer(seconds + GRACE_S, _end_all, [capture])
+        timer = threading.Timer(limit_s + GRACE_S, _end_all, [capture])
         timer.daemon = True
         before = signal.signal(signal.SIGALRM, late)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
         if last_resort:
             timer.start()
         try:
@@ -52,7 +50,7 @@ def hard_limit(limit_s: float, slow_s: Optional[float] = None, last_resort: bool
     return limit
 
 
-def tell_stacks() -> None:
+def print_stacks() -> None:
     """Write the stacks of all threads to the standard error that this process began with."""
     if sys.__stderr__ is not None:
         faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
@@ -60,6 +58,6 @@ def tell_stacks() -> None:
 
 def _end_all(capture: Any) -> None:
     with capture.global_and_fixture_disabled():
-        tell_stacks()
+        print_stacks()
     kill(descendants(os.getpid()))
     os._exit(70)

@@ -1,4 +1,4 @@
-"""Points that a program says it has reached."""
+"""Files that show which point a program has reached."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Callable, Optional, Union
 
 
 class Mark:
-    """A file by which one process tells others that it is at a certain point.
+    """A file that shows other processes that one of them has reached a point.
 
     Args:
         path: of the file.
@@ -19,31 +19,32 @@ class Mark:
         self.path = Path(path)
 
     def set(self, text: str = "") -> None:
-        """Say so, with a text, which others see whole or not at all."""
+        """Create the file; others see all of its text, or no file."""
         draft = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         draft.write_text(text)
         os.replace(draft, self.path)
 
     def read(self) -> Optional[str]:
-        """Return the text; None if it was not said."""
+        """Return the text; None if there is no file."""
         try:
             return self.path.read_text()
         except FileNotFoundError:
             return None
 
     def clear(self) -> None:
-        """Take it back."""
+        """Remove the file, if it is there."""
         if self.path.exists():
             self.path.unlink()
 
     def wait(self, limit_s: float = 60.0, check: Callable[[], object] = lambda: None) -> str:
-        """Wait until it is said; return the text.
+        """Wait until the file is there; return the text.
 
         Args:
-            check: is called now and then, and may raise.
+            limit_s: seconds to wait.
+            check: is called again and again meanwhile, and may raise.
 
         Raises:
-            TimeoutError: it was not said in time.
+            TimeoutError: the file did not come in time.
         """
         deadline = time.monotonic() + limit_s
         while (text := self.read()) is None:

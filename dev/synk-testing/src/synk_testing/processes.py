@@ -1,4 +1,4 @@
-"""What ``/proc`` says of processes."""
+"""Read from ``/proc`` which processes there are, and what they have open."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from typing import Collection, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
 
 MARK = "PROGRAM_UNDER_TEST"
-"""Variable of the environment that all processes of a program inherit."""
+"""Name of the environment variable that all processes of a program inherit."""
 
 
 class Stat(NamedTuple):
@@ -43,7 +43,7 @@ def everyone() -> Iterator[Stat]:
 
 
 def is_there(pid: int) -> bool:
-    """Tell whether a process holds anything; a zombie does not, unless a thread of it is left."""
+    """Return whether a process holds anything; a zombie does only while a thread of it is left."""
     found = stat(pid)
     if found is None or found.state not in "ZX":
         return found is not None
@@ -77,7 +77,7 @@ def members(sessions: Collection[int], mark: str = "") -> List[int]:
     """Return the processes that hold anything of these sessions, or of a program.
 
     Args:
-        mark: the program's value of `MARK`; what it has executed in other sessions has it, too.
+        mark: the program's value of `MARK`, which its processes in other sessions have, too.
     """
     entry = f"{MARK}={mark}".encode()
     return [
@@ -121,11 +121,11 @@ def wait_gone(pids: Iterable[int], limit_s: float = 10.0) -> float:
 
 def described(pids: Iterable[int]) -> Dict[int, str]:
     """Return processes with their command lines."""
-    told = {}
+    found = {}
     for pid in pids:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-            told[pid] = file.read().replace(b"\0", b" ").decode(errors="replace")[:200]
-    return told
+            found[pid] = file.read().replace(b"\0", b" ").decode(errors="replace")[:200]
+    return found
 
 
 def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:

@@ -1,4 +1,4 @@
-"""A program under test: a process with a session of its own, and all that it starts."""
+"""Programs under test: processes with sessions of their own, and all that these start."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from . import processes
 
 LIMIT_S = 120.0
-"""For anything that a program is asked for."""
+"""Seconds for each thing that a program is asked for."""
 
 GRACE_S = 10.0
-"""From a program's end until all that it has started is gone."""
+"""Seconds from a program's end until all that it has started is gone."""
 
 _STACKS_S = 5.0
 _DEFAULT = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -43,8 +43,8 @@ class Done(NamedTuple):
 class Program:
     """Code, or a file, in a process of its own, as a user would start it.
 
-    It leads a session. A context manager: what still runs at the end is killed, with all that it
-    has started; and nothing may be left of a program that has ended.
+    It leads a session. As a context manager it kills what still runs at the end, with all that it
+    has started; of a program that has ended nothing may be left.
 
     Args:
         source: code, the path of a file, or words for the interpreter: ``["-m", "this"]``.
@@ -53,10 +53,10 @@ class Program:
         prefix: of the command, such as ``("unshare", "-m")``.
         environment: changes of it; None takes a variable away.
         folder: where it runs, by default here.
-        zygote: to fork it from, if it does not change what is decided there.
-        limit_s: for whatever it is asked for, unless another limit is given.
-        grace_s: from its end until all is gone that it has started.
-        stacks: whether it writes its stacks when it hangs, and then also if it dies of a fault.
+        zygote: to fork it from, unless it needs other options or variables than the zygote has.
+        limit_s: seconds for each thing that it is asked for, unless another limit is given.
+        grace_s: seconds from its end until all is gone that it has started.
+        stacks: whether it writes its stacks when it hangs or dies of a fault.
         terminal: a descriptor for all that it reads and prints.
     """
 
@@ -115,13 +115,13 @@ class Program:
         size = os.fstat(self._err.fileno()).st_size
         return os.pread(self._err.fileno(), size, 0).decode(errors="replace")
 
-    # What it says and is told.
+    # Its input and output.
 
     def line(self, limit_s: Optional[float] = None) -> str:
         """Return the next line that it prints.
 
         Raises:
-            AssertionError: none has come. If it hangs it is killed, and its stacks are told.
+            AssertionError: none came. If it hangs it is killed, and the error has its stacks.
         """
         text = self.line_or_end(limit_s)
         if text is None:
@@ -131,7 +131,7 @@ class Program:
         return str(text)
 
     def line_or_end(self, limit_s: Optional[float] = None) -> Optional[str]:
-        """Return the next line, or None if it has ended, with all that might say something."""
+        """Return the next line; None if it has ended, with all processes that could print."""
         seconds = self.limit_s if limit_s is None else limit_s
         deadline = time.monotonic() + seconds
         while b"\n" not in self._said:
@@ -159,7 +159,7 @@ class Program:
         self.send(json.dumps(order))
 
     def close_input(self) -> None:
-        """Let it read no more."""
+        """Close its standard input."""
         self._in = _closed(self._in)
 
     # Its end.
@@ -168,7 +168,7 @@ class Program:
         """Wait until it ends; return its exit status.
 
         Raises:
-            AssertionError: it did not. It is killed, and its stacks are told.
+            AssertionError: it did not end. It is killed, and the error has its stacks.
         """
         seconds = self.limit_s if limit_s is None else limit_s
         try:
@@ -178,12 +178,12 @@ class Program:
         return status
 
     def end(self, limit_s: Optional[float] = None) -> int:
-        """Let it read no more, and wait until it ends; return its exit status."""
+        """Close its standard input and wait until it ends; return its exit status."""
         self.close_input()
         return self.wait(limit_s)
 
     def finish(self, line: Optional[object] = None, limit_s: Optional[float] = None) -> Done:
-        """Let it read this and no more; return how it ended and what it has printed since."""
+        """Let it read this line as its last; return how it ended and what it has printed since."""
         seconds = self.limit_s if limit_s is None else limit_s
         deadline = time.monotonic() + seconds
         if line is not None:
@@ -208,14 +208,14 @@ class Program:
         return self.wait()
 
     def kill_group(self) -> None:
-        """Kill it and what it has started in its own group, at one stroke; wait for all."""
+        """Kill it and what it has started in its own group at once; wait for all."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.wait()
         self.wait_alone()
 
     def kill_all(self) -> None:
-        """Kill it and all that it has started, in whatever session."""
+        """Kill it and all that it has started, in any session."""
         deadline = time.monotonic() + self.grace_s
         while (left := self.members()) and time.monotonic() < deadline:
             processes.kill(left)
@@ -239,7 +239,7 @@ class Program:
         return sorted(found)
 
     def wait_alone(self, limit_s: Optional[float] = None) -> None:
-        """Wait until nothing that it has started is there, if it has ended; else until it is.
+        """Wait until no process that it has started is left; nor itself, if it has ended.
 
         Raises:
             AssertionError: processes are left.
@@ -248,9 +248,9 @@ class Program:
         deadline = time.monotonic() + seconds
         while left := [pid for pid in self.members() if pid != self.pid or self.status is not None]:
             if time.monotonic() > deadline:
-                told = processes.described(left)
+                names = processes.described(left)
                 self.kill_all()
-                raise AssertionError(f"left after {seconds} s: {told}\n{self.printed()}")
+                raise AssertionError(f"left after {seconds} s: {names}\n{self.printed()}")
             time.sleep(0.01)
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class Program:
         self.close()
 
     def printed(self) -> str:
-        """Return what it has written to standard error, and the lines that nobody has read."""
+        """Return what it has written to standard error, and the lines that were not read."""
         while self._out >= 0 and _is_readable(self._out, 0) and self._take():
             pass
         out = self._said.decode(errors="replace")
@@ -321,9 +321,9 @@ def _start(command: List[str], env: Dict[str, str], folder: Any, streams: Sequen
 
 @contextlib.contextmanager
 def _default_signals() -> Iterator[None]:
-    """Have what is started meanwhile not ignore signals that this process ignores.
+    """Give programs that are started meanwhile the default of signals that this one ignores.
 
-    A handler, which does nothing, becomes the default in another program; to ignore stays.
+    In another program an empty handler becomes the default; an ignored signal stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

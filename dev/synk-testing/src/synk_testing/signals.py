@@ -1,4 +1,4 @@
-"""The signals that pytest was started with."""
+"""Undo what pytest was started with: signals that are ignored."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import signal
 
 
 def usual_signals() -> None:
-    """Have all children begin with the usual signals; for a conftest.py, at its import.
+    """Give all children the usual signals; a conftest.py calls it at its import.
 
-    What nohup, or a shell's ``&``, has us ignore, children would ignore too: tests that end them by
-    such a signal, or interrupt this process, would wait in vain. This process itself goes on when a
-    terminal hangs up, as nohup promises: a handler that does nothing is not inherited.
+    Children would ignore the signals that nohup, or a shell's ``&``, has this process ignore: tests
+    that end them by such a signal, or interrupt this process, would wait in vain. This process goes
+    on when a terminal hangs up, as nohup promises: children do not inherit an empty handler.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""A warm process that programs are forked from, each as if it were freshly started."""
+"""A warm process that programs are forked from, each as if it were started afresh."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 from . import _forked
-from .program import LIMIT_S, Done, Program, Source, _closed, _default_signals, _is_readable
+from .program import LIMIT_S, Done, Program, Source, _closed, _default_signals, _is_readable, run
 
 AT_IMPORT = ("PYTHON", "THEANO", "OMP_", "MKL_", "OPENBLAS", "BLIS_", "LD_", "MALLOC_", "CUDA")
-"""Beginnings of the variables that programs read once, when they begin or import."""
+"""Beginnings of the variables that programs read only when they begin or import."""
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""What is forked has one thread, so the zygote must have had no more."""
+"""Variables that keep the zygote at one thread: a fork copies no more."""
 
 
 class Zygote:
@@ -28,7 +28,7 @@ class Zygote:
     What is forked from it leads a session, has its own standard streams, variables, folder,
     arguments, `__main__` and key of multiprocessing, every signal as at a start, and leaves the
     interpreter in the ordinary way. `prepare` must neither start a thread nor open what may not
-    be shared; with `os.register_at_fork` it can have anything else be made anew.
+    be shared; it can renew anything else in the programs by `os.register_at_fork`.
 
     Args:
         prepare: code.
@@ -59,8 +59,7 @@ class Zygote:
         self, source: Source, *arguments: object, line: Optional[object] = None, **how: Any
     ) -> Done:
         """Run a program to its end; arguments are as of `Program`."""
-        with self.start(source, *arguments, **how) as program:
-            return program.finish(line)
+        return run(source, *arguments, line=line, zygote=self, **how)
 
     def fits(self, source: Source, options: Sequence[str], env: Mapping[str, str]) -> bool:
         """Return whether a program can be forked that would be started with these."""
@@ -116,11 +115,11 @@ class Zygote:
 
 
 class Forked:
-    """A process of a zygote's, as `subprocess.Popen` shows one of this process's own.
+    """A process that a zygote has forked, with the methods of `subprocess.Popen`.
 
     Args:
-        line: from which its pid can be read, and then its status.
-        printed: by the zygote.
+        line: a pipe, from which its pid can be read, and then its status.
+        printed: the file that the zygote writes to.
     """
 
     def __init__(self, line: int, printed: Any) -> None:

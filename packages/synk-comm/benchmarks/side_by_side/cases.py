@@ -50,7 +50,7 @@ class Case:
         self.out = self._empty(self._received)
 
     def scratch(self) -> Any:
-        """Another array like x, for those who can only work in place."""
+        """Return another array like x, for contenders that only work in place."""
         return self._empty(self._given)
 
     def fill(self, x: Any, out: Any) -> None:
@@ -61,7 +61,7 @@ class Case:
             row[:] = self._values(_base(self.rank, block))
 
     def wrong(self, out: Any) -> str:
-        """What is wrong with a result; empty if nothing is."""
+        """Return what is wrong with a result; empty if nothing is."""
         for block, row in enumerate(self._rows(out)[: self._received]):
             right = self._values(self._expected(block))
             if not np.array_equal(row, right):

@@ -13,7 +13,7 @@ from .cases import Case
 from .line import Line
 
 TIMEOUT_S = 60.0
-"""Seconds of a single call, for those who know time-outs."""
+"""Seconds of a single call, for contenders that have timeouts."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,13 @@ class Contender(contender.Contender):
         self.world = world
         self.broken = ""
 
-    def barrier(self) -> None:
+    def wait(self) -> object:
         """Return when all ranks have entered."""
         raise NotImplementedError
+
+    def barrier(self, case: Case) -> Act:
+        """Return the metric of this name."""
+        return Act(self.wait, case.x, case.out, checked=False)
 
     def prepare(self, case: Case) -> Act:
         """Make ready; all ranks do so at once.
@@ -87,7 +91,7 @@ class Contender(contender.Contender):
 def ping_pong(
     case: Case, send: Callable[[Any, int], object], recv: Callable[[Any, int], object]
 ) -> Act:
-    """Ranks 0 and 1 send an array to and fro, others look on: one call is two trips."""
+    """Return an act in which ranks 0 and 1 send an array to and fro: one call is two trips."""
 
     def serve() -> None:
         send(case.x, 1)

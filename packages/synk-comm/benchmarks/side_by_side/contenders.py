@@ -23,22 +23,19 @@ class Field:
         self._tcp: Contender | None = None
 
     def of(self, metric: str) -> list[Contender]:
-        """Who takes part in this, in the order of the columns."""
+        """Return who takes part in this, in the order of the columns."""
         if metric == "all_reduce_zmq":
             if self._tcp is None:
                 self._tcp = self._made(SynkTcp)
             # The others' way through memory would be another race.
             return [self._tcp, *(peer for peer in self._peers if peer.name == GLOO)]
-        reference = {
-            "fused": Loop(self._world, self._synk),
-            "barrier": None,  # measured by processes of its own
-            "mismatch": None,
-        }.get(metric, Copy(self._world, self._synk))
-        everyone = [self._synk, *self._peers, reference]
-        return [contender for contender in everyone if contender is not None]
+        everyone = [self._synk, *self._peers]
+        if metric not in ("barrier", "mismatch"):  # Python's barrier has processes of its own
+            everyone.append((Loop if metric == "fused" else Copy)(self._world, self._synk))
+        return everyone
 
     def _made(self, kind: type[Contender]) -> Contender:
-        """The contender; or in its place, on all ranks, one that says why there is none."""
+        """Return the contender; or in its place, on all ranks, one that says why there is none."""
         failed = ""
         made: Contender | None = None
         try:
@@ -53,7 +50,7 @@ class Field:
         return absent
 
     def close(self) -> None:
-        """Close all of them, ours first: nobody waits for anybody."""
+        """Close all of them, ours first: none waits for another."""
         for contender in (self._tcp, self._synk, *self._peers):
             if contender is not None:
                 contender.close()

@@ -12,7 +12,7 @@ from .metrics import MPICH, row_of
 
 
 def dead_peer(ranks: int, contenders: list[str], rounds: int) -> Row:
-    """From the kill to the error of the last survivor, a fresh group in each round."""
+    """Measure from the kill to the error of the last survivor, with a new group in each round."""
     cells: dict[str, Cell] = {}
     for name in contenders:
         if name == MPICH:

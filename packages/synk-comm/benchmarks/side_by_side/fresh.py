@@ -24,7 +24,7 @@ LIMIT_S = 120
 
 
 def imports(rounds: int) -> Row:
-    """Importing synk_comm, and the two packages that it needs, in turns."""
+    """Measure imports of synk_comm and of the two packages that it needs, in turns."""
     samples: dict[str, list[float]] = {name: [] for name in _IMPORTED}
     notes: dict[str, str] = {}
     with environment_for_imports(os.environ) as variables:
@@ -46,7 +46,7 @@ def imports(rounds: int) -> Row:
 
 
 def python_barrier(ranks: int, rounds: int) -> Cell:
-    """multiprocessing.Barrier between processes that were made for it, as it demands."""
+    """Measure multiprocessing.Barrier, between processes of its own, as it demands."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(ranks, timeout=LIMIT_S)
     receiver, sender = context.Pipe(duplex=False)

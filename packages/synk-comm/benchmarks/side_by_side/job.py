@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
+from synk_benchmarks.process import last_words
+
 from .line import SILENCE_S, SOCKET
 from .mpi import mpiexec
 
@@ -109,26 +111,22 @@ class _Processes:
             )
 
     def gone(self) -> bool:
-        """Whether some process has ended that should not have."""
+        """Return whether some process has ended that should not have."""
         codes = [process.poll() for process in self._started]
-        if self.mortal:
-            return all(code is not None for code in codes)
-        return any(codes) or all(code is not None for code in codes)
+        return None not in codes or (any(codes) and not self.mortal)
 
     def wait(self) -> None:
-        """Let them end by themselves; what takes longer is ended at the end of the block."""
+        """Wait until they end by themselves; the end of the block kills those that do not."""
         deadline = time.monotonic() + LEAVE_S
         for process in self._started:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
 
     def last_words(self) -> str:
-        """The end of what they printed, as a part of a sentence."""
+        """Return the end of what they printed, as a part of a sentence."""
         with contextlib.suppress(OSError):
             text = (self._folder / "log").read_text(encoding="utf-8", errors="replace")
-            lines = [line.strip() for line in text.splitlines() if line.strip()]
-            if lines:
-                return ": " + " / ".join(lines[-4:])[-600:]
+            return f": {last_words(text)}" if text.strip() else ""
         return ""
 
 
@@ -158,7 +156,7 @@ class _Hub:
             line.close()
 
     def listen(self, processes: _Processes) -> None:
-        """Until every rank has hung up."""
+        """Hand on messages until every rank has hung up."""
         heard = time.monotonic()
         while self._left < self._ranks:
             ready = self._selector.select(1.0)

@@ -44,7 +44,7 @@ class Metric:
     per_ranks: bool = True
 
     def sizes(self, wanted: list[int]) -> list[int]:
-        """Which of these sizes it is measured for; 0 where there is no size."""
+        """Return the sizes, of these, that it is measured for; [0] if it has no size."""
         if not self.sized:
             return [0]
         return [nbytes for nbytes in wanted if self.smallest <= nbytes <= self.largest]

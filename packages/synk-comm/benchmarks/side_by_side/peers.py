@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Callable
 
 import numpy as np
-from synk_benchmarks.contender import NotOfferedError
 
 from .cases import ROOT, Case
 from .contender import TIMEOUT_S, Act, Contender, World, ping_pong
@@ -54,10 +53,8 @@ class Mpich(Contender):
     def _act(self, method: Callable[..., object], x: Any, out: Any, case: Case) -> Act:
         return Act(partial(method, x, out), case.x, case.out)
 
-    def barrier(self, case: Case | None = None) -> Any:
-        if case is None:
-            return self.comm.Barrier()
-        return Act(self.comm.Barrier, case.x, case.out, checked=False)
+    def wait(self) -> object:
+        return self.comm.Barrier()
 
     def all_reduce(self, case: Case) -> Act:
         method = partial(self.comm.Allreduce, op=self._mpi.SUM)
@@ -151,10 +148,8 @@ class Gloo(Contender):
     def close(self) -> None:
         self._dist.destroy_process_group()
 
-    def barrier(self, case: Case | None = None) -> Any:
-        if case is None:
-            return self._dist.barrier()
-        return Act(self._dist.barrier, case.x, case.out, checked=False)
+    def wait(self) -> object:
+        return self._dist.barrier()
 
     def all_reduce(self, case: Case) -> Act:
         return self._in_place(case.scratch())
@@ -231,10 +226,8 @@ class Copy(Contender):
         super().__init__(world)
         self._beside = beside
 
-    def barrier(self, case: Case | None = None) -> Any:
-        if case is not None:
-            raise NotOfferedError("not offered")
-        return self._beside.barrier()
+    def wait(self) -> object:
+        return self._beside.wait()
 
     def all_reduce(self, case: Case) -> Act:
         return self._act(partial(np.copyto, case.out, case.x), case)
@@ -243,6 +236,8 @@ class Copy(Contender):
 
     def reduce(self, case: Case) -> Act:
         return self.all_reduce(case) if case.rank == ROOT else self._act(_nothing, case)
+
+    ping_pong = reduce
 
     def broadcast(self, case: Case) -> Act:
         return self.all_reduce(case) if case.rank != ROOT else self._act(_nothing, case)
@@ -264,12 +259,9 @@ class Copy(Contender):
     def gather(self, case: Case) -> Act:
         return self.all_gather(case) if case.rank == ROOT else self._act(_nothing, case)
 
-    def ping_pong(self, case: Case) -> Act:
-        return self.all_reduce(case) if case.rank == ROOT else self._act(_nothing, case)
-
     def _act(self, call: Callable[[], object], case: Case) -> Act:
         return Act(call, case.x, case.out, checked=False)
 
 
 def _nothing() -> None:
-    """What a rank does that receives nothing."""
+    """Do what a rank does that receives nothing."""

@@ -45,7 +45,7 @@ class Rounds:
         return {name: Cell(tuple(taken), notes.get(name, "")) for name, taken in samples.items()}
 
     def _prepared(self, contender: Contender, case: Case, notes: dict[str, str]) -> Act | None:
-        """Ready to be timed; or None with a note, on all ranks alike."""
+        """Return an act that is ready to be timed; or None with a note, on all ranks alike."""
         act, refused = None, ""
         try:
             act = contender.prepare(case)
@@ -79,7 +79,7 @@ class Rounds:
             contender.broken = why
 
     def _first(self, text: str) -> str:
-        """The first text of any rank that is not empty."""
+        """Return the first text of any rank that is not empty."""
         return next(filter(None, self._share(text)), "")
 
     def _calls(self, contender: Contender, act: Act) -> int:
@@ -89,9 +89,9 @@ class Rounds:
         )
 
     def _turn(self, contender: Contender, act: Act, calls: int) -> float:
-        """Seconds of one call out of many in a row; of the slowest rank, on every rank."""
+        """Return the slowest rank's seconds of one call, out of many in a row, on every rank."""
         self._share(None)
-        contender.barrier()
-        contender.barrier()
+        contender.wait()
+        contender.wait()
         slowest: float = max(self._share(timed(act.call, calls)))
         return slowest

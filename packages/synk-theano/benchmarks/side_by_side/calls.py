@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 from synk_benchmarks.results import ADDED, Row, beside
@@ -18,7 +18,7 @@ ROWS = 64
 
 
 def calls(plan: Plan) -> list[Row]:
-    """Calls of every kind beside the same call of plain Theano, and two of them beside barriers."""
+    """Measure calls of every kind beside plain Theano, and two of them beside barriers."""
     problem = trivial()
     values = problem.rows(ROWS)
     index = np.random.RandomState(0).permutation(ROWS)[: ROWS // 2]
@@ -40,20 +40,15 @@ def calls(plan: Plan) -> list[Row]:
             np.testing.assert_allclose(ours(), theirs(), rtol=1e-4)
         named = {f"ours: {name}": ours for name, (ours, _) in ways.items()}
         named.update({f"theirs: {name}": theirs for name, (_, theirs) in ways.items()})
-        named.update(nothing=nothing, barriers=two_barriers)
-        stats = getattr(runtime, "stats", None)
-        if stats is not None:
-            named["stats"] = stats
+        named.update(nothing=nothing, barriers=two_barriers, stats=runtime.stats)
         samples = plan.seconds(**named)
-    rows = []
-    for name in ways:
-        pair = samples[f"ours: {name}"], PLAIN, samples[f"theirs: {name}"]
-        rows.append(beside("calls", name, *pair, kind=ADDED))
-    barriers = BARRIERS, samples["barriers"]
-    for name in CALLS[:2]:
-        rows.append(beside("calls", name, samples[f"ours: {name}"], *barriers))
-    rows.append(beside("calls", "no input, no output", samples["nothing"], *barriers))
-    if "stats" in samples:
-        pair = samples["stats"], "a call", samples["ours: Data"]
-        rows.append(beside("calls", "reading stats()", *pair))
-    return rows
+
+    def row(what: str, ours: str, name: str, theirs: str, **more: Any) -> Row:
+        return beside("calls", what, samples[ours], name, samples[theirs], **more)
+
+    return [
+        *(row(way, f"ours: {way}", PLAIN, f"theirs: {way}", kind=ADDED) for way in ways),
+        *(row(way, f"ours: {way}", BARRIERS, "barriers") for way in CALLS[:2]),
+        row("no input, no output", "nothing", BARRIERS, "barriers"),
+        row("reading stats()", "stats", "a call", "ours: Data"),
+    ]

@@ -41,7 +41,7 @@ QUICK_NETWORKS: dict[str, Network] = {
 
 
 def distribution(plan: Plan) -> list[Row]:
-    """Each network's training function to one worker and to four, which have started already."""
+    """Send each network's training function to one worker and to four that have started."""
     rows = []
     for name, network in (QUICK_NETWORKS if plan.quick else NETWORKS).items():
         with pickling.deep_recursion():
@@ -66,7 +66,7 @@ class _Training:
             (self._function,) = kept.values()
 
     def sizes(self) -> list[Row]:
-        """Bytes of the function without its values, and of the values."""
+        """Return rows of the function's bytes, without its values and with them."""
         registry = VariableRegistry()
         for variable in self._function.get_shared():
             registry.number_of(variable)
@@ -82,7 +82,7 @@ class _Training:
         ]
 
     def times(self, workers: int, count: int) -> list[Row]:
-        """Seconds until all workers have it; the C modules are compiled already."""
+        """Return rows of the seconds until all workers have it; the C modules are compiled."""
         taken = [(self._ours(workers), self._plain(workers)) for _ in range(count)]
         ours = tuple(seconds for seconds, _ in taken)
         theirs = tuple(seconds for _, (seconds, _) in taken)
@@ -122,7 +122,7 @@ class _Training:
             yield kept
 
     def _plain(self, workers: int) -> tuple[float, int]:
-        """By plain pickle, to processes that have imported Theano: (seconds, locks taken)."""
+        """Send it by plain pickle to processes with Theano; return (seconds, locks taken)."""
         with (
             tempfile.TemporaryDirectory(prefix="synk-bench-") as folder,
             contextlib.ExitStack() as stack,

@@ -32,29 +32,29 @@ class Problem:
     updates: tuple[tuple[Any, Any], ...] = ()
 
     def rows(self, count: int) -> np.ndarray:
-        """Values for the input."""
+        """Return values for the input."""
         generator = np.random.RandomState(1)
         return generator.standard_normal(self.shape(count)).astype("float32")
 
     def compiled(self) -> Any:
-        """The function, by plain Theano."""
+        """Return the function, by plain Theano."""
         return theano.function([self.x], self.output, updates=list(self.updates))
 
 
 def trivial() -> Problem:
-    """Next to no work: what is left is the cost of a call."""
+    """Return a problem of next to no work: what is left is the cost of a call."""
     x = T.fvector("x")
     return Problem(x, x.sum(), "sum", lambda rows: (rows,))
 
 
 def reading() -> Problem:
-    """Every number of every row is read once."""
+    """Return a problem that reads every number of every row once."""
     x = T.fmatrix("x")
     return Problem(x, x.sum(), "sum", lambda rows: (rows, ROW))
 
 
 def products() -> Problem:
-    """Six matrix products with something in between."""
+    """Return a problem of six matrix products with something in between."""
     x = T.fmatrix("x")
     weights = np.random.RandomState(0).standard_normal((UNITS, UNITS)) / np.sqrt(UNITS)
     w = theano.shared(weights.astype("float32"), name="w")
@@ -65,7 +65,7 @@ def products() -> Problem:
 
 
 def convolutions() -> Problem:
-    """Two convolutions of 3 x 3, and a step along their gradient."""
+    """Return a problem of two convolutions of 3 x 3, and a step along their gradient."""
     x = T.ftensor4("x")
     filters = np.random.RandomState(0).standard_normal
     first = theano.shared(filters((16, 8, 3, 3)).astype("float32") / 9, name="first")

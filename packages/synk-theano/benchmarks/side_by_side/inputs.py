@@ -15,7 +15,7 @@ NBYTES, QUICK_NBYTES = 256 << 20, 16 << 20
 
 
 def inputs(plan: Plan) -> list[Row]:
-    """Rows of 4 kB, read once: by slices, and shuffled; beside one process that does the same."""
+    """Measure rows of 4 kB, read once, by slices and shuffled, beside one process."""
     problem = reading()
     count = (QUICK_NBYTES if plan.quick else NBYTES) // (4 * ROW)
     plain = problem.compiled()

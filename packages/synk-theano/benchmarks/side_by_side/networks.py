@@ -28,20 +28,20 @@ class Parameters:
         self.statistics: list[tuple[Any, Any]] = []
 
     def weights(self, name: str, *shape: int) -> Any:
-        """Random weights as He et al. (2015) draw them: variance 2 / inputs of a unit."""
+        """Return random weights as of He et al. (2015): variance 2 / inputs of a unit."""
         inputs = shape[0] if len(shape) == 2 else int(np.prod(shape[1:]))
         values = self._generator.standard_normal(shape) * np.sqrt(2.0 / inputs)
         return self.add(name, values)
 
     def add(self, name: str, values: Any) -> Any:
-        """A shared variable of float32 that is learned."""
+        """Return a new shared variable of float32 that is learned."""
         variable = theano.shared(np.asarray(values, "float32"), name=name)
         self.learned.append(variable)
         return variable
 
 
 def mlp(units: int = 800) -> tuple[list[Any], Any, Parameters]:
-    """Two hidden layers for digits of 28 x 28 pixels: (inputs, loss, parameters)."""
+    """Return (inputs, loss, parameters): two hidden layers for digits of 28 x 28 pixels."""
     x, labels = T.fmatrix("x"), T.ivector("labels")
     parameters = Parameters()
     out, width = x, 784
@@ -58,7 +58,7 @@ def mlp(units: int = 800) -> tuple[list[Any], Any, Parameters]:
 def resnet(
     stages: tuple[int, ...] = RESNET_50, width: int = 64, classes: int = 1000
 ) -> tuple[list[Any], Any, Parameters]:
-    """A residual network of bottleneck blocks (He et al., 2016): (inputs, loss, parameters).
+    """Return (inputs, loss, parameters): a residual network of bottleneck blocks (He et al., 2016).
 
     Inputs are images (n, 3, h, w) in float32 and labels (n,) in int32. With the defaults it is
     ResNet-50; `width` is the number of channels after the stem.
@@ -100,7 +100,7 @@ class _Resnet:
         )
 
     def normalised(self, x: Any, channels: int) -> Any:
-        """Batch normalisation (Ioffe and Szegedy, 2015), written out in elementary operations."""
+        """Normalise a batch (Ioffe and Szegedy, 2015), in elementary operations."""
         name = f"norm{self._count}"
         scale = self.parameters.add(f"{name}.scale", np.ones(channels))
         shift = self.parameters.add(f"{name}.shift", np.zeros(channels))
@@ -113,12 +113,9 @@ class _Resnet:
         return (x - _spread(mean)) * _spread(factor) + _spread(shift)
 
     def bottleneck(self, x: Any, channels: int, inner: int, stride: int) -> Any:
-        """1 x 1, 3 x 3, 1 x 1 convolutions beside a shortcut, projected where shapes change."""
+        """Return 1 x 1, 3 x 3, 1 x 1 convolutions beside a shortcut, projected if shapes change."""
         out, outer = x, 4 * inner
-        for before, after, size, step in (
-            (channels, inner, 1, stride),
-            (inner, inner, 3, 1),
-        ):
+        for before, after, size, step in ((channels, inner, 1, stride), (inner, inner, 3, 1)):
             out = self.convolution(out, before, after, size, step)
             out = T.nnet.relu(self.normalised(out, after))
         out = self.normalised(self.convolution(out, inner, outer, 1), outer)
@@ -128,12 +125,12 @@ class _Resnet:
 
 
 def _spread(vector: Any) -> Any:
-    """A value per channel, for arrays (n, channels, h, w)."""
+    """Return a value per channel, for arrays (n, channels, h, w)."""
     return vector.dimshuffle("x", 0, "x", "x")
 
 
 def training(loss: Any, parameters: Parameters) -> list[tuple[Any, Any]]:
-    """Updates of gradient descent with momentum, and of the running statistics."""
+    """Return updates of gradient descent with momentum, and of the running statistics."""
     updates = list(parameters.statistics)
     gradients = T.grad(loss, parameters.learned)
     for variable, gradient in zip(parameters.learned, gradients):

@@ -26,14 +26,14 @@ NOTHING = ""
 
 @contextmanager
 def partners(ranks: int, problem: str = NOTHING, rows: int = 0) -> Iterator[Callable[[], None]]:
-    """Have `ranks` - 1 processes that meet this one at a barrier, and at another one.
+    """Start `ranks` - 1 processes that wait for this one at a barrier, and at another one.
 
     Args:
         problem: of `functions.PROBLEMS`, what each of them computes in between; nothing if empty.
         rows: of its input.
 
     Yields:
-        A function that waits at both barriers, in whose midst this process computes the same.
+        A function that waits at both barriers; this process computes the same in between.
     """
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(ranks)
@@ -83,19 +83,16 @@ def _work(problem: str, rows: int) -> Callable[[], object]:
 
 @contextmanager
 def threaded(threads: int, problem: str, rows: int) -> Iterator[Callable[[], object]]:
-    """Have a process of plain Theano whose BLAS has so many threads.
+    """Start a process of plain Theano whose BLAS has so many threads.
 
     Yields:
         A function that has it compute the problem, and waits until it has.
     """
+    command = [sys.executable, "-m", "side_by_side.partner", problem, str(rows)]
+    environment = {**os.environ, **dict.fromkeys(THREADS, str(threads))}
     with tempfile.TemporaryDirectory(prefix="synk-bench-") as folder:
-        process = Process(
-            [sys.executable, "-m", "side_by_side.partner", problem, str(rows)],
-            LIMIT_S,
-            Path(folder) / "log",
-            {**os.environ, **dict.fromkeys(THREADS, str(threads))},
-            Path(__file__).parent.parent,
-        )
+        log = Path(folder) / "log"
+        process = Process(command, LIMIT_S, log, environment, Path(__file__).parent.parent)
 
         def compute() -> None:
             process.tell("compute")
@@ -108,19 +105,14 @@ def threaded(threads: int, problem: str, rows: int) -> Iterator[Callable[[], obj
             process.end()
 
 
-def _say(word: str) -> None:
-    sys.stdout.write(f"{word}\n")
-    sys.stdout.flush()
-
-
 def main(problem: str, rows: int) -> None:
     """Compute once for each line that is read."""
     work = _work(problem, rows)
     work()
-    _say(READY)
+    print(READY, flush=True)  # noqa: T201 - the process that measures reads it
     for _ in sys.stdin:
         work()
-        _say("done")
+        print("done", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

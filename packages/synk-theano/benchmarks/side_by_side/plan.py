@@ -17,7 +17,7 @@ class Plan:
         budget_s: how long back-to-back calls of one turn take together, as far as one is shorter.
         quick: whether sizes are small, too: no result to quote.
         ranks: processes of a parallel function, the calling one included.
-        report: is told what happens.
+        report: shows a line of progress.
     """
 
     rounds: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 from synk_benchmarks.results import SPEED, Row, beside
@@ -51,10 +50,12 @@ def _scaling(plan: Plan, name: str, title: str) -> list[Row]:
             threads=with_threads,
             by_hand=by_hand,
         )
-    more: dict[str, Any] = {"kind": SPEED, "ranks": plan.ranks}
-    by_hand_too = f"  the same by hand: {title}"
+    rows = (
+        (title, "ours", ONE, "plain"),
+        (title, "ours", THREADED, "threads"),
+        (f"  the same by hand: {title}", "by_hand", ONE, "plain"),
+    )
     return [
-        beside("scaling", title, samples["ours"], ONE, samples["plain"], **more),
-        beside("scaling", title, samples["ours"], THREADED, samples["threads"], **more),
-        beside("scaling", by_hand_too, samples["by_hand"], ONE, samples["plain"], **more),
+        beside("scaling", what, samples[ours], name, samples[theirs], kind=SPEED, ranks=plan.ranks)
+        for what, ours, name, theirs in rows
     ]

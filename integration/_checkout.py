@@ -1,0 +1,39 @@
+"""The checkout under test: its folders, what its packages declare, and programs run to an end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("synk-shm", "synk-comm", "synk-theano", "synk-extensions")
+"""Folders of the packages, each after those that it needs."""
+
+LIMIT_S = 60
+
+
+def project(folder: str) -> dict[str, Any]:
+    """Return the table `project` of a package's pyproject.toml."""
+    path = ROOT / "packages" / folder / "pyproject.toml"
+    described: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    return described
+
+
+def ran(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, for `LIMIT_S` seconds at most, and return all that it printed.
+
+    Args:
+        command: the program and its arguments.
+        options: of `subprocess.run`.
+    """
+    words = [str(word) for word in command]
+    return subprocess.run(
+        words, **{"capture_output": True, "text": True, "timeout": LIMIT_S, **options}
+    )
