@@ -171,11 +171,15 @@ def test_other_arguments():
         shm.share(np.ma.masked_array([1, 2], mask=[0, 1]))
 
 
-@pytest.mark.parametrize("length", [-1, 2.0, True, None, "3", (3,), 1 << 63, 1 << 64])
-def test_lengths(length):
+@pytest.mark.parametrize(
+    "error, lengths",
+    [(ValueError, [-1, 1 << 62, 1 << 63, 1 << 64]), (TypeError, [2.0, True, None, "3", (3,)])],
+)
+def test_lengths(error, lengths):
     a = shm.ones((2, 3), capacity=5)
-    with pytest.raises((TypeError, ValueError)):
-        shm.resize(a, length)
+    for length in lengths:
+        with pytest.raises(error):
+            shm.resize(a, length)
     assert a.shape == shm.segment(a).shape == (2, 3)
     assert a.sum() == 6
 
@@ -202,10 +206,6 @@ def test_metadata_are_dropped_with_a_warning():
 
 def test_attach_what_is_not_there(given):
     name = given("nobody")
-    for act in (shm.attach, shm.unlink):
-        with pytest.raises(FileNotFoundError) as caught:
-            act(name)
-        assert (caught.value.errno, caught.value.filename) == (2, f"/synk.u.{name}")
     shm.unlink(name, missing_ok=True)
     for backend in ("shm", "memfd"):
         address = shm.handle(shm.ones(3, backend=backend))

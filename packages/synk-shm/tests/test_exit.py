@@ -206,7 +206,10 @@ def test_threads_make_and_drop_while_others_fork(script, left):
 
 @pytest.mark.parametrize("end", ["return", "raise", "sys.exit", "os._exit", "kill"])
 def test_a_child_that_ends(program, method, end):
-    """A child of multiprocessing ends: the arrays of its parent stay, those that it sent work."""
+    """A child of multiprocessing ends: the arrays of its parent stay, those that it sent work.
+
+    Standard library: a process that only attached a block destroys it when it exits.
+    """
     program(
         """
         def child(address, pipe, end):
@@ -234,6 +237,7 @@ def test_a_child_that_ends(program, method, end):
             join(ended, code=codes[end])
             b = here.recv()
             assert b.tolist() == [5] * 3 and a[0] == 1
+            assert shm.segment(a).name in mine()
             assert shm.handle(a).attach(readonly=True)[0] == 1
             return int(end in ("os._exit", "kill"))  # `own` goes with the family
         """,

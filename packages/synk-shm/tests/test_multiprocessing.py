@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 SHARED = """
         def fill(a, queue):
             a[...] = 5
@@ -15,6 +13,9 @@ SHARED = """
 
         def make(n):
             return shm.full(n, n)
+
+        def attach(address):
+            return float(address.attach().sum())
 
         def describe(a):
             return shm.is_shared(a), a.flags.writeable, type(a).__name__, float(a.sum())
@@ -74,6 +75,10 @@ def test_executor(program, method):
                 assert pool.submit(describe, fixed).result(60) == (True, False, "ndarray", 3)
                 assert pool.submit(describe, np.ones(2)).result(60) == (False, True, "ndarray", 2)
                 assert pool.submit(make, 2).result(60).tolist() == [2, 2]
+                assert pool.submit(attach, shm.handle(a)).result(60) == 3
+            with pool_of(context, 1) as pool:
+                assert pool.apply(attach, (shm.handle(a),)) == 3
+            assert mine() == [shm.segment(a).name]
         """,
         method,
     )
@@ -135,26 +140,4 @@ def test_arrays_that_are_freed_late_in_the_exit(program):
             assert len(mine()) == 1, mine()
         """,
         "spawn",
-    )
-
-
-@pytest.mark.parametrize("end", ["pass", "os._exit(0)", "os.kill(os.getpid(), 9)"])
-def test_message_to_a_parent_without_arrays(program, method, end):
-    """The child made the family's first array, and exits before the message is read."""
-    program(
-        """
-        def send(queue):
-            queue.put(shm.share(np.arange(4.0)))
-            END
-
-        def main(context):
-            queue = context.SimpleQueue()
-            child = start(context, send, queue)
-            child.join(60)
-            other = [sys.executable, "-c", "import synk_shm as s; s.ones(1); s.cleanup()"]
-            subprocess.run(other, check=True, timeout=60)
-            assert queue.get().tolist() == [0, 1, 2, 3]
-            assert child.exitcode is not None
-        """.replace("END", end),
-        method,
     )

@@ -87,29 +87,34 @@ def test_no_process_sees_a_half_made_segment(program, given, method, make):
     )
 
 
+@pytest.mark.parametrize("parent_has_arrays", [True, False])
 @pytest.mark.parametrize("end", ["pass", "os._exit(0)", "os.kill(os.getpid(), 9)"])
-def test_message_outlives_its_sender(program, daily_method, end):
-    """torch, DupFd of multiprocessing: what a worker sent is lost if it exits before the read."""
+def test_message_outlives_its_sender(program, method, end, parent_has_arrays):
+    """torch, DupFd of multiprocessing: what a worker sent is lost if it exits before the read.
+
+    Another program cleans up meanwhile. Without arrays the parent is not in the family yet.
+    """
     program(
         """
-        def send(pipe):
+        def send(queue):
             a = shm.share(np.arange(6.0).reshape(2, 3))
-            pipe.send((a, a.T[1:], shm.attach(shm.handle(a), readonly=True)))
+            queue.put((a, a.T[1:], shm.attach(shm.handle(a), readonly=True)))
             END
 
         def main(context):
-            own, (here, there) = shm.ones(1), context.Pipe()
-            child = start(context, send, there)
-            there.close()
+            own, queue = shm.ones(1) if OWN else None, context.SimpleQueue()
+            child = start(context, send, queue)
             child.join(60)
-            whole, part, fixed = here.recv()
+            other = [sys.executable, "-c", "import synk_shm as s; s.ones(1); s.cleanup()"]
+            subprocess.run(other, check=True, timeout=60)
+            whole, part, fixed = queue.get()
             assert whole.tolist() == [[0, 1, 2], [3, 4, 5]] == fixed.tolist()
             assert part.tolist() == [[1, 4], [2, 5]] and np.shares_memory(part, whole)
             assert not fixed.flags.writeable and whole.flags.writeable
-            here.close()
+            assert child.exitcode is not None
             return int("END" != "pass")  # what the child did not remove
-        """.replace("END", end),
-        daily_method,
+        """.replace("END", end).replace("OWN", str(parent_has_arrays)),
+        method,
     )
 
 

@@ -13,32 +13,6 @@ import pytest
 import synk_shm as shm
 
 
-def test_exit_of_an_attacher_leaves_the_segment(program, daily_method):
-    """Standard library: a process that only attached a block destroys it when it exits."""
-    program(
-        """
-        def look(address, end):
-            assert address.attach().sum() == 3
-            if end == "exit":
-                sys.exit(0)
-            if end == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def main(context):
-            a = shm.ones(3)
-            for end, code in [("return", 0), ("exit", 0), ("kill", -signal.SIGKILL)]:
-                join(start(context, look, shm.handle(a), end), code=code)
-                assert mine() == [shm.segment(a).name]
-            with pool_of(context, 1) as pool:
-                pool.apply(look, (shm.handle(a), "return"))
-            with ProcessPoolExecutor(1, mp_context=context) as pool:
-                pool.submit(look, shm.handle(a), "return").result(60)
-            assert mine() == [shm.segment(a).name]
-        """,
-        daily_method,
-    )
-
-
 def test_exit_of_a_fork_that_attached_first(script):
     """Standard library: a forked child whose tracker did not run yet destroys it as well."""
     script.run(
