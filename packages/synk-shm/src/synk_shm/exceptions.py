@@ -7,16 +7,6 @@ catch. Wrong arguments are plain `ValueError` and `TypeError`.
 
 from __future__ import annotations
 
-__all__ = [
-    "ShmError",
-    "ShmExistsError",
-    "ShmFormatError",
-    "ShmFullError",
-    "ShmNotFoundError",
-    "ShmPermissionError",
-    "ShmTimeoutError",
-]
-
 
 class ShmError(OSError):
     """Base of all errors of synk_shm."""
