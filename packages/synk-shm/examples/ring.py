@@ -7,14 +7,14 @@
 No frame is copied: the producer fills a slot in place, and the consumer reads it there. All of
 the ring is one shared array, a header and the slots, which is sent like any other argument.
 
-Two semaphores say which slots are whose. They do more than count: what one process wrote before
-`release` is seen by the other after `acquire`, on every processor. Waiting in a loop for an index
-in shared memory to change promises nothing of that kind, so no index is read before an `acquire`.
+Two semaphores count the slots that are free and those that are filled. They also order memory: the
+writes of one process before `release` are visible to the other after `acquire`, on every processor.
+A loop that waits for an index in shared memory to change guarantees no such order, so no index is
+read before an `acquire`.
 
-No wait is forever. A killed process cannot say goodbye, and the semaphore that the other one waits
-for stays as it is; so each looks after its peer while it waits. A lock would be worse here: one
-of multiprocessing that was held by a killed process stays locked. (`synk_shm.lock` would open; take
-it where there is no common parent to make semaphores.)
+Every wait has a limit. A killed process releases no semaphore, so each process checks its peer while
+it waits. A lock would be worse here: one of multiprocessing that was held by a killed process stays
+locked. (The kernel releases `synk_shm.lock`; use it if there is no common parent to make semaphores.)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PeerGone(RuntimeError):
 
 
 class Ring:
-    """Frames on their way from one producer to one consumer, at most `slots` at a time."""
+    """A queue of frames from one producer to one consumer, at most `slots` at a time."""
 
     def __init__(self, context: Any, slots: int, shape: tuple[int, ...], dtype: Any) -> None:
         # 64 bytes of header, so that the frames begin on a cache line of their own.
@@ -95,7 +95,7 @@ def wait(semaphore: Any, peer: Any) -> None:
 def produce(ring: Ring, n_frames: int, die_at: int) -> None:
     """The producer. Its peer is the process that started it."""
     consumer = mp.parent_process()
-    with contextlib.suppress(PeerGone):  # nobody is left to produce for, or to complain to
+    with contextlib.suppress(PeerGone):  # there is no process left to produce for, or to report to
         for number in range(n_frames):
             with ring.slot(consumer) as frame:
                 frame[: len(frame) // 2] = number % 256

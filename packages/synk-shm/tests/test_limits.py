@@ -80,49 +80,38 @@ def test_no_descriptor_left(script, backend):
 
 
 @BACKENDS
-def test_no_address_space_left(script, backend):
-    """SharedArray: a create that fails leaves its file."""
+@pytest.mark.parametrize("limit", ["AS", "FSIZE"])
+def test_no_address_space_or_file_size_left(script, backend, limit):
+    """SharedArray: a create that fails leaves its file.
+
+    ``ulimit -f`` holds for shared memory, too; to reach it raises, and does not kill.
+    """
     script.run(
         """
         import resource
-        backend = sys.argv[1]
+        backend, limit = sys.argv[1:]
         a = shm.ones(3, capacity=1 << 24, backend=backend)
-        source = np.ones(4 << 20)
-        with open("/proc/self/statm") as file:
-            used = int(file.read().split()[0]) * 4096
-        resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), used + (16 << 20)))
-        for act in (lambda: shm.empty(4 << 20, backend=backend),
-                    lambda: shm.share(source, backend=backend),
-                    lambda: shm.empty(1, capacity=4 << 20, backend=backend),
-                    lambda: shm.resize(a, (1 << 24) + 1),
-                    lambda: shm.attach(shm.handle(a), readonly=True)):
-            error, = refused((OSError, MemoryError), act)
-            assert isinstance(error, shm.ShmError) and error.errno == 12, repr(error)
+        big, source = 4 << 20, np.ones(4 << 20)
+        bound, number = 1 << 20, errno.EFBIG
+        acts = [lambda: shm.empty(big, backend=backend),
+                lambda: shm.share(source, backend=backend),
+                lambda: shm.share([0.0] * (1 << 18), backend=backend),
+                lambda: shm.empty(1, capacity=big, backend=backend)]
+        if limit == "AS":
+            acts[2:3] = [lambda: shm.resize(a, (1 << 24) + 1),
+                         lambda: shm.attach(shm.handle(a), readonly=True)]
+            with open("/proc/self/statm") as file:
+                bound = int(file.read().split()[0]) * 4096 + (16 << 20)
+            number = errno.ENOMEM
+        resource.setrlimit(getattr(resource, f"RLIMIT_{limit}"), (bound, bound))
+        for error in refused((OSError, MemoryError), *acts):
+            assert isinstance(error, shm.ShmError) and error.errno == number, repr(error)
         assert shm.resize(a, 1000)[:3].tolist() == [1, 1, 1]
-        assert len([info for info in shm.list() if info.mine]) == (backend == "shm")
+        assert shm.ones(100, backend=backend).sum() == 100
+        assert len(mine()) == (backend == "shm")
         """,
         backend,
-    )
-
-
-@BACKENDS
-def test_limit_on_the_size_of_files(script, backend):
-    """A limit of the shell (ulimit -f) holds for shared memory, too: it raises an error."""
-    script.run(
-        """
-        import resource
-        backend = sys.argv[1]
-        a = shm.ones(3, backend=backend)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-        for act in (lambda: shm.empty(1 << 20, backend=backend),
-                    lambda: shm.share([0.0] * (1 << 18), backend=backend),
-                    lambda: shm.empty(1, capacity=1 << 20, backend=backend)):
-            error, = refused(OSError, act)
-            assert error.errno == errno.EFBIG and isinstance(error, shm.ShmError), repr(error)
-        assert shm.ones(100, backend=backend).sum() == 100 and a.sum() == 3
-        assert len([info for info in shm.list() if info.mine]) == (backend == "shm")
-        """,
-        backend,
+        limit,
     )
 
 

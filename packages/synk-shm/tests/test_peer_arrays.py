@@ -358,7 +358,7 @@ RANDOM = """
 def test_damaged_files_do_no_harm(script, given, code, least_refused, least_taken):
     """SharedArray: forged dimensions in a header crash the program that attaches it.
 
-    np.memmap, SharedArray: a file that is shorter than its header says kills its readers by SIGBUS.
+    np.memmap, SharedArray: a file shorter than its header claims kills its readers by SIGBUS.
     """
     name = given("damage")
     try:

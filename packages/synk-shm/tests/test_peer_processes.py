@@ -128,7 +128,7 @@ def test_exit_does_not_wait_for_a_fork(script, tmp_path):
             quiet = os.open(os.devnull, os.O_RDWR)
             for number in (1, 2):
                 os.dup2(quiet, number)
-            sys.stdin.readline()  # until the test says so
+            sys.stdin.readline()  # until the test sends a line
             with open(sys.argv[1], "w") as file:
                 file.write(f"{os.getppid() != parent} {a.sum() + shm.ones(1)[0]}")
             sys.exit()

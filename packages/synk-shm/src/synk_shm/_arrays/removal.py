@@ -20,7 +20,7 @@ def close(a: Array) -> None:
     Does nothing if it is closed already.
 
     Raises:
-        BufferError: other arrays still lie on this memory; says how many.
+        BufferError: other arrays still use this memory; the text has their number.
         ValueError: `a` is not in shared memory.
     """
     found = segment(a)

@@ -156,7 +156,7 @@ class Segment:
 
     @property
     def names(self) -> list[str]:
-        """The names that this process knows: those it owns, or the one it attached."""
+        """The names that this process owns, or the one that it attached."""
         return list(self._owned) or [self.name]
 
     def mapping(self) -> Mapping | None:
@@ -240,7 +240,7 @@ class Segment:
         return any(naming.is_user_name(name) for name in self._owned)
 
     def set_length(self, length: int, reserved: int) -> None:
-        """Publish a new first length: memory first, so that no reader sees too much."""
+        """Publish a new first length: memory first, so that no reader exceeds it."""
         self._numbers(headers.RESERVED_AT, 1)[0] = reserved
         self._numbers(headers.SHAPE_AT, 1)[0] = length
 
