@@ -107,43 +107,24 @@ def test_what_a_killed_owner_left_is_removed(script, given, act, word):
     script.finish(alive, "")
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_last_attacher_removes_what_a_killed_owner_left(script, left, workers):
+@pytest.mark.parametrize("workers, end", [(1, ""), (3, ""), (1, "shm.close(b)")])
+def test_last_attacher_removes_what_a_killed_owner_left(script, left, workers, end):
     owner = script.start(MAKE)
     address = owner.line()
-    others = [script.start(ATTACH, address) for _ in range(workers)]
+    code = f"{ATTACH}\n    {end}\n    print('done', flush=True)\n    sys.stdin.readline()\n"
+    others = [script.start(code, address) for _ in range(workers)]
     assert {other.line() for other in others} == {"15.0"}
     owner.kill()
     name = pickle.loads(bytes.fromhex(address)).name
     for other in others:
         assert name in names()  # a reader keeps the family alive
-        assert script.finish(other, "") == "15.0"
+        other.send()
+        assert (other.line(), other.line()) == ("15.0", "done")
+        if end:
+            assert gone(name)  # while the attacher runs
+        script.finish(other, "")
     assert gone(name)
-    family = name.split(".")[1]
-    assert not left(family)
-
-
-def test_attacher_that_closes_removes_what_a_killed_owner_left(script):
-    owner = script.start(MAKE)
-    address = owner.line()
-    other = script.start(
-        """
-        b = attach_hex(sys.argv[1])
-        print(1, flush=True)
-        sys.stdin.readline()
-        shm.close(b)
-        print(shm.list(), flush=True)
-        sys.stdin.readline()
-        """,
-        address,
-    )
-    other.line()
-    owner.kill()
-    other.send()
-    name = pickle.loads(bytes.fromhex(address)).name
-    assert name not in other.line()
-    assert gone(name)
-    script.finish(other, "")
+    assert not left(name.split(".")[1])
 
 
 def test_forked_child_outlives_its_parent(script):

@@ -29,8 +29,7 @@ def given(given):
 
 
 BECOME_NOBODY = """
-import hashlib, importlib, multiprocessing.reduction, multiprocessing.util, os, pickle, pkgutil, sys
-import synk_shm as shm
+import hashlib, importlib, multiprocessing.reduction, multiprocessing.util, pkgutil
 
 for module in pkgutil.iter_modules(shm.__path__):  # other users may not see their folder
     if module.name != "testing":
@@ -51,14 +50,10 @@ def test_users_are_separate(script, given):
         + """
 become_nobody()
 trap = shm.full(3, 9.0, name=sys.argv[2], mode=0o666)
-refused = []
-for act in (lambda: shm.ones(3, name=sys.argv[1]), lambda: shm.attach(sys.argv[1]),
-            lambda: shm.attach(pickle.loads(bytes.fromhex(sys.argv[3])))):
-    try:
-        act()
-    except shm.ShmError as error:
-        refused.append(type(error).__name__)
-print(*refused, sys.argv[1] in str(shm.list()), sys.argv[1] in str(shm.cleanup()), flush=True)
+errors = refused(shm.ShmError, lambda: shm.ones(3, name=sys.argv[1]),
+                 lambda: shm.attach(sys.argv[1]), lambda: attach_hex(sys.argv[3]))
+kinds = [type(error).__name__ for error in errors]
+print(*kinds, sys.argv[1] in str(shm.list()), sys.argv[1] in str(shm.cleanup()), flush=True)
 sys.stdin.readline()
 """,
         name,
@@ -114,10 +109,7 @@ for name, options in [(private, {}), (public, {}), (public, {"owner_uid": 0})]:
     except PermissionError as error:
         print(type(error).__name__, "owner_uid" in str(error))
 print(private in str(shm.list()), private in str(shm.cleanup()))
-try:
-    shm.unlink(public)
-except shm.ShmError as error:
-    print("refused")
+refused(shm.ShmError, lambda: shm.unlink(public))
 """,
         private,
         public,
@@ -127,6 +119,5 @@ except shm.ShmError as error:
         "ShmPermissionError True",
         "6.0",
         "False False",
-        "refused",
     ]
     assert (a.sum(), shm.attach(public).sum()) == (3, b.sum())

@@ -75,7 +75,7 @@ class Actor:
         self.table[var] = array
         return describe(array)
 
-    # make and use
+    # create and use
 
     def create(
         self,
@@ -134,7 +134,7 @@ class Actor:
     def unlock(self, var: str) -> None:
         self.locks.pop(var).__exit__(None, None, None)
 
-    # pass
+    # send and attach
 
     def handle(self, var: str) -> shm.Handle:
         return shm.handle(self.table[var])
@@ -143,7 +143,7 @@ class Actor:
         return self.keep(var, shm.attach(address, readonly=readonly))
 
     def send(self, var: str) -> str:
-        """Into this process's pipe, on the other end of which the driver keeps the message."""
+        """Send an array to the driver, which keeps the message."""
         array = self.table[var]
         address = shm.handle(array).name
         self.line.send(array)
@@ -152,10 +152,10 @@ class Actor:
     def recv(self, var: str) -> dict[str, Any]:
         return self.keep(var, self.line.recv())
 
-    # multiply and look around
+    # processes and inspection
 
     def fork(self, name: str) -> None:
-        """os.fork without exec: the child goes on with copies of all that its parent has."""
+        """Fork without exec: the child has copies of all that its parent has."""
         pid = os.fork()
         if pid == 0:
             self.become()
@@ -164,7 +164,7 @@ class Actor:
         self.children[name] = pid
 
     def start(self, name: str, method: str, daemon: bool, names: list[str]) -> None:
-        """A child of multiprocessing, with arrays as its arguments."""
+        """Start a child of multiprocessing, with arrays as its arguments."""
         context: Any = multiprocessing.get_context(method)
         if method == "fork":
             child = context.Process(target=self.serve_as_child, args=(name,), daemon=daemon)
@@ -252,7 +252,7 @@ def describe(array: np.ndarray) -> dict[str, Any]:
 
 
 def light(fuse: int) -> None:
-    """Be killed by the n-th call or return of any Python or C function from now on."""
+    """Kill this process at the n-th call or return of any function from now on."""
     left = [fuse]
     # Late in the exit modules are gone.
     kill, me, deadly = os.kill, os.getpid(), signal.SIGKILL

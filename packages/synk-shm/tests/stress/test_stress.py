@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from synk_testing import Program
 
 DRIVER = Path(__file__).with_name("driver.py")
 ALL = os.environ.get("SYNK_TESTS") == "all"
@@ -27,23 +28,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", str(DRIVER), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def start(*arguments: object) -> Program:
+    options = ("-W", "error")
+    return Program(DRIVER, *arguments, options=options, stacks=False, limit_s=TIMEOUT_S + SECONDS)
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    finally:
-        process.kill()  # the processes of its program end when its sockets close
-        process.wait()
-    print(output)
-    return process.returncode, output
+def finish(program: Program) -> tuple[int, str]:
+    with program:
+        status, out, err = program.finish()
+    print(out, err)
+    return status, out + err
 
 
 def test_programs() -> None:
@@ -56,7 +50,7 @@ def test_programs() -> None:
         start("--seed", 51, "--count", same),
         start("--seed", fresh, *more),
     ]
-    results = [finish(process, TIMEOUT_S + SECONDS) for process in running]
+    results = [finish(program) for program in running]
     assert [code for code, _ in results] == [0, 0, 0]
     assert sum(int(re.findall(r"(\d+) programs", text)[-1]) for _, text in results) >= 2 * same
 
