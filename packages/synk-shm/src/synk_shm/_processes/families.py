@@ -158,7 +158,7 @@ def _files_of_user(is_wanted: Callable[[str], object]) -> list[tuple[str, int]]:
         for entry in entries:
             if not is_wanted(entry.name):
                 continue
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == user and stat.S_ISREG(status.st_mode):
                     found.append((entry.name, status.st_ino))
