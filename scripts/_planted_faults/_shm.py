@@ -58,7 +58,7 @@ SHM = (
         "_arrays/segment.py",
         "# one that is still there\n        self._owned = []\n        self.mine = False",
         "# one that is still there",
-        "A forked child believes that it owns its parent's segments, and removes their names.",
+        "A forked child counts as the owner of its parent's segments, and removes their names.",
         "lifecycle exit",
     ),
     _fault(
@@ -76,7 +76,7 @@ SHM = (
         "_arrays/create.py",
         "        for done in owned:\n            posix.remove(done)\n        owned.clear()",
         "        owned.clear()",
-        "A segment for which there is not enough memory leaves its name behind.",
+        "A segment for which there is not enough memory leaves its name.",
         "full limits",
     ),
     _fault(
@@ -94,7 +94,7 @@ SHM = (
         "_arrays/lock.py",
         "me = (os.getpid(), threading.get_ident())",
         "me = (os.getpid(), 0)",
-        "While a thread holds a lock, another is told that it holds it already, and does not wait.",
+        "While a thread holds a lock, another gets the error for a second one by its holder.",
         "lock",
     ),
 )

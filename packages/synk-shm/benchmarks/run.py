@@ -4,7 +4,7 @@
     python packages/synk-shm/benchmarks/run.py --only create attach
     python packages/synk-shm/benchmarks/run.py --json r.json --markdown r.md --plot r.png
 
-README.md in this folder tells what the metrics mean and how to read them.
+README.md in this folder explains the metrics and how to read them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ METRICS: dict[str, Callable[[Bench], list[Row]]] = {
     "sigbus": leftovers.overfill,
 }
 LIMIT_S = 300
-"""Seconds until a metric is given up: something hangs if it takes that long."""
+"""Seconds until a metric is given up as hanging."""
 MIB = 1 << 20
 PACKAGES = ("synk-shm", "numpy", "posix_ipc", "SharedArray", "joblib")
 
@@ -71,7 +71,7 @@ def _measure(options: argparse.Namespace, progress: program.Progress) -> Result:
     for name, reason in left_out.items():
         progress.line(f"left out: {name}: {reason}")
     _check_memory(options.large * MIB, len(names))
-    described = machine.describe(*PACKAGES)  # before: its load is what others did
+    described = machine.describe(*PACKAGES)  # before the run: the load is that of other programs
     bench = Bench([], options.quick, options.large * MIB, progress)
     metrics = [name for name in METRICS if name in options.only] or list(METRICS)
     begin = time.monotonic()

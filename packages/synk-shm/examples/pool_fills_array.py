@@ -3,8 +3,8 @@
     python pool_fills_array.py
     python pool_fills_array.py --points 6000 --processes 8 --start-method spawn
 
-What travels to the workers is addresses: about a hundred bytes for each array or view, whatever
-its size. Nothing travels back, for the results are where they belong already.
+Workers receive addresses: about a hundred bytes for each array or view of any size. They send
+nothing back, because they write the results in place.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Workers predict with one model that they share: nobody can write to it, and nobody copies it.
+"""Workers predict with one model that they share: none can write to it, and none copies it.
 
     python readonly_model.py
     python readonly_model.py --units 4000 --processes 8 --start-method spawn
 
 The weights go to the workers as handles, and each worker maps them without the right to write.
-That is more than NumPy's flag: it cannot be set back, and compiled code that does not ask for it
-crashes instead of spoiling the model of all others.
+That is more than NumPy's flag: it cannot be set back, and compiled code that ignores the flag
+crashes instead of changing the model of all others.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def start(handles: dict[str, shm.Handle]) -> None:
 
 
 def work(x: np.ndarray, classes: np.ndarray) -> int:
-    """In a worker: write the classes of these rows. Returns what it has taken of its own memory."""
+    """In a worker: write the classes of these rows. Return the bytes of its own memory used."""
     classes[:] = predict(model, x)
     return memory("self", "status", "RssAnon") - own_before[0]
 
 
 def vandalise(name: str) -> str:
-    """In a worker: try to write to a weight, and tell what came of it."""
+    """In a worker: try to write to a weight, and return the outcome."""
     try:
         model[name].flags.writeable = True
         model[name][...] = 0

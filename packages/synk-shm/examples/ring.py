@@ -7,14 +7,14 @@
 No frame is copied: the producer fills a slot in place, and the consumer reads it there. All of
 the ring is one shared array, a header and the slots, which is sent like any other argument.
 
-Two semaphores say which slots are whose. They do more than count: what one process wrote before
-`release` is seen by the other after `acquire`, on every processor. Waiting in a loop for an index
-in shared memory to change promises nothing of that kind, so no index is read before an `acquire`.
+Two semaphores count the slots that are free and those that are filled. They also order memory: the
+writes of one process before `release` are visible to the other after `acquire`, on every processor.
+A loop that waits for an index in shared memory to change guarantees no such order, so no index is
+read before an `acquire`.
 
-No wait is forever. A killed process cannot say goodbye, and the semaphore that the other one waits
-for stays as it is; so each looks after its peer while it waits. A lock would be worse here: one
-of multiprocessing that was held by a killed process stays locked. (`synk_shm.lock` would open; take
-it where there is no common parent to make semaphores.)
+Every wait has a limit. A killed process releases no semaphore, so each process checks its peer
+while it waits. A lock would be worse here: one of multiprocessing that was held by a killed process
+stays locked. (The kernel releases `synk_shm.lock`; use it if no common parent can make semaphores.)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PeerGone(RuntimeError):
 
 
 class Ring:
-    """Frames on their way from one producer to one consumer, at most `slots` at a time."""
+    """A queue of frames from one producer to one consumer, at most `slots` at a time."""
 
     def __init__(self, context: Any, slots: int, shape: tuple[int, ...], dtype: Any) -> None:
         # 64 bytes of header, so that the frames begin on a cache line of their own.
@@ -52,7 +52,7 @@ class Ring:
 
     @contextlib.contextmanager
     def slot(self, peer: Any) -> Iterator[np.ndarray]:
-        """For the producer: the next free slot. It is sent when the block ends, if it succeeds."""
+        """Yield the next free slot to the producer. It is sent if the block succeeds."""
         header, frames = self.memory["header"], self.memory["frames"]
         wait(self.free, peer)
         sent = False
@@ -64,11 +64,11 @@ class Ring:
             (self.filled if sent else self.free).release()
 
     def end(self) -> None:
-        """For the producer: no more frames."""
-        self.filled.release()  # with nothing sent, as the consumer will find
+        """End the frames, as the producer."""
+        self.filled.release()  # without a frame, which the consumer checks
 
     def frames(self, peer: Any) -> Iterator[np.ndarray]:
-        """For the consumer: each frame in its slot. It is overwritten once you ask for the next."""
+        """Yield each frame to the consumer, in its slot. The next iteration overwrites it."""
         header, frames = self.memory["header"], self.memory["frames"]
         while True:
             wait(self.filled, peer)
@@ -80,10 +80,10 @@ class Ring:
 
 
 def wait(semaphore: Any, peer: Any) -> None:
-    """Acquire it. PeerGone if the peer is dead, TimeoutError if it does nothing for long."""
+    """Acquire it. Raise PeerGone if the peer is dead, TimeoutError after `PATIENCE_S`."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        alive = peer.is_alive()  # asked first: what it released before it died still counts
+        alive = peer.is_alive()  # first: a release before its death still counts
         if semaphore.acquire(timeout=0.1):
             return
         if not alive:
@@ -93,9 +93,9 @@ def wait(semaphore: Any, peer: Any) -> None:
 
 
 def produce(ring: Ring, n_frames: int, die_at: int) -> None:
-    """The producer. Its peer is the process that started it."""
+    """Produce frames; the consumer is the process that started this one."""
     consumer = mp.parent_process()
-    with contextlib.suppress(PeerGone):  # nobody is left to produce for, or to complain to
+    with contextlib.suppress(PeerGone):  # there is no process left to produce for, or to report to
         for number in range(n_frames):
             with ring.slot(consumer) as frame:
                 frame[: len(frame) // 2] = number % 256

@@ -1,4 +1,4 @@
-"""What the tests share: limits on time, names of their own, programs that run beside them."""
+"""Fixtures of the tests: time limits, unique names, programs in processes of their own."""
 
 from __future__ import annotations
 
@@ -20,18 +20,56 @@ from synk_testing import Program, Zygote, hard_limit, shared_memory
 pytest_plugins = ["synk_shm.testing"]
 
 TIMEOUT_S = 60  # for what a program does
-LIMIT_S = 180  # for a test, however it hangs
+LIMIT_S = 180  # for a test
 SLOW_LIMIT_S = 900
 WARNINGS = ("-W", "error")
 
+# Before every program but those of `bare_script`. It does not import multiprocessing.
 PRELUDE = """
-import gc, multiprocessing as mp, os, pickle, signal, sys, threading, time
-from concurrent.futures import ProcessPoolExecutor
+import errno, gc, os, pickle, signal, subprocess, sys, threading, time
 import numpy as np
 import synk_shm as shm
 
 def mine():
     return [info.name for info in shm.list() if info.mine]
+
+def attach_hex(text, **options):
+    return pickle.loads(bytes.fromhex(text)).attach(**options)
+
+def print_handle(a):
+    print(pickle.dumps(shm.handle(a)).hex(), flush=True)
+
+def refused(kind, *acts):
+    errors = []
+    for act in acts:
+        try:
+            act()
+        except kind as error:
+            errors.append(error)
+        else:
+            raise AssertionError("it was not refused")
+    return errors
+"""
+MULTIPROCESSING = """
+import contextlib, multiprocessing as mp
+from concurrent.futures import ProcessPoolExecutor
+
+def start(context, target, *arguments):
+    made = context.Process(target=target, args=arguments)
+    made.start()
+    return made
+
+def join(*children, code=0):
+    for child in children:
+        child.join(60)
+        assert child.exitcode == code, child.exitcode
+
+@contextlib.contextmanager
+def pool_of(context, *arguments):
+    with context.Pool(*arguments) as pool:
+        yield pool
+        pool.close()
+        pool.join()
 """
 MAIN = """
 if __name__ == "__main__":
@@ -39,6 +77,7 @@ if __name__ == "__main__":
     gc.collect()
     assert len(mine()) == expected, mine()
 """
+METHODS = ["fork", "spawn", "forkserver"]
 
 
 _limit = hard_limit(LIMIT_S, SLOW_LIMIT_S)
@@ -56,21 +95,21 @@ def _clean(no_segments_left: None) -> None:
 
 @pytest.fixture
 def descriptors():
-    """A function that counts this process's open files."""
+    """A function that counts the open files of this process."""
     return lambda: len(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture
 def given():
-    """A function that makes names nobody else uses, so that two suites can run side by side."""
+    """A function that makes unique names, so that two suites can run side by side."""
     return lambda word: f"{word}-{secrets.token_hex(5)}"
 
 
 @pytest.fixture
 def left():
-    """A function: what is in shared memory, lock files included, with one of these in its name.
+    """A function that lists the entries of shared memory, lock files too, with a part in the name.
 
-    It waits a moment for that to go, since another program may be sweeping it just now.
+    It waits 2 s at most for them to go, since another program may be removing them now.
     """
 
     def look(*parts: str) -> list[str]:
@@ -85,65 +124,85 @@ def left():
 
 
 class Script:
-    """Programs that run a file each, with every warning an error.
+    """Run programs, each from a file of its own and with every warning an error.
 
-    Each has a session of its own: at the end no process of it may be left.
+    Each program leads a session; at the end of the test no process of the session may be left.
     """
 
-    def __init__(self, folder: Path, zygote: Zygote) -> None:
+    def __init__(self, folder: Path, zygote: Zygote, prelude: str) -> None:
         self._folder = folder
         self._zygote = zygote
+        self._prelude = prelude
         self._started: list[Program] = []
 
     def start(self, code: str, *arguments: Any, prefix: tuple[str, ...] = ()) -> Program:
         path = self._folder / f"script{len(self._started)}.py"
-        path.write_text(textwrap.dedent(code))
+        path.write_text(self._prelude + textwrap.dedent(code))
         how = {"options": WARNINGS, "prefix": prefix, "limit_s": TIMEOUT_S, "grace_s": TIMEOUT_S}
-        # What it says on standard error is compared.
+        # No stacks: tests compare the program's standard error.
         program = Program(path, *arguments, zygote=self._zygote, stacks=False, **how)
         self._started.append(program)
         return program
 
     def run(self, code: str, *arguments: Any, prefix: tuple[str, ...] = ()) -> str:
-        """Run to the end; the exit code must be 0 and stderr empty. Returns stdout."""
+        """Run to the end; the exit code must be 0 and stderr empty. Return stdout."""
         return self.finish(self.start(code, *arguments, prefix=prefix))
 
     def finish(self, process: Program, line: str | None = None) -> str:
-        """Let it read this line and no more; else as `run`."""
+        """Send this line, close the program's stdin, and go on as `run` does."""
         status, out, err = process.finish(line)
         if status or err:
-            raise AssertionError(f"exit code {status}, and it said:\n{err}")
+            raise AssertionError(f"exit code {status}, and on stderr:\n{err}")
         return out.strip()
 
-    def end(self) -> None:
-        with contextlib.ExitStack() as stack:  # all, though one may fail
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:  # close all, also after one has failed
             for program in self._started:
                 stack.callback(program.close)
 
 
 @pytest.fixture(scope="session")
 def zygote():
-    """A process that has imported NumPy; programs import this package by themselves."""
+    """A process that has imported NumPy; each program imports this package itself."""
     with Zygote("import numpy", WARNINGS) as made:
         yield made
 
 
 @pytest.fixture
 def script(tmp_path: Path, zygote):
-    made = Script(tmp_path, zygote)
-    yield made
-    made.end()
+    """Programs that begin with PRELUDE."""
+    with contextlib.closing(Script(tmp_path, zygote, PRELUDE)) as made:
+        yield made
+
+
+@pytest.fixture
+def bare_script(tmp_path: Path, zygote):
+    """Programs without PRELUDE."""
+    with contextlib.closing(Script(tmp_path, zygote, "")) as made:
+        yield made
+
+
+@pytest.fixture(params=METHODS)
+def method(request) -> str:
+    """A start method of multiprocessing."""
+    return request.param
+
+
+@pytest.fixture(params=["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)])
+def daily_method(request) -> str:
+    """A start method, "forkserver" only in nightly tests: test_exit.py has it each time."""
+    return request.param
 
 
 @pytest.fixture
 def program(script: Script):
     """Run a program with a `main(context)` that uses multiprocessing, by a start method.
 
-    What main returns is how many segments may be left when it has returned.
+    `main` returns the number of segments that may be left when it has returned.
     """
 
     def run(code: str, method: str, *arguments: Any, prefix: tuple[str, ...] = ()) -> str:
-        whole = PRELUDE + textwrap.dedent(code) + MAIN
+        whole = MULTIPROCESSING + textwrap.dedent(code) + MAIN
         return script.run(whole, method, *arguments, prefix=prefix)
 
     return run
@@ -151,9 +210,9 @@ def program(script: Script):
 
 @pytest.fixture
 def private_or_skip():
-    """A function that makes the prefix of programs with namespaces of their own.
+    """A function that makes the prefix of programs in private namespaces.
 
-    What it is given runs there first, as root of these namespaces.
+    The command given to it runs there first, as root of these namespaces.
     """
 
     def make(command: str, *flags: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Segments and handles that are wrong, by accident or by intent, are refused before any harm."""
+"""Damaged and forged segments and handles are refused before they do harm."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import synk_shm as shm
 
 
 class Raw:
-    """A file in shared memory, under a name that users give, that this package did not make."""
+    """A file in shared memory, with a given name, that this package did not make."""
 
     def __init__(self) -> None:
         self.name = f"strange-{secrets.token_hex(5)}"
         self.path = f"/dev/shm/synk.u.{self.name}"
 
     def write(self, content: bytes) -> str:
-        """Make it anew with this content; returns its name."""
+        """Make it again with this content, and return its name."""
         self.remove()
         with open(self.path, "wb") as file:
             file.write(content)
@@ -74,7 +72,7 @@ def test_attach_waits_for_a_segment_that_is_being_made(raw):
     def finish() -> None:
         with open(raw.path, "r+b") as file:
             file.truncate(len(complete))
-            file.seek(8)  # what tells that it is ready is written last
+            file.seek(8)  # the mark of a complete header is written last
             file.write(complete[8:])
             file.flush()
             file.seek(0)
@@ -117,26 +115,6 @@ def test_forged_family(raw, family):
     content[24:32] = family
     with pytest.raises(shm.ShmFormatError):
         shm.attach(raw.write(bytes(content)))
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_damaged_headers_do_no_harm(data):
-    """Any bytes of the header may be anything: what can be attached can be read to its end."""
-    content = bytearray(segment_bytes(shm.zeros((3, 2), [("x", "f8"), ("y", "i2")])))
-    for _ in range(data.draw(st.integers(1, 4))):
-        where = data.draw(st.integers(8, len(content) - 1))
-        content[where] = data.draw(st.integers(0, 255))
-    raw = Raw()
-    try:
-        a = shm.attach(raw.write(bytes(content)), readonly=True, timeout_s=0)
-    except shm.ShmFormatError:
-        return
-    finally:
-        raw.remove()
-    assert not a.dtype.hasobject
-    assert len(a.tobytes()) == shm.segment(a).nbytes <= shm.segment(a).capacity
-    assert shm.segment(a).capacity <= len(content)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What people will copy runs as they read it: the examples, the README, the guide."""
+"""The programs of the examples, of the README and of the guide run as printed there."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 import synk_shm as shm
 
 HOME = Path(__file__).parents[1]
-# What they need of a start method is the same for "spawn" as for "forkserver".
+# A program that runs with "forkserver" runs with "spawn".
 ALL = os.environ.get("SYNK_TESTS") == "all"
 METHODS = ["fork", "spawn", "forkserver"] if ALL else ["fork", "forkserver"]
 EXAMPLES = {path.name: path.read_text() for path in sorted((HOME / "examples").glob("*.py"))}
 README = (HOME / "README.md").read_text()
 GUIDE = (HOME / "docs" / "from_shared_memory.md").read_text()
 FENCE = r"```python\n(.*?)```"
-# How a program is told, from outside, which start method to use.
+# Choose the start method of a program by its argument.
 CHOOSE = """
 import multiprocessing, sys
 if __name__ == "__main__":
@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 
 def sections(text: str) -> dict[str, str]:
-    """The parts of a page by their titles."""
+    """Return the parts of a page by their titles."""
     _, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
     return {part.partition("\n")[0]: part for part in parts}
 
@@ -49,12 +49,12 @@ ALONE = [title for title in AFTER if title not in BY_NAME + PARALLEL]
 
 
 def promised(code: str) -> list[str]:
-    """What a program says in its comments that it prints."""
+    """Return the lines that a program prints, according to its comments."""
     return re.findall(r"print\(.*#-> (.*)", code)
 
 
 def mask(printed: str) -> str:
-    """Without the one figure that is the machine's own."""
+    """Replace the figure that depends on the machine."""
     return re.sub(r"\d+%", "few %", printed).strip()
 
 
@@ -63,6 +63,12 @@ def wait_until(condition) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.fixture
+def script(bare_script):
+    """Programs as a user would run them."""
+    return bare_script
 
 
 def test_the_examples_are_described():
@@ -95,22 +101,22 @@ def test_example_in_another_size(script, method):
 
 
 def test_model_is_in_memory_once(script):
-    """However many workers there are; a copy in any of them would show in one of the figures."""
+    """A copy in any of the workers would show in one of the figures."""
     if not Path("/proc/self/smaps_rollup").exists():
-        pytest.skip("this system does not tell how memory is shared")
+        pytest.skip("this system does not report how memory is shared")
     printed = script.run(EXAMPLES["readonly_model.py"], "--processes", 4)
     assert "together: 1.0 times the model" in printed
     assert int(re.findall(r"(\d+)% of the model", printed)[0]) < 25
 
 
 def test_the_weights_are_compared(script):
-    """The example would notice a worker that did write to the model."""
+    """The example fails if a worker writes to the model."""
     code = EXAMPLES["readonly_model.py"].replace("attach(readonly=True)", "attach()")
     assert code != EXAMPLES["readonly_model.py"]
     process = script.start(code)
-    status, _, said = process.finish()
+    status, _, err = process.finish()
     assert status == 1
-    assert "AssertionError" in said
+    assert "AssertionError" in err
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -123,7 +129,7 @@ def test_ring_whose_producer_is_killed(script, method, die_at):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ring_whose_consumer_is_killed(script, method):
-    """The producer ends by itself, and the memory and the semaphores with it."""
+    """The producer exits by itself; the memory and the semaphores are removed."""
     process = script.start(EXAMPLES["ring.py"], "--frames", 10**9, "--start-method", method)
     wait_until(lambda: any("/synk." in path for path in mapped(process.pid)))
     paths = mapped(process.pid)
@@ -136,15 +142,17 @@ def test_ring_whose_consumer_is_killed(script, method):
 
 
 def mapped(pid: int) -> set[str]:
-    """The files in shared memory that a process has mapped."""
+    """Return the files in shared memory that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {line.split()[5] for line in lines if "/dev/shm/" in line and "(deleted)" not in line}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_first_example_of_the_readme(script, method):
-    code = re.findall(FENCE, README, re.S)[0]
-    assert script.run(CHOOSE + code, method).splitlines() == promised(code) != []
+def test_examples_of_the_readme(script, method):
+    first, *others = re.findall(FENCE, README, re.S)
+    assert script.run(CHOOSE + first, method).splitlines() == promised(first) != []
+    for code in others:
+        assert script.run(CHOOSE + code, method).splitlines() == promised(code)
 
 
 def test_two_programs_of_the_readme(script, given):
@@ -163,7 +171,7 @@ def test_the_guide_has_all_its_programs_here():
     without = [title for title, part in sections(GUIDE).items() if "**After**" not in part]
     assert without == ["What has no equivalent"]
     for block in re.findall(FENCE, GUIDE, re.S):
-        ast.parse(block)  # those under *Before* too
+        ast.parse(block)  # also those under *Before*
 
 
 @pytest.mark.parametrize("title", ALONE)

@@ -1,20 +1,18 @@
-"""Programs end in every way, and their children too: nothing is left, and nothing is said."""
+"""Programs and their children end in every way: nothing is left, and nothing is printed."""
 
 from __future__ import annotations
 
-import pickle
+import os
 import sys
 
 import pytest
 
 import synk_shm as shm
 
+TIMES = 50 if os.environ.get("SYNK_TESTS") == "all" else 20
 can_fork = pytest.mark.skipif(
     sys.version_info[:2] == (3, 12), reason="Python 3.12 does not fork any more when it ends"
 )
-METHODS = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-
-
 EXIT = """
 import atexit, os, sys
 BEFORE
@@ -32,7 +30,7 @@ name = sys.argv[1]
 kept = shm.ones(3, name=name)
 AFTER
 """
-# The last to be registered runs first.
+# The handler registered last runs first.
 ORDERS = pytest.mark.parametrize("order", ["BEFORE", "MIDDLE", "AFTER"], ids=str.lower)
 
 
@@ -55,14 +53,14 @@ def at_exit(order: str, act: str) -> str:
         "shm.cleanup(), shm.list()",
     ],
 )
-def test_handlers_that_use_arrays(script, given, left, order, act):
-    """Handlers of atexit run before ours or after: arrays work in both, and go."""
+def test_handlers_that_use_arrays(bare_script, given, left, order, act):
+    """Handlers of atexit run before ours or after it: arrays work in both, and are removed."""
     name = given("atexit")
     if order != "AFTER":  # ours has run, so the name may have gone
         act = (
             f"\n    try:\n        {act}\n    except (ValueError, FileNotFoundError):\n        pass"
         )
-    family = script.run(at_exit(order, act) + "\nprint(shm.segment(kept).family)", name)
+    family = bare_script.run(at_exit(order, act) + "\nprint(shm.segment(kept).family)", name)
     assert not left(name, family)
 
 
@@ -71,10 +69,10 @@ def test_handlers_that_use_arrays(script, given, left, order, act):
     "act",
     ["shm.ones(3)", "globals().update(late=shm.ones(3))", "globals().update(late=shm.ones(3)[1:])"],
 )
-def test_first_array_in_a_handler(script, left, order, act):
+def test_first_array_in_a_handler(bare_script, left, order, act):
     """A process that had no shared array before it began to end."""
     code = at_exit(order, act + "; print(shm.segment(shm.ones(1)).family)")
-    family = script.run(code.rpartition("name =")[0])
+    family = bare_script.run(code.rpartition("name =")[0])
     assert len(family) == 8
     assert not left(family)
 
@@ -93,29 +91,28 @@ def test_first_array_in_a_handler(script, left, order, act):
         pytest.param("os.fork() or other()", 0, "", marks=can_fork),
     ],
 )
-def test_handlers_that_end_it_otherwise(script, given, left, order, act, code, word):
-    """What cannot be removed then, the next process removes."""
+def test_handlers_that_end_it_otherwise(bare_script, given, left, order, act, code, word):
+    """The next process removes what this one cannot remove."""
     name = given("atexit")
     limit = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); "
-    process = script.start(at_exit(order, limit + act), name)
-    status, _, said = process.finish()
+    process = bare_script.start(at_exit(order, limit + act), name)
+    status, _, err = process.finish()
     if code is not None:
         assert status == code
     if word:
-        assert said.count("Traceback") == 1
-        assert word in said
-    elif code is not None:  # SystemExit in a handler is told by some versions of Python
-        assert said == ""
-    assert "synk" not in said.replace("synk-shm/tests", "")
+        assert err.count("Traceback") == 1
+        assert word in err
+    elif code is not None:  # some versions of Python report SystemExit in a handler
+        assert err == ""
+    assert "synk" not in err.replace("synk-shm/tests", "")
     process.wait_alone()
     if code is None or (code >= 0 and "_exit(5)" not in act):
         assert not left(name)
-    script.run("import synk_shm; synk_shm.ones(1)")
+    bare_script.run("import synk_shm; synk_shm.ones(1)")
     assert not left(name)
 
 
 FORK = """
-    import os, signal, sys, synk_shm as shm
     a = shm.zeros(3, name=sys.argv[1])
     pid = os.fork()
     if pid == 0:
@@ -124,14 +121,15 @@ FORK = """
         a[0] = 1
         own = shm.ones(5)
         assert not shm.segment(a).owner and shm.segment(own).owner
+        shm.attach(shm.handle(a))[1] = 2
         shm.attach(sys.argv[1], readonly=True)
         shm.attach(shm.handle(own))
         ACT
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code == int(sys.argv[2]), code
-    assert a[0] == 1 and shm.attach(sys.argv[1], readonly=True)[0] == 1
-    if sys.argv[3] == "True":  # else its own array goes with the family
-        assert [info.name for info in shm.list() if info.mine] == [sys.argv[1]]
+    assert a.tolist() == [1, 2, 0] == shm.attach(sys.argv[1], readonly=True).tolist()
+    if sys.argv[3] == "True":  # else its own array is removed with the family
+        assert mine() == [sys.argv[1]]
     print(shm.segment(a).family)
 """
 
@@ -153,7 +151,7 @@ FORK = """
     ],
 )
 def test_a_fork_that_ends(script, given, left, act, code):
-    """os.fork: the parent's arrays stay, the child's go; if it was killed, with the family."""
+    """os.fork: the parent's arrays stay; the child's go, if it was killed with the family."""
     name = given("fork")
     orderly = "sys.exit" in act or "raise" in act
     family = script.run(FORK.replace("ACT", act), name, code, orderly)
@@ -161,18 +159,11 @@ def test_a_fork_that_ends(script, given, left, act, code):
 
 
 def test_threads_make_and_drop_while_others_fork(script, left):
-    """A fork happens at any moment of another thread: the child must still be able to work."""
-    stranger = script.start(
-        """
-        import pickle, sys, synk_shm as shm
-        a = shm.ones(3)
-        print(pickle.dumps(shm.handle(a)).hex(), flush=True)
-        sys.stdin.readline()
-        """
-    )
+    """A fork happens at any moment of another thread: arrays work in the child all the same."""
+    other = script.start("a = shm.ones(3)\nprint_handle(a)\nsys.stdin.readline()")
     out = script.run(
         """
-        import os, pickle, signal, sys, threading, time, warnings, synk_shm as shm
+        import warnings
         address = pickle.loads(bytes.fromhex(sys.argv[1]))
         warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
         done = threading.Event()
@@ -192,7 +183,7 @@ def test_threads_make_and_drop_while_others_fork(script, left):
         for number in range(40):
             pid = os.fork()
             if pid == 0:
-                signal.alarm(30)  # kills it should it hang
+                signal.alarm(30)  # kills a child that hangs
                 b = shm.full(10, 5.0)
                 assert shm.attach(shm.handle(b), readonly=True).sum() == 50
                 assert shm.attach(shm.handle(kept), readonly=True).sum() == 3
@@ -204,19 +195,21 @@ def test_threads_make_and_drop_while_others_fork(script, left):
         for thread in threads:
             thread.join(30)
         assert min(counts) > 0
-        assert [info.name for info in shm.list() if info.mine] == [shm.segment(kept).name]
+        assert mine() == [shm.segment(kept).name]
         print(shm.segment(kept).family)
         """,
-        stranger.line(),
+        other.line(),
     )
     assert not left(out)
-    script.finish(stranger, "")
+    script.finish(other, "")
 
 
-@METHODS
 @pytest.mark.parametrize("end", ["return", "raise", "sys.exit", "os._exit", "kill"])
 def test_a_child_that_ends(program, method, end):
-    """A child of multiprocessing ends: the parent's arrays stay, what it was given still works."""
+    """A child of multiprocessing ends: the arrays of its parent stay, those that it sent work.
+
+    Standard library: a process that only attached a block destroys it when it exits.
+    """
     program(
         """
         def child(address, pipe, end):
@@ -239,13 +232,12 @@ def test_a_child_that_ends(program, method, end):
             end = sys.argv[2]
             codes = {"return": 0, "raise": 1, "sys.exit": 3, "os._exit": 4, "kill": -9}
             a, (here, there) = shm.zeros(3), context.Pipe()
-            child_ = context.Process(target=child, args=(shm.handle(a), there, end))
-            child_.start()
+            ended = start(context, child, shm.handle(a), there, end)
             there.close()
-            child_.join(60)
-            assert child_.exitcode == codes[end], child_.exitcode
+            join(ended, code=codes[end])
             b = here.recv()
             assert b.tolist() == [5] * 3 and a[0] == 1
+            assert shm.segment(a).name in mine()
             assert shm.handle(a).attach(readonly=True)[0] == 1
             return int(end in ("os._exit", "kill"))  # `own` goes with the family
         """,
@@ -254,13 +246,12 @@ def test_a_child_that_ends(program, method, end):
     )
 
 
-@METHODS
 def test_a_child_outlives_its_killed_parent(script, given, left, tmp_path, method):
-    """It has what it was given, may attach more and make its own; then all of it goes."""
+    """The child can use its arrays, attach more and make its own; then all are removed."""
     name = given("child")
     parent = script.start(
         """
-        import multiprocessing as mp, os, signal, sys, time, synk_shm as shm
+        import multiprocessing as mp
 
         def child(a, name, pipe, path):
             pipe.send(1)
@@ -293,7 +284,6 @@ def test_a_child_outlives_its_killed_parent(script, given, left, tmp_path, metho
     assert not left(family, name)
 
 
-@METHODS
 @pytest.mark.parametrize(
     "act",
     [
@@ -308,10 +298,10 @@ def test_a_child_outlives_its_killed_parent(script, given, left, tmp_path, metho
     ids=["here", "sent", "sent and dropped", "received", "never received", "killed", "left pool"],
 )
 def test_nothing_stays_when_a_program_has_ended(script, left, method, act):
-    """Whatever was under way or in the hands of killed children: gone with the last process."""
+    """Messages under way and arrays of killed children are removed with the last process."""
     out = script.run(
         """
-        import multiprocessing as mp, os, signal, sys, warnings, synk_shm as shm
+        import multiprocessing as mp, warnings
 
         def work(a, queue):
             queue.put((a, shm.ones(7)))
@@ -340,11 +330,10 @@ def test_nothing_stays_when_a_program_has_ended(script, left, method, act):
 
 
 def test_unrelated_programs_leave_each_other_alone(script, given, left):
-    """Many come, sweep, go or are killed, while one lives on: it loses nothing, nor do they."""
+    """Many start, clean up, exit or are killed while one goes on: none of them loses an array."""
     name = given("lives")
     a, b = shm.ones(3), shm.full(2, 7.0, name=name)
     code = """
-        import os, sys, synk_shm as shm
         own = [shm.full(3, i, name=f"{sys.argv[1]}{i}") for i in range(10)]
         for _ in range(20):
             assert not {name for name in shm.cleanup() if sys.argv[1] in name}
@@ -364,14 +353,46 @@ def test_unrelated_programs_leave_each_other_alone(script, given, left):
     assert shm.attach(name, readonly=True).tolist() == b.tolist() == [7, 7]
 
 
-def test_a_handle_outlives_nothing(script):
-    """A handle keeps no memory: after its owner's end it leads to a clear error."""
-    code = """
-        import pickle, sys, synk_shm as shm
-        a = shm.ones(3, backend=sys.argv[1])
-        print(pickle.dumps(shm.handle(a)).hex(), flush=True)
+@pytest.mark.parametrize("lookers", [0, 1])
+def test_last_process_of_a_family_leaves_nothing(script, small_shm, lookers):
+    """A process that checks whether a family is alive must not disturb its last member's exit.
+
+    The programs run one after the other in a /dev/shm of their own; of each one process is killed.
+    """
+    left = script.run(
         """
-    for backend in ("shm", "memfd"):
-        address = pickle.loads(bytes.fromhex(script.run(code, backend)))
-        with pytest.raises(FileNotFoundError):
-            address.attach()
+        import multiprocessing
+
+        def program():
+            multiprocessing.current_process().authkey = os.urandom(32)  # a family of its own
+            kept = shm.ones(3)
+            if os.fork() == 0:
+                lost = shm.ones(5)
+                os.kill(os.getpid(), signal.SIGKILL)
+            os.wait()
+            sys.exit()  # the last member: it removes what the killed process made
+
+        lookers = []
+        for _ in range(int(sys.argv[1])):
+            lookers.append(os.fork())
+            while lookers[-1] == 0:
+                shm.list()
+        left = 0
+        for _ in range(int(sys.argv[2])):
+            pid = os.fork()
+            if pid == 0:
+                program()
+            assert os.waitpid(pid, 0)[1] == 0
+            left += any(not name.endswith(".lock") for name in os.listdir("/dev/shm"))
+            if left:
+                break
+        for pid in lookers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        print(left)
+        """,
+        lookers,
+        TIMES if lookers else 10,
+        prefix=small_shm,
+    )
+    assert left == "0"

@@ -1,4 +1,4 @@
-"""The lock excludes processes and threads, and opens when its holder dies."""
+"""The lock excludes processes and threads; test_peer_messages.py kills its holder."""
 
 from __future__ import annotations
 
@@ -9,19 +9,10 @@ import pytest
 
 import synk_shm as shm
 
-HOLD = """
-    import sys, synk_shm as shm
-    a = shm.attach(sys.argv[1])
-    with shm.lock(a, timeout_s=30):
-        print(1, flush=True)
-        sys.stdin.readline()
-"""
-
 
 def test_excludes_processes(script):
     a = shm.zeros(1, "i8")
     count = """
-        import sys, synk_shm as shm
         a = shm.attach(sys.argv[1])
         for _ in range(300):
             with shm.lock(a, timeout_s=50):
@@ -77,30 +68,15 @@ def test_times_out_and_is_not_reentrant(backend):
     assert seen[1:] == ["in"]
 
 
-def test_opens_when_the_holder_is_killed(script):
-    a = shm.zeros(1)
-    holder = script.start(HOLD, shm.segment(a).name)
-    assert holder.line() == "1"
-    with pytest.raises(TimeoutError), shm.lock(a, timeout_s=0.05):
-        pass
-    holder.kill()
-    with shm.lock(a, timeout_s=30):
-        pass
-
-
 def test_a_forked_child_does_not_hold_it(script):
     script.run(
         """
-        import os, synk_shm as shm
         a = shm.zeros(1)
         with shm.lock(a):
             pid = os.fork()
             if pid == 0:
-                try:
-                    with shm.lock(a, timeout_s=0.05):
-                        os._exit(1)
-                except TimeoutError:
-                    os._exit(0)
+                refused(TimeoutError, shm.lock(a, timeout_s=0.05).__enter__)
+                os._exit(0)
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
             pid = os.fork()
         if pid == 0:  # the child left the block, which was its parent's

@@ -1,15 +1,23 @@
-"""What is left where the system lacks things: as on macOS, and on old or odd kernels.
+"""Systems that lack things: macOS, old kernels, sandboxes.
 
-These tests take the things away from Python before the package is imported. They show that
-the package copes, not that another system behaves so.
+These tests remove the things from Python before they import the package. They show that the
+package works without them, not that another system behaves so.
 """
 
 from __future__ import annotations
 
 import pytest
 
-# As XNU: segments are no files, cannot be written or allocated through a descriptor, and there
+# As XNU: segments are not files and cannot be written or allocated through a descriptor, and there
 # are neither memory files nor CPU sets.
+
+
+@pytest.fixture
+def script(bare_script):
+    """Programs that import nothing before POOR."""
+    return bare_script
+
+
 POOR = """
     import errno, os, sys
     isdir = os.path.isdir
@@ -71,7 +79,7 @@ def test_arrays_without_a_visible_directory(script, given):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_messages_without_a_visible_directory(script, method):
-    """They carry plain handles: the sender keeps the array until it has arrived."""
+    """Messages hold plain handles: the sender must keep the array until it is received."""
     script.run(
         POOR
         + """

@@ -1,4 +1,4 @@
-"""What users of one machine may see and touch of each other's: nothing, unless both agree."""
+"""Users of one machine cannot see or change each other's segments, unless both allow it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 import synk_shm as shm
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 
 NOBODY = 65534
 
 
 @pytest.fixture
 def given(given):
-    """As ever, and what another user leaves under these names goes, should a test fail."""
+    """As in conftest.py; also removes what another user leaves under these names."""
     names = []
     yield lambda word: names.append(given(word)) or names[-1]
     for name in names:
@@ -29,10 +29,9 @@ def given(given):
 
 
 BECOME_NOBODY = """
-import hashlib, importlib, multiprocessing.reduction, multiprocessing.util, os, pickle, pkgutil, sys
-import synk_shm as shm
+import hashlib, importlib, multiprocessing.reduction, multiprocessing.util, pkgutil
 
-for module in pkgutil.iter_modules(shm.__path__):  # their folder may be hidden from others
+for module in pkgutil.iter_modules(shm.__path__):  # other users may not see their folder
     if module.name != "testing":
         importlib.import_module("synk_shm." + module.name)
 
@@ -42,7 +41,7 @@ def become_nobody():
 """
 
 
-def test_users_do_not_meet(script, given):
+def test_users_are_separate(script, given):
     """Fixed names: two users of one machine clash, or open each other's memory."""
     name, trap = given("user"), given("trap")
     mine = shm.ones(3, name=name)
@@ -51,14 +50,10 @@ def test_users_do_not_meet(script, given):
         + """
 become_nobody()
 trap = shm.full(3, 9.0, name=sys.argv[2], mode=0o666)
-refused = []
-for act in (lambda: shm.ones(3, name=sys.argv[1]), lambda: shm.attach(sys.argv[1]),
-            lambda: shm.attach(pickle.loads(bytes.fromhex(sys.argv[3])))):
-    try:
-        act()
-    except shm.ShmError as error:
-        refused.append(type(error).__name__)
-print(*refused, sys.argv[1] in str(shm.list()), sys.argv[1] in str(shm.cleanup()), flush=True)
+errors = refused(shm.ShmError, lambda: shm.ones(3, name=sys.argv[1]),
+                 lambda: shm.attach(sys.argv[1]), lambda: attach_hex(sys.argv[3]))
+kinds = [type(error).__name__ for error in errors]
+print(*kinds, sys.argv[1] in str(shm.list()), sys.argv[1] in str(shm.cleanup()), flush=True)
 sys.stdin.readline()
 """,
         name,
@@ -73,7 +68,7 @@ sys.stdin.readline()
     assert shm.attach(trap, owner_uid=NOBODY).sum() == 27
     other.kill()
     path = f"/dev/shm/synk.u.{trap}"
-    assert trap not in str(shm.cleanup())  # it is for its own user to remove
+    assert trap not in str(shm.cleanup())  # only its own user may remove it
     assert os.stat(path).st_uid == NOBODY
     script.run(BECOME_NOBODY + "become_nobody()\nshm.cleanup()")
     assert not os.path.exists(path)
@@ -81,7 +76,7 @@ sys.stdin.readline()
 
 
 def test_a_process_that_becomes_another_user_leaves_nothing(script, given):
-    """Daemons that give up their rights: what they make after that belongs to another user."""
+    """After a daemon has given up its rights, its segments belong to another user."""
     names = given("before"), given("after")
     paths = [f"/dev/shm/synk.u.{name}" for name in names]
     code = """
@@ -99,7 +94,7 @@ sys.stdin.readline()
     assert [path for path in paths if os.path.exists(path)] == []
 
 
-def test_what_both_agree_on(script, given):
+def test_segments_that_both_users_allow(script, given):
     private, public = given("private"), given("public")
     a = shm.ones(3, name=private)
     b = shm.full(3, 2.0, name=public, mode=0o666)
@@ -114,10 +109,7 @@ for name, options in [(private, {}), (public, {}), (public, {"owner_uid": 0})]:
     except PermissionError as error:
         print(type(error).__name__, "owner_uid" in str(error))
 print(private in str(shm.list()), private in str(shm.cleanup()))
-try:
-    shm.unlink(public)
-except shm.ShmError as error:
-    print("refused")
+refused(shm.ShmError, lambda: shm.unlink(public))
 """,
         private,
         public,
@@ -127,6 +119,5 @@ except shm.ShmError as error:
         "ShmPermissionError True",
         "6.0",
         "False False",
-        "refused",
     ]
     assert (a.sum(), shm.attach(public).sum()) == (3, b.sum())

@@ -1,6 +1,7 @@
-"""What goes wrong elsewhere with what processes send each other, and must not here.
+"""Faults of other libraries with arrays that processes send each other.
 
-Each docstring names the peer and the fault that was reproduced; each test fails if we have it.
+Each docstring names the library and its fault, which was reproduced. Each test fails if synk_shm
+has the fault.
 """
 
 from __future__ import annotations
@@ -11,15 +12,9 @@ import pytest
 
 import synk_shm as shm
 
-# From a server is by day tested in test_exit.py and test_multiprocessing.py.
-METHODS = pytest.mark.parametrize(
-    "method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)]
-)
 
-
-@METHODS
-def test_what_is_forwarded_stays_what_it_was(program, method):
-    """Standard library: `track=False` is lost by pickling, so the receiver's exit destroys."""
+def test_forwarded_arrays_keep_their_state(program, daily_method):
+    """Standard library: pickling loses `track=False`, so the receiver's exit destroys it."""
     program(
         """
         def forward(inbox, outbox):
@@ -34,23 +29,17 @@ def test_what_is_forwarded_stays_what_it_was(program, method):
             fixed = shm.attach(shm.handle(a), readonly=True)
             pipes = [context.Pipe(duplex=False) for _ in range(3)]
             ends = [(pipes[0][0], pipes[1][1]), (pipes[1][0], pipes[2][1])]
-            children = [
-                context.Process(target=target, args=args)
-                for target, args in zip((forward, read), ends)
-            ]
-            for child in children:
-                child.start()
+            children = start(context, forward, *ends[0]), start(context, read, *ends[1])
             for end in (end for pair in ends for end in pair):
                 end.close()
             pipes[0][1].send(fixed)
-            for child in children:
-                child.join(60)
+            join(*children)
             assert pipes[2][0].recv() == (False, [1, 1, 1])
             assert mine() == [shm.segment(a).name]
             assert shm.segment(a).owner and shm.handle(a).attach().sum() == 3
             pipes[0][1].close(), pipes[2][0].close()
         """,
-        method,
+        daily_method,
     )
 
 
@@ -64,7 +53,7 @@ def test_what_is_forwarded_stays_what_it_was(program, method):
         ("spawn", "shm.full(n, i, name=name)"),
     ],
 )
-def test_nobody_sees_a_half_made_segment(program, given, method, make):
+def test_no_process_sees_a_half_made_segment(program, given, method, make):
     """Standard library: an attach while the block is made fails: "cannot mmap an empty file"."""
     program(
         """
@@ -82,8 +71,7 @@ def test_nobody_sees_a_half_made_segment(program, given, method, make):
         def main(context):
             n, name = 1 << 19, sys.argv[2]
             end = context.Event()
-            child = context.Process(target=watch, args=(name, end))
-            child.start()
+            child = start(context, watch, name, end)
             for i in range(1, 120):
                 source = np.full(n, float(i))
                 a = MAKE
@@ -92,44 +80,45 @@ def test_nobody_sees_a_half_made_segment(program, given, method, make):
                 del a
             a = MAKE
             end.set()
-            child.join(60)
-            assert child.exitcode == 0
+            join(child)
         """.replace("MAKE", make),
         method,
         given("half"),
     )
 
 
-@METHODS
+@pytest.mark.parametrize("parent_has_arrays", [True, False])
 @pytest.mark.parametrize("end", ["pass", "os._exit(0)", "os.kill(os.getpid(), 9)"])
-def test_message_outlives_its_sender(program, method, end):
-    """torch, DupFd of multiprocessing: what a worker sent is lost if it ends before the reader."""
+def test_message_outlives_its_sender(program, method, end, parent_has_arrays):
+    """torch, DupFd of multiprocessing: what a worker sent is lost if it exits before the read.
+
+    Another program cleans up meanwhile. Without arrays the parent is not in the family yet.
+    """
     program(
         """
-        def send(pipe):
+        def send(queue):
             a = shm.share(np.arange(6.0).reshape(2, 3))
-            pipe.send((a, a.T[1:], shm.attach(shm.handle(a), readonly=True)))
+            queue.put((a, a.T[1:], shm.attach(shm.handle(a), readonly=True)))
             END
 
         def main(context):
-            own, (here, there) = shm.ones(1), context.Pipe()
-            child = context.Process(target=send, args=(there,))
-            child.start()
-            there.close()
+            own, queue = shm.ones(1) if OWN else None, context.SimpleQueue()
+            child = start(context, send, queue)
             child.join(60)
-            whole, part, fixed = here.recv()
+            other = [sys.executable, "-c", "import synk_shm as s; s.ones(1); s.cleanup()"]
+            subprocess.run(other, check=True, timeout=60)
+            whole, part, fixed = queue.get()
             assert whole.tolist() == [[0, 1, 2], [3, 4, 5]] == fixed.tolist()
             assert part.tolist() == [[1, 4], [2, 5]] and np.shares_memory(part, whole)
             assert not fixed.flags.writeable and whole.flags.writeable
-            here.close()
-            return int("END" != "pass")  # what the child had no time to remove
-        """.replace("END", end),
+            assert child.exitcode is not None
+            return int("END" != "pass")  # what the child did not remove
+        """.replace("END", end).replace("OWN", str(parent_has_arrays)),
         method,
     )
 
 
-@METHODS
-def test_lock_of_a_killed_holder_opens(program, method):
+def test_lock_of_a_killed_holder_opens(program, daily_method):
     """multiprocessing.Lock: if its holder is killed, it never opens again."""
     program(
         """
@@ -144,15 +133,10 @@ def test_lock_of_a_killed_holder_opens(program, method):
             address = shm.handle(a)
             for round in range(3):
                 here, there = context.Pipe()
-                child = context.Process(target=hold, args=(a, there))
-                child.start()
+                child = start(context, hold, a, there)
                 there.close()
                 assert here.recv()
-                try:
-                    with shm.lock(a, timeout_s=0.05):
-                        raise AssertionError("it was not held")
-                except TimeoutError:
-                    pass
+                refused(TimeoutError, shm.lock(a, timeout_s=0.05).__enter__)
                 child.kill()
                 with shm.lock(a, timeout_s=30):
                     assert a[0] == round + 1
@@ -160,12 +144,11 @@ def test_lock_of_a_killed_holder_opens(program, method):
                 here.close()
             return int(sys.argv[1] != "fork")  # then the killed child had received a message
         """,
-        method,
+        daily_method,
     )
 
 
-@METHODS
-def test_names_never_repeat(program, method):
+def test_names_never_repeat(program, daily_method):
     """posix_ipc: its random names repeat in processes that start within one second."""
     program(
         """
@@ -177,21 +160,18 @@ def test_names_never_repeat(program, method):
 
         def main(context):
             names = make(50)
-            with context.Pool(4) as pool:
+            with pool_of(context, 4) as pool:
                 for made in pool.map(make, [50] * 4, chunksize=1):
                     names += made
-                pool.close()
-                pool.join()
             names += make(50)
             assert len(set(names)) == len(names) == 300
         """,
-        method,
+        daily_method,
     )
 
 
-@METHODS
-def test_ordinary_arrays_travel_as_ever(program, method):
-    """sharedmem: its pickles carry addresses, which mean nothing in another process."""
+def test_ordinary_arrays_travel_as_without_us(program, daily_method):
+    """sharedmem: its pickles hold addresses, which are invalid in another process."""
     program(
         """
         def back(arrays):
@@ -205,10 +185,8 @@ def test_ordinary_arrays_travel_as_ever(program, method):
                 np.ma.masked_array([1, 2], mask=[0, 1]), np.rec.array([(1, 2.0)]),
             ]
             shared = shm.ones(3)
-            with context.Pool(1) as pool:
+            with pool_of(context, 1) as pool:
                 *got, again = pool.apply(back, ([*plain, shared],))
-                pool.close()
-                pool.join()
             assert np.shares_memory(again, shared)
             for one, other in zip(plain, got):
                 assert not shm.is_shared(other)
@@ -216,17 +194,17 @@ def test_ordinary_arrays_travel_as_ever(program, method):
                 assert one.flags.f_contiguous == other.flags.f_contiguous
                 assert str(one) == str(other)
         """,
-        method,
+        daily_method,
     )
 
 
-def test_values_not_addresses(script):
-    """sharedmem, ray: a pickle of an array is worthless once its memory has gone."""
+def test_values_not_addresses(bare_script):
+    """sharedmem, ray: a pickle of an array cannot be read after its memory was removed."""
     a = shm.share([[1.0, 2.0], [3.0, 4.0]])
     text = pickle.dumps((a, a.T[1:])).hex()
     shm.close(a)
     del a
-    out = script.run(
+    out = bare_script.run(
         """
         import pickle, sys
         whole, part = pickle.loads(bytes.fromhex(sys.argv[1]))

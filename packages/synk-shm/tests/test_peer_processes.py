@@ -1,6 +1,7 @@
-"""What goes wrong between processes elsewhere, and must not here.
+"""Faults of other libraries between processes.
 
-Each docstring names the peer and the fault that was reproduced; each test fails if we have it.
+Each docstring names the library and its fault, which was reproduced. Each test fails if synk_shm
+has the fault.
 """
 
 from __future__ import annotations
@@ -11,59 +12,11 @@ import pytest
 
 import synk_shm as shm
 
-# From a server is by day tested in test_exit.py and test_multiprocessing.py.
-METHODS = pytest.mark.parametrize(
-    "method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.nightly)]
-)
-
-
-@METHODS
-def test_exit_of_an_attacher_leaves_the_segment(program, method):
-    """Standard library: a process that only attached a block destroys it when it exits."""
-    program(
-        """
-        def look(address, end):
-            assert address.attach().sum() == 3
-            if end == "exit":
-                sys.exit(0)
-            if end == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def main(context):
-            a = shm.ones(3)
-            for end, code in [("return", 0), ("exit", 0), ("kill", -signal.SIGKILL)]:
-                child = context.Process(target=look, args=(shm.handle(a), end))
-                child.start()
-                child.join(60)
-                assert child.exitcode == code
-                assert mine() == [shm.segment(a).name]
-            with context.Pool(1) as pool:
-                pool.apply(look, (shm.handle(a), "return"))
-                pool.close()
-                pool.join()
-            with ProcessPoolExecutor(1, mp_context=context) as pool:
-                pool.submit(look, shm.handle(a), "return").result(60)
-            assert mine() == [shm.segment(a).name]
-        """,
-        method,
-    )
-
-
-@pytest.mark.parametrize("end", ["", "sys.exit(0)", "os._exit(0)", "shm.close(b)", "shm.cleanup()"])
-def test_exit_of_a_stranger_leaves_the_segment(script, end):
-    """Standard library: the same from a program that the owner never heard of."""
-    a = shm.ones(3)
-    code = f"import os, sys, synk_shm as shm\nb = shm.attach(sys.argv[1])\n{end}\n"
-    for _ in range(2):
-        script.run(code, shm.segment(a).name)
-        assert shm.segment(a).name in [info.name for info in shm.list()]
-
 
 def test_exit_of_a_fork_that_attached_first(script):
     """Standard library: a forked child whose tracker did not run yet destroys it as well."""
     script.run(
         """
-        import os, pickle, sys, synk_shm as shm
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -72,13 +25,12 @@ def test_exit_of_a_fork_that_attached_first(script):
         a = shm.ones(3)
         os.write(write, pickle.dumps(shm.handle(a)))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-        assert [info.name for info in shm.list() if info.mine] == [shm.segment(a).name]
+        assert mine() == [shm.segment(a).name]
         """
     )
 
 
-@METHODS
-def test_many_ranks_are_silent(program, method):
+def test_many_ranks_are_silent(program, daily_method):
     """Standard library: many children of one tracker print KeyErrors, and hang, at their exit."""
     program(
         """
@@ -90,22 +42,14 @@ def test_many_ranks_are_silent(program, method):
 
         def main(context):
             a = shm.zeros(8 if context.get_start_method() == "fork" else 4)
-            children = [
-                context.Process(target=rank, args=(a, shm.handle(a), i)) for i in range(len(a))
-            ]
-            for child in children:
-                child.start()
-            for child in children:
-                child.join(60)
-            assert [child.exitcode for child in children] == [0] * len(a)
+            join(*[start(context, rank, a, shm.handle(a), i) for i in range(len(a))])
             assert (a == 1).all()
         """,
-        method,
+        daily_method,
     )
 
 
-@METHODS
-def test_failed_attach_leaves_the_segment(program, method):
+def test_failed_attach_leaves_the_segment(program, daily_method):
     """Standard library: an attach whose mmap fails unlinks the owner's block."""
     program(
         """
@@ -123,14 +67,10 @@ def test_failed_attach_leaves_the_segment(program, method):
             ):
                 resource.setrlimit(resource.RLIMIT_AS, (limits[0], old[1]))
                 try:
-                    act()
-                except OSError as error:
-                    assert error.errno == 12, error
-                    assert isinstance(error, shm.ShmError)
-                else:
-                    raise AssertionError("there was room")
+                    error, = refused(shm.ShmError, act)
                 finally:
                     resource.setrlimit(resource.RLIMIT_AS, old)
+                assert error.errno == 12, error
             assert address.attach().sum() == 1  # and now there is
 
         def main(context):
@@ -138,24 +78,20 @@ def test_failed_attach_leaves_the_segment(program, method):
             a[0] = 1
             ends = context.Pipe()
             ends[0].send(shm.attach(shm.handle(a), readonly=True))
-            child = context.Process(target=lack, args=(shm.handle(a), ends[1]))
-            child.start()
-            child.join(60)
-            assert child.exitcode == 0
+            join(start(context, lack, shm.handle(a), ends[1]))
             assert len(mine()) == 1 and shm.attach(shm.segment(a).name)[0] == 1
-            return 1  # the message was lost on the way, and goes with the family
+            return 1  # the lost message is removed with the family
         """,
-        method,
+        daily_method,
     )
 
 
-@METHODS
-def test_one_of_many_unlinks(program, method):
-    """Standard library: who unlinks second gets an error from the tracker at exit, too."""
+def test_one_of_many_unlinks(program, daily_method):
+    """Standard library: the second to unlink gets an error from the tracker at exit, too."""
     program(
         """
-        def unlink(names, start):
-            start.wait(60)
+        def unlink(names, barrier):
+            barrier.wait(60)
             done = 0
             for name in names:
                 try:
@@ -168,10 +104,8 @@ def test_one_of_many_unlinks(program, method):
 
         def main(context):
             arrays = [shm.ones(1) for _ in range(60)]
-            names, start = [shm.segment(a).name for a in arrays], context.Barrier(3)
-            children = [context.Process(target=unlink, args=(names, start)) for _ in range(3)]
-            for child in children:
-                child.start()
+            names, barrier = [shm.segment(a).name for a in arrays], context.Barrier(3)
+            children = [start(context, unlink, names, barrier) for _ in range(3)]
             for child in children:
                 child.join(60)
             assert sum(child.exitcode for child in children) == len(arrays)
@@ -179,43 +113,41 @@ def test_one_of_many_unlinks(program, method):
             for a in arrays:
                 shm.unlink(a, missing_ok=True)
         """,
-        method,
+        daily_method,
     )
 
 
 def test_exit_does_not_wait_for_a_fork(script, tmp_path):
     """Standard library: a process that called os.fork hangs at its exit, in the tracker."""
-    told = tmp_path / "told"
+    written = tmp_path / "written"
     process = script.start(
         """
-        import os, sys, time, synk_shm as shm
         a = shm.ones(3)
         parent = os.getpid()
         if os.fork() == 0:
             quiet = os.open(os.devnull, os.O_RDWR)
             for number in (1, 2):
                 os.dup2(quiet, number)
-            sys.stdin.readline()  # it outlives its parent for as long as the test likes
+            sys.stdin.readline()  # until the test sends a line
             with open(sys.argv[1], "w") as file:
                 file.write(f"{os.getppid() != parent} {a.sum() + shm.ones(1)[0]}")
             sys.exit()
         """,
-        told,
+        written,
     )
     assert process.wait(30) == 0
     assert (process.line_or_end(), process.err) == (None, "")
-    assert not told.exists()
+    assert not written.exists()
     process.send()
     process.wait_alone()
-    assert told.read_text() == "True 4.0"
+    assert written.read_text() == "True 4.0"
 
 
-@METHODS
-def test_nothing_stays_of_a_killed_group(script, given, left, method):
+def test_nothing_stays_of_a_killed_group(script, given, left, daily_method):
     """Standard library, joblib: the tracker dies with its process group, and all memory leaks."""
     leader = script.start(
         """
-        import multiprocessing as mp, signal, sys, synk_shm as shm
+        import multiprocessing as mp
 
         def child(a, pipe):
             own = shm.full(5, 2.0)
@@ -229,25 +161,24 @@ def test_nothing_stays_of_a_killed_group(script, given, left, method):
             for pipe in pipes:
                 context.Process(target=child, args=(a, pipe[1])).start()
                 pipe[1].close()
-            got = pipes[0][0].recv()  # and the other message stays under way
+            got = pipes[0][0].recv()  # the other message is not received
             assert pipes[1][0].poll(60)
             print(got[0], shm.segment(a).family, flush=True)
             signal.pause()
         """,
-        method,
+        daily_method,
         given("group"),
     )
     families = set(leader.line().split())
     assert len(families) == 1
     family = families.pop()
     leader.kill_group()
-    # Any process that begins to share memory removes it, also one of another test.
-    assert script.run("import synk_shm; synk_shm.ones(1)") == ""
+    # The first array of any process removes it, also of another test's.
+    assert script.run("shm.ones(1)") == ""
     assert not left(family)
 
 
-@METHODS
-def test_families_come_and_go(program, method):
+def test_families_come_and_go(program, daily_method):
     """Fast-DDS: a lock file is removed by one process while another is about to lock it."""
     program(
         """
@@ -260,19 +191,17 @@ def test_families_come_and_go(program, method):
 
         def main(context):
             turns = 15 if context.get_start_method() == "fork" else 6  # others start slowly
-            with context.Pool(3, maxtasksperchild=1) as pool:
+            with pool_of(context, 3, None, (), 1) as pool:  # each child has one task
                 families = pool.map(live_and_go, range(turns), chunksize=1)
-                pool.close()
-                pool.join()
-            assert len(set(families)) == 1
+            assert set(families) == {shm.segment(shm.ones(1)).family}
         """,
-        method,
+        daily_method,
     )
 
 
-def test_the_process_is_left_as_it_was(script):
+def test_the_process_is_left_as_it_was(bare_script):
     """UltraDict, pynbody: trackers are patched, signal handlers set, random seeds changed."""
-    script.run(
+    bare_script.run(
         """
         import os, random, signal, sys, threading
         from multiprocessing import reduction, resource_tracker
@@ -303,11 +232,11 @@ def test_the_process_is_left_as_it_was(script):
 
 
 @pytest.mark.parametrize("kind", ["SIGTERM", "SIGHUP", "SIGINT", "SIGABRT", "SIGSEGV"])
-def test_signals_end_a_process_as_ever(script, kind):
+def test_signals_end_a_process_as_without_us(script, kind):
     """pynbody: its handler swallows SIGTERM; joblib and others leak after any of these."""
     owner = script.start(
         """
-        import os, resource, signal, sys, synk_shm as shm
+        import resource
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         a = shm.ones(3)
         print(shm.segment(a).name, flush=True)
@@ -320,10 +249,10 @@ def test_signals_end_a_process_as_ever(script, kind):
         kind,
     )
     name = owner.line()
-    status, _, said = owner.finish()
+    status, _, err = owner.finish()
     if kind == "SIGINT":
-        assert (status, said) == (1, "3.0\n")
+        assert (status, err) == (1, "3.0\n")
     else:
-        assert (status, said) == (-getattr(signal, kind), "")
+        assert (status, err) == (-getattr(signal, kind), "")
         shm.cleanup()
     assert name not in [info.name for info in shm.list()]

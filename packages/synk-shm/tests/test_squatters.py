@@ -1,7 +1,7 @@
-"""What others put in place of a name, take away, or may see of ours.
+"""Entries of shared memory that other programs make, remove, or may read.
 
-The peers' faults are told in the docstrings. None of this may hang, crash, or touch a file that
-is not ours.
+Docstrings name other libraries and their faults. Nothing here may hang, crash, or change a file of
+others.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import pytest
 
 import synk_shm as shm
 
-METHODS = pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-
 
 @pytest.fixture
 def squat(tmp_path):
-    """A function that puts something at a path of shared memory; gone after the test."""
+    """A function that makes an entry at a path of shared memory, until the test ends."""
     made = []
+    segments = [shm.ones(3)]
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious" * 1000)
 
@@ -33,6 +32,8 @@ def squat(tmp_path):
         made.append(path)
         if kind == "symlink to a file":
             os.symlink(precious, path)
+        elif kind == "symlink to a segment":
+            os.symlink(f"/dev/shm{shm.segment(segments[0]).name}", path)
         elif kind == "dangling symlink":
             os.symlink(tmp_path / "missing", path)
         elif kind == "symlink to itself":
@@ -54,6 +55,8 @@ def squat(tmp_path):
                 file.write(b"" if kind == "empty file" else b"foreign" * 1000)
 
     yield put
+    assert shm.attach(shm.segment(segments[0]).name).sum() == 3
+    segments.clear()  # pytest keeps `put`, and so its variables
     assert precious.read_bytes() == b"precious" * 1000
     assert not (tmp_path / "missing").exists()
     for path in filter(os.path.lexists, made):
@@ -62,19 +65,14 @@ def squat(tmp_path):
 
 REGULAR = ["hard link to a file", "empty file", "foreign file"]
 KINDS = [
-    "symlink to a file",
-    "dangling symlink",
-    "symlink to itself",
-    "FIFO",
-    "directory",
-    "socket",
-    *REGULAR,
+    *("symlink to a file", "symlink to a segment", "dangling symlink", "symlink to itself"),
+    *("FIFO", "directory", "socket", *REGULAR),
 ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_squatted_name_is_neither_used_nor_touched(squat, given, tmp_path, kind):
-    """Creators without O_EXCL, or that follow links, write into what a squatter has put there."""
+    """Creators without O_EXCL, or that follow links, write into an entry made by others."""
     name = given("squat")
     path = f"/dev/shm/synk.u.{name}"
     squat(kind, path)
@@ -82,9 +80,9 @@ def test_a_squatted_name_is_neither_used_nor_touched(squat, given, tmp_path, kin
     for make in (shm.zeros, shm.share):
         with pytest.raises(FileExistsError):
             make(3, name=name)
-    # Opening a FIFO for reading waits for somebody who opens it for writing: not for long.
-    help_it = f"sleep 5; touch {tmp_path}/hung; [ ! -p {path} ] || exec 3<>{path}"
-    rescue = subprocess.Popen(["sh", "-c", help_it])
+    # Opening a FIFO for reading waits for a writer: the helper becomes one after 5 s.
+    unblock = f"sleep 5; touch {tmp_path}/hung; [ ! -p {path} ] || exec 3<>{path}"
+    rescue = subprocess.Popen(["sh", "-c", unblock])
     for readonly in (False, True):
         with pytest.raises((shm.ShmError, ValueError)):
             shm.attach(name, readonly=readonly, timeout_s=0.05)
@@ -94,33 +92,14 @@ def test_a_squatted_name_is_neither_used_nor_touched(squat, given, tmp_path, kin
     assert all(info.shape is None for info in shm.list() if info.name == name)
     shm.cleanup()
     after = os.lstat(path)
-    assert (after.st_ino, after.st_mode, after.st_size, after.st_nlink) == (
-        before.st_ino,
-        before.st_mode,
-        before.st_size,
-        before.st_nlink,
-    )
-
-
-def test_a_link_to_a_segment_is_not_followed(given):
-    """The same with a link to real memory: a name leads to what was made under it, only."""
-    a = shm.ones(3)
-    name = given("link")
-    path = f"/dev/shm/synk.u.{name}"
-    os.symlink(f"/dev/shm{shm.segment(a).name}", path)
-    try:
-        with pytest.raises((shm.ShmError, ValueError)):
-            shm.attach(name)
-        assert shm.attach(shm.segment(a).name).sum() == 3
-    finally:
-        os.unlink(path)
+    for field in ("st_ino", "st_mode", "st_size", "st_nlink"):
+        assert getattr(after, field) == getattr(before, field)
 
 
 def test_a_random_name_that_is_taken(script):
-    """Whoever can guess a name must not be able to place memory there: names are made anew."""
+    """A program that guesses a name cannot place memory there: another name is drawn."""
     script.run(
         """
-        import os, synk_shm as shm
         a = shm.ones(3)
         os.urandom = lambda count: b"x" * count
         b = shm.full(3, 2.0)
@@ -136,26 +115,26 @@ def test_a_random_name_that_is_taken(script):
     )
 
 
+USE = """
+    a = shm.ones(3)
+    assert shm.attach(shm.handle(a), readonly=True).sum() == 3
+    assert shm.list() and shm.cleanup() is not None
+"""
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REGULAR])
-def test_a_squatted_lock_file_stops_nobody(squat, script, kind):
-    """Fast-DDS, Ladybird: what somebody else put in place of an internal file stops all others."""
+def test_a_squatted_lock_file_stops_no_process(squat, script, kind):
+    """Fast-DDS, Ladybird: an entry of others in place of an internal file stops all programs."""
     squat(kind, f"/dev/shm/synk.{os.geteuid()}.{secrets.token_hex(4)}.lock")
-    script.run(
-        """
-        import synk_shm as shm
-        a = shm.ones(3)
-        assert shm.attach(shm.handle(a), readonly=True).sum() == 3
-        assert shm.list() and shm.cleanup() is not None
-        """
-    )
+    script.run(USE)
 
 
-def test_a_lease_on_a_lock_file_holds_up_nobody(script):
-    """Anybody may give a name, and take a lease on a file of their own: who opens it waits 45 s."""
+def test_a_lease_on_a_lock_file_delays_no_process(script):
+    """Any program may lease a file of its own under any name: who opens it waits 45 s."""
     path = f"/dev/shm/synk.{os.geteuid()}.{secrets.token_hex(4)}.lock"
     holder = script.start(
         """
-        import fcntl, os, signal, sys
+        import fcntl
         signal.signal(signal.SIGIO, signal.SIG_IGN)
         fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -167,54 +146,44 @@ def test_a_lease_on_a_lock_file_holds_up_nobody(script):
     )
     assert holder.line() == "held"
     began = time.monotonic()
-    script.run(
-        """
-        import synk_shm as shm
-        a = shm.ones(3)
-        assert shm.attach(shm.handle(a), readonly=True).sum() == 3
-        assert shm.list() and shm.cleanup() is not None
-        """
-    )
+    script.run(USE)
     with open("/proc/sys/fs/lease-break-time") as file:
         assert time.monotonic() - began < float(file.read()) - 10
-    assert os.path.exists(path)  # nobody can tell that it is left over
+    assert os.path.exists(path)  # it looks like that of a living family
     holder.send()
     holder.wait(30)
     assert not os.path.exists(path)
 
 
-@METHODS
 def test_one_of_many_makes_a_name(program, given, method):
     """Creators without O_EXCL: two processes that make one name at once get one segment."""
     program(
         """
-        def make(names, start, pipe):
+        def make(names, barrier, pipe):
             kept = []
-            start.wait(60)
+            barrier.wait(60)
             for name in names:
                 try:
                     kept.append(shm.full(3, os.getpid(), name=name))
                 except FileExistsError:
                     pass
             pipe.send(len(kept))
-            start.wait(60)
+            barrier.wait(60)
             assert all((a == os.getpid()).all() for a in kept)
 
         def main(context):
             names = [f"{sys.argv[2]}-{i}" for i in range(40)]
-            start, pipes = context.Barrier(4), [context.Pipe() for _ in range(3)]
+            barrier, pipes = context.Barrier(4), [context.Pipe() for _ in range(3)]
             for pipe in pipes:
-                context.Process(target=make, args=(names, start, pipe[1])).start()
+                start(context, make, names, barrier, pipe[1])
                 pipe[1].close()
-            start.wait(60)
+            barrier.wait(60)
             assert sum(here.recv() for here, _ in pipes) == len(names)
             pids = {int(shm.attach(name)[0]) for name in names}
             children = mp.active_children()
             assert pids <= {child.pid for child in children}
-            start.wait(60)
-            for child in children:
-                child.join(60)
-                assert child.exitcode == 0
+            barrier.wait(60)
+            join(*children)
         """,
         method,
         given("x"),
@@ -222,14 +191,13 @@ def test_one_of_many_makes_a_name(program, given, method):
 
 
 def test_all_entries_are_private(script, given):
-    """SharedArray: its files have mode 0666, so everybody reads and writes them."""
+    """SharedArray: its files have mode 0666, so all users can read and write them."""
     out = script.run(
         """
-        import os, sys, synk_shm as shm
         from multiprocessing.reduction import ForkingPickler
         os.umask(0)
         a, b = shm.ones(3), shm.ones(3, name=sys.argv[1])
-        message = ForkingPickler.dumps(b)
+        message = bytes(ForkingPickler.dumps(b))
         family = shm.segment(a).family
         found = [name for name in os.listdir("/dev/shm") if family in name or sys.argv[1] in name]
         modes = {os.stat("/dev/shm/" + name).st_mode & 0o7777 for name in found}
@@ -241,10 +209,9 @@ def test_all_entries_are_private(script, given):
 
 
 def test_no_descriptor_reaches_other_programs(script):
-    """Memory files without the close-on-exec flag live on in whatever program is started."""
+    """Memory files without the close-on-exec flag stay open in programs that are started."""
     script.run(
         """
-        import os, subprocess, sys, synk_shm as shm
         a, b = shm.ones(3), shm.ones(3, backend="memfd")
         c = shm.attach(shm.handle(b), readonly=True)
         look = "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in range(3, 60) " \\
@@ -257,99 +224,69 @@ def test_no_descriptor_reaches_other_programs(script):
     )
 
 
-REMOVED = """
-    import multiprocessing as mp, os, sys, time, synk_shm as shm
-
-    def look(a, pipe):
-        pipe.send(a.sum())
-        pipe.recv()
-        a[0] = 5
-        time.sleep(0.2)  # the lock file is looked for every 0.1 s; till then others may clean up
-        own = shm.ones(4)
-        pipe.send((a.sum(), own))
-
-    if __name__ == "__main__":
-        context = mp.get_context(sys.argv[1])
-        a, named = shm.ones(3), shm.ones(3, name=sys.argv[2])
-        grows = shm.ones(3, capacity=1000)
-        here, there = context.Pipe()
-        child = context.Process(target=look, args=(a, there))
-        child.start()
-        there.close()
-        assert here.recv() == 3
-        family, address = shm.segment(a).family, shm.handle(a)
-        for name in os.listdir("/dev/shm"):
-            if family in name or sys.argv[2] in name:
-                os.unlink("/dev/shm/" + name)
-        here.send("they are gone")
-        child.join(60)
-        total, other = here.recv()
-        assert total == 7 == a.sum() and other.sum() == 4  # memory stays, messages go on
-        assert shm.list() is not None and shm.cleanup() is not None
-        for act in (lambda: shm.unlink(a), lambda: shm.attach(sys.argv[2]),
-                    lambda: address.attach(readonly=True)):
-            try:
-                act()
-            except FileNotFoundError:
-                pass
-            else:
-                raise AssertionError("it was removed")
-        shm.unlink(named, missing_ok=True)
-        shm.close(grows)
-        time.sleep(0.2)
-        again = shm.full(2, 3.0, name=sys.argv[2])
-        assert shm.attach(sys.argv[2]).sum() == 6
-        info, = [info for info in shm.list() if info.name == sys.argv[2]]
-        assert info.alive and info.mine
-        assert child.exitcode == 0
-        del a, named, grows, again, other
-"""
-
-
-@METHODS
-def test_names_that_were_taken_away(script, given, method):
+def test_names_that_others_remove(program, given, method):
     """systemd's RemoveIPC deletes all names at logout: peers fail at exit, or never stop.
 
-    Nor is what a child has sent lost when that has noticed, its parent has not, and it ends.
+    A message also arrives if its sender notices the removal and exits before its parent notices.
     """
-    script.run(REMOVED, method, given("taken"))
-
-
-def test_handles_do_not_reach_into_other_containers(script, other_pids):
-    """A number of a process, or a name, means something else on another machine."""
-    here = shm.ones(3, backend="memfd")
-    address = pickle.dumps(shm.handle(here)).hex()
-    code = """
-        import pickle, sys, synk_shm as shm
-        own = shm.ones(3, backend="memfd")
-        for text in sys.argv[1:]:
-            try:
-                shm.attach(pickle.loads(bytes.fromhex(text)))
-            except FileNotFoundError as error:
-                print(error.errno)
+    program(
         """
-    assert script.run(code, address, prefix=other_pids) == "2"
+        def look(a, pipe):
+            pipe.send(a.sum())
+            pipe.recv()
+            a[0] = 5
+            time.sleep(0.2)  # the lock file is checked every 0.1 s; until then others may clean up
+            own = shm.ones(4)
+            pipe.send((a.sum(), own))
+
+        def main(context):
+            a, named = shm.ones(3), shm.ones(3, name=sys.argv[2])
+            grows = shm.ones(3, capacity=1000)
+            here, there = context.Pipe()
+            child = start(context, look, a, there)
+            there.close()
+            assert here.recv() == 3
+            family, address = shm.segment(a).family, shm.handle(a)
+            for name in os.listdir("/dev/shm"):
+                if family in name or sys.argv[2] in name:
+                    os.unlink("/dev/shm/" + name)
+            here.send("they are gone")
+            join(child)
+            total, other = here.recv()
+            assert total == 7 == a.sum() and other.sum() == 4  # memory stays, messages arrive
+            assert shm.list() is not None and shm.cleanup() is not None
+            refused(FileNotFoundError, lambda: shm.unlink(a), lambda: shm.attach(sys.argv[2]),
+                    lambda: address.attach(readonly=True))
+            shm.unlink(named, missing_ok=True)
+            shm.close(grows)
+            time.sleep(0.2)
+            again = shm.full(2, 3.0, name=sys.argv[2])
+            assert shm.attach(sys.argv[2]).sum() == 6
+            info, = [info for info in shm.list() if info.name == sys.argv[2]]
+            assert info.alive and info.mine
+        """,
+        method,
+        given("taken"),
+    )
 
 
-def test_handles_do_not_reach_into_another_shm(script, small_shm):
-    """The same for /dev/shm: each container, and each boot, has its own."""
-    a = shm.ones(3)
+@pytest.mark.parametrize("backend, room", [("memfd", "other_pids"), ("shm", "small_shm")])
+def test_handles_do_not_reach_into_other_containers(script, request, backend, room):
+    """In another container the numbers of processes and files, and /dev/shm, are others."""
+    a = shm.ones(3, backend=backend)
     code = """
-        import pickle, sys, synk_shm as shm
-        own = shm.ones(3)
-        try:
-            shm.attach(pickle.loads(bytes.fromhex(sys.argv[1])))
-        except FileNotFoundError as error:
-            print(error.errno)
+        own = shm.ones(3, backend=sys.argv[2])
+        error, = refused(FileNotFoundError, lambda: attach_hex(sys.argv[1]))
+        print(error.errno)
         """
-    assert script.run(code, pickle.dumps(shm.handle(a)).hex(), prefix=small_shm) == "2"
+    prefix = request.getfixturevalue(room)
+    assert script.run(code, pickle.dumps(shm.handle(a)).hex(), backend, prefix=prefix) == "2"
 
 
 def test_a_family_is_alive_in_all_pid_namespaces(script, other_pids):
-    """sglang, Fast-DDS: an owner in another container looks dead by its pid, and is swept."""
+    """sglang, Fast-DDS: the pid of an owner in another container looks dead: its memory goes."""
     a = shm.ones(3)
     code = """
-        import sys, synk_shm as shm
         assert sys.argv[1] not in shm.cleanup()
         print(shm.attach(sys.argv[1]).sum(), shm.cleanup().count(sys.argv[1]))
         """

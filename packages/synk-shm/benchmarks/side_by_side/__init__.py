@@ -1,19 +1,19 @@
-"""The ways to have an array in several processes, and what is measured about them.
+"""Ways to have an array in several processes, and metrics of them.
 
 ::
 
-    ../run.py                              what you call
+    ../run.py                              the command
        |    \\
-       |     targets                       what is aimed at, and how a result is shown
+       |     targets                       limits, and how a result is shown
        |
     memory  transport  fresh  leftovers    metrics: functions from a Bench to rows
        |        |        |      |
-       |        |        |   sandbox       a private /dev/shm, and the victims that die in it
+       |        |        |   sandbox       a private /dev/shm, and the processes killed in it
        |        |        |
-       |        |     newcomer             what runs in fresh interpreters
-     bench  ----+                          how much is measured, and rows of it
+       |        |     newcomer             code for fresh interpreters
+     bench  ----+                          number of rounds, and rows of results
        |
-    contenders  contender                  one small class for each way, and what they share
+    contenders  contender                  a class for each way, and their base
 
 To add a contender, write a class in `contenders` and list it there. To add a metric, write a
 function that returns rows and list it in ``METRICS`` of run.py. To add a target, add a line to

@@ -1,4 +1,4 @@
-"""How much is measured, one array of each contender, and rows out of parts."""
+"""Choose the number of rounds, keep one array of each contender, make rows of parts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from synk_benchmarks.results import COUNT, SECONDS, Cell, Row
 from .contender import Contender, Pair
 
 LARGE = 16 << 20
-"""Bytes from which on a round takes long."""
+"""Bytes from which on an array gets fewer rounds."""
 Parts = rounds.Parts
 
 
 @dataclass
 class Bench:
-    """What a metric function gets.
+    """The argument of a metric function.
 
     Attributes:
-        contenders: those that take part.
+        contenders: to be measured.
         quick: fewer rounds and shorter loops; the ratios are rougher.
         large: bytes of the largest arrays.
         say: shows a line of progress.
@@ -36,19 +36,19 @@ class Bench:
     group: str = ""
 
     def rounds(self, nbytes: int) -> int:
-        """Return how many rounds an array size gets: enough for a median, not for a coffee."""
+        """Return the number of rounds for an array size."""
         if self.quick:
             return 2 if nbytes >= LARGE else 3
         return 9 if nbytes >= LARGE else 15
 
     def repeats(self, count: int) -> int:
-        """Return how often a short act is repeated within one turn."""
+        """Return the number of repetitions of a short act within one turn."""
         return max(1, count // 5) if self.quick else count
 
     def take_turns(
         self, label: str, count: int, measure: Callable[[Contender], Parts]
     ) -> dict[str, dict[str, Cell]]:
-        """Ask every contender once in every round, see `synk_benchmarks.rounds.take_turns`."""
+        """Measure every contender once in every round, see `synk_benchmarks.rounds.take_turns`."""
 
         def say(text: str) -> None:
             self.say(f"{label}: {text}")
@@ -58,7 +58,7 @@ class Bench:
 
 @contextlib.contextmanager
 def one_each(count: int, value: float) -> Iterator[Callable[[Contender], Pair]]:
-    """Yield a function that gives each contender's one array, filled with a value."""
+    """Yield a function that returns one array of a contender, filled with a value."""
     made: dict[str, tuple[Contender, Pair]] = {}
 
     def get(contender: Contender) -> Pair:

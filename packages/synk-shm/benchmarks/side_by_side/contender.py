@@ -1,4 +1,4 @@
-"""What a contender is: a way to have an array in several processes, act by act.
+"""The base of contenders: the acts of a way to have an array in several processes.
 
 All arrays are one-dimensional float64.
 """
@@ -17,19 +17,19 @@ from synk_benchmarks.contender import NotOfferedError
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 (where shared memory is, nothing temporary)
 
 Array = Any
-# The array, and what is needed to destroy or detach it. Drop the first before you do.
+# The array, and what is needed to destroy or detach it. Drop the array before that.
 Pair = Tuple[Array, Any]
 
 
 class Contender(contender.Contender):
-    """What a contender may offer. Each method is one act that the metrics time.
+    """A way to have an array in several processes. The metrics time each method.
 
     Attributes:
         package: the distribution to install, if any.
-        modules: what its user imports; timed by the import metric.
-        peer: whether "the best peer" may be this one; not so for private memory.
+        modules: that its user imports; timed by the import metric.
+        peer: whether it may be "the best peer"; private memory may not.
         sends_views: whether a Pipe can carry a view of an array without its bytes.
-        can_leak: whether there is anything that could be left behind.
+        can_leak: whether a killed process can leave anything.
     """
 
     package = ""
@@ -40,7 +40,7 @@ class Contender(contender.Contender):
 
     @classmethod
     def missing(cls) -> str:
-        """Why it cannot take part here; empty if it can."""
+        """Return why it cannot be measured here; empty if it can."""
         for module in cls.modules:
             try:
                 importlib.import_module(module)
@@ -49,43 +49,43 @@ class Contender(contender.Contender):
         return ""
 
     def create(self, count: int) -> Pair:
-        """A new array; what is in it does not matter."""
+        """Return a new array with any contents."""
         raise NotImplementedError
 
     def destroy(self, keep: Any) -> None:
-        """Give everything back. The array itself has been dropped before."""
+        """Free the array's memory. The array itself has been dropped before."""
 
     def share(self, source: Array) -> Pair:
-        """A new array with the contents of a private one."""
+        """Return a new array with the contents of a private one."""
         pair = self.create(source.size)
         np.copyto(pair[0], source)
         return pair
 
     def address(self, array: Array, keep: Any) -> Any:
-        """The least that has to be sent to another process by which it can `attach`."""
+        """Return the smallest object by which another process can `attach`."""
         raise NotOfferedError("has no address")
 
     def attach(self, address: Any) -> Pair:
-        """The array of an address, in another process."""
+        """Return the array of an address, in another process."""
         raise NotOfferedError("has no address")
 
     def detach(self, keep: Any) -> None:
-        """Give back what `attach` made. The array itself has been dropped before."""
+        """Free what `attach` made. The array itself has been dropped before."""
 
     def message(self, array: Array, keep: Any) -> Any:
-        """What its user puts into a Pipe to pass an array."""
+        """Return the object that its user puts into a Pipe to pass an array."""
         return self.address(array, keep)
 
     def receive(self, message: Any) -> Pair:
-        """The array of a message, in another process."""
+        """Return the array of a message, in another process."""
         return self.attach(message)
 
     def growable(self, count: int, capacity: int) -> Pair:
-        """A new array that will be grown to the capacity."""
+        """Return a new array that will be grown to the capacity."""
         return self.create(count)
 
     def grow(self, array: Array, count: int) -> Pair:
-        """The array with a new length, while views of the old one stay valid.
+        """Return the array with a new length; views of the old one stay valid.
 
         By default: a new one and a copy. Removing the old one is not counted.
         """
@@ -94,7 +94,7 @@ class Contender(contender.Contender):
         return pair
 
     def overfill(self, count: int) -> None:
-        """Ask for more than there is, and write to it."""
+        """Make an array larger than the free memory, and write to it."""
         array, keep = self.create(count)
         try:
             array.fill(1)
@@ -103,11 +103,11 @@ class Contender(contender.Contender):
             self.destroy(keep)
 
     def hold(self, count: int, wait: Callable[[Array, str], None], folder: str) -> Pair:
-        """Have a new array while `wait(array, folder)` runs, and return what is alive then."""
+        """Make an array, call `wait(array, folder)`, and return the array."""
         pair = self.create(count)
         pair[0].fill(1)
         wait(pair[0], folder)
         return pair
 
     def forget(self) -> None:
-        """Give back memory that is kept for reuse, so that the next array is a new one."""
+        """Free memory that is kept for reuse, so that the next array is a new one."""

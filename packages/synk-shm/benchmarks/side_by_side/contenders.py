@@ -1,13 +1,13 @@
-"""The contenders: one small class for each way to have an array in several processes.
+"""The contenders: one class for each way to have an array in several processes.
 
-Each does what its own documentation recommends, in the quickest way it knows. Where one could
-be served by a shortcut that its users would not have (a size that travels beside the message,
-say), it gets the shortcut: doubts are settled in favour of the others.
+Each does what its documentation recommends, in the quickest way there. A peer gets a shortcut that
+its users may not have, such as a size that is sent beside the message: doubts are settled in favour
+of the peers.
 
-Nothing is imported at the top but NumPy; each class imports its own package when it is made.
+This file imports only NumPy at the top; each class imports its own package when it is made.
 """
 
-# ruff: noqa: ARG002, D102 (what the methods mean, and take, is said in `Contender`)
+# ruff: noqa: ARG002, D102 (`Contender` documents the methods and their arguments)
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from .contender import SHARED_MEMORY, Array, Contender, Pair
 class Synk(Contender):
     """This package, as its README shows it."""
 
-    name = "synk-shm"
-    package = "synk-shm"
+    name = package = "synk-shm"
     modules = ("synk_shm",)
     peer = False
     sends_views = True
@@ -51,7 +50,7 @@ class Synk(Contender):
         return self._shm.attach(address), None
 
     def message(self, array: Array, keep: Any) -> Any:
-        return array  # multiprocessing learns what to do with it
+        return array  # multiprocessing sends its handle
 
     def receive(self, message: Any) -> Pair:
         return message, None
@@ -64,7 +63,7 @@ class Synk(Contender):
 
 
 class SynkMemfd(Synk):
-    """This package, with memory that never has a name."""
+    """This package, with memory without a name."""
 
     name = "synk-shm memfd"
     by_default = False
@@ -72,7 +71,7 @@ class SynkMemfd(Synk):
 
 
 class Stdlib(Contender):
-    """multiprocessing.shared_memory: a buffer; the array on it is its user's work."""
+    """multiprocessing.shared_memory: a buffer, on which its user makes an array."""
 
     name = "SharedMemory"
     modules = ("multiprocessing.shared_memory",)
@@ -103,7 +102,7 @@ class Stdlib(Contender):
         keep.close()
 
     def message(self, array: Array, keep: Any) -> Any:
-        return keep  # shape and dtype would have to travel beside it
+        return keep  # a user would have to send shape and dtype, too
 
     def receive(self, message: Any) -> Pair:
         return np.ndarray(message.size // 8, np.float64, message.buf), message
@@ -116,8 +115,7 @@ class Stdlib(Contender):
 class SharedArray(Contender):
     """SharedArray, an extension module in C."""
 
-    name = "SharedArray"
-    package = "SharedArray"
+    name = package = "SharedArray"
     modules = ("SharedArray",)
 
     def __init__(self) -> None:
@@ -153,7 +151,7 @@ class SharedArray(Contender):
 class RawArray(Contender):
     """multiprocessing.RawArray: an arena that children get when they are started.
 
-    It hands freed memory out again, so what it makes is seldom new.
+    It uses freed memory again, so its arrays are seldom new memory.
     """
 
     name = "RawArray"
@@ -174,11 +172,10 @@ class RawArray(Contender):
 class Joblib(Contender):
     """np.memmap on a file in /dev/shm: how joblib shares large arguments with its workers.
 
-    A Pipe knows nothing of joblib's picklers, so what travels is what they would send.
+    A Pipe does not use joblib's picklers, so the message is what they would send.
     """
 
-    name = "joblib"
-    package = "joblib"
+    name = package = "joblib"
     modules = ("joblib",)
 
     def __init__(self) -> None:
@@ -208,12 +205,12 @@ class Joblib(Contender):
         return np.memmap(path, dtype, "r", offset, shape), None
 
     def overfill(self, count: int) -> None:
-        array, keep = self.share(np.ones(count))  # joblib only ever copies in, by write()
+        array, keep = self.share(np.ones(count))  # joblib copies arrays in by write()
         del array
         self.destroy(keep)
 
     def hold(self, count: int, wait: Callable[[Array, str], None], folder: str) -> Pair:
-        """As its users have it: an argument of two workers, in joblib's own folder."""
+        """Make the array an argument of two workers, in joblib's own folder."""
         work = self._joblib.delayed(wait)
         array = np.ones(count)
         self._joblib.Parallel(n_jobs=2, max_nbytes="100K")(work(array, folder) for _ in range(2))
@@ -231,7 +228,7 @@ class Joblib(Contender):
 
 
 class NumPy(Contender):
-    """Ordinary private memory, which a Pipe pickles: what there is without any sharing."""
+    """Ordinary private memory, which a Pipe pickles."""
 
     name = "NumPy"
     peer = False
@@ -256,19 +253,5 @@ class NumPy(Contender):
 
 OURS = Synk.name
 CONTENDERS: dict[str, type[Contender]] = {
-    kind.name: kind
-    for kind in (
-        Synk,
-        SynkMemfd,
-        Stdlib,
-        SharedArray,
-        RawArray,
-        Joblib,
-        NumPy,
-    )
+    kind.name: kind for kind in (Synk, SynkMemfd, Stdlib, SharedArray, RawArray, Joblib, NumPy)
 }
-
-
-def make(name: str) -> Contender:
-    """The contender of this name, ready to go."""
-    return CONTENDERS[name]()

@@ -1,4 +1,4 @@
-"""What a fresh process costs: imports, the first array, helpers, and how many it can have."""
+"""Measure fresh processes: imports, the first array, helpers, the largest number of arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_ARRAYS = 5000
 
 
 def imports(bench: Bench) -> list[Row]:
-    """What an import adds to NumPy's, and what the first array of a process adds to that."""
+    """Measure what an import adds to NumPy's, and the first array of a process to that."""
 
     def measure(contender: Contender) -> Parts:
         if not contender.modules:
@@ -39,7 +39,7 @@ def imports(bench: Bench) -> list[Row]:
 
 
 def arrays(bench: Bench) -> list[Row]:
-    """How many arrays of 1 KB one process can have at once with 1024 file descriptors."""
+    """Count the arrays of 1 KB that one process can have with 1024 file descriptors."""
     cells: dict[str, Cell] = {}
     for contender in bench.contenders:
         bench.say(f"arrays at {DESCRIPTORS} descriptors: {contender.name}")
@@ -55,5 +55,5 @@ def arrays(bench: Bench) -> list[Row]:
 
 
 def _ask(variables: Mapping[str, str], order: str, *arguments: object) -> Any:
-    """Return what a fresh interpreter answers to an order."""
+    """Return the answer of a fresh interpreter to an order."""
     return json.loads(process.ask(command(order, *arguments), LIMIT_S + 10, variables))

@@ -1,4 +1,4 @@
-"""What is left when processes end in ways that nobody planned, and who dies of a full /dev/shm."""
+"""Count what killed processes leave; see whether a full /dev/shm kills."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from . import sandbox
 from .bench import Bench, counts
 from .contenders import OURS
 
-ROOMY = "4g"  # a limit, not memory; joblib wants 2 GB before it uses /dev/shm at all
+ROOMY = "4g"  # a limit, not memory; joblib uses /dev/shm from 2 GB on
 
 
 def leaks(bench: Bench) -> list[Row]:
-    """Arrays left after kill -9 of the creator, of its whole group, and after a normal exit."""
+    """Count arrays left after kill -9 of the creator, of its group, and after a normal exit."""
     wait_s = 1.0 if bench.quick else 3.0
     names = [contender.name for contender in bench.contenders if contender.can_leak]
     alone = bool(sandbox.prefix(ROOMY))
@@ -39,7 +39,7 @@ def leaks(bench: Bench) -> list[Row]:
 
 
 def overfill(bench: Bench) -> list[Row]:
-    """Four times as much as /dev/shm has: 1 is a death by signal, 0 an error one can catch."""
+    """Ask for 4 times what /dev/shm has: 1 is a death by signal, 0 an error to catch."""
     size = f"{sandbox.TOO_SMALL_MIB}m"
     label = "dies of a full /dev/shm"
     if not sandbox.prefix(size):
@@ -52,7 +52,7 @@ def overfill(bench: Bench) -> list[Row]:
         if not contender.can_leak:
             cells[contender.name] = Cell(note="private memory")
             continue
-        # Each has one of its own: the dead leave it full.
+        # Each has one of its own: a killed process leaves it full.
         answer = sandbox.run("overfill", contender.name, size=size, limit_s=90)
         if "skipped" in answer:
             cells[contender.name] = Cell(note=answer["skipped"])

@@ -1,7 +1,8 @@
-"""What memory costs: making it, copying into it, computing on it, letting it grow."""
+"""Measure memory: create, share, compute and grow."""
 
 from __future__ import annotations
 
+import functools
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -18,13 +19,10 @@ MIB = 1 << 20
 
 
 def create(bench: Bench) -> list[Row]:
-    """New arrays with all pages written to, and what it costs to be rid of them."""
+    """Measure new arrays with a write to all pages, and their destruction."""
     made: list[Row] = []
     for size, key, repeats in _sizes(bench):
-
-        def measure(contender: Contender, count: int = size // 8, repeats: int = repeats) -> Parts:
-            return _create_and_hold(contender, count, repeats)
-
+        measure = functools.partial(_create_and_hold, count=size // 8, repeats=repeats)
         label = f"create+touch {size_name(size)}"
         cells = bench.take_turns(label, bench.rounds(size), measure)
         titles = {
@@ -36,16 +34,13 @@ def create(bench: Bench) -> list[Row]:
 
 
 def again(bench: Bench) -> list[Row]:
-    """The same where an array of the same size has just been destroyed.
+    """Measure new arrays after one of the same size has been destroyed.
 
-    Whoever keeps freed memory warm has its advantage here, and only here.
+    Only here contenders that reuse freed memory have an advantage.
     """
     made: list[Row] = []
     for size, key, repeats in _sizes(bench)[:2]:
-
-        def measure(contender: Contender, count: int = size // 8, repeats: int = repeats) -> Parts:
-            return _create_again(contender, count, repeats)
-
+        measure = functools.partial(_create_again, count=size // 8, repeats=repeats)
         label = f"create+touch {size_name(size)}, again"
         cells = bench.take_turns(label, bench.rounds(size), measure)
         made += rows(bench, cells, {"create": (f"again/{key}", label)})
@@ -53,15 +48,11 @@ def again(bench: Bench) -> list[Row]:
 
 
 def share(bench: Bench) -> list[Row]:
-    """A private array copied into shared memory, and the first sum over the copy."""
+    """Measure a copy into shared memory, and the first sum over the copy."""
     made: list[Row] = []
     for size, key, repeats in ((64 * KIB, "64K", 50), (MIB, "1M", 10), (bench.large, "large", 1)):
         source = np.arange(size // 8, dtype=np.float64)
-        times = bench.repeats(repeats)
-
-        def measure(contender: Contender, source: Any = source, times: int = times) -> Parts:
-            return _share_and_sum(contender, source, times)
-
+        measure = functools.partial(_share_and_sum, source=source, repeats=bench.repeats(repeats))
         label = f"share+sum {size_name(size)}"
         cells = bench.take_turns(label, bench.rounds(size), measure)
         made += rows(bench, cells, {"share": (f"share/{key}", label)})
@@ -69,12 +60,12 @@ def share(bench: Bench) -> list[Row]:
 
 
 def compute(bench: Bench) -> list[Row]:
-    """What NumPy does on the memory, beside the same on ordinary memory."""
+    """Measure NumPy's functions on the memory, beside ordinary memory."""
     return _compute_large(bench) + _compute_small(bench)
 
 
 def growth(bench: Bench) -> list[Row]:
-    """Twice the length, while a view of the old array lives."""
+    """Measure growth to twice the length, while a view of the old array is alive."""
     count = bench.large // 8
 
     def measure(contender: Contender) -> Parts:
@@ -106,7 +97,7 @@ def growth(bench: Bench) -> list[Row]:
 
 
 def _sizes(bench: Bench) -> list[tuple[int, str, int]]:
-    """Bytes, the name in keys, and how many arrays are alive at once."""
+    """Return bytes, the name in keys, and the number of arrays alive at once."""
     return [
         (KIB, "1K", bench.repeats(100)),
         (MIB, "1M", bench.repeats(10)),
@@ -132,7 +123,7 @@ def _create_and_hold(contender: Contender, count: int, repeats: int) -> Parts:
         while held:
             array, keep = held.pop()
             begin = perf_counter()
-            del array  # the last reference: for some, this is what destroys
+            del array  # the last reference: destroys the memory of some contenders
             contender.destroy(keep)
             del keep
             destroyed.append(perf_counter() - begin)
@@ -202,7 +193,7 @@ def _compute_large(bench: Bench) -> list[Row]:
 
 
 def _compute_small(bench: Bench) -> list[Row]:
-    """What a ufunc costs besides its work: subclasses of ndarray pay here."""
+    """Measure the overhead of a ufunc, which is larger for subclasses of ndarray."""
     repeats = bench.repeats(2000)
 
     def measure(contender: Contender) -> Parts:

@@ -1,6 +1,6 @@
-"""What runs in fresh interpreters: ``python -c START order contender ...``.
+"""Code for fresh interpreters: ``python -c START order contender ...``.
 
-The top of this file imports next to nothing, since one of the orders times imports.
+The top of this file imports almost nothing, because one of the orders times imports.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 READY, GO = "ready", "go"
 LIMIT_S = 60
 
-_kept: list[Any] = []  # arrays that are alive when the interpreter ends, like a script's globals
+_kept: list[Any] = []  # arrays alive at the end of the interpreter, like a script's globals
 
 
 def command(order: str, *arguments: object) -> list[str]:
-    """The command line that carries an order out in a fresh interpreter."""
+    """Return the command line that runs an order in a fresh interpreter."""
     return [sys.executable, "-c", START, order, *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:
-    """The environment for `command`: this package can be found, here and by grandchildren."""
+    """Return the environment for `command`, in which this package can be imported."""
     path = os.pathsep.join(filter(None, [FOLDER, os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path}
 
 
 def main() -> None:
-    """Carry out the order on the command line; dies by itself after a while."""
+    """Run the order on the command line, for `LIMIT_S` seconds at most."""
     import signal
 
     signal.alarm(LIMIT_S)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def begin(name: str, *modules: str) -> None:
-    """Import, and make the first array: prints seconds for each, and how many helpers run."""
+    """Import, make the first array; print the seconds of each, and the number of helpers."""
     import importlib
 
     import numpy as np
@@ -55,10 +55,10 @@ def begin(name: str, *modules: str) -> None:
         importlib.import_module(module)
     imported = time.perf_counter()
 
-    from side_by_side.contenders import make
+    from side_by_side.contenders import CONTENDERS
 
     np.empty(1).fill(0)
-    contender = make(name)
+    contender = CONTENDERS[name]()
     before = time.perf_counter()
     array, keep = contender.create(128)
     array.fill(1)
@@ -71,14 +71,14 @@ def begin(name: str, *modules: str) -> None:
 
 
 def arrays(name: str, descriptors: str, most: str) -> None:
-    """Make small arrays until something refuses; prints how many there were, and what it said."""
+    """Make small arrays until one fails; print their number and the error."""
     import resource
 
-    from side_by_side.contenders import make
+    from side_by_side.contenders import CONTENDERS
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), hard))
-    contender = make(name)
+    contender = CONTENDERS[name]()
     held: list[Any] = []
     reason = ""
     try:
@@ -98,14 +98,14 @@ def arrays(name: str, descriptors: str, most: str) -> None:
 
 
 def hold(name: str, folder: str, count: str) -> None:
-    """Have an array, say so, wait; then end normally without giving it back."""
-    from side_by_side.contenders import make
+    """Make an array, wait, and exit normally without freeing it."""
+    from side_by_side.contenders import CONTENDERS
 
-    _kept.append(make(name).hold(int(count), wait_for_go, folder))
+    _kept.append(CONTENDERS[name]().hold(int(count), wait_for_go, folder))
 
 
 def wait_for_go(_array: Any, folder: str) -> None:
-    """Say that the array is there, and wait for the file that allows going on."""
+    """Report that the array is made, and wait for the file that ends the wait."""
     with open(os.path.join(folder, READY), "w", encoding="ascii"):
         pass
     deadline = time.monotonic() + LIMIT_S
@@ -114,15 +114,15 @@ def wait_for_go(_array: Any, folder: str) -> None:
 
 
 def overfill(name: str, count: str) -> None:
-    """Ask for more than there is, and write to it. Prints how that ended, if it can."""
+    """Make an array larger than the free memory, write to it, and print the outcome."""
     import resource
 
     from synk_benchmarks.contender import NotOfferedError
 
-    from side_by_side.contenders import make
+    from side_by_side.contenders import CONTENDERS
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    contender = make(name)
+    contender = CONTENDERS[name]()
     try:
         contender.overfill(int(count))
     except NotOfferedError as reason:
@@ -135,13 +135,13 @@ def overfill(name: str, count: str) -> None:
 
 
 def children() -> list[int]:
-    """The processes that this one has started and that still run."""
+    """Return the running processes that this one has started."""
     own = os.getpid()
     return [pid for pid, (parent, _) in relations().items() if parent == own]
 
 
 def relations() -> dict[int, tuple[int, int]]:
-    """(parent, process group) of every process that can be seen."""
+    """Return (parent, process group) of every visible process."""
     found = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -150,7 +150,7 @@ def relations() -> dict[int, tuple[int, int]]:
             with open(f"/proc/{entry}/stat", encoding="utf-8", errors="replace") as file:
                 state, parent, group = file.read().rsplit(")", 1)[1].split()[:3]
         except OSError:
-            continue  # gone since
+            continue  # it has ended since
         if state != "Z":
             found[int(entry)] = (int(parent), int(group))
     return found

@@ -1,8 +1,8 @@
 """A private /dev/shm, and what happens to segments in it when their makers end.
 
-`run` starts this file's `main` in a mount namespace of its own, where the system allows that:
-nobody else's segments are there, nobody else sweeps, and with the last process everything is
-gone. What `main` finds out it prints as JSON.
+`run` starts this file's `main` in a mount namespace of its own, if the system allows it. No other
+program has or removes segments there, and all are gone with the last process. `main` prints its
+findings as JSON.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .newcomer import GO, LIMIT_S, READY, command, environment, relations
 
 START = "from side_by_side.sandbox import main; main()"
 MIB = 1 << 20
-ARRAY = MIB  # bytes of a victim's array; what is smaller is no array
+ARRAY = MIB  # bytes of a victim's array; smaller files are not arrays
 TOO_SMALL_MIB = 16
 _MOUNT = f'mount -t tmpfs -o "size=$0" tmpfs {SHARED_MEMORY} && exec "$@"'
 
 
 @functools.cache
 def prefix(size: str) -> tuple[str, ...]:
-    """What to put before a command to give it a private /dev/shm; empty if not allowed."""
+    """Return the prefix that gives a command a private /dev/shm; empty if not allowed."""
     if shutil.which("unshare") is None or shutil.which("mount") is None:
         return ()
     for flags in (("-m",), ("-r", "-m")):
@@ -47,10 +47,10 @@ def prefix(size: str) -> tuple[str, ...]:
 
 
 def run(order: str, *arguments: object, size: str, limit_s: float) -> Any:
-    """Carry an order of `main` out, in a sandbox if there is one, and return what it found.
+    """Run an order of `main`, in a sandbox if there is one, and return its findings.
 
     Raises:
-        RuntimeError: it failed, with what it said.
+        RuntimeError: it failed, with what it printed.
     """
     words = [*prefix(size), sys.executable, "-c", START, order, *map(str, arguments)]
     process = subprocess.Popen(
@@ -72,7 +72,7 @@ def run(order: str, *arguments: object, size: str, limit_s: float) -> Any:
 
 
 def main() -> None:
-    """The order on the command line; on SIGTERM it cleans up first."""
+    """Run the order on the command line; clean up on SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     order, *arguments = sys.argv[1:]
     orders: dict[str, Callable[..., Any]] = {"leave": _leave, "overfill": _overfill}
@@ -80,9 +80,9 @@ def main() -> None:
 
 
 def _leave(how: str, wait_s: str, *names: str) -> dict[str, dict[str, int]]:
-    """What is left when the process that made an array ends in this way.
+    """Count what is left when the process that made an array ends in this way.
 
-    All victims run at once. `left` is counted after `wait_s` at most, `after` when another
+    All victims run at once. `left` is counted after `wait_s` seconds at most, `after` when another
     process has made an array in the same way.
     """
     with contextlib.ExitStack() as stack:
@@ -95,7 +95,7 @@ def _leave(how: str, wait_s: str, *names: str) -> dict[str, dict[str, int]]:
         while any(victim.left() for victim in victims) and time.monotonic() < deadline:
             time.sleep(0.02)
         if how == "exit":
-            time.sleep(0.3)  # a tracker complains after its last act
+            time.sleep(0.3)  # a tracker prints after its last act
         found = {victim.name: victim.report() for victim in victims}
         _start_next([victim.name for victim in victims])
         for victim in victims:
@@ -104,7 +104,7 @@ def _leave(how: str, wait_s: str, *names: str) -> dict[str, dict[str, int]]:
 
 
 def _start_next(names: list[str]) -> None:
-    """Let a new process make one array in each way, and end."""
+    """Let a new process make one array in each way, and exit."""
     started = [
         subprocess.Popen(
             command("begin", name),
@@ -120,8 +120,8 @@ def _start_next(names: list[str]) -> None:
 
 
 def _overfill(name: str) -> dict[str, Any]:
-    """How one takes it if there is less memory than it is asked for."""
-    with tempfile.TemporaryDirectory(prefix="side-by-side.") as folder:  # for who goes to disk
+    """Return the outcome of a request for more memory than there is."""
+    with tempfile.TemporaryDirectory(prefix="side-by-side.") as folder:  # if it uses the disk
         done = subprocess.run(
             command("overfill", name, 4 * TOO_SMALL_MIB * MIB // 8),
             env={**environment(), "TMPDIR": folder},
@@ -139,7 +139,7 @@ def _overfill(name: str) -> dict[str, Any]:
 
 @final
 class _Victim:
-    """A process in a group of its own that has one array, and the files behind that."""
+    """A process with one array, in a group of its own, and the files of the array."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -170,37 +170,37 @@ class _Victim:
         for path in paths:
             path.unlink(missing_ok=True)
         for folder in {path.parent for path in paths} - {Path(SHARED_MEMORY)}:
-            with contextlib.suppress(OSError):  # not empty: then it is not only this one's
+            with contextlib.suppress(OSError):  # not empty: others use it, too
                 folder.rmdir()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def await_ready(self) -> None:
-        """Wait until it has its array, and note which files it and its helpers have mapped."""
+        """Wait until it has its array, and note the files that it and its helpers map."""
         deadline = time.monotonic() + LIMIT_S
         while not (self._folder / READY).exists():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                said = (self._folder / "stderr").read_text(errors="replace")
-                raise RuntimeError(f"{self.name} made no array: {said[-300:]}")
+                err = (self._folder / "stderr").read_text(errors="replace")
+                raise RuntimeError(f"{self.name} made no array: {err[-300:]}")
             time.sleep(0.01)
         for pid, (_, group) in relations().items():
             if group == self._process.pid:
                 self._files |= _mapped(pid)
 
     def end(self, how: str) -> None:
-        """Kill the process alone (creator), all it has started too (group), or let it exit."""
+        """Kill the process (creator), or also all that it started (group), or let it exit."""
         if how == "creator":
             self._process.kill()
         elif how == "group":
             os.killpg(self._process.pid, signal.SIGKILL)
-        (self._folder / GO).touch()  # whoever is left finishes its work
+        (self._folder / GO).touch()  # ends the wait of the other processes
         self._process.wait(LIMIT_S)
 
     def left(self) -> int:
-        """How many arrays still have a name."""
+        """Return the number of arrays that still have a name."""
         return sum(size >= ARRAY for _, size in self._linked())
 
     def report(self) -> dict[str, int]:
-        """Counts: arrays left, smaller files (semaphores), processes, lines on stderr."""
+        """Count arrays left, smaller files (semaphores), processes, lines on stderr."""
         group = self._process.pid
         return {
             "left": self.left(),
@@ -210,7 +210,7 @@ class _Victim:
         }
 
     def _linked(self) -> list[tuple[Path, int]]:
-        """Those of its files that have a name, one for each file, with their sizes."""
+        """Return a path of each of its files that have a name, with their sizes."""
         found: dict[tuple[int, int], tuple[Path, int]] = {}
         for folder, _, names in os.walk(SHARED_MEMORY):
             for name in names:
@@ -224,7 +224,7 @@ class _Victim:
 
 
 def _mapped(pid: int) -> set[tuple[int, int]]:
-    """(device, inode) of what a process has mapped from shared memory."""
+    """Return (device, inode) of the files in shared memory that a process maps."""
     found = set()
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines():
@@ -236,7 +236,7 @@ def _mapped(pid: int) -> set[tuple[int, int]]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the run, giving it the time to end its victims."""
+    """End the run, with time to end its victims."""
     if process.poll() is None:
         process.terminate()
         try:

@@ -1,4 +1,4 @@
-"""What synk-shm aims at, and how a result is shown."""
+"""The targets of synk-shm, and how a result is shown."""
 
 from __future__ import annotations
 
@@ -39,33 +39,20 @@ TARGETS: tuple[Target, ...] = (
     Target("share/large", 0.65, SharedArray.name),
     Target("attach/1K", 1.8, SharedArray.name),
     Target("attach/1K", 0.7, Stdlib.name),
-    Target("bytes/message", 120),
-    Target("bytes/handle", 120),
-    Target("bytes/view", 120),
-    Target("pass/1K", 0.85, Stdlib.name),
-    Target("pass/1M", 0.85, Stdlib.name),
-    Target("pass/large", 0.85, Stdlib.name),
+    *(Target(f"bytes/{what}", 120) for what in ("message", "handle", "view")),
+    *(Target(f"pass/{size}", 0.85, Stdlib.name) for size in ("1K", "1M", "large")),
     Target("pass/large", 1 / 5000, NumPy.name),
-    Target("handle/1K", 0.85, Stdlib.name),
-    Target("handle/1M", 0.85, Stdlib.name),
-    Target("handle/large", 0.85, Stdlib.name),
-    # Equal to ordinary memory; faster is no failure.
-    Target("compute/sum", 1.03, NumPy.name),
-    Target("compute/add", 1.03, NumPy.name),
-    Target("compute/fill", 1.03, NumPy.name),
-    Target("compute/gather", 1.03, NumPy.name),
-    Target("compute/small", 1.03, NumPy.name),
+    *(Target(f"handle/{size}", 0.85, Stdlib.name) for size in ("1K", "1M", "large")),
+    # Equal to ordinary memory, or faster.
+    Target("compute", 1.03, NumPy.name),
     Target("grow/large", 0.35, BEST),
-    # From 3.13 on Python can map a file without keeping a descriptor for it.
+    # From 3.13 on Python keeps no descriptor for a mapped file.
     Target("arrays/1024", 0.95, SharedArray.name, at_least=True)
     if sys.version_info >= (3, 13)
     else Target("arrays/1024", 1000, at_least=True),
     Target("import/time", 3 * MILLISECOND),
     Target("import/helpers", 0),
-    Target("left/creator", 0),
-    Target("left/group-next", 0),
-    Target("left/exit", 0),
-    Target("left/complaints", 0),
+    *(Target(f"left/{what}", 0) for what in ("creator", "group-next", "exit", "complaints")),
     Target("sigbus/dies", 0),
 )
 
@@ -86,7 +73,7 @@ def page(result: Result) -> Page:
         for verdict in verdicts:
             lines.append([*named, *_compared(row, verdict)])
             groups.append(row.group)
-            named = [""] * len(named)  # a second target: the numbers have been said
+            named = [""] * len(named)  # a second target: the numbers stand above
     header = ["metric", *columns, "ratio", "to", "target"]
     texts = (0, len(header) - 2, len(header) - 1)
     text = summary(result, _verdicts(result))
@@ -108,7 +95,7 @@ def _verdicts(result: Result) -> list[Verdict]:
 
 
 def _compared(row: Row, verdict: Verdict | None) -> list[str]:
-    """Return the ratio, to whom (without a target: to the best peer), and the target."""
+    """Return the ratio, its peer (without a target the best one), and the target."""
     to = verdict.to if verdict and verdict.to else row.best(PEERS)
     found = compare(row, OURS, to)
     ratio, target = number(found.value) if found else "", ""

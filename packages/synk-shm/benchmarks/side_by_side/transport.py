@@ -1,13 +1,14 @@
-"""What it costs to reach another process: attaching there, and passing through a Pipe."""
+"""Measure other processes: attach there, and pass arrays through a Pipe."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import multiprocessing
 import os
 import pickle
 import signal
 import struct
+from contextlib import closing, suppress
 from multiprocessing.reduction import ForkingPickler
 from statistics import median
 from time import perf_counter
@@ -19,29 +20,30 @@ from synk_benchmarks.text import size_name
 
 from .bench import LARGE, Bench, Parts, one_each, rows
 from .contender import Contender, Pair
-from .contenders import make
+from .contenders import CONTENDERS
 
 KIB = 1 << 10
 MIB = 1 << 20
-FIRST = 42.5  # what every array begins with, so that a reader knows it has the right one
+FIRST = 42.5  # the first element of every array, which a reader checks
 _DOUBLE = struct.Struct("d")
 _JOIN_S = 5
+Arrays = Callable[[Contender], Pair]
 
 
 @final
 class Child:
-    """A process that attaches, reads and answers. Started anew, it shares nothing by birth.
+    """A process that attaches, reads and answers. It is spawned, so it inherits nothing.
 
     Args:
-        stranger: make it another program to this one, as far as multiprocessing tells
-            (another authentication key), instead of one of its children.
+        stranger: give it another authentication key of multiprocessing, so that it looks like
+            a process of another program.
     """
 
     def __init__(self, *, stranger: bool = False) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, stranger), daemon=True)
-        # It inherits this, so that Ctrl-C finds it prepared however early it comes.
+        # It inherits this, so that an early Ctrl-C does not kill it.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             self._process.start()
@@ -49,11 +51,9 @@ class Child:
             signal.signal(signal.SIGINT, before)
         theirs.close()
 
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.connection.close()  # it leaves when its end of the pipe breaks
+    def close(self) -> None:
+        """Wait until the child has exited, `_JOIN_S` seconds at most."""
+        self.connection.close()  # the child exits when its end of the pipe breaks
         self._process.join(_JOIN_S)
         if self._process.is_alive():
             self._process.kill()
@@ -66,32 +66,22 @@ class Child:
         return self.answer()
 
     def answer(self) -> Any:
-        """What the child sends when it is done.
+        """Return what the child sends when it is done.
 
         Raises:
-            RuntimeError: it failed, with what it said.
+            RuntimeError: the child failed, with its error.
         """
         return _checked(self.connection.recv())
 
 
 def attach(bench: Bench) -> list[Row]:
-    """Attach, read one element, detach: in a child, and in a process of another program."""
+    """Measure attach, read and detach in a child, and in a process of another program."""
     made: list[Row] = []
     plan = [(KIB, "1K", False), (bench.large, "large", False), (KIB, "stranger", True)]
     for size, key, stranger in plan:
         repeats = bench.repeats(100)
-        with one_each(size // 8, FIRST) as arrays, Child(stranger=stranger) as child:
-
-            def measure(
-                contender: Contender,
-                child: Child = child,
-                arrays: Callable[[Contender], Pair] = arrays,
-                repeats: int = repeats,
-            ) -> Parts:
-                address = contender.address(*arrays(contender))
-                parts: Parts = child.ask("attach", contender, address, repeats)
-                return parts
-
+        with one_each(size // 8, FIRST) as arrays, closing(Child(stranger=stranger)) as child:
+            measure = functools.partial(_attach, child, arrays, repeats)
             what = size_name(size) + (", other program" if stranger else "")
             cells = bench.take_turns(f"attach {what}", bench.rounds(0), measure)
         titles = {"attach": (f"attach/{key}", f"attach {what}")}
@@ -103,20 +93,12 @@ def attach(bench: Bench) -> list[Row]:
 
 
 def passing(bench: Bench) -> list[Row]:
-    """There and back through a Pipe: send, attach, read, acknowledge; and how many bytes."""
+    """Measure a round trip through a Pipe (send, attach, read, acknowledge), and its bytes."""
     made: list[Row] = []
     for size, key in ((KIB, "1K"), (MIB, "1M"), (bench.large, "large")):
         repeats = bench.repeats(50) if size < LARGE else 1 if bench.quick else 3
-        with one_each(size // 8, FIRST) as arrays, Child() as child:
-
-            def measure(
-                contender: Contender,
-                child: Child = child,
-                arrays: Callable[[Contender], Pair] = arrays,
-                repeats: int = repeats,
-            ) -> Parts:
-                return _pass(child, contender, arrays(contender), repeats)
-
+        with one_each(size // 8, FIRST) as arrays, closing(Child()) as child:
+            measure = functools.partial(_pass, child, arrays, repeats)
             what = f"pass {size_name(size)}"
             cells = bench.take_turns(what, bench.rounds(size), measure)
         trips = {
@@ -134,7 +116,7 @@ def passing(bench: Bench) -> list[Row]:
 
 
 def _bytes_of_view(bench: Bench) -> Row:
-    """A view with gaps, 1 MB of a larger array: what a Pipe carries for it."""
+    """Count the bytes that a Pipe carries for a view with gaps, 1 MB of a larger array."""
     cells: dict[str, Cell] = {}
     for contender in bench.contenders:
         if not contender.sends_views:
@@ -144,7 +126,7 @@ def _bytes_of_view(bench: Bench) -> Row:
         array.fill(FIRST)
         view = array.reshape(-1, 8)[::2, 1:7:2]
         data = bytes(ForkingPickler.dumps(contender.message(view, keep)))
-        arrived = pickle.loads(data)  # noqa: S301 (just made; takes over what it carries)
+        arrived = pickle.loads(data)  # noqa: S301 (made above)
         if arrived.shape != view.shape or arrived[-1, -1] != FIRST:
             cells[contender.name] = Cell(note="failed: the view arrived as another")
         else:
@@ -154,11 +136,18 @@ def _bytes_of_view(bench: Bench) -> Row:
     return Row("bytes/view", bench.group, "bytes of a view's message", cells, BYTES)
 
 
-def _pass(child: Child, contender: Contender, pair: Pair, repeats: int) -> Parts:
-    """The trips of the message that its user would send, and of the least that will do."""
+def _attach(child: Child, arrays: Arrays, repeats: int, contender: Contender) -> Parts:
+    address = contender.address(*arrays(contender))
+    parts: Parts = child.ask("attach", contender, address, repeats)
+    return parts
+
+
+def _pass(child: Child, arrays: Arrays, repeats: int, contender: Contender) -> Parts:
+    """Measure the trips of the message that a user would send, and of the smallest one."""
+    pair = arrays(contender)
     seconds, size = _trips(child, contender, pair, repeats, address=False)
     parts = {"trip": seconds, "bytes": size}
-    with contextlib.suppress(NotOfferedError):
+    with suppress(NotOfferedError):
         seconds, size = _trips(child, contender, pair, repeats, address=True)
         parts.update({"handle trip": seconds, "handle bytes": size})
     return parts
@@ -167,7 +156,7 @@ def _pass(child: Child, contender: Contender, pair: Pair, repeats: int) -> Parts
 def _trips(
     child: Child, contender: Contender, pair: Pair, repeats: int, *, address: bool
 ) -> tuple[float, float]:
-    """Seconds of a round trip, and bytes of what is sent. One more trip warms up."""
+    """Return the seconds of a round trip, and the bytes sent. One more trip warms up."""
     connection = child.connection
     wrap = contender.address if address else contender.message
     data = ForkingPickler.dumps(wrap(*pair))
@@ -183,7 +172,7 @@ def _trips(
         answer = connection.recv_bytes()
         times.append(perf_counter() - begin)
         _check_echo(answer)
-        connection.recv_bytes()  # it has detached
+        connection.recv_bytes()  # sent after the detach
     child.answer()
     return median(times[1:]), float(size)
 
@@ -204,24 +193,24 @@ def _checked(answer: tuple[str, Any]) -> Any:
 
 
 def _serve(connection: Any, stranger: bool) -> None:
-    """The child: carry out orders until the pipe breaks."""
+    """Run orders in the child until the pipe breaks."""
     if stranger:
         multiprocessing.current_process().authkey = os.urandom(32)
     made: dict[str, Contender] = {}
     while True:
         try:
             order, name, *arguments = connection.recv()
-            connection.send(_obey(connection, made, order, name, arguments))
+            connection.send(_run(connection, made, order, name, arguments))
         except (EOFError, ConnectionError):
-            return  # the other side has gone
+            return  # the other side has closed
 
 
-def _obey(
+def _run(
     connection: Any, made: dict[str, Contender], order: str, name: str, arguments: list[Any]
 ) -> tuple[str, Any]:
     try:
         if name not in made:
-            made[name] = make(name)
+            made[name] = CONTENDERS[name]()
         act = {"attach": _attach_here, "echo": _echo}[order]
         return "done", act(connection, made[name], *arguments)
     except (EOFError, ConnectionError):

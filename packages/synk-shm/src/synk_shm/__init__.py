@@ -1,4 +1,4 @@
-"""NumPy arrays in shared memory: plain ndarrays that several processes see at once.
+"""NumPy arrays in shared memory: plain ndarrays that several processes use at once.
 
 README.md in this folder has the map of the files.
 """
@@ -39,52 +39,29 @@ from synk_shm.exceptions import (
 
 __version__ = "0.1.0"
 
-# The one place where this is wired: below `pickling` nothing knows it.
+# `process` is below `pickling` and does not import it.
 _process.at_first.append(pickling.register)
 
+# fmt: off
 __all__ = [  # noqa: RUF022 (grouped by what you do with them)
     # make
-    "empty",
-    "zeros",
-    "ones",
-    "full",
-    "empty_like",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "share",
-    "scope",
-    "Scope",
+    "empty", "zeros", "ones", "full", "empty_like", "zeros_like", "ones_like", "full_like",
+    "share", "scope", "Scope",
     # send and receive
-    "handle",
-    "Handle",
-    "attach",
+    "handle", "Handle", "attach",
     # use
-    "resize",
-    "lock",
-    "is_shared",
-    "segment",
-    "Segment",
+    "resize", "lock", "is_shared", "segment", "Segment",
     # give up
-    "close",
-    "unlink",
-    # look around
-    "leave",
-    "list",
-    "SegmentInfo",
-    "cleanup",
-    "free_space",
+    "close", "unlink",
+    # inspect
+    "leave", "list", "SegmentInfo", "cleanup", "free_space",
     # errors
-    "ShmError",
-    "ShmExistsError",
-    "ShmFormatError",
-    "ShmFullError",
-    "ShmNotFoundError",
-    "ShmPermissionError",
-    "ShmTimeoutError",
+    "ShmError", "ShmExistsError", "ShmFormatError", "ShmFullError", "ShmNotFoundError",
+    "ShmPermissionError", "ShmTimeoutError",
 ]
+# fmt: on
 
 
-# `list` is something else here.
+# The builtin `list` is hidden here.
 def __dir__() -> tuple[str, ...]:
     return (*__all__, "exceptions")

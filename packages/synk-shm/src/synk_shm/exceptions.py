@@ -7,15 +7,12 @@ catch. Wrong arguments are plain `ValueError` and `TypeError`.
 
 from __future__ import annotations
 
+# fmt: off
 __all__ = [
-    "ShmError",
-    "ShmExistsError",
-    "ShmFormatError",
-    "ShmFullError",
-    "ShmNotFoundError",
-    "ShmPermissionError",
-    "ShmTimeoutError",
+    "ShmError", "ShmExistsError", "ShmFormatError", "ShmFullError", "ShmNotFoundError",
+    "ShmPermissionError", "ShmTimeoutError",
 ]
+# fmt: on
 
 
 class ShmError(OSError):

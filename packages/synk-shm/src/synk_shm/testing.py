@@ -1,4 +1,4 @@
-"""For tests of packages that use shared arrays: prove that nothing is left behind.
+"""Check, in tests of packages that use shared arrays, that no segment is left.
 
 As a context manager::
 
@@ -23,18 +23,17 @@ from synk_shm._processes import families
 __all__ = ["no_segments_left"]
 
 DEAD_S = 30.0
-"""For what processes made that are gone: those of the block, or another program's."""
+"""Seconds until segments of dead processes, also of other programs, count as left."""
 
 
 @contextlib.contextmanager
 def no_segments_left(timeout_s: float = 5.0) -> Iterator[None]:
     """Fail if the block leaves segments that were not there before.
 
-    What counts is what this process and its multiprocessing children made, and what
-    processes made of which none is left. Segments of other living programs do not count.
-    Children of the block may still be on their way out: it waits for them up to `timeout_s`
-    seconds; and up to 30 for what dead processes made, which another program may be about to
-    remove.
+    Segments of this process, of its multiprocessing children and of dead processes count;
+    those of other living programs do not. Children may still be ending: it waits up to
+    `timeout_s` seconds for their segments, and up to 30 seconds for those of dead processes,
+    which another program may be about to remove.
 
     Raises:
         AssertionError: with the names that are left.

@@ -1,7 +1,7 @@
-"""A process of a program: it does what the driver says, one command at a time.
+"""A process of a program: it runs the commands of the driver, one at a time.
 
-Run as a script it is an unrelated process: ``actor.py <socket> <name>``. It uses nothing but
-the public functions of synk_shm, as any program would.
+Run as a script it is an unrelated process: ``actor.py <socket> <name>``. It uses only
+public functions of synk_shm, as any program would.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import values
 
 import synk_shm as shm
 
-REPLY = b"R"  # no pickle begins like this: messages of arrays go the same way, as they are
-KEPT: list[Any] = []  # what dies last of all, when the interpreter takes its modules down
+REPLY = b"R"  # no pickle begins with it: messages of arrays use the same connection
+KEPT: list[Any] = []  # freed last, when the interpreter clears its modules
 
 
 class Actor:
@@ -39,8 +39,8 @@ class Actor:
         self.line: connection.Connection
 
     def serve(self, name: str) -> None:
-        """Say hello, obey until told to exit, and leave the interpreter as it was told to."""
-        # Late, so that it is the thread and the process that hangs which tells where.
+        """Connect, run commands until "exit", and exit in the way it names."""
+        # Late, so that the thread and the process that hang write their stacks.
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         self.line = connection.Client(self.address, "AF_UNIX")
         self.line.send_bytes(pickle.dumps((name, os.getpid())))
@@ -48,14 +48,14 @@ class Actor:
             try:
                 op, arguments, fuse = pickle.loads(self.line.recv_bytes())
             except (EOFError, OSError):
-                os._exit(9)  # the driver is gone
+                os._exit(9)  # the driver has ended
             if fuse:
                 light(fuse)
             if op == "exit":
                 break
             self.line.send_bytes(REPLY + pickle.dumps(self.answer(op, arguments)))
             if fuse:
-                os.kill(os.getpid(), signal.SIGKILL)  # it was longer than the command
+                os.kill(os.getpid(), signal.SIGKILL)  # the fuse was longer than the command
         if arguments["how"] == "hard":
             os._exit(0)
         if arguments["how"] == "clean":
@@ -64,7 +64,7 @@ class Actor:
             KEPT.append(self.table)
 
     def answer(self, op: str, arguments: dict[str, Any]) -> tuple[str, Any]:
-        """("ok", result), or the name of the exception's class and its message."""
+        """Return ("ok", result), or the name of the exception's class and its message."""
         try:
             return "ok", getattr(self, op)(**arguments)
         except Exception as error:
@@ -75,7 +75,7 @@ class Actor:
         self.table[var] = array
         return describe(array)
 
-    # make and use
+    # create and use
 
     def create(
         self,
@@ -134,7 +134,7 @@ class Actor:
     def unlock(self, var: str) -> None:
         self.locks.pop(var).__exit__(None, None, None)
 
-    # pass
+    # send and attach
 
     def handle(self, var: str) -> shm.Handle:
         return shm.handle(self.table[var])
@@ -143,7 +143,7 @@ class Actor:
         return self.keep(var, shm.attach(address, readonly=readonly))
 
     def send(self, var: str) -> str:
-        """Into this process's pipe, on the other end of which the driver keeps the message."""
+        """Send an array to the driver, which keeps the message."""
         array = self.table[var]
         address = shm.handle(array).name
         self.line.send(array)
@@ -152,10 +152,10 @@ class Actor:
     def recv(self, var: str) -> dict[str, Any]:
         return self.keep(var, self.line.recv())
 
-    # multiply and look around
+    # processes and inspection
 
     def fork(self, name: str) -> None:
-        """os.fork without exec: the child goes on with copies of all that its parent has."""
+        """Fork without exec: the child has copies of all that its parent has."""
         pid = os.fork()
         if pid == 0:
             self.become()
@@ -164,7 +164,7 @@ class Actor:
         self.children[name] = pid
 
     def start(self, name: str, method: str, daemon: bool, names: list[str]) -> None:
-        """A child of multiprocessing, with arrays as its arguments."""
+        """Start a child of multiprocessing, with arrays as its arguments."""
         context: Any = multiprocessing.get_context(method)
         if method == "fork":
             child = context.Process(target=self.serve_as_child, args=(name,), daemon=daemon)
@@ -179,18 +179,18 @@ class Actor:
         self.serve(name)
 
     def become(self) -> None:
-        """In a forked child: give up what is its parent's, keep the arrays."""
+        """In a forked child: drop what belongs to the parent, keep the arrays."""
         self.line.close()
         self.locks.clear()
         self.children.clear()
 
     def reap(self, name: str) -> int:
-        """Wait for a child that has ended. Returns its exit code, -9 for a killed one."""
+        """Wait for a child that has ended. Return its exit code, -9 for a killed one."""
         child = self.children.pop(name)
         if isinstance(child, int):
             status = os.waitpid(child, 0)[1]
             return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        # Not join(), which also waits for grandchildren: they have its end of a pipe, too.
+        # Not join(), which also waits for grandchildren: they inherit its end of a pipe.
         while child.exitcode is None:
             time.sleep(0.001)
         code = int(child.exitcode)
@@ -205,7 +205,7 @@ class Actor:
         return shm.cleanup()
 
     def audit(self) -> tuple[list[str], int]:
-        """The files of shared memory that are open here, and how many of them are mapped."""
+        """Return the files of shared memory open here, and how many of them are mapped."""
         gc.collect()
         links = []
         for number in os.listdir("/proc/self/fd"):
@@ -216,7 +216,7 @@ class Actor:
         return [link for link in links if link.startswith(("/dev/shm/", "/memfd:"))], mapped
 
     def storm(self, rounds: int, known: list[tuple[shm.Handle, bytes]], seed: int) -> int:
-        """Make, attach and drop while others do the same. Returns how often it was wrong."""
+        """Make, attach and drop while others do the same. Return the number of wrong values."""
         wrong = 0
         for number in range(rounds):
             source = values.pattern("<i4", (5, 3), seed + number)
@@ -230,7 +230,7 @@ class Actor:
         return wrong
 
     def sabotage(self, kind: str, var: str) -> None:
-        """Do what must not be, so that the driver can be seen to notice."""
+        """Commit a fault, which a check of the driver must report."""
         SABOTAGE[kind](self.table[var])
 
 
@@ -252,9 +252,9 @@ def describe(array: np.ndarray) -> dict[str, Any]:
 
 
 def light(fuse: int) -> None:
-    """Be killed by the n-th call or return of any Python or C function from now on."""
+    """Kill this process at the n-th call or return of any function from now on."""
     left = [fuse]
-    # Late in the exit there are no modules any more.
+    # Late in the exit modules are gone.
     kill, me, deadly = os.kill, os.getpid(), signal.SIGKILL
 
     def count(*_: Any) -> None:
@@ -266,24 +266,24 @@ def light(fuse: int) -> None:
 
 
 def stray_link(array: np.ndarray) -> None:
-    """A name of the segment that nobody owns."""
+    """Make a name of the segment without an owner."""
     name = shm.segment(array).name
     os.link("/dev/shm" + name, f"/dev/shm{name[:-2]}zz")
 
 
 def stray_file(_: np.ndarray) -> None:
-    """A segment that no sweep finds."""
+    """Make a segment that no cleanup finds."""
     with open(f"/dev/shm/synk.u.stray{os.getpid()}", "wb") as file:
         file.write(b"x")
 
 
 def wrong_value(array: np.ndarray) -> None:
-    """One bit of it."""
+    """Change one bit."""
     ctypes.c_ubyte.from_address(array.__array_interface__["data"][0]).value ^= 1
 
 
 def stray_process(_: np.ndarray) -> None:
-    """A grandchild that stays, in a session of its own."""
+    """Leave a grandchild in a session of its own."""
     if os.fork() == 0:
         os.setsid()
         signal.pause()
@@ -306,23 +306,12 @@ def crash(_: np.ndarray) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-SABOTAGE: dict[str, Callable[[np.ndarray], None]] = {
-    function.__name__: function
-    for function in (
-        stray_link,
-        stray_file,
-        wrong_value,
-        stray_process,
-        stray_descriptor,
-        noise,
-        hang,
-        crash,
-    )
-}
+FAULTS = (stray_link, stray_file, wrong_value, stray_process, stray_descriptor, noise, hang, crash)
+SABOTAGE: dict[str, Callable[[np.ndarray], None]] = {fault.__name__: fault for fault in FAULTS}
 
 
 def run(address: str, name: str, table: dict[str, np.ndarray]) -> None:
-    """What every actor runs that is not forked from another one."""
+    """Run an actor that is not forked from another one."""
     Actor(address, table).serve(name)
 
 

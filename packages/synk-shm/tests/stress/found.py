@@ -1,8 +1,7 @@
-"""Programs that were wrong once: found by chance, made shorter, and kept.
+"""Programs that failed once: found by random seeds, and shortened.
 
-Each is a function that returns its steps; ``driver.py --found <name> ...`` runs them. Those
-that go through every moment of a command do so by its function calls: at one after the other a
-process is killed.
+Each is a function that returns its steps; ``driver.py --found <name> ...`` runs them.
+`every_moment_of_...` kill a process at one function call of a command after the other.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, Callable
 
 from program import Step
 
-SALT = secrets.token_hex(4)  # where /dev/shm is shared, others may run this, too
+SALT = secrets.token_hex(4)  # others may run this in the same /dev/shm
 NAME = f"{SALT}.name"
 PROGRAMS: dict[str, Callable[[], list[Step]]] = {}
 
@@ -53,19 +52,19 @@ def leave(who: str, how: str = "clean") -> Step:
 
 @kept
 def parent_of_a_child_that_has_exited() -> list[Step]:
-    """What a killed process leaves goes at once, though a child of its exited before it."""
+    """What a killed process leaves is removed at once, also if its child exited before."""
     return [root("p1"), create("p1", "v1"), child("p1", "p2"), leave("p2"), leave("p1", "hard")]
 
 
 @kept
 def lost_message_of_a_parent() -> list[Step]:
-    """A message that nobody read goes with the last process, though a child exited before."""
+    """An unread message is removed with the last process, also if a child exited before."""
     made = [root("p1"), create("p1", "v1"), on("send", "p1", "v1", new="m1")]
     return [*made, child("p1", "p2"), leave("p2"), leave("p1")]
 
 
 def given_again(*steps: Step) -> list[Step]:
-    """The name of an array that p2 has attached is dropped and given to another one."""
+    """Return a program that drops a name that p2 has attached, and gives it again."""
     first = [root("p1"), root("p2"), create("p1", "v1", name=NAME), attach_name("p2", "v2")]
     return [*first, drop("p1", "v1"), create("p1", "v3", name=NAME), *steps]
 
@@ -88,35 +87,35 @@ def unlink_by_a_name_given_again() -> list[Step]:
 
 
 def taken(*steps: Step) -> list[Step]:
-    """p2 takes the name of p1's array from it, and gives it to one of its own."""
+    """Return a program in which p2 unlinks a name of p1, and gives it to its own array."""
     first = [root("p1"), root("p2"), create("p1", "v1", name=NAME)]
     unlink = Step("unlink_name", "p2", {"name": NAME})
     return [*first, unlink, create("p2", "v2", name=NAME), *steps, attach_name("p2", "v9")]
 
 
 @kept
-def drop_of_one_whose_name_was_taken() -> list[Step]:
+def drop_after_the_name_was_given_again() -> list[Step]:
     return taken(drop("p1", "v1"))
 
 
 @kept
-def close_of_one_whose_name_was_taken() -> list[Step]:
+def close_after_the_name_was_given_again() -> list[Step]:
     return taken(on("close", "p1", "v1"))
 
 
 @kept
-def exit_of_one_whose_name_was_taken() -> list[Step]:
+def exit_after_the_name_was_given_again() -> list[Step]:
     return taken(leave("p1"))
 
 
 @kept
-def growth_of_one_whose_name_was_taken() -> list[Step]:
-    """The new segment must not take the name, which is another's now."""
+def growth_after_the_name_was_given_again() -> list[Step]:
+    """The new segment must not take the name, which is that of another segment now."""
     return taken(on("resize", "p1", "v1", new="v3", length=50))
 
 
 @kept
-def growth_of_one_that_was_unlinked() -> list[Step]:
+def growth_of_an_unlinked_array() -> list[Step]:
     """An unlinked name does not come back."""
     first = [root("p1"), root("p2"), create("p1", "v1", name=NAME), attach_name("p2", "v2")]
     return [*first, on("unlink", "p2", "v2"), on("resize", "p1", "v1", new="v3", length=50)]
@@ -131,7 +130,7 @@ def sender_of_another_family() -> list[Step]:
 
 @kept
 def list_of_a_message_of_another_family() -> list[Step]:
-    """Whose a segment is, its maker says, not the sender of a message."""
+    """A segment belongs to the family of its maker, not to that of a message's sender."""
     first = [root("p1"), root("p2"), create("p1", "v1", name=NAME), attach_name("p2", "v2")]
     sent = on("send", "p2", "v2", new="m1")
     return [*first, sent, Step("list", "p1"), Step("list", "p2"), Step("kill", "p2")]
@@ -139,7 +138,7 @@ def list_of_a_message_of_another_family() -> list[Step]:
 
 @kept
 def fork_of_a_receiver() -> list[Step]:
-    """A forked child may send on what its parent has received, after the maker has gone."""
+    """A forked child may forward what its parent received, after the maker has ended."""
     first = [root("p0"), create("p0", "v0"), child("p0", "p1"), create("p1", "v1")]
     attach = Step("attach", "p0", {"var": "v2", "source": "h1", "readonly": False})
     known = [on("handle", "p1", "v1", new="h1"), attach]
@@ -149,14 +148,14 @@ def fork_of_a_receiver() -> list[Step]:
 
 @kept
 def unlink_by_a_fork() -> list[Step]:
-    """A message under way is a name, too, when the first one has gone with its owner."""
+    """An unread message is a name, too, when the first one was removed with its owner."""
     first = [root("p1"), create("p1", "v1"), on("send", "p1", "v1", new="m1")]
     return [*first, Step("fork", "p1", {"name": "p2"}), leave("p1"), on("unlink", "p2", "v1")]
 
 
 @kept
 def number_of_a_closed_file() -> list[Step]:
-    """A handle of memory without a name, where its number now stands for a lock file."""
+    """A handle of memory without a name, whose file number is now that of a lock file."""
     first = [root("p1"), root("p2"), create("p2", "v0", name=NAME)]
     memory = [create("p1", "v1", backend="memfd"), create("p1", "v2", backend="memfd")]
     closed = [on("handle", "p1", "v2", new="h1"), on("unlink", "p1", "v1"), drop("p1", "v2")]
@@ -166,14 +165,13 @@ def number_of_a_closed_file() -> list[Step]:
 
 @kept
 def parent_that_a_later_child_hides() -> list[Step]:
-    """A killed parent, whose end multiprocessing does not see while a child lives that it forked
-    after the one that asks."""
+    """A killed parent, whose end multiprocessing does not see while a later child lives."""
     first = [root("p1"), child("p1", "p2"), create("p2", "v1")]
     return [*first, child("p1", "p3"), create("p1", "v2"), Step("kill", "p1"), leave("p2")]
 
 
 def moments(step: Callable[[str, str], Step], last: int) -> list[Step]:
-    """A child is killed at every fourth function call of its command, one after the other."""
+    """Return a program that kills a child at each fourth function call of its command."""
     steps = [root("p0"), create("p0", "v0")]
     for fuse in range(1, last, 4):
         who, var, name = f"p{fuse}", f"v{fuse}", f"{SALT}.{fuse}"
@@ -210,7 +208,7 @@ def every_moment_of_growth() -> list[Step]:
 
 @kept
 def every_moment_of_cleanup() -> list[Step]:
-    """A process is killed while it removes what a killed one has left."""
+    """Kill a process while it removes what a killed one has left."""
     steps: list[Step] = []
     for fuse in range(3, 220, 4):
         dead, alive = f"p{fuse}", f"q{fuse}"

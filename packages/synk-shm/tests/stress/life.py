@@ -1,8 +1,8 @@
-"""Who lives, who owns which name, and what goes when somebody lets go or dies.
+"""The half of the model about processes: which are alive, own a name, or remove one.
 
-The half of the model that knows about processes. The rule is that of the package's README:
-a name goes with the last array of its owner; what a killed owner leaves goes with the
-family, when the last member has left and somebody looks.
+The rule is that of the package's README: a name is removed with the last array of its owner; what a
+killed owner leaves is removed after the last member of its family has ended, by that member or by
+the next process that makes an array.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ Command = Generator[set[str], tuple[str, Any], None]
 
 
 class Wrong(AssertionError):
-    """What happened is not what the model says."""
+    """The outcome is not the one that the model predicts."""
 
 
 class Life:
-    """The world as it should be. `look` lists what is there: names and their inodes."""
+    """The expected state. `look` lists the actual names with their inodes."""
 
     def __init__(self, look: Callable[[], dict[str, int]], alone: bool) -> None:
         self.look = look
-        self.alone = alone  # nobody else has segments in this /dev/shm
+        self.alone = alone  # no other program has segments in this /dev/shm
         self.actors: dict[str, Actor] = {}
         self.segments: list[Segment] = []
         self.addresses: dict[str, Address] = {}
         self.messages: dict[str, Message] = {}
         self.graced: set[str] = set()  # families whose leftovers may stay for a minute
-        self.retired: set[str] = set()  # given names of which nobody knows any more
-        self.ghosts = False  # a killed process may have made what nobody knows of
+        self.retired: set[str] = set()  # given names whose state is unknown
+        self.ghosts = False  # a killed process may have made unknown names
 
     # commands on processes
 
     def root(self, who: str, how: str) -> None:
-        """A process of a new family."""
+        """Start a process of a new family."""
         self.actors[who] = Actor(who, how, home=who)
 
     def fork(self, who: str, name: str) -> Command:
@@ -86,14 +86,14 @@ class Life:
         self.gone(self.actors[who], "kill")
 
     def kill_group(self, who: str) -> Command:
-        """All processes of a family at once."""
+        """Kill all processes of a family at once."""
         yield {OK}
         for actor in self.actors.values():
             if actor.alive and actor.home == who:
                 self.gone(actor, "kill")
 
     def storm(self, who: str, others: list[str], victim: Optional[str], **_: Any) -> Command:
-        """Several processes make, attach and drop at the same time; nothing is left of it."""
+        """Let several processes make, attach and drop at the same time; nothing is left."""
         yield {OK}
         if victim is not None:
             self.ghosts = True
@@ -104,11 +104,11 @@ class Life:
             self.actors[name].armed = True  # before the kill or after it
 
     def leave_together(self, who: str, ends: dict[str, str]) -> Command:
-        """Several processes exit or are killed at the same time, in any order."""
+        """Let several processes exit or be killed at the same time, in any order."""
         yield {OK}
         actors = [self.actors[who] for who in ends]
         # Besides kills: the parent of a daemon or of a raw fork does not wait for its messages,
-        # and may go between the other's look at it and end.
+        # and may end between the child's check of it and the child's end.
         rough = any(how in ("kill", "hard") for how in ends.values()) or any(
             actor.daemon or (actor.how == "os.fork" and actor.mp_parent) for actor in actors
         )
@@ -163,7 +163,7 @@ class Life:
     # processes and families
 
     def inherit(self, child: Actor, parent: Actor) -> None:
-        """A forked child has all arrays of its parent, and owns none of their names."""
+        """Give a forked child all arrays of its parent, without their names."""
         self.actors[child.name] = child
         child.armed = parent.armed
         for old in parent.mappings:
@@ -175,7 +175,7 @@ class Life:
                     child.vars[var] = Holding(holding.array, new)
 
     def arm(self, actor: Actor, certainly: bool = True) -> None:
-        """A process's first shared array: it joins its home family, and sweeps the dead."""
+        """Note a process's first shared array: it joins its family, and cleans up dead ones."""
         if actor.armed:
             return
         first = actor.armed is False
@@ -184,7 +184,7 @@ class Life:
             self.sweep_dead()
 
     def members(self, family: str, certain: bool = True) -> list[Actor]:
-        """The processes that keep a family alive."""
+        """Return the processes that keep a family alive."""
         return [
             actor
             for actor in self.actors.values()
@@ -196,13 +196,13 @@ class Life:
         ]
 
     def needed(self, mapping: Mapping) -> set[str]:
-        """The families that a process holds because of a mapping: for its names only."""
+        """Return the families that a process keeps alive by the names of a mapping."""
         if mapping.closed or mapping.segment.backend == "memfd":
             return set()
         return {mapping.segment.family} | {entry.family for entry in mapping.owned()}
 
     def gone(self, actor: Actor, how: str) -> None:
-        """A process has ended: by itself ("exit"), by "kill", or it "died" in between."""
+        """Note the end of a process: an "exit", a "kill", or it "died" during an exit."""
         families = {family for mapping in actor.mappings for family in self.needed(mapping)}
         families |= {actor.home} if actor.armed is not False else set()
         actor.alive = False
@@ -222,13 +222,13 @@ class Life:
             self.left(family, cleanly, last=family == actor.home and not awaited)
 
     def grant_grace(self, actor: Actor) -> None:
-        """A message of a child may stay, though it ends, if its parent is no member yet."""
+        """Allow messages of an ended child to stay, if its parent is not a member yet."""
         parent = actor.mp_parent
         if parent is not None and parent.alive and not parent.armed:
             self.graced.add(actor.home)
 
     def left(self, family: str, cleanly: bool, last: bool = False) -> None:
-        """A member has left: the last one sweeps, if it could. Nobody may read what is left."""
+        """Note that a member has left: the last one cleans up, if it could."""
         if self.members(family):
             return
         graced = family in self.graced and not last
@@ -248,7 +248,7 @@ class Life:
                 self.wipe(family, GONE)
 
     def release(self, mapping: Mapping, outcome: str) -> None:
-        """A process has let go of a segment: its names there go, and perhaps a family."""
+        """Note that a process has dropped a segment: its names go, and perhaps a family."""
         if mapping.closed:
             return
         families = self.needed(mapping) - {mapping.actor.home}
@@ -285,7 +285,7 @@ class Life:
         owner: Optional[Mapping],
         user: bool = False,
     ) -> Optional[Entry]:
-        """A name that `actor` has made; None for a segment that has none."""
+        """Add a name that `actor` has made; return None for a segment without names."""
         if segment.backend == "memfd":
             return None
         if not segment.inode:
@@ -295,7 +295,7 @@ class Life:
         return entry
 
     def map(self, actor: Actor, segment: Segment, readonly: bool, owner: bool = False) -> Mapping:
-        """The mapping that a process gets by one more attach."""
+        """Return the mapping that a process gets by one more attach."""
         mapping = actor.usable(segment, readonly)
         if mapping is None:
             mapping = Mapping(actor, segment, readonly, owner)
@@ -305,7 +305,7 @@ class Life:
     def hold(
         self, actor: Actor, var: str, array: np.ndarray, mapping: Mapping, result: dict[str, Any]
     ) -> None:
-        """A process has one more array; it must be as the model's is."""
+        """Note one more array of a process, and compare it with the model's."""
         actor.vars[var] = Holding(array, mapping)
         self.check_array(actor.vars[var], result)
 
@@ -313,18 +313,18 @@ class Life:
         return [(s, entry) for s in self.segments for entry in s.entries.values()]
 
     def names_of(self, mapping: Mapping) -> set[str]:
-        """The names under which a process may think that others find a segment."""
+        """Return the names by which a process may send a segment."""
         return {entry.name for entry in mapping.owned()} or set(mapping.via)
 
     def fresh_names(self, segment: Segment) -> list[str]:
-        """The names of a segment in the system that the model does not know."""
+        """Return the actual names of a segment that are not in the model."""
         known = {entry.name for entry in segment.entries.values() if entry.state != GONE}
         return [n for n, inode in self.look().items() if inode == segment.inode and n not in known]
 
     # expectations
 
     def state(self, segment: Segment, name: str, source: Mapping) -> str:
-        """Whether a segment can be found under the address that `source` gave."""
+        """Return whether a segment can be found by the address that `source` gave."""
         if segment.backend == "memfd":
             there = source.actor.mappings
             if source in there and not (source.closed or source.unlinked):
@@ -358,7 +358,7 @@ class Life:
             raise Wrong(f"the values are {seen!r}, expected {wanted.tobytes()!r}")
 
     def check_names(self) -> None:
-        """What is in /dev/shm is what the model says, after every step."""
+        """Compare the names in /dev/shm with those of the model."""
         found: dict[int, set[str]] = {}
         for name, inode in self.look().items():
             found.setdefault(inode, set()).add(name)
@@ -373,15 +373,15 @@ class Life:
                     entry.state = GONE
             for name in names - set(segment.entries):
                 if not (self.ghosts or segment.ghosts):
-                    raise Wrong(f"segment {segment.number} has a name that nobody made: {name}")
+                    raise Wrong(f"segment {segment.number} has an unknown name: {name}")
                 segment.entries[name] = Entry(name, segment.family, set(), MAYBE)
         if self.alone and found and not self.ghosts:
-            raise Wrong(f"segments that nobody made: {sorted(map(sorted, found.values()))}")
+            raise Wrong(f"unknown segments: {sorted(map(sorted, found.values()))}")
 
     def reason(self, segment: Segment, entry: Entry) -> str:
         owners = sorted(mapping.actor.name for mapping in entry.owners)
         alive = sorted(actor.name for actor in self.members(entry.family))
         return (
-            f"it is a name of segment {segment.number}, owned by {owners or 'nobody'}, "
+            f"it is a name of segment {segment.number}, owned by {owners or 'no process'}, "
             f"and its family is kept alive by {alive}"
         )

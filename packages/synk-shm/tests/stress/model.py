@@ -1,8 +1,8 @@
-"""What each command must do: a second implementation of the life cycle, in one process.
+"""The outcome of each command: a second implementation of the life cycle, in one process.
 
 Each command is a generator of the same name. It yields the outcomes that are allowed ("ok"
-or the exact class of the error), is sent the one that was seen (or `DIED`), and brings the
-model up to date. `Wrong` is raised where result and model differ.
+or the exact class of the error), is sent the actual one (or `DIED`), and updates the
+model. It raises `Wrong` if result and model differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Command = Generator[set[str], tuple[str, Any], None]
 class Model(Life):
     """The commands on arrays; those on processes are in `Life`."""
 
-    # make and use
+    # create and use
 
     def create(self, who: str, var: str, shape: Any, dtype: str, **arguments: Any) -> Command:
         actor = self.actors[who]
@@ -95,7 +95,7 @@ class Model(Life):
         if not able or not segment.shape or segment.shape != holding.array.shape:
             allowed = {VALUE}
         elif holding.array.size == 0:
-            allowed = {OK, VALUE}  # where does an array without elements begin?
+            allowed = {OK, VALUE}  # the address of an array without elements is arbitrary
         else:
             allowed = {OK} if segment.is_whole(holding.array) else {VALUE}
         outcome, result = yield allowed
@@ -188,7 +188,7 @@ class Model(Life):
         if outcome == OK:
             del self.actors[who].locks[var]
 
-    # pass
+    # send and attach
 
     def handle(self, who: str, var: str, new: str) -> Command:
         holding = self.actors[who].vars[var]
@@ -241,7 +241,7 @@ class Model(Life):
         if segment.backend == "shm":
             fresh = self.fresh_names(segment)
             if len(fresh) != 1:
-                raise Wrong(f"a message under way holds its memory by one name, found {fresh}")
+                raise Wrong(f"a message should hold its memory by one name, found {fresh}")
             entry = self.name(segment, fresh[0], actor, None)
         readonly = holding.mapping.readonly
         self.messages[new] = Message(data, holding.array, holding.mapping, entry, where, readonly)
@@ -280,7 +280,7 @@ class Model(Life):
         return {OK} if THERE in states else {OK, MISSING} if MAYBE in states else {MISSING}
 
     def attachable(self, actor: Actor, segment: Segment, state: str, readonly: bool) -> set[str]:
-        """Outcomes of an attach. What a process has mapped already it may find without a name."""
+        """Return the outcomes of an attach. A process may find its own mapping without a name."""
         if state == THERE:
             return {OK}
         if state == GONE and actor.usable(segment, readonly) is None:
@@ -288,7 +288,7 @@ class Model(Life):
         return {OK, MISSING}
 
     def reachable(self, mapping: Mapping) -> set[str]:
-        """Outcomes of what needs a name that leads to the segment."""
+        """Return the outcomes of a command that needs a name of the segment."""
         if mapping.closed or mapping.unlinked:
             return {VALUE}
         segment = mapping.segment

@@ -1,8 +1,8 @@
-"""Random programs: which step comes next, given what there is.
+"""Generate random programs: choose the next step, given the state of the model.
 
-A step is its command, the process that runs it, and the arguments. `fuse` kills the process
-in the middle: at its n-th function call from then on, or, if negative, from outside after
-that many microseconds.
+A step is a command, the process that runs it, and the arguments. `fuse` kills the process in the
+middle: at its n-th function call from then on, or, if negative, from outside after that many
+microseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from model import Model
 from state import THERE, Actor
 
 ARRAYS, PROCESSES, SEGMENTS = 6, 6, 14  # at most: arrays of a process, processes, segments
-# Commands that may be killed in the middle: the model knows what is uncertain then.
+# Commands that may be killed in the middle: the model allows for both outcomes.
 MORTAL = {
     *("create", "create_too_big", "view", "read", "write", "resize", "close", "unlink"),
     *("unlink_name", "drop", "lock", "unlock", "handle", "attach", "attach_name"),
@@ -26,34 +26,13 @@ MORTAL = {
 ON_ARRAYS = {
     *("view", "read", "write", "resize", "close", "unlink", "lock", "unlock", "handle", "send"),
 }
+PLAIN = {"list", "cleanup", "audit"}  # without arguments
 WEIGHTS = {
-    "create": 12,
-    "create_too_big": 1,
-    "view": 5,
-    "read": 12,
-    "write": 9,
-    "resize": 8,
-    "close": 2,
-    "unlink": 1.5,
-    "unlink_name": 1,
-    "drop": 8,
-    "lock": 3,
-    "unlock": 2,
-    "handle": 7,
-    "attach": 10,
-    "attach_name": 5,
-    "send": 8,
-    "recv": 8,
-    "fork": 3,
-    "start": 4,
-    "unrelated": 2,
-    "exit": 3,
-    "kill": 2.5,
-    "list": 1.5,
-    "cleanup": 1,
-    "audit": 2,
-    "storm": 0.7,
-}
+    "create": 12, "create_too_big": 1, "view": 5, "read": 12, "write": 9, "resize": 8,
+    "close": 2, "unlink": 1.5, "unlink_name": 1, "drop": 8, "lock": 3, "unlock": 2, "handle": 7,
+    "attach": 10, "attach_name": 5, "send": 8, "recv": 8, "fork": 3, "start": 4, "unrelated": 2,
+    "exit": 3, "kill": 2.5, "list": 1.5, "cleanup": 1, "audit": 2, "storm": 0.7,
+}  # fmt: skip
 
 
 @dataclass
@@ -71,8 +50,8 @@ class Step:
         return f"{self.who}.{self.op}({inner}){end}"
 
 
-class Author:
-    """Writes one program, step by step, from a seed."""
+class Generator:
+    """Generate one program, step by step, from a seed."""
 
     def __init__(self, seed: int, model: Model) -> None:
         self.rng = random.Random(seed)
@@ -82,13 +61,13 @@ class Author:
         # Starting an interpreter takes longer than all the rest of a program.
         self.slow = self.rng.choice([0] * 10 + [1, 2])
         self.mortality = self.rng.choice([0, 0, 0.01, 0.03, 0.1])
-        # Each program has its own taste, so that rare things also happen often together.
+        # Each program has weights of its own, so that rare commands also meet often.
         self.weights = [w * self.rng.choice([0.2, 1, 1, 3]) for w in WEIGHTS.values()]
         self.named = self.rng.choice([0.1, 0.4, 0.9])
         self.nameless = self.rng.choice([0.05, 0.25, 0.6])
         endings = ["exit", "exit", "exit", "mixed", "together", "together", "kill", "group"]
         self.ending = self.rng.choice(endings)
-        # Names are few, so that they are given again; others may run this program, too.
+        # Names are few, so that they are given again; other drivers may run, too.
         salt = "mine" if model.alone else secrets.token_hex(6)
         self.names = [f"{salt}.{letter}" for letter in "abc"]
 
@@ -96,7 +75,7 @@ class Author:
         return self.new_root(exec_=self.slow > 0 and self.rng.random() < 0.3)
 
     def next(self) -> Optional[Step]:
-        """A step that makes sense now; None when no process is left at the end."""
+        """Return a step that is possible now; None when no process is left at the end."""
         self.steps_left -= 1
         if self.steps_left < 0:
             return self.end()
@@ -110,13 +89,13 @@ class Author:
             if not actors:
                 return self.new_root(exec_=False)
             actor = self.rng.choice(actors)
-            arguments = getattr(self, op)(actor)
+            arguments = {} if op in PLAIN else getattr(self, op)(actor)
             if arguments is not None:
                 return self.finish(Step(op, actor.name, arguments))
         return self.end()
 
     def end(self) -> Optional[Step]:
-        """The next step of the end: all leave one by one, or at once, or are killed."""
+        """Return the next step of the end: all exit one by one, or at once, or are killed."""
         rng, actors = self.rng, self.alive()
         if not actors:
             return None
@@ -132,7 +111,7 @@ class Author:
         ready = [one for one in actors if not self.is_waiting(one)]
         return self.finish(Step("exit", rng.choice(ready).name, {"how": self.any_end()}))
 
-    # arguments of each command, None if it makes no sense for this process
+    # arguments of each command, None if it is not possible in this process
 
     def create(self, actor: Actor) -> Optional[dict[str, Any]]:
         if self.full(actor) or len(self.model.segments) >= SEGMENTS:
@@ -151,16 +130,9 @@ class Author:
                 return None
         if how != "share" and shape and options["order"] == "C" and rng.random() < 0.7:
             options["capacity"] = shape[0] + rng.choice([0, 3, 10, 2000])
-        dtype = rng.choice(list(values.DTYPES))
-        seed = rng.randrange(100)
-        return {
-            "var": self.new("v"),
-            "how": how,
-            "shape": shape,
-            "dtype": dtype,
-            "seed": seed,
-            "options": options,
-        }
+        dtype, seed = rng.choice(list(values.DTYPES)), rng.randrange(100)
+        found = {"var": self.new("v"), "how": how, "shape": shape, "dtype": dtype, "seed": seed}
+        return {**found, "options": options}
 
     def create_too_big(self, _: Actor) -> dict[str, Any]:
         return {"backend": self.rng.choice(["shm", "memfd"])}
@@ -171,9 +143,6 @@ class Author:
             return None
         spec = values.random_view(actor.vars[var].array, self.rng)
         return {"var": var, "new": self.new("v"), "spec": spec}
-
-    def read(self, actor: Actor) -> Optional[dict[str, Any]]:
-        return self.on_array(actor)
 
     def write(self, actor: Actor) -> Optional[dict[str, Any]]:
         found = self.on_array(actor)
@@ -193,10 +162,8 @@ class Author:
         return {"var": var, "new": self.new("v"), "length": length}
 
     def close(self, actor: Actor) -> Optional[dict[str, Any]]:
-        return self.on_array(actor, unlocked=True)
-
-    def unlink(self, actor: Actor) -> Optional[dict[str, Any]]:
-        return self.on_array(actor)
+        found = self.on_array(actor)
+        return None if actor.locks else found
 
     def unlink_name(self, _: Actor) -> dict[str, Any]:
         return {"name": self.rng.choice(self.names)}
@@ -216,8 +183,7 @@ class Author:
         return {"var": self.rng.choice(list(actor.locks))} if actor.locks else None
 
     def handle(self, actor: Actor) -> Optional[dict[str, Any]]:
-        found = self.on_array(actor)
-        return None if found is None else {**found, "new": self.new("h")}
+        return self.on_array(actor, new="h")
 
     def attach(self, actor: Actor) -> Optional[dict[str, Any]]:
         known = list(self.model.addresses)[-8:]
@@ -234,8 +200,7 @@ class Author:
         return {"var": self.new("v"), "name": name, "readonly": self.rng.random() < 0.3}
 
     def send(self, actor: Actor) -> Optional[dict[str, Any]]:
-        found = self.on_array(actor)
-        return None if found is None else {**found, "new": self.new("m")}
+        return self.on_array(actor, new="m")
 
     def recv(self, actor: Actor) -> Optional[dict[str, Any]]:
         # A second delivery is rare: no pipe does it, but pickles can be kept.
@@ -246,8 +211,8 @@ class Author:
         return {"var": self.new("v"), "message": self.rng.choice(known)}
 
     def fork(self, actor: Actor) -> Optional[dict[str, Any]]:
-        # Python itself cannot exit well from a raw fork of a process with children of
-        # multiprocessing: it would try to join what are not its own.
+        # Python fails at the exit of a raw fork of a process with children of multiprocessing:
+        # it joins children that are not its own.
         if len(self.alive()) >= PROCESSES or self.children(actor):
             return None
         return {"name": self.new("p")}
@@ -281,15 +246,6 @@ class Author:
             return None
         return {}
 
-    def list(self, _: Actor) -> dict[str, Any]:
-        return {}
-
-    def cleanup(self, _: Actor) -> dict[str, Any]:
-        return {}
-
-    def audit(self, _: Actor) -> dict[str, Any]:
-        return {}
-
     def storm(self, actor: Actor) -> Optional[dict[str, Any]]:
         others = [one.name for one in self.alive() if one is not actor]
         if not others:
@@ -308,17 +264,17 @@ class Author:
         return Step("root", self.new("p"), {"how": "exec" if exec_ else "root"})
 
     def finish(self, step: Step) -> Step:
-        """Perhaps let the process be killed in the middle."""
+        """Add a fuse to some steps."""
         rng = self.rng
         if step.op in MORTAL and rng.random() < self.mortality:
             if step.op == "exit" and self.children(self.model.actors[step.who]):
-                return step  # did it still end its daemons?
+                return step  # whether it terminated its daemons is unknown
             inside = [rng.randint(1, 40), rng.randint(1, 150), rng.randint(1, 400)]
             step.fuse = rng.choice([*inside, -rng.randint(1, 600)])
         return step
 
     def lasting(self, victim: Optional[str]) -> list[str]:
-        """The handles that anybody can attach though that process is killed meanwhile."""
+        """Return the handles that can be attached also after that process is killed."""
         found = []
         for name, one in self.model.addresses.items():
             segment = one.segment
@@ -331,15 +287,15 @@ class Author:
         return found
 
     def is_waiting(self, actor: Actor) -> bool:
-        """Whether a process would wait for its children if it were to exit."""
-        # Of daemons it would wait for what they have forked: that has their end of a pipe.
+        """Return whether a process would wait for its children at its exit."""
+        # It waits for the forks of daemons, which inherit their end of a pipe.
         return any(
             not child.daemon or any(one.parent is child for one in self.alive())
             for child in self.children(actor)
         )
 
     def is_possible(self, step: Step) -> bool:
-        """Whether a step that was written for another program makes sense in this one."""
+        """Return whether a step of another program is possible in this one."""
         model, arguments = self.model, step.arguments
         if step.op in ("root", "kill_group", "leave_together"):
             return step.op == "root"
@@ -369,29 +325,30 @@ class Author:
         return [actor for actor in self.model.actors.values() if actor.alive]
 
     def children(self, actor: Actor) -> list[Actor]:
-        """The children of multiprocessing that a process has to wait for."""
+        """Return the children of multiprocessing that a process has to wait for."""
         found = self.model.actors.values()
         return [one for one in found if one.parent is actor and one.how != "os.fork" and one.alive]
 
     def in_daemon(self, actor: Optional[Actor]) -> bool:
-        """Whether multiprocessing believes to be in a daemon, which may have no children."""
+        """Return whether multiprocessing allows no children here, as in a daemon."""
         while actor is not None and actor.how == "os.fork":
             actor = actor.parent
         return actor is not None and actor.daemon
-
-    def depth(self, actor: Actor) -> int:
-        return 0 if actor.parent is None else 1 + self.depth(actor.parent)
 
     def full(self, actor: Actor) -> bool:
         return len(actor.vars) >= ARRAYS
 
     def var(self, actor: Actor, wanted: Any = None) -> Optional[str]:
-        """Some array of a process, more often one that is `wanted`."""
+        """Return a random array of a process, more often one that is `wanted`."""
         found = list(actor.vars)
         if wanted is not None and self.rng.random() < 0.8:
             found = [name for name, held in actor.vars.items() if wanted(held)]
         return self.rng.choice(found) if found else None
 
-    def on_array(self, actor: Actor, unlocked: bool = False) -> Optional[dict[str, Any]]:
+    def on_array(self, actor: Actor, new: str = "") -> Optional[dict[str, Any]]:
         var = self.var(actor)
-        return None if var is None or (unlocked and actor.locks) else {"var": var}
+        if var is None:
+            return None
+        return {"var": var, "new": self.new(new)} if new else {"var": var}
+
+    read = unlink = on_array

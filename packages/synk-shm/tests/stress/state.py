@@ -1,7 +1,7 @@
-"""What the model knows: processes, families, segments with their names, arrays, messages.
+"""The data of the model: processes, families, segments with their names, arrays, messages.
 
-Names have three states, because a kill in the middle of a command leaves two outcomes open,
-and so does a family of which nobody is left until somebody sweeps.
+Names have three states, because a kill in the middle of a command has two possible outcomes, and so
+has a dead family until another process cleans up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Actor:
     locks: dict[str, Segment] = field(default_factory=dict)
 
     def usable(self, segment: Segment, readonly: bool) -> Optional[Mapping]:
-        """The mapping that a further attach shares, if there is one."""
+        """Return the mapping that one more attach shares, if there is one."""
         for mapping in self.mappings:
             if (mapping.segment, mapping.readonly) == (segment, readonly):
                 if not (mapping.closed or mapping.unlinked):
@@ -52,7 +52,7 @@ class Entry:
 
 @dataclass(eq=False, repr=False)
 class Segment:
-    """Memory. `vague`: a resize was killed, so nobody knows how long the array is."""
+    """Memory. `vague`: a resize was killed, so the length is unknown."""
 
     number: int
     family: str
@@ -79,7 +79,7 @@ class Segment:
         return np.ndarray(self.shape, self.dtype, self.memory, order=order)
 
     def is_whole(self, array: np.ndarray) -> bool:
-        """Whether `resize` may take this array for the segment's."""
+        """Return whether `resize` accepts this array as the whole of the segment."""
         return (
             array.dtype == self.dtype
             and array.shape == self.shape
@@ -88,7 +88,7 @@ class Segment:
         )
 
     def known_bytes(self, array: np.ndarray) -> np.ndarray:
-        """For each byte of an array on this memory whether its value is known; writable."""
+        """Return, writable, whether the value of each byte of an array here is known."""
         return np.ndarray(
             (*array.shape, array.itemsize),
             bool,
@@ -111,7 +111,7 @@ class Segment:
 
 @dataclass(eq=False, repr=False)
 class Mapping:
-    """A segment in a process. `via`: the names by which it got there."""
+    """A segment in a process. `via`: the names by which it was attached."""
 
     actor: Actor
     segment: Segment
@@ -138,7 +138,7 @@ class Holding:
 
 @dataclass(eq=False, repr=False)
 class Address:
-    """A Handle. For a segment without names it leads through the process that made it."""
+    """A Handle. For a segment without names it works while its maker has it open."""
 
     value: Any
     array: np.ndarray
@@ -148,7 +148,7 @@ class Address:
 
 @dataclass(eq=False, repr=False)
 class Message:
-    """An array on its way. `entry` is the name made for it, `address` the sender's."""
+    """An array that was sent. `entry` is the name made for it, `address` the sender's."""
 
     data: bytes
     array: np.ndarray

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from synk_testing import Program
 
 DRIVER = Path(__file__).with_name("driver.py")
 ALL = os.environ.get("SYNK_TESTS") == "all"
@@ -27,27 +28,20 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", str(DRIVER), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def start(*arguments: object) -> Program:
+    options = ("-W", "error")
+    return Program(DRIVER, *arguments, options=options, stacks=False, limit_s=TIMEOUT_S + SECONDS)
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    finally:
-        process.kill()  # what it started ends when its sockets close
-        process.wait()
-    print(output)
-    return process.returncode, output
+def finish(program: Program) -> tuple[int, str]:
+    with program:
+        status, out, err = program.finish()
+    print(out, err)
+    return status, out + err
 
 
 def test_programs() -> None:
-    """Programs that are always the same, and some that nobody has run before."""
+    """Programs with fixed seeds, and some with fresh seeds."""
     same, other = (50, 20) if ALL else (6, 3)
     fresh = secrets.randbelow(1 << 31)
     more = ("--seconds", SECONDS) if SECONDS else ("--count", other)
@@ -56,20 +50,20 @@ def test_programs() -> None:
         start("--seed", 51, "--count", same),
         start("--seed", fresh, *more),
     ]
-    results = [finish(process, TIMEOUT_S + SECONDS) for process in running]
+    results = [finish(program) for program in running]
     assert [code for code, _ in results] == [0, 0, 0]
     assert sum(int(re.findall(r"(\d+) programs", text)[-1]) for _, text in results) >= 2 * same
 
 
 def test_programs_among_others() -> None:
-    """In the system's /dev/shm, where other programs have segments, and sweep."""
+    """In the system's /dev/shm, where other programs have segments, and clean up."""
     code, _ = finish(start("--common", "--seed", 1000, "--count", 6 if ALL else 3))
     assert code == 0
 
 
 @pytest.mark.parametrize("third", range(3))
-def test_what_was_wrong_once(third: int) -> None:
-    """One after the other; a report says by which name to run its program again."""
+def test_programs_that_failed_once(third: int) -> None:
+    """One after the other; a report names the program, to run it again."""
     names = FOUND[third::3]
     assert names
     code, text = finish(start("--keep-going", "--found", *names))
@@ -85,23 +79,23 @@ def test_a_seed_is_a_program() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "report"),
     [
-        ("stray_link", "has a name that nobody made"),
+        ("stray_link", "has an unknown name"),
         ("wrong_value", "the values are"),
         ("stray_process", "processes are left"),
         ("stray_descriptor", "these files open"),
-        ("noise", "words on stderr are left"),
+        ("noise", "lines on stderr are left"),
         ("hang", "did not answer in 1.0 s"),
         ("crash", "died, exit code -11"),
     ],
 )
-def test_what_is_wrong_is_noticed(kind: str, said: str) -> None:
-    """A process does what it must not. The report names it, and how to see it again."""
+def test_faults_are_reported(kind: str, report: str) -> None:
+    """A process commits a fault. The report names it, and how to run the program again."""
     code, text = finish(start("--seed", 3, "--limit", 1, "--sabotage", kind))
     assert code == 1
-    assert said in text
-    assert f"is told to do wrong: {kind}" in text
+    assert report in text
+    assert f"commits a fault: {kind}" in text
     assert re.search(r"^ +1  p1\.root\(", text, re.M), "the whole program"
     assert "--seed 3 --verbose" in text
     assert "1 failed" in text

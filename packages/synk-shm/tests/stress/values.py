@@ -1,4 +1,4 @@
-"""Contents that can be foretold: the same functions for the real arrays and for the model's."""
+"""Contents of arrays, computed the same for the real arrays and for the model's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES: dict[str, Any] = {
 
 
 def pattern(dtype: Any, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """An array of this dtype and shape, in C order, whose values depend on the seed only."""
+    """Return an array in C order whose values depend only on dtype, shape and seed."""
     kind = np.dtype(dtype)
     result = np.zeros(shape, kind)
     if kind.names is not None:
@@ -37,12 +37,12 @@ def pattern(dtype: Any, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def raw(array: np.ndarray) -> bytes:
-    """All elements in C order, as bytes: equal for what NumPy would call unequal, as NaN."""
+    """Return all elements in C order as bytes, which also compare NaN as equal."""
     return np.ascontiguousarray(array).tobytes()
 
 
 def apply_view(array: np.ndarray, spec: tuple[Any, ...]) -> np.ndarray:
-    """A view of the array: what `random_view` described."""
+    """Return the view of the array that `random_view` described."""
     kind, *rest = spec
     if kind == "rows":
         return array[slice(*rest)]
@@ -56,7 +56,7 @@ def apply_view(array: np.ndarray, spec: tuple[Any, ...]) -> np.ndarray:
 
 
 def random_view(array: np.ndarray, rng: random.Random) -> tuple[Any, ...]:
-    """Describe some view that this array has."""
+    """Describe a random view of this array."""
     kinds: list[tuple[Any, ...]] = [("transposed",), ("all",)]
     if array.ndim:
         start, stop = sorted((rng.randint(0, len(array)), rng.randint(0, len(array))))

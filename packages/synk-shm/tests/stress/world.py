@@ -1,4 +1,4 @@
-"""The real processes: how they are started, told what to do, watched, and cleared away."""
+"""The processes of programs: start, command, watch and kill them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Hang(AssertionError):
 
 
 class Crash(AssertionError):
-    """A process ended though nobody told it to."""
+    """A process ended without a command to."""
 
 
 @dataclass
@@ -51,10 +51,10 @@ class Proxy:
 
 
 class World:
-    """The processes of one program after the other, all forked from one warm process."""
+    """The processes of programs, forked from one zygote."""
 
     def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s  # for whatever a process is told to do; what takes longer hangs
+        self.limit_s = limit_s  # for any command; what takes longer hangs
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # Names of sockets are limited, and the usual place may have a long path.
         place = "/tmp" if len(os.fsencode(tempfile.gettempdir())) > 60 else None
@@ -90,10 +90,10 @@ class World:
 
     def root(self, name: str, how: str) -> None:
         self.zygote_line.send((how, self.address, name))
-        self.welcome(name, None)
+        self.accept(name, None)
 
-    def welcome(self, name: str, parent: Optional[str]) -> None:
-        """Wait until a new process says hello."""
+    def accept(self, name: str, parent: Optional[str]) -> None:
+        """Wait until a new process connects."""
         try:
             accepted, _ = self.listener.accept()
         except socket.timeout:
@@ -101,13 +101,13 @@ class World:
         accepted.setblocking(True)
         line = Connection(accepted.detach())
         if not line.poll(self.limit_s):
-            raise Hang(f"{name} did not say hello in {self.limit_s} s")
-        said, pid = pickle.loads(line.recv_bytes())
-        self.actors[said] = Proxy(said, pid, line, os.pidfd_open(pid), parent)
-        if said != name:
-            raise Crash(f"{said} started instead of {name}")
+            raise Hang(f"{name} did not send its name in {self.limit_s} s")
+        found, pid = pickle.loads(line.recv_bytes())
+        self.actors[found] = Proxy(found, pid, line, os.pidfd_open(pid), parent)
+        if found != name:
+            raise Crash(f"{found} started instead of {name}")
 
-    def tell(self, name: str, op: str, arguments: dict[str, Any], fuse: int = 0) -> None:
+    def send(self, name: str, op: str, arguments: dict[str, Any], fuse: int = 0) -> None:
         """Send a command."""
         actor = self.actors[name]
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -115,21 +115,21 @@ class World:
         self.cut(actor, fuse)
 
     def deliver(self, name: str, data: bytes, fuse: int = 0) -> None:
-        """Send a message of multiprocessing that was under way."""
+        """Send a message of multiprocessing."""
         actor = self.actors[name]
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             actor.line.send_bytes(data)
         self.cut(actor, fuse)
 
     def cut(self, actor: Proxy, fuse: int) -> None:
-        """Kill from here, if the fuse is negative, after that many microseconds."""
+        """If the fuse is negative, kill the process after that many microseconds."""
         if fuse < 0:
             time.sleep(-fuse / 1e6)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(actor.pid, signal.SIGKILL)
 
-    def hear(self, name: str) -> Optional[tuple[str, Any, bytes]]:
-        """What it answers: outcome, result, and a message if it sent one; None if it died."""
+    def receive(self, name: str) -> Optional[tuple[str, Any, bytes]]:
+        """Return outcome, result, and a message if it sent one; None if the process died."""
         actor = self.actors[name]
         message = b""
         try:
@@ -147,20 +147,20 @@ class World:
             return None
 
     def wait(self, name: str) -> None:
-        """Until a process has ended; it may be a zombie still."""
+        """Wait until a process has ended; it may still be a zombie."""
         actor = self.actors[name]
         if not select.select([actor.watch], [], [], self.limit_s)[0]:
             raise Hang(f"{name} did not end in {self.limit_s} s\n{self.traces(actor)}")
 
-    def bury(self, name: str) -> Optional[int]:
-        """Let the parent of a process that has ended reap it. Returns the exit code if known."""
+    def reap(self, name: str) -> Optional[int]:
+        """Let the parent of an ended process reap it. Return the exit code if known."""
         actor = self.actors.pop(name)
         actor.line.close()
         os.close(actor.watch)
         parent = self.actors.get(actor.parent or "")
         if parent is not None and parent.is_alive():
-            self.tell(parent.name, "reap", {"name": name})
-            answer = self.hear(parent.name)
+            self.send(parent.name, "reap", {"name": name})
+            answer = self.receive(parent.name)
             if answer is None or answer[0] != "ok":
                 raise Crash(f"{parent.name} could not reap {name}: {answer}")
             return int(answer[1])
@@ -171,8 +171,8 @@ class World:
                 if found:
                     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else status >> 8
             if time.monotonic() > deadline:
-                raise Hang(f"nobody reaped {name}, pid {actor.pid}")
-            time.sleep(0.001)  # its parent is another one, perhaps on its way out itself
+                raise Hang(f"{name} was not reaped, pid {actor.pid}")
+            time.sleep(0.001)  # its parent may be ending, too
         return None
 
     def kill(self, name: str) -> None:
@@ -185,12 +185,12 @@ class World:
         for name in names:
             self.wait(name)
         for name in names:
-            self.bury(name)
+            self.reap(name)
 
-    # what is left
+    # leftovers
 
     def descendants(self) -> list[int]:
-        """All processes below this one but the warm one, zombies included."""
+        """Return all processes below this one but the zygote, zombies included."""
         return [pid for pid in descendants(os.getpid()) if pid != self.zygote.pid]
 
     def settle(self, limit_s: float) -> list[str]:
@@ -206,7 +206,7 @@ class World:
             time.sleep(0.002)
 
     def clear(self) -> None:
-        """Kill whatever is left of a program, and forget it."""
+        """Kill what is left of a program, and forget it."""
         deadline = time.monotonic() + self.limit_s
         while self.settle(0.0) and time.monotonic() < deadline:
             for pid in self.descendants():
@@ -217,32 +217,32 @@ class World:
             actor.line.close()
             os.close(actor.watch)
         self.actors.clear()
-        self.listener.settimeout(0)  # those that were about to say hello
+        self.listener.settimeout(0)  # those that were about to connect
         with contextlib.suppress(BlockingIOError):
             while True:
                 self.listener.accept()[0].close()
         self.listener.settimeout(self.limit_s)
 
     def open_files(self) -> tuple[int, int]:
-        """How many this process and the warm one have open."""
+        """Return how many files this process and the zygote have open."""
         return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{self.zygote.pid}/fd"))
 
     def traces(self, actor: Proxy) -> str:
-        """Where a process is that hangs."""
+        """Return the stacks of a process that hangs."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(actor.pid, signal.SIGUSR1)
             time.sleep(0.3)
-        return self.said()
+        return self.printed()
 
-    def said(self) -> str:
-        """What the processes wrote to stdout and stderr since the last call: nothing."""
+    def printed(self) -> str:
+        """Return what the processes wrote to stdout and stderr since the last call."""
         text = self.errors.read_text(errors="replace")
         os.truncate(self.errors, 0)
         return text
 
 
 def _stat_of(pid: int) -> str:
-    """The number, the command and the state of a process."""
+    """Return the number, the command and the state of a process."""
     try:
         return " ".join(Path("/proc", str(pid), "stat").read_text().split()[:3])
     except OSError:
@@ -250,7 +250,7 @@ def _stat_of(pid: int) -> str:
 
 
 def look() -> dict[str, int]:
-    """The names of segments in shared memory, with their inodes."""
+    """Return the names of segments in shared memory, with their inodes."""
     found = {}
     with os.scandir(FOLDER) as entries:
         for entry in entries:

@@ -1,9 +1,8 @@
-"""A warm process from which programs are forked, each as if by a shell.
+"""The zygote: fork programs, each as if by a shell, from a process that has imported everything.
 
-It has imported everything and has no shared array. What it forks is its grandchild, so that
-the driver becomes the parent; a session leader, so that the whole program can be killed at
-once; and a family of its own. The forked process returns from `main` and leaves the
-interpreter in the ordinary way.
+It has no shared array. A program is a grandchild, so that the driver becomes its parent; leads a
+session, so that all its processes can be killed at once; and is a family of its own. The forked
+process returns from `main` and exits in the ordinary way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users may ask for: shapes, lengths, names, modes. Checked before anything is done."""
+"""Check the arguments of users (shapes, lengths, names, modes) before they have effects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_shape(shape: Shape) -> tuple[int, ...]:
 
 
 def check_length(length: Any) -> int:
-    """Return a length as an int; a bool is none, nor is -1."""
+    """Return a length as an int; refuse bools and negative numbers."""
     if isinstance(length, (bool, np.bool_)):
         raise TypeError(f"a length must be an int, got {length!r}")
     value = operator.index(length)
@@ -51,7 +51,7 @@ def check_capacity(capacity: int, shape: tuple[int, ...], dtype: np.dtype[Any], 
 
 
 def check_backend(backend: str, name: str | None) -> str | None:
-    """Return the system's name for the one that was given; None for none."""
+    """Return the system's name for a given name; None for None."""
     if backend not in BACKENDS:
         raise ValueError(f'backend must be "shm" or "memfd", got {backend!r}')
     if name is None:

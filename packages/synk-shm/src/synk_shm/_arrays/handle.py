@@ -14,14 +14,14 @@ from synk_shm.exceptions import ShmFormatError
 
 
 class Handle(NamedTuple):
-    """Where a shared array lives: a value to send to another process and `attach` there.
+    """The address of a shared array: a value to send to another process and `attach` there.
 
-    A handle keeps nothing alive. Whoever made the array has to keep it until the receiver
-    has attached; after that the receiver has the memory for as long as it likes.
+    A handle keeps nothing alive. The maker of the array has to keep it until the receiver
+    has attached; after that the receiver's array keeps the memory.
 
     Attributes:
         name: the segment's name.
-        nonce: eight bytes that tell this segment from a later one of the same name.
+        nonce: eight bytes that differ from those of a later segment of the same name.
         offset: bytes from the start of the segment's data to element [0, 0, ...].
         shape: in elements.
         strides: in bytes; None means C order.
@@ -153,7 +153,7 @@ def view(mapping: Mapping, address: Handle) -> Array:
 
 
 def _checked(name: str) -> str:
-    """Return the name of a handle, which may come from anywhere, if it can be a segment's."""
+    """Return the name of a handle of unknown origin, if it can be a segment's."""
     if isinstance(name, str) and name.startswith("/proc/"):
         parts = name.split("/")
         if len(parts) == 5 and parts[3] == "fd" and parts[2].isdigit() and parts[4].isdigit():

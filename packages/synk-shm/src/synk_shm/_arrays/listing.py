@@ -1,4 +1,4 @@
-"""What is in shared memory, what may go, and how much room there is."""
+"""List the segments in shared memory, remove those of dead processes, count free bytes."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def cleanup() -> list[str]:
 
 
 def leave() -> None:
-    """Let the arrays of other processes end with these, although this one has them mapped.
+    """Let the names of other processes' arrays be removed when those processes end.
 
-    For a forked child that lives on: it holds the locks of its parent's families, so that the
-    memory would outlive a parent that is killed. What is mapped here can be used as before; what
+    For a forked child that goes on: it holds the locks of its parent's families, so that the
+    names would outlive a parent that is killed. What is mapped here can be used as before; what
     this process makes or attaches from now on keeps a family alive again.
     """
     process.leave_families()
@@ -76,7 +76,7 @@ def free_space() -> int:
     """Return the bytes that new segments can still take in the system's shared memory.
 
     Raises:
-        ShmError: the system does not tell (macOS).
+        ShmError: the system does not report it (macOS).
     """
     found = space(posix.DIRECTORY) if posix.DIRECTORY is not None else None
     if found is None:
@@ -89,7 +89,7 @@ def _describe(names: list[str]) -> SegmentInfo | None:
     name = given[0] if given else names[0]
     found = peek(name)
     if found is None:
-        return None  # gone since
+        return None  # it was removed meanwhile
     header, status = found
     if header is None:  # made by another version, or still being made
         shape = dtype = None

@@ -1,4 +1,4 @@
-"""A lock on a shared array, which the kernel opens when its holder dies."""
+"""A lock on a shared array, which the kernel releases when its holder dies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lock(a: Array, timeout_s: float | None = None) -> Iterator[None]:
 
     It protects nothing by itself: every writer has to take it. There is one per
     segment. It is not reentrant, is not inherited by fork, and is free as soon as its holder
-    leaves the block or dies, in whatever way.
+    leaves the block or ends in any way.
 
     Args:
         a: a shared array or a view of one, whose segment still has its name.

@@ -1,9 +1,9 @@
-"""How shared arrays travel through multiprocessing: as handles that hold their memory.
+"""Send shared arrays through multiprocessing, as handles that hold their memory.
 
 A message carries, besides the handle, a directory entry of its own for the segment. So the
 sender may drop the array, or exit, while the message is under way: the entry keeps the
-memory. Whoever receives the message owns the entry from then on. Entries of messages that
-never arrive go when their family ends. See README.md in this folder.
+memory. The process that receives the message owns the entry from then on. Entries of messages
+that are never received are removed when their family ends. See README.md in this folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def reduce_array(array: Array) -> Any:
 
 
 def rebuild_array(packed: bytes | None, readonly: bool, *parts: Any) -> Array:
-    """Attach what `reduce_array` sent, and take over the entry that came with it."""
+    """Attach the array that `reduce_array` sent, and own the entry of its message."""
     address = Handle.unpack(*parts)
     if packed is None:
         return attach(address, readonly=readonly)

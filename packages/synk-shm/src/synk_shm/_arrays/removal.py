@@ -13,14 +13,14 @@ from synk_shm.exceptions import ShmNotFoundError, ShmPermissionError
 
 
 def close(a: Array) -> None:
-    """Give up this process's hold on the segment under `a`.
+    """Close the segment under `a` in this process.
 
     Its owner removes the name at once, as `unlink` does. The memory itself is returned
-    with the last reference to `a`: no array ever points to memory that has gone.
+    with the last reference to `a`: no array ever points to unmapped memory.
     Does nothing if it is closed already.
 
     Raises:
-        BufferError: other arrays still lie on this memory; says how many.
+        BufferError: other arrays still use this memory; the text has their number.
         ValueError: `a` is not in shared memory.
     """
     found = segment(a)
@@ -47,7 +47,7 @@ def unlink(a_or_name: Array | str, missing_ok: bool = False) -> None:
 
     Args:
         a_or_name: a shared array, or a name as `attach` takes it.
-        missing_ok: do not complain if it has gone already.
+        missing_ok: do not raise if it is gone already.
 
     Raises:
         ShmNotFoundError: there is no such segment, unless `missing_ok`.

@@ -34,14 +34,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Mapping(mmap.mmap):
-    """Mapped memory that knows its segment."""
+    """Mapped memory with a reference to its segment."""
 
     __slots__ = ("segment",)
     segment: Segment
 
 
 class Segment:
-    """Shared memory under an array, as this process sees it. Got by `segment(x)`.
+    """Shared memory under an array, as this process has it; returned by `segment(x)`.
 
     It describes the memory and does not keep it alive: after the last array is gone, or
     after `close()`, it is `closed`.
@@ -117,12 +117,12 @@ class Segment:
 
     @property
     def closed(self) -> bool:
-        """Whether this process has given the memory up."""
+        """Whether this process has closed the segment."""
         return self._closed or self.mapping() is None
 
     @property
     def owner(self) -> bool:
-        """Whether this process made the segment (or got it handed over), so removes it."""
+        """Whether this process made or received the segment, and so removes its names."""
         return self.mine and not self.closed
 
     @property
@@ -142,21 +142,21 @@ class Segment:
 
     @property
     def address(self) -> int:
-        """Where the segment begins in this process's memory."""
+        """The segment's first byte in this process's address space."""
         if not self._address:
             self._address = int(self.memory().__array_interface__["data"][0])
         return self._address
 
     @property
     def address_name(self) -> str:
-        """The name under which others find this segment now."""
+        """The name by which other processes can attach this segment now."""
         if self.fd is not None:
             return f"/proc/{os.getpid()}/fd/{self.fd}"
         return self.names[0]
 
     @property
     def names(self) -> list[str]:
-        """The names that this process knows: those it owns, or the one it attached."""
+        """The names that this process owns, or the one that it attached."""
         return list(self._owned) or [self.name]
 
     def mapping(self) -> Mapping | None:
@@ -229,7 +229,7 @@ class Segment:
         """Take the name that a user gave to `old`, in one step."""
         for name in [name for name in old._owned if naming.is_user_name(name)]:
             if not posix.links(name, old.inode):
-                continue  # it is unlinked, or another's now
+                continue  # it is unlinked, or names another segment now
             step = naming.random_name(self.family)
             posix.link(self.address_name, step)
             os.replace(posix.path_of(step), posix.path_of(name))
@@ -240,7 +240,7 @@ class Segment:
         return any(naming.is_user_name(name) for name in self._owned)
 
     def set_length(self, length: int, reserved: int) -> None:
-        """Publish a new first length: memory first, so that no reader sees too much."""
+        """Publish a new first length: memory first, so that no reader exceeds it."""
         self._numbers(headers.RESERVED_AT, 1)[0] = reserved
         self._numbers(headers.SHAPE_AT, 1)[0] = length
 
@@ -255,7 +255,7 @@ class Segment:
         return fd
 
     def disown(self) -> None:
-        """Forget the names, in a forked child: they are its parent's."""
+        """Forget the names in a forked child: its parent owns them."""
         self.name = self.names[0]  # one that is still there
         self._owned = []
         self.mine = False
@@ -275,7 +275,7 @@ class Segment:
         self._close_fd()
 
     def release(self) -> None:
-        """Give the memory up: called by `close`, and when the mapping dies."""
+        """Drop names and families: called by `close`, and when the mapping is freed."""
         if self._closed:
             return
         self._closed = True
@@ -313,7 +313,7 @@ def segment(x: object) -> Segment | None:
 
 
 def raise_taken(name: str) -> NoReturn:
-    """Say that a name stands for something else now."""
+    """Raise the error for a name that leads to another segment now."""
     raise ShmNotFoundError(errno.ENOENT, "another segment has taken this name", name)
 
 

@@ -1,11 +1,11 @@
-"""Families of processes, and the removal of what a dead family left.
+"""Families of processes, and the removal of the names of dead families.
 
 A *family* is the processes that share a multiprocessing authentication key: a program and
-all its multiprocessing children, by whatever start method. Every member holds a shared
-flock on the family's lock file for as long as it lives; a process that has attached a
+all its multiprocessing children, with any start method. Every member holds a shared
+flock on the family's lock file until it ends; a process that has attached a
 segment of another family holds that family's as well. The kernel drops these locks when a
-process dies, however it dies. So a lock that no process holds proves that all are dead. Pids do
-not: they are reused, and mean nothing in another container. See README.md of this package.
+process dies. So a lock that no process holds proves that all are dead. Pids do not: they are
+reused, and differ in another container. See README.md of this package.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import stat
 import struct
 import time
+from collections.abc import Callable
 
 from synk_shm._segments import naming, posix
 from synk_shm._segments.headers import peek
@@ -25,14 +26,14 @@ from synk_shm.exceptions import ShmTimeoutError
 _OPEN_S = 5.0
 _GRACE_S = 60.0
 # Never follows a link that another user made, and never waits: for a pipe's other end, or until the
-# kernel takes back a lease, for which it gives its holder 45 s.
+# kernel breaks a lease, which takes up to 45 s.
 _CAREFUL = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FLOCK = struct.Struct("@hhqqi0q")  # type, whence, start, length, pid: all of the file
 
 
 def home_family() -> str:
     """Return the family of this process: eight hex digits, the same in all its children."""
-    import hashlib  # with multiprocessing, what takes longest to import: not before it is used
+    import hashlib  # slow to import, as multiprocessing is: only when needed
     import multiprocessing
 
     key = bytes(multiprocessing.current_process().authkey)
@@ -63,9 +64,9 @@ def hold(family: str, *, create: bool) -> int | None:
         if _lock(fd, fcntl.LOCK_SH) and _is_current(fd, path):
             _mark(fd)
             if create:
-                os.utime(fd)  # a member is there again: no grace needed
+                os.utime(fd)  # there is a member again: end the grace
             return fd
-        # A sweeper holds it exclusively, or has just removed it: neither lasts.
+        # A sweep holds it exclusively, or has just removed it: try again.
         os.close(fd)
         if time.monotonic() > deadline:
             raise ShmTimeoutError(
@@ -115,16 +116,16 @@ def is_alive(family: str) -> bool:
 def sweep(family: str, *, at_once: bool = False) -> list[str]:
     """Remove all names of a family if none of its processes is left; return those names.
 
-    With `at_once`, though it was postponed: no process is left to read the messages.
+    With `at_once` also if it was postponed, because no process can read the messages.
     """
     fd = _open_if_dead(family, at_once)
     if fd is None:
         return []
     try:
-        # Its own names last: should this process be killed, they lead the next one to the rest.
+        # Its own names last: if this process is killed, the next one finds the rest by them.
         removed = [name for name in _names_of(family) if posix.remove(name)]
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(_lock_path(family) or "")  # last: while it is there, the rest is found
+            os.unlink(_lock_path(family) or "")  # last, because a sweep searches for lock files
     finally:
         os.close(fd)
     return removed
@@ -132,41 +133,35 @@ def sweep(family: str, *, at_once: bool = False) -> list[str]:
 
 def sweep_all() -> list[str]:
     """Remove the names of every dead family of this user; return those names."""
-    if posix.DIRECTORY is None:
-        return []
     user = os.geteuid()
-    with os.scandir(posix.DIRECTORY) as entries:
-        found = [(naming.lock_owner(entry.name), entry) for entry in entries]
     removed = []
-    for owner, entry in found:
-        if owner is not None and owner[0] == user and _is_of(entry, user):
+    for name, _ in _files_of_user(naming.lock_owner):
+        owner = naming.lock_owner(name)
+        if owner is not None and owner[0] == user:
             removed += sweep(owner[1])
     return removed
 
 
-def _is_of(entry: os.DirEntry[str], user: int) -> bool:
-    """Return whether a file of such a name is this user's."""
-    try:
-        status = entry.stat(follow_symlinks=False)
-    except OSError:
-        return False
-    return status.st_uid == user and stat.S_ISREG(status.st_mode)
-
-
 def names_of_user() -> list[tuple[str, int]]:
     """Return (name, inode) of every segment entry that belongs to this user."""
+    found = _files_of_user(lambda name: naming.is_segment("/" + name))
+    return [("/" + name, inode) for name, inode in found]
+
+
+def _files_of_user(is_wanted: Callable[[str], object]) -> list[tuple[str, int]]:
+    """Return (file name, inode) of the regular files of this user whose names are wanted."""
     if posix.DIRECTORY is None:
         return []
     user = os.geteuid()
     found = []
     with os.scandir(posix.DIRECTORY) as entries:
         for entry in entries:
-            if not naming.is_segment("/" + entry.name):
+            if not is_wanted(entry.name):
                 continue
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == user and stat.S_ISREG(status.st_mode):
-                    found.append(("/" + entry.name, status.st_ino))
+                    found.append((entry.name, status.st_ino))
     return found
 
 
@@ -232,7 +227,7 @@ def _mark(fd: int) -> None:
 
     Open file description locks (Linux) last as long as flocks do. A test that takes the exclusive
     flock for a moment would mislead a process that leaves at that moment and tries the same: it
-    would leave the removal to others.
+    would not remove anything.
     """
     with contextlib.suppress(OSError, AttributeError):
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
@@ -246,7 +241,7 @@ def _is_marked(fd: int) -> bool:
 
 
 def _is_current(fd: int, path: str) -> bool:
-    """Return whether the path still leads to this file, and the file is ours."""
+    """Return whether the path still leads to this file, and this user owns it."""
     try:
         now = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:

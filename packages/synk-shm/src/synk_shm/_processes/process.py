@@ -1,8 +1,8 @@
-"""What this process holds, and how it lets go: at exit, after a fork, when arrays die.
+"""The state of this process, and its release: at exit, after a fork, when arrays are freed.
 
-The one mutable state of the package, `process`, lives here. It is armed by the first segment
-of a process, not by ``import synk_shm``: a process without shared arrays has nothing to clean
-up, and importing multiprocessing takes longer than the rest.
+The one mutable state of the package, `process`, is here. The first segment of a process arms it,
+not ``import synk_shm``: a process without shared arrays has nothing to clean up, and importing
+multiprocessing takes longer than the rest.
 
 Finalizers may run at any moment, inside any allocation of any thread. Therefore `leave`
 only queues its work when the lock is taken, and the thread that holds the lock does the work.
@@ -25,7 +25,7 @@ _CHECK_EVERY_S = 0.1  # other programs may remove lock files; a check each time 
 
 
 class Mapped(Protocol):
-    """What this process maps, and may own the names of."""
+    """A segment that this process maps, and whose names it may own."""
 
     def remove_owned_names(self) -> None: ...
 
@@ -33,7 +33,7 @@ class Mapped(Protocol):
 
 
 class _Membership:
-    """This process's place in one family: a lock, and how many segments need it."""
+    """The membership of this process in a family: a lock, and the segments that need it."""
 
     __slots__ = ("count", "fd")
 
@@ -47,11 +47,10 @@ class ProcessState:
 
     Attributes:
         home: the family of this process, once `ready` has been called.
-        mapped: what it maps, by nonce and whether only for reading: a second attach costs
-            no memory map.
-        owners: those with names to remove at exit. They are held here, not weakly: late in
-            the exit Python stops calling finalizers, while threads of multiprocessing's
-            queues still drop arrays.
+        mapped: its mappings by nonce and read-only flag, which a second attach uses again.
+        owners: segments with names to remove at exit. Not weak references: late in the exit
+            Python stops calling finalizers, while threads of multiprocessing's queues still
+            drop arrays.
         lock_fds: descriptors of locks that are held.
         at_first: called when the process gets its first segment.
     """
@@ -93,7 +92,7 @@ class ProcessState:
                     self._check_at = time.monotonic() + _CHECK_EVERY_S
 
     def _arm(self) -> None:
-        """Prepare for shared arrays, once: exit, fork, multiprocessing; sweep the dead."""
+        """Prepare for shared arrays, once: exit, fork, multiprocessing; sweep dead families."""
         from multiprocessing import parent_process, util
 
         self._find_parent = parent_process  # nothing can be imported late in the exit
@@ -105,25 +104,25 @@ class ProcessState:
         util.register_after_fork(self, ProcessState._finalize_at_exit)
         self._finalize_at_exit()
         self._armed = True
-        # Already ending, in a handler of atexit: what is registered now is not called.
+        # In a handler of atexit: Python does not call finalizers registered now.
         self._ended = not threading.main_thread().is_alive()
-        with contextlib.suppress(OSError):  # no directory, or another program's trouble
+        with contextlib.suppress(OSError):  # no directory, or a file of another program fails
             self._hold_home()  # before the sweep: its own family is alive
             families.sweep_all()
 
     def _hold_home(self) -> None:
-        """Keep the home family alive: take its lock, again if the file was taken away."""
+        """Keep the home family alive: take its lock, again if the file was removed."""
         with self._locked():
             member = self._memberships.setdefault(self.home, _Membership())
             user = os.geteuid()
-            if user != self._user:  # each has a file; that of the other stays locked, too
+            if user != self._user:  # each user has a file; the other one stays locked, too
                 if member.fd is not None:
                     self._other_users[self._user] = member.fd
                 self._user, member.fd = user, self._other_users.pop(user, None)
             self._renew(member)
 
     def _renew(self, member: _Membership) -> None:
-        """Take the lock of the home family, if it has none, or its file was taken away."""
+        """Take the lock of the home family, if it has none, or its file was removed."""
         if member.fd is None or not families.is_linked(member.fd):
             lost, member.fd = member.fd, families.hold(self.home, create=True)
             if lost is not None:
@@ -131,9 +130,9 @@ class ProcessState:
                 self._inherits = False  # a parent that forked this process may hold the old one
 
     def enter(self, family: str) -> tuple[str, ...]:
-        """Keep a family alive for one more segment; returns what to `leave` after it.
+        """Keep a family alive for one more segment; return the families to `leave` after it.
 
-        The home family is held for good, others as long as segments of theirs are.
+        The home family is held until the exit, others while their segments are mapped.
         """
         if family == self.home:
             return ()
@@ -167,12 +166,12 @@ class ProcessState:
         """Remove a segment that is no longer mapped here."""
         self.owners.discard(segment)
         if self.mapped.get(key) is segment:
-            self.mapped.pop(key, None)  # another thread may have mapped it anew, and let go, too
+            self.mapped.pop(key, None)  # another thread may have mapped and dropped it again
         if self._ended and not self.mapped:
-            self._leave_all()  # made or used by a handler of atexit that ran after ours
+            self._leave_all()  # used by a handler of atexit that ran after ours
 
     def leave(self, family: str) -> None:
-        """Take back one `enter`. The last one out of a dead family removes what it left."""
+        """Undo one `enter`. The last member of a family that leaves removes its names."""
         self._leaving.append(family)
         self._drain()
 
@@ -204,7 +203,7 @@ class ProcessState:
             return
         if family == self.home and not families.is_linked(member.fd) and families.has_names(family):
             with contextlib.suppress(OSError):
-                self._renew(member)  # what it has sent last is not swept with it
+                self._renew(member)  # so that the last messages are not swept
         awaited = family == self.home and self._is_awaited()
         if awaited and families.has_names(family):
             families.postpone_if_alone(member.fd)
@@ -213,21 +212,21 @@ class ProcessState:
             families.sweep(family, at_once=family == self.home and not awaited)
 
     def _is_awaited(self) -> bool:
-        """Return whether a process may expect messages of this one, and not be of the family yet.
+        """Return whether a process outside of the family may still receive messages of this one.
 
-        That is the process of multiprocessing that started it, but not if it forked it with
-        its lock, which is therefore its own, too.
+        That is its parent by multiprocessing, unless the parent forked it with the family's lock,
+        which the parent then holds, too.
         """
         parent = None if self._inherits else self._find_parent()
         if parent is None or not parent.is_alive():
             return False
-        # Children that it forked later hold the file open whose end would report its end.
+        # Children forked later keep the pipe open whose end is the sign of its end.
         return os.getppid() == parent.pid or _is_there(parent.pid)
 
     def _finalize_at_exit(self) -> None:
         """Run `_at_exit` after multiprocessing has joined its children and queues.
 
-        Its forked children leave by os._exit, without atexit; these finalizers they run.
+        Its forked children leave by os._exit, without atexit, but run these finalizers.
         """
         from multiprocessing import util
 
@@ -242,7 +241,7 @@ class ProcessState:
         self._leave_all()
 
     def leave_families(self) -> None:
-        """Let go of all locks, and of nothing else: see `synk_shm.leave`."""
+        """Release all locks, and nothing else: see `synk_shm.leave`."""
         with self._locked():
             memberships, self._memberships = self._memberships, {}
             self._inherits, self._check_at = False, -math.inf

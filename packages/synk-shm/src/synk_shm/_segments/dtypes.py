@@ -39,7 +39,7 @@ def count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def check(dtype: np.dtype[Any]) -> None:
-    """Refuse a dtype whose elements do not live in the array's own bytes.
+    """Refuse a dtype whose elements are not in the array's own bytes.
 
     Raises:
         TypeError: Python objects, variable-length strings, or a dtype from outside NumPy.
@@ -87,27 +87,20 @@ def encode(dtype: np.dtype[Any]) -> str:
 
 def decode(text: str) -> np.dtype[Any]:
     """Return the dtype that `encode` wrote; ValueError or TypeError for anything else."""
-    # A structured dtype is made anew each time, because callers can change its names.
-    return _decode_literal(text) if text.startswith("(") else _decode_simple(text)
+    # A structured dtype is made again each time, because callers can change its names.
+    return _decode_any(text) if text.startswith("(") else _decode_simple(text)
 
 
-def _decode_literal(text: str) -> np.dtype[Any]:
+def _decode_any(text: str) -> np.dtype[Any]:
     try:
-        dtype = _decode(ast.literal_eval(text))
+        dtype = _decode(ast.literal_eval(text) if text.startswith("(") else text)
     except (SyntaxError, MemoryError, RecursionError, KeyError, AttributeError) as error:
         raise ValueError(f"{text[:80]!r} does not describe a dtype") from error
     check(dtype)
     return dtype
 
 
-@functools.lru_cache(maxsize=256)
-def _decode_simple(text: str) -> np.dtype[Any]:
-    try:
-        dtype = np.dtype(text)
-    except (SyntaxError, KeyError, AttributeError) as error:
-        raise ValueError(f"{text[:80]!r} does not describe a dtype") from error
-    check(dtype)
-    return dtype
+_decode_simple = functools.lru_cache(maxsize=256)(_decode_any)
 
 
 def _encode(dtype: np.dtype[Any]) -> _Code:

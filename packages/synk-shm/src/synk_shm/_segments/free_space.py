@@ -27,7 +27,7 @@ def check_space(asked: int, where: str) -> None:
     """Raise `ShmFullError` if `asked` bytes are surely too many.
 
     The file system's limit is one bound. The machine's and the container's memory is
-    another: beyond it, allocating would not fail but wake the kernel's killer.
+    another: beyond it, allocating would not fail, but the kernel would kill a process.
     """
     found = space(where)
     if found is not None and asked > found[0]:
@@ -78,7 +78,7 @@ def _machine_left() -> int | None:
 
 
 def _container_left() -> int | None:
-    """Return what this process's control group may still take; file pages count as free."""
+    """Return the bytes left to this process's control group; file pages count as free."""
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
         with open("/proc/self/cgroup") as lines:
             group = next(line.rstrip("\n")[3:] for line in lines if line.startswith("0::"))

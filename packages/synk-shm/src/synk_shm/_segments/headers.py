@@ -69,20 +69,14 @@ class Header(NamedTuple):
         """Return the header's bytes between magic and nonce, and those after the nonce."""
         text = self.dtype_text.encode()
         ndim = len(self.shape)
-        after = _AFTER.pack(
-            self.family.encode(),
-            self.data_offset,
-            self.capacity,
-            self.reserved,
-            ndim,
-            len(text),
-        )
+        sizes = (self.data_offset, self.capacity, self.reserved, ndim, len(text))
+        after = _AFTER.pack(self.family.encode(), *sizes)
         before = _BEFORE.pack(VERSION, _FORTRAN if self.fortran else 0)
         return before, after + struct.pack(f"={ndim}q", *self.shape) + text
 
 
 class SegmentLayout(NamedTuple):
-    """What is the same for all segments of arrays that are alike.
+    """The properties that all segments of equal arrays share.
 
     Attributes:
         header: without a nonce.
@@ -111,7 +105,7 @@ def plan(
     capacity: int | None,
     family: str,
 ) -> SegmentLayout:
-    """Lay out a segment for an array. The same question is answered from memory.
+    """Lay out a segment for an array. Layouts of simple dtypes are cached.
 
     Raises:
         TypeError, ValueError: arrays of this dtype or size cannot be shared.
@@ -144,7 +138,7 @@ def _size(ndim: int, text_length: int) -> int:
 
 
 def needed(start: bytes) -> int:
-    """Return how many bytes of a segment `parse` wants to see, by its first ones.
+    """Return how many bytes of a segment `parse` needs, given its first ones.
 
     0 if it is still being made: too short, or without its magic.
     """
@@ -157,18 +151,18 @@ def needed(start: bytes) -> int:
 
 
 def parse(start: bytes, size: int, name: str) -> tuple[Header, bytes]:
-    """Read and check the header of a segment of `size` bytes; returns it with its nonce.
+    """Read and check the header of a segment of `size` bytes; return it with its nonce.
 
     Args:
         start: the first `needed` bytes.
 
     Raises:
-        ShmFormatError: not a segment of ours, or one that contradicts itself.
+        ShmFormatError: not a segment of synk_shm, or one that contradicts itself.
     """
     try:
         if start[: len(MAGIC)] != MAGIC:
             raise ValueError("it does not begin with synk_shm's magic number")
-        # A structured dtype is made anew each time: its names can be changed by who gets it.
+        # A structured dtype is made again each time, because callers can change its names.
         read = _read if b"(" in start[SHAPE_AT:] else _known
         header = read(start[len(MAGIC) : _NONCE_AT], start[_AFTER_NONCE:], size)
     except (TypeError, ValueError) as error:
@@ -214,7 +208,7 @@ def read_header(fd: int, size: int, name: str) -> tuple[Header, bytes] | None:
     """Return the header of an open segment of `size` bytes, and its nonce; None if it has none yet.
 
     Raises:
-        ShmFormatError: not a segment of ours, or one that contradicts itself.
+        ShmFormatError: not a segment of synk_shm, or one that contradicts itself.
     """
     start = posix.read_start(fd, size, PEEK) if size else b""
     length = needed(start)

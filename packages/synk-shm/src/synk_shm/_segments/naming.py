@@ -1,4 +1,4 @@
-"""Names of segments and lock files: what they look like, and which are allowed.
+"""Names of segments and lock files: their forms, and which are allowed.
 
 ==============================  =====================================================
 ``/synk.<family>.<10 hex>``     a segment; the family is that of the process that made it
@@ -37,7 +37,7 @@ def pack(name: str) -> bytes | str:
 
 
 def unpack(packed: bytes | str) -> str:
-    """Return the name that `pack` packed. It may still be anything: check it."""
+    """Return the name that `pack` packed. It may be any text: check it."""
     if isinstance(packed, str):
         return packed
     return segment_name(packed[:4].hex(), packed[4:])
@@ -60,7 +60,7 @@ def lock_owner(file_name: str) -> tuple[int, str] | None:
 
 
 def is_segment(name: str) -> bool:
-    """Return whether a system name (with its slash) is one of ours: random or given by a user."""
+    """Return whether a system name (with its slash) is a segment's: random or given by a user."""
     return family_of(name) is not None or (name.startswith(_USER) and len(name) > len(_USER))
 
 
@@ -71,7 +71,7 @@ def is_user_name(name: str) -> bool:
 def system_name(name: str) -> str:
     """Return the system's name for a name given by a user, checked.
 
-    Checked here because posix_ipc dies of a NUL. A name that starts with a slash is a
+    Checked here because posix_ipc crashes on a NUL. A name that starts with a slash is a
     system name already, as `Segment.name` and `list()` show them.
 
     Raises:

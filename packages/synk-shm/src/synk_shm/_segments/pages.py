@@ -1,9 +1,9 @@
 """Large segments: allocating, mapping and filling their pages in one go.
 
 A new page costs far more than the bytes in it: the kernel finds, clears and maps it, and does
-so one by one, at a few GB/s, if the pages are touched one by one. So they are asked for many
-at a time, by several threads if there are very many, each of which fills what it has got while
-it is still in the cache. The pages are mapped afterwards: the first touch, which is where
+so one by one, at a few GB/s, if the pages are touched one by one. So many are requested at a
+time, by several threads if there are very many; each thread fills its pages while they are still in
+the cache. The pages are mapped afterwards: the first touch, which is where
 shared memory usually loses to private memory, costs nothing.
 """
 
@@ -34,10 +34,10 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 def populate(memory: _Bytes, start: int, stop: int, where: str, data: _Bytes | None = None) -> bool:
     """Allocate and map bytes start:stop of a mapping, and copy `data` to `start`.
 
-    Returns False, with nothing done, where the system cannot do that: no Linux, or an old one.
+    Return False, with nothing done, where the system cannot do that: no Linux, or an old one.
 
     Raises:
-        ShmFullError: there is not enough memory. It would have been SIGBUS by touching it.
+        ShmFullError: there is not enough memory; a write would have been SIGBUS.
     """
     advise = _madvise()
     if advise is None:
@@ -65,7 +65,7 @@ def populate(memory: _Bytes, start: int, stop: int, where: str, data: _Bytes | N
 
     _run(work, range(first, stop, step))
     if failures:
-        # At once, as if nothing had been asked for: a traceback may hold the mapping for long.
+        # Free them at once: a traceback may hold the mapping for long.
         whole = -(-start // _PAGE) * _PAGE
         _advise(advise, base + whole, stop - whole, _REMOVE)
         raise failures[0]
@@ -87,7 +87,7 @@ def _run(work: Callable[[int], None], begins: range) -> None:
         thread = threading.Thread(target=work, args=(begin,))
         try:
             thread.start()
-        except RuntimeError:  # no more threads, or the interpreter is on its way out
+        except RuntimeError:  # no more threads, or the interpreter is ending
             here.append(begin)
         else:
             threads.append(thread)

@@ -2,10 +2,9 @@
 
 Where segments show as files (Linux) they are opened as files: the same system calls as
 shm_open's, without an object in between. Elsewhere it is posix_ipc, wrapped so that its
-sharp edges cannot be reached: names are checked before they get here (a NUL kills the
-process), its ``size=`` is never used (on an existing segment it resizes, and on failure
-removes it), descriptors are always closed (it has no finalizer), and its errors, which are
-no `OSError`, become ours.
+faults have no effect: names are checked before (a NUL kills the process), its ``size=`` is never
+used (on an existing segment it resizes, and on failure removes it), descriptors are always closed
+(it has no finalizer), and its errors, which are not `OSError`, are translated.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SHM = "/dev/shm"  # noqa: S108 (names in it are unguessable and created exclusi
 DIRECTORY: str | None = _SHM if os.path.isdir(_SHM) else None
 """Where segments show as files (Linux); None where the system hides them (macOS).
 
-Without it there are no second entries, no listing and no sweeping: see README.md here.
+Without it there are no second entries, no listing and no sweeps: see README.md of the package.
 """
 
 PLACES = {"shm": DIRECTORY or "shared memory", "memfd": ANONYMOUS}
@@ -53,7 +52,7 @@ def path_of(name: str) -> str:
 
 
 def create(name: str, mode: int) -> int:
-    """Create an empty segment, never open one that exists. Returns its descriptor."""
+    """Create an empty segment, never open one that exists. Return its descriptor."""
     try:
         if DIRECTORY is not None:
             fd = os.open(DIRECTORY + name, _CREATE, mode)
@@ -76,7 +75,7 @@ def create(name: str, mode: int) -> int:
 
 
 def open_existing(name: str, readonly: bool) -> int:
-    """Open a segment by its name. Returns its descriptor."""
+    """Open a segment by its name. Return its descriptor."""
     try:
         if DIRECTORY is not None:
             return os.open(DIRECTORY + name, (os.O_RDONLY if readonly else os.O_RDWR) | _CAREFUL)
@@ -86,7 +85,7 @@ def open_existing(name: str, readonly: bool) -> int:
 
 
 def create_anonymous(mode: int) -> int:
-    """Create a memory file without a name (Linux). Returns its descriptor."""
+    """Create a memory file without a name (Linux). Return its descriptor."""
     if not hasattr(os, "memfd_create"):
         raise ValueError('backend="memfd" exists on Linux only; use backend="shm"')
     try:
@@ -98,9 +97,9 @@ def create_anonymous(mode: int) -> int:
 
 
 def open_anonymous(path: str, readonly: bool) -> int:
-    """Open the memory file behind ``/proc/<pid>/fd/<n>``. Returns a new descriptor."""
+    """Open the memory file behind ``/proc/<pid>/fd/<n>``. Return a new descriptor."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO or a terminal would hurt
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO or a terminal may have effects
             raise ShmNotFoundError(errno.ENOENT, "the process closed this memory", path)
         access = os.O_RDONLY if readonly else os.O_RDWR
         return os.open(path, access | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
@@ -111,7 +110,7 @@ def open_anonymous(path: str, readonly: bool) -> int:
 
 
 def remove(name: str, inode: int | None = None) -> bool:
-    """Remove a name; False if it is gone already. The memory lives on where it is mapped.
+    """Remove a name; False if it is gone already. The memory stays where it is mapped.
 
     With `inode`, remove it only while it still stands for that segment: a name that users
     give may have been removed and given again.
@@ -181,7 +180,7 @@ def allocate(fd: int, start: int, stop: int, where: str) -> None:
     """Allocate bytes start:stop, so that writing them later cannot raise SIGBUS.
 
     Raises:
-        ShmFullError: there is not enough memory, though `check_space` thought so before.
+        ShmFullError: there is not enough memory, although `check_space` found enough.
     """
     if not _CAN_ALLOCATE:
         return  # macOS allocates on first touch, and has no limit of its own
@@ -200,10 +199,10 @@ def allocate(fd: int, start: int, stop: int, where: str) -> None:
 def write_data(fd: int, start: int, data: bytes | memoryview, where: str) -> bool:
     """Write bytes through the descriptor, which is faster than through a new mapping.
 
-    Returns False where the system cannot do that (macOS).
+    Return False where the system cannot do that (macOS).
 
     Raises:
-        ShmFullError: there is not enough memory, though `check_space` thought so before.
+        ShmFullError: there is not enough memory, although `check_space` found enough.
     """
     if DIRECTORY is None:
         return False
@@ -240,7 +239,7 @@ def seal(fd: int) -> None:
 
 
 def raise_mapped(error: BaseException, name: str, *, existential: int = errno.ENOENT) -> NoReturn:
-    """Raise our own kind of error for one of posix_ipc or the system, with its cause.
+    """Raise a `ShmError` for an error of posix_ipc or the system, with its cause.
 
     `existential` is what posix_ipc's ExistentialError means here; it has no errno itself.
     """

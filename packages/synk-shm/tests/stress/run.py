@@ -1,4 +1,4 @@
-"""One program at a time: each step in the world and in the model, and nothing left at the end."""
+"""Run one program: each step in the processes and in the model, and nothing left at the end."""
 
 from __future__ import annotations
 
@@ -10,58 +10,58 @@ from typing import Any, Callable, Optional
 import values
 from life import DIED, OK, Wrong
 from model import Model
-from program import Author, Step
+from program import Generator, Step
 from world import FOLDER, KILLED, Crash, Hang, World, look
 
 TOO_LONG_S = 120
-AFTER = "after"  # the process that looks when all others have ended
-SETTLE_S = 10.0  # for helpers of multiprocessing, which end when they see that all are gone
+AFTER = "after"  # the process that starts when all others have ended
+SETTLE_S = 10.0  # for helpers of multiprocessing, which end after all others
 SPOILED_STEP = 8
 
 
-class Play:
-    """A program: its steps so far, the model of it, and the real thing."""
+class Run:
+    """A program: its steps so far, its model, and its processes."""
 
     def __init__(
-        self, seed: int, world: World, alone: bool, say: Callable[[str], None], sabotage: str = ""
+        self, seed: int, world: World, alone: bool, log: Callable[[str], None], sabotage: str = ""
     ) -> None:
         gc.collect()
         self.model = Model(look, alone)
-        self.author = Author(seed, self.model)
+        self.generator = Generator(seed, self.model)
         self.world = world
         self.alone = alone
-        self.say = say
+        self.log = log
         self.sabotage = sabotage
-        if sabotage:  # with nothing else that could explain what follows
-            self.author.mortality, self.author.ending = 0, "exit"
+        if sabotage:  # the fault must be the only cause of a failure
+            self.generator.mortality, self.generator.ending = 0, "exit"
         self.files = world.open_files()
         self.steps: list[Step] = []
         self.lines: list[str] = []
 
     def run(self, steps: Optional[list[Step]] = None) -> None:
-        """Run to the end: what the author writes, or those of these steps that still can be."""
+        """Run to the end: the generated steps, or those of `steps` that are still possible."""
         deadline = time.monotonic() + TOO_LONG_S
-        for step in self.written() if steps is None else self.chosen(steps):
+        for step in self.generated() if steps is None else self.chosen(steps):
             if time.monotonic() > deadline:
                 raise Hang(f"the program was not finished after {TOO_LONG_S} s")
             self.do(step)
             self.spoil()
         self.finish()
 
-    def written(self) -> Any:
-        step: Optional[Step] = self.author.first()
+    def generated(self) -> Any:
+        step: Optional[Step] = self.generator.first()
         while step is not None:
             yield step
-            step = self.author.next()
+            step = self.generator.next()
 
     def chosen(self, steps: list[Step]) -> Any:
-        yield from (step for step in steps if self.author.is_possible(step))
-        self.author.ending = "exit"
-        self.author.mortality = 0
-        yield from iter(self.author.end, None)
+        yield from (step for step in steps if self.generator.is_possible(step))
+        self.generator.ending = "exit"
+        self.generator.mortality = 0
+        yield from iter(self.generator.end, None)
 
     def do(self, step: Step) -> None:
-        """One step, in the world and in the model."""
+        """Run a step in the processes and in the model."""
         self.steps.append(step)
         self.lines.append(f"{len(self.steps):4}  {step}")
         if step.op == "root":
@@ -86,26 +86,26 @@ class Play:
 
     def note(self, outcome: str) -> None:
         self.lines[-1] += f"  -> {outcome}"
-        self.say(self.lines[-1])
+        self.log(self.lines[-1])
 
-    # how steps are done: most are a question and an answer
+    # how steps are run: most are a command and its reply
 
     def ask(self, step: Step, **arguments: Any) -> tuple[str, Any]:
-        """Let the process do it. With a fuse it ends, during the command or just after."""
+        """Send the command. A process with a fuse is killed during it or just after."""
         op = "attach" if step.op == "attach_name" else step.op
-        self.world.tell(step.who, op, arguments or step.arguments, step.fuse)
+        self.world.send(step.who, op, arguments or step.arguments, step.fuse)
         return self.answer(step)
 
     def answer(self, step: Step) -> tuple[str, Any]:
-        heard = self.world.hear(step.who)
-        if step.fuse or heard is None:
+        reply = self.world.receive(step.who)
+        if step.fuse or reply is None:
             self.world.wait(step.who)
-            code = self.world.bury(step.who)
+            code = self.world.reap(step.who)
             if not step.fuse or code not in (KILLED, None):
                 raise Crash(f"{step.who} died, exit code {code}")
-            if heard is None:
+            if reply is None:
                 return DIED, None
-        outcome, result, message = heard
+        outcome, result, message = reply
         return outcome, (message, result) if message else result
 
     def do_handle(self, step: Step) -> tuple[str, Any]:
@@ -124,15 +124,15 @@ class Play:
 
     def do_recv(self, step: Step) -> tuple[str, Any]:
         data = self.model.messages[step.arguments["message"]].data
-        self.world.tell(step.who, "recv", {"var": step.arguments["var"]}, max(step.fuse, 0))
+        self.world.send(step.who, "recv", {"var": step.arguments["var"]}, max(step.fuse, 0))
         self.world.deliver(step.who, data, step.fuse)
         return self.answer(step)
 
     def do_fork(self, step: Step) -> tuple[str, Any]:
-        heard = self.ask(step)
-        if heard[0] == OK:
-            self.world.welcome(step.arguments["name"], step.who)
-        return heard
+        reply = self.ask(step)
+        if reply[0] == OK:
+            self.world.accept(step.arguments["name"], step.who)
+        return reply
 
     do_start = do_fork
 
@@ -140,20 +140,20 @@ class Play:
         actors = self.model.actors.values()
         daemons = [a.name for a in actors if a.alive and a.daemon and a.parent.name == step.who]
         if step.arguments["how"] == "hard":
-            daemons = []  # nobody terminates them
-        self.world.tell(step.who, step.op, step.arguments, step.fuse)
+            daemons = []  # they are not terminated
+        self.world.send(step.who, step.op, step.arguments, step.fuse)
         self.world.wait(step.who)
-        code = self.world.bury(step.who)
+        code = self.world.reap(step.who)
         for name in daemons:
             self.world.wait(name)
-            self.world.bury(name)
+            self.world.reap(name)
         if step.fuse and code in (KILLED, None):
             return DIED, None
         return (OK, None) if code in (0, None) else (f"exit code {code}", None)
 
     def do_kill(self, step: Step) -> tuple[str, Any]:
         self.world.kill(step.who)
-        code = self.world.bury(step.who)
+        code = self.world.reap(step.who)
         return (OK, None) if code in (KILLED, None) else (f"exit code {code}", None)
 
     def do_kill_group(self, step: Step) -> tuple[str, Any]:
@@ -164,10 +164,10 @@ class Play:
     def do_leave_together(self, step: Step) -> tuple[str, Any]:
         ends: dict[str, str] = step.arguments["ends"]
         for name, how in ends.items():
-            self.world.tell(name, "exit", {"how": how})
+            self.world.send(name, "exit", {"how": how})
         for name in ends:
             self.world.wait(name)
-        codes = {name: self.world.bury(name) for name in ends}
+        codes = {name: self.world.reap(name) for name in ends}
         daemons = {name for name in ends if self.model.actors[name].daemon}
         wrong = {n: c for n, c in codes.items() if c not in (0, None) and n not in daemons}
         return (OK, None) if not wrong else (f"exit codes {wrong}", None)
@@ -178,17 +178,19 @@ class Play:
         known = [(one.value, values.raw(one.array)) for one in sources]
         names = [step.who, *step.arguments["others"]]
         for number, name in enumerate(names):
-            self.world.tell(name, "storm", {"rounds": 12, "known": known, "seed": number})
+            self.world.send(name, "storm", {"rounds": 12, "known": known, "seed": number})
         if victim is not None:
             self.world.kill(victim)
-        answers = {name: self.world.hear(name) for name in names if name != victim}
+        answers = {name: self.world.receive(name) for name in names if name != victim}
         if victim is not None:
-            self.world.bury(victim)  # now that its parent listens again
-        wrong = {name: said for name, said in answers.items() if not said or said[:2] != (OK, 0)}
+            self.world.reap(victim)  # its parent can reap it now
+        wrong = {
+            name: reply for name, reply in answers.items() if not reply or reply[:2] != (OK, 0)
+        }
         return (OK, None) if not wrong else (f"storm: {wrong}", None)
 
     def spoil(self) -> None:
-        """Let a process do what must not be, if this is asked for: it must be noticed."""
+        """Let a process commit the fault of ``--sabotage`` once: a check must report it."""
         if not self.sabotage or len(self.steps) < SPOILED_STEP:
             return
         for actor in self.model.actors.values():
@@ -196,8 +198,8 @@ class Play:
                 mapping = held.mapping
                 if mapping.owner and mapping.segment.backend == "shm" and held.array.size:
                     kind, self.sabotage = self.sabotage, ""
-                    self.lines.append(f"      {actor.name} is told to do wrong: {kind}")
-                    self.world.tell(actor.name, "sabotage", {"kind": kind, "var": var})
+                    self.lines.append(f"      {actor.name} commits a fault: {kind}")
+                    self.world.send(actor.name, "sabotage", {"kind": kind, "var": var})
                     self.answer(Step("sabotage", actor.name))
                     self.do(Step("read", actor.name, {"var": var}))
                     self.do(Step("audit", actor.name))
@@ -206,11 +208,11 @@ class Play:
     # the end
 
     def finish(self) -> None:
-        """Nothing is left, at the latest when another process has looked."""
+        """Check that nothing is left, at the latest after another process has made an array."""
         self.expect_nothing("processes", self.world.settle(SETTLE_S))
         self.expire()
         self.do(Step("root", AFTER, {"how": "root"}))
-        if self.author.rng.random() < 0.5:
+        if self.generator.rng.random() < 0.5:
             self.do(Step("cleanup", AFTER))
         else:
             options = {"order": "C"}
@@ -219,7 +221,7 @@ class Play:
         self.do(Step("exit", AFTER, {"how": "clean"}))
         self.expect_nothing("files in shared memory", self.files_left())
         self.expect_nothing("processes", self.world.settle(SETTLE_S))
-        self.expect_nothing("words on stderr", self.world.said())
+        self.expect_nothing("lines on stderr", self.world.printed())
         gc.collect()
         files = self.world.open_files()
         if files != self.files:
@@ -230,7 +232,7 @@ class Play:
             raise Wrong(f"{what} are left: {found}")
 
     def expire(self) -> None:
-        """End the minute of grace for messages of children, where one may have begun."""
+        """End the minute that messages of children may stay, if it may have begun."""
         if self.model.graced:
             families = self.families()
             for name in os.listdir(FOLDER):
@@ -238,11 +240,11 @@ class Play:
                     os.utime(os.path.join(FOLDER, name), (0, 0))
 
     def families(self) -> set[str]:
-        """The families of this program, as they call themselves."""
+        """Return the families of this program, by their names in shared memory."""
         return {entry.name.split(".")[1] for _, entry in self.model.entries() if not entry.user}
 
     def files_left(self) -> list[str]:
-        """What this program has left; in a folder of one's own, anything at all."""
+        """Return what this program has left; in a private /dev/shm, every file."""
         left = sorted(os.listdir(FOLDER))
         if self.alone:
             return left
