@@ -7,7 +7,7 @@ the next process that makes an array.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -117,7 +117,7 @@ class Life:
             if parent is not None and (rough or not parent.armed):
                 self.graced.add(actor.home)
         for actor in sorted(actors, key=lambda a: a.armed is True):
-            self.gone(actor, "died" if rough else "exit")
+            self.gone(actor, "died" if rough else "exit", actors)
 
     def list(self, who: str) -> Command:
         outcome, result = yield {OK}
@@ -201,8 +201,12 @@ class Life:
             return set()
         return {mapping.segment.family} | {entry.family for entry in mapping.owned()}
 
-    def gone(self, actor: Actor, how: str) -> None:
-        """Note the end of a process: an "exit", a "kill", or it "died" during an exit."""
+    def gone(self, actor: Actor, how: str, together: Sequence[Actor] = ()) -> None:
+        """Note the end of a process: an "exit", a "kill", or it "died" during an exit.
+
+        Args:
+            together: processes that end at the same time, and may have been alive then.
+        """
         families = {family for mapping in actor.mappings for family in self.needed(mapping)}
         families |= {actor.home} if actor.armed is not False else set()
         actor.alive = False
@@ -214,7 +218,8 @@ class Life:
         actor.vars.clear()
         actor.locks.clear()
         actor.mappings.clear()
-        awaited = actor.mp_parent is not None and actor.mp_parent.alive
+        parent = actor.mp_parent
+        awaited = parent is not None and (parent.alive or parent in together)
         if how != "kill":
             self.grant_grace(actor)
         for family in families:
