@@ -106,15 +106,19 @@ def _memory(process: psutil.Process) -> float:
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the median of the slopes between all pairs of points."""
+    """Return the median of the slopes between all pairs of points; 0 for a single one."""
     i, j = np.triu_indices(len(x), 1)
-    return float(np.median((y[j] - y[i]) / (x[j] - x[i])))
+    return float(np.median((y[j] - y[i]) / (x[j] - x[i]))) if len(x) > 1 else 0.0
 
 
 def growths(samples: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Return each resource's level and growth over the second half, and what is allowed."""
+    """Return each resource's level and growth over the second half, and what is allowed.
+
+    Where the second half has a single sample, the growth is that over all of them.
+    """
     middle = (samples[0]["seconds"] + samples[-1]["seconds"]) / 2
     half = [one for one in samples if one["seconds"] >= middle]
+    half = half if len(half) > 1 else samples
     # All pairs of an hour's samples are some millions; more would not be more exact.
     half = half[:: max(len(half) // 1000, 1)]
     x = np.array([one["seconds"] for one in half])

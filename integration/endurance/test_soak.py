@@ -104,3 +104,11 @@ def test_a_curve_begins_at_zero_and_shows_growth() -> None:
     assert soak.sparkline([8.0] * 3) == "███"
     assert soak.sparkline([0.0, 4.0, 8.0]) == "▁▅█"
     assert len(soak.sparkline(list(range(1000)), 40)) == 40
+
+
+@pytest.mark.parametrize("seconds", [[0.0], [0.0, 10.0], [0.0, 10.0, 100.0]])
+def test_few_samples_have_a_growth_too(seconds: list[float]) -> None:
+    """Of runs of some seconds: nan would be no larger than anything."""
+    found = [{**dict.fromkeys(soak.BOUNDS, 100 * s), "seconds": s, "runtime": 0.0} for s in seconds]
+    rows = soak.growths(found).values()
+    assert [row["growth"] for row in rows] == [100 * seconds[-1]] * len(soak.BOUNDS)
