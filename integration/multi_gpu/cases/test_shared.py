@@ -8,6 +8,8 @@ import theano
 import theano.tensor as T
 from _lib import FLOATS, INTEGERS, exact, on_all, same, shared, spread, still_there, values
 
+from synk_theano import flat_updates
+
 ALL = [*FLOATS, *INTEGERS, "bool"]
 NUMPY = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod, "avg": np.mean}
 
@@ -247,6 +249,40 @@ def test_values_that_are_not_contiguous(synk, n, place, layout):
     # What was gathered is an ordinary value: it goes on being used by functions.
     total = synk.function([], (variable.sum(), "sum"))
     same(total(), n * n * exact(base if layout != "every other" else base[:, ::2]).sum())
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+def test_values_that_are_parts_of_a_vector(synk, n, place, op):
+    """As `flat_updates` leaves them: all but the first begin in the middle of their memory."""
+    bases = [values("float32", shape) for shape in [(4, 8), (32,), (5, 3)]]
+    variables = [shared(base, place) for base in bases]
+    move = synk.function([], updates=flat_updates([(v, v + 1) for v in variables], least=2))
+    read = synk.function([], [(v * 1, "gather") for v in variables])
+    moved = [exact(base + 1) for base in bases]
+
+    def parts():
+        synk.broadcast(variables, bases)
+        move()
+        held = [v.get_value(borrow=True, return_internal_type=True) for v in variables]
+        assert place == "host" or [array.offset for array in held] == [0, 128, 256]
+
+    parts()
+    for variable, want in zip(variables, moved):
+        np.testing.assert_array_equal(synk.gather(variable), np.stack([want] * n))
+    for got, want in zip(read(), moved):
+        np.testing.assert_array_equal(got, np.concatenate([want] * n))
+    synk.broadcast(variables)
+    for variable, want in zip(variables, moved):
+        for got in on_all(synk, n, variable):
+            np.testing.assert_array_equal(got, want)
+    parts()
+    synk.all_reduce(variables, op=op)
+    for variable, want in zip(variables, moved):
+        for got in on_all(synk, n, variable):
+            same(got, want * (n if op == "sum" else 1), "float32")
+    parts()
+    for got, want in zip(synk.reduce(variables, op=op, in_place=False), moved):
+        same(got, want * (n if op == "sum" else 1), "float32")
 
 
 def test_functions_see_what_collectives_have_done(synk, n, place):

@@ -318,13 +318,13 @@ def test_workers_do_not_tell_once_more_of_a_gpu_that_is_not_there():
 
 
 class Stand:
-    """A device array that lies in host memory."""
+    """A device array that lies in host memory, so many bytes behind the beginning of its buffer."""
 
-    def __init__(self, value):
+    def __init__(self, value, offset=0):
         self.values = np.ascontiguousarray(value)
         self.dtype, self.shape = self.values.dtype, self.values.shape
         self.size, self.itemsize = self.values.size, self.values.itemsize
-        self.flags, self.offset = {"C_CONTIGUOUS": True}, 0
+        self.flags, self.offset = {"C_CONTIGUOUS": True}, offset
         self.gpudata = self.values.__array_interface__["data"][0]
 
 
@@ -336,7 +336,7 @@ def test_small_results_are_downloaded_at_once_and_large_ones_fetched(monkeypatch
     driver.download_on = lambda *order: ordered.append(order)
     monkeypatch.setattr(host_memory, "is_on_default_device", lambda value: isinstance(value, Stand))
     downloads = host_memory.Downloads(driver, 3, STREAM, np.zeros(64, np.uint8))
-    small = [Stand(np.float32(1.5)), Stand(np.arange(3.0)), Stand(np.zeros((0, 2)))]
+    small = [Stand(np.float32(1.5)), Stand(np.arange(3.0), offset=8), Stand(np.zeros((0, 2)))]
     host, large = np.arange(4), Stand(np.arange(100))
     started = downloads.start([small[0], host, large, small[1], small[2]])
     assert started[1] is host

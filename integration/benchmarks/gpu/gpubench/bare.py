@@ -67,7 +67,7 @@ class BareAllReduce(theano.Op):  # type: ignore[misc]
             if self._comm is None:
                 self._comm = _connect(int(rank[0]), int(size), unique_id.tobytes())
             array = self._buffer(context, int(elements), float(rank[0]) + 1)
-            pointer = int(array.gpudata) + array.offset
+            pointer = int(array.gpudata)
             seconds = _loop(self._comm, pointer, int(elements), int(calls))
         first = float(np.asarray(array[:1])[0])
         assert np.isclose(first, (size + 1) / 2), f"bare NCCL: {first}"

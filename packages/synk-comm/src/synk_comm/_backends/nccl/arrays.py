@@ -210,7 +210,7 @@ def _is_pygpu(x: Any) -> bool:
 def _from_pygpu(x: Any, device_of: DeviceOf) -> DeviceArray:
     # libgpuarray's own streams wait for the default stream, and the default stream for them, so
     # that work there is in order by itself.
-    pointer = int(x.gpudata) + int(x.offset)
+    pointer = int(x.gpudata)  # of the first element: a view's `offset` is in it
     shape = tuple(x.shape)
     return DeviceArray(
         pointer,

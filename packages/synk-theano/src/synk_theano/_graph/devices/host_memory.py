@@ -179,8 +179,8 @@ class Downloads:
                 room = self._room[self._used : self._used + nbytes]
                 # Aligned for any dtype.
                 self._used += -(-nbytes // 16) * 16
-                pointer = int(value.gpudata) + int(value.offset)
-                self._driver.download_on(self._stream, address_of(room), pointer, nbytes)
+                # The address of the first element: a view's `offset` is in it.
+                self._driver.download_on(self._stream, address_of(room), value.gpudata, nbytes)
                 started[i] = Download(room.view(value.dtype).reshape(value.shape), value)
             self._driver.record(self.event, self._stream)
         return started
