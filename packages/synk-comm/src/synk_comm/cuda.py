@@ -20,6 +20,11 @@ _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_MEMCPY_NODE, _HOST_NODE = 1, 3  # CU_GRAPH_NODE_TYPE_MEMCPY, _HOST
+_ON_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
+_COPY_WORDS = 25  # of a CUDA_MEMCPY3D: the types of memory are those at
+_SOURCE, _TARGET = 4, 15
 
 _POINTER = ctypes.c_uint64
 _STREAM = ctypes.c_void_p
@@ -58,6 +63,19 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuMemsetD16Async": [_POINTER, ctypes.c_ushort, _SIZE, _STREAM],
     "cuMemsetD32Async": [_POINTER, ctypes.c_uint, _SIZE, _STREAM],
     "cuMemsetD2D32Async": [_POINTER, _SIZE, ctypes.c_uint, _SIZE, _SIZE, _STREAM],
+    "cuStreamBeginCapture_v2": [_STREAM, ctypes.c_int],
+    "cuStreamEndCapture": [_STREAM, ctypes.POINTER(ctypes.c_void_p)],
+    "cuGraphGetNodes": [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_SIZE)],
+    "cuGraphNodeGetType": [ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)],
+    "cuGraphMemcpyNodeGetParams": [ctypes.c_void_p, ctypes.c_void_p],
+    "cuGraphInstantiateWithFlags": [
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.c_void_p,
+        ctypes.c_ulonglong,
+    ],
+    "cuGraphLaunch": [ctypes.c_void_p, _STREAM],
+    "cuGraphDestroy": [ctypes.c_void_p],
+    "cuGraphExecDestroy": [ctypes.c_void_p],
     "cuGetErrorString": [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)],
 }
 
@@ -78,7 +96,11 @@ class Driver:
                 "this machine has no NVIDIA driver, or it is not on LD_LIBRARY_PATH"
             ) from None
         for name, arguments in _SIGNATURES.items():
-            function = getattr(self._lib, name)
+            function = getattr(self._lib, name, None)
+            if function is None and "Graph" in name:
+                continue  # a driver for CUDA before 11.4
+            if function is None:
+                raise CudaError(f"CUDA's driver library {library} has no function {name}")
             function.argtypes = arguments
             function.restype = ctypes.c_int
         self._contexts: dict[int, int] = {}
@@ -186,6 +208,60 @@ class Driver:
         if status not in (0, _NOT_READY):
             raise CudaError(f"a CUDA stream has failed: {self._text(status)} (error {status})")
         return status == 0
+
+    # -- graphs: work of a stream, recorded; their device must be entered -----------------
+
+    def begin_recording(self, stream: int) -> None:
+        """Record what is enqueued on a stream from here on, without performing it."""
+        self._call("cuStreamBeginCapture_v2", stream, _RELAXED)
+
+    def end_recording(self, stream: int) -> int:
+        """Return what was recorded, for ``graph_of``; 0 if something was not allowed."""
+        recorded = ctypes.c_void_p()
+        self._lib.cuStreamEndCapture(stream, ctypes.byref(recorded))
+        return recorded.value or 0
+
+    def graph_of(self, recorded: int) -> int:
+        """Return a graph to ``launch``, which performs what was recorded.
+
+        CudaError if recording failed, or if it copies from or to host memory: that would be
+        read or written again at each launch, whatever it holds by then.
+        """
+        if not recorded:
+            raise CudaError("something was enqueued, or waited for, that cannot be recorded")
+        try:
+            if not self._stays_on_devices(recorded):
+                raise CudaError("a copy from or to host memory was recorded")
+            made = ctypes.c_void_p()
+            self._call("cuGraphInstantiateWithFlags", ctypes.byref(made), recorded, 0)
+            return made.value or 0
+        finally:
+            self._lib.cuGraphDestroy(recorded)
+
+    def _stays_on_devices(self, recorded: int) -> bool:
+        count = _SIZE()
+        self._call("cuGraphGetNodes", recorded, None, ctypes.byref(count))
+        nodes = (ctypes.c_void_p * count.value)()
+        self._call("cuGraphGetNodes", recorded, nodes, ctypes.byref(count))
+        kind, copy = ctypes.c_int(), (ctypes.c_size_t * _COPY_WORDS)()
+        for node in nodes:
+            self._call("cuGraphNodeGetType", node, ctypes.byref(kind))
+            if kind.value == _HOST_NODE:
+                return False
+            if kind.value == _MEMCPY_NODE:
+                self._call("cuGraphMemcpyNodeGetParams", node, copy)
+                # Each type is the lower half of a word.
+                if any(copy[at] & 0xFFFFFFFF != _ON_DEVICE for at in (_SOURCE, _TARGET)):
+                    return False
+        return True
+
+    def launch(self, graph: int, stream: int) -> None:
+        """Enqueue a graph on a stream."""
+        self._call("cuGraphLaunch", graph, stream)
+
+    def drop_graph(self, graph: int) -> None:
+        """Free a graph; one that is under way is performed all the same."""
+        self._call("cuGraphExecDestroy", graph)
 
     # -- events; their device must be entered ---------------------------------------------
 

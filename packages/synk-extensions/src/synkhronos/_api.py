@@ -42,6 +42,7 @@ def fork(
     random_streams: str = "per_rank",
     devices: Optional[Sequence[Union[str, Sequence[str]]]] = None,
     nccl: Optional[bool] = None,
+    graphs: Union[str, bool] = "auto",
 ) -> int:
     """Start the worker processes, and initialise this process's GPU if there are GPUs.
 
@@ -76,6 +77,10 @@ def fork(
             ("cuda2", "cuda3")]``, under the context names "dev0" and "dev1".
         nccl: whether collectives of GPUs use NCCL. None uses it if it is installed; otherwise they
             use host memory, which is slower, and `fork()` prints this.
+        graphs: which functions on NVIDIA GPUs are recorded as CUDA graphs and replayed: "auto"
+            those that are quicker so (or what the environment variable
+            ``SYNKHRONOS_CUDA_GRAPHS`` says: ``auto``, ``always`` or ``0``), "always" all that can
+            be, False none.
 
     Returns:
         The number of ranks.
@@ -99,6 +104,7 @@ def fork(
         random_streams=random_streams,
         devices=devices,
         nccl=nccl,
+        graphs=graphs,
         timeline=_default.timeline_from_environment(),
         report=_default.reporter(verbose),
         track=track,

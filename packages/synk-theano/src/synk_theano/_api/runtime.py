@@ -38,6 +38,7 @@ from typing import (
 
 from synk_theano._graph.cache_safety import warn_of_cache
 from synk_theano._graph.devices.assignment import Devices, choose, choose_nccl
+from synk_theano._graph.devices.graphs import checked_policy
 from synk_theano._graph.environment import compiler_note
 from synk_theano._graph.facts import unequal_replicas
 from synk_theano._graph.rowwise.check import Verdicts, check_spec, check_updates, warn_of_wrong
@@ -90,6 +91,9 @@ class Runtime:
             first is the default one, too.
         nccl: whether collectives of GPUs go through NCCL; None for that if it is there and each
             rank has a GPU to itself, else they go through host memory.
+        graphs: which functions on CUDA devices are recorded as CUDA graphs and replayed: "auto"
+            for those that are quicker so, "always" for all that can be, False for none. "auto"
+            leaves it to the environment variable ``SYNKHRONOS_CUDA_GRAPHS``, if there is one.
         timeline: a file for a `Timeline` from the start to `close()`; see `timeline`.
         report: takes lines of progress; None keeps quiet.
         track: shows work that takes long: given a description, a context manager.
@@ -118,6 +122,7 @@ class Runtime:
         random_streams: str = "per_rank",
         devices: Optional[Devices] = None,
         nccl: Optional[bool] = None,
+        graphs: Union[str, bool] = "auto",
         timeline: Optional[str] = None,
         report: Optional[Callable[[str], None]] = None,
         track: Callable[[str], ContextManager[Any]] = nullcontext,
@@ -140,6 +145,7 @@ class Runtime:
             atomic=bool(atomic),
             random_streams=random_streams,
             nccl=through_nccl,
+            graphs=checked_policy(graphs),
             profile=bool(profile_workers),
             records=timeline is not None,
         )
@@ -314,4 +320,9 @@ class Runtime:
 
     def stats(self, reset: bool = False) -> Stats:
         """Return the times of calls; see `synkhronos.stats`."""
-        return self._executor.ledger.stats(checked_flag(reset, "reset"))
+        stats = self._executor.ledger.stats(checked_flag(reset, "reset"))
+        for loaded in self._rank.functions.values():
+            name = loaded.recipe.name
+            if name in stats:
+                stats[name] = stats[name]._replace(graph=loaded.replay)
+        return stats

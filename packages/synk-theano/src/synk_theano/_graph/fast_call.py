@@ -22,7 +22,7 @@ def trusting(function: Any, arrays: Sequence[np.ndarray]) -> Callable[..., List[
     if not _takes_as_they_are(function, arrays):
         call: Callable[..., List[Any]] = function
         return call
-    return _bare(function) if _needs_no_wrapper(function) else _wrapped(function)
+    return bare(function) if needs_no_wrapper(function) else _wrapped(function)
 
 
 def _takes_as_they_are(function: Any, arrays: Sequence[np.ndarray]) -> bool:
@@ -32,7 +32,7 @@ def _takes_as_they_are(function: Any, arrays: Sequence[np.ndarray]) -> bool:
     )
 
 
-def _needs_no_wrapper(function: Any) -> bool:
+def needs_no_wrapper(function: Any) -> bool:
     """Return whether the linker makes updates, no default is restored, and results are a list."""
     return (
         type(function) is Function
@@ -57,7 +57,8 @@ def _wrapped(function: Any) -> Callable[..., List[Any]]:
     return call
 
 
-def _bare(function: Any) -> Callable[..., List[Any]]:
+def bare(function: Any) -> Callable[..., List[Any]]:
+    """Return a callable that computes `function` of arguments that fit; see `needs_no_wrapper`."""
     machine = function.fn
     places = [container.storage for container in function.input_storage]
     given = [c.storage for c in function.input_storage if c.required]

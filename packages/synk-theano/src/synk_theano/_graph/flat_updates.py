@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import theano
 import theano.tensor as T
@@ -63,7 +63,7 @@ class Flatten(Op):  # type: ignore[misc] # Theano has no types
 
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:  # noqa: ARG002
         """Find the vector that the inputs are parts of, or copy them into a new one."""
-        whole = _whole_of(inputs)
+        whole = whole_of(inputs)
         outputs[0][0] = _joined(inputs, self.shapes) if whole is None else whole
 
 
@@ -122,7 +122,7 @@ def _remember(vector: Any, parts: Sequence[Any]) -> None:
     _wholes[key] = vector, [first, *map(weakref.ref, parts[1:])]
 
 
-def _whole_of(arrays: Sequence[Any]) -> Any:
+def whole_of(arrays: Sequence[Any]) -> Any:
     """Return the vector that these arrays, in this order, are all parts of; None if there is none.
 
     Compared by identity, because pygpu's views have no base.
@@ -131,6 +131,16 @@ def _whole_of(arrays: Sequence[Any]) -> Any:
     if len(parts) != len(arrays):
         return None
     return vector if all(part() is array for part, array in zip(parts, arrays)) else None
+
+
+def wholes_among(values: Sequence[Any]) -> Iterator[List[int]]:
+    """Find the vectors of which all parts are among these values; yield the parts' places."""
+    places = {id(value): place for place, value in enumerate(values)}
+    for value in values:
+        _, parts = _wholes.get(id(value), (None, []))
+        found = [places.get(id(part())) for part in parts]
+        if found and None not in found:
+            yield found  # type: ignore[misc] # there is no None
 
 
 def _joined(arrays: Sequence[Any], shapes: Sequence[Shape]) -> Any:

@@ -101,7 +101,12 @@ class PreparedCall:
                 self._copies = True
             elif i >= len(self._scattered) or self._index is None:
                 here.device.lock(array)
-        self._trusting = trusting(self._function, inputs)
+        self._quick = trusting(self._function, inputs)
+        self._careful: Any = self._function
+        if self._quick is not self._function and self._reductions is None:
+            captured = loaded.captured(call.form, here.device)
+            if captured is not None and captured.is_possible:
+                self._quick = self._careful = captured
         # These get new values: the journal keeps the old ones.
         self._changed = changed_by(self._function)
         if call.form.accumulate:
@@ -179,7 +184,7 @@ class PreparedCall:
             self._origin = origin
         if arguments is None:
             arguments = self._arguments
-        results = self._run(self._trusting, arguments, origin, start)
+        results = self._run(self._quick, arguments, origin, start)
         wanted = self._call.outputs
         return results if wanted is None else [results[i] for i in wanted]
 
@@ -382,7 +387,7 @@ class PreparedCall:
     ) -> List[Any]:
         arguments = self._inputs(origin, first + start, first + stop)
         arguments += selecting(self._call.form.select, selection, start, stop)
-        results = self._run(self._function, arguments, origin, first + start)
+        results = self._run(self._careful, arguments, origin, first + start)
         if self._call.outputs is None:
             return results
         # Not every linker takes output_subset, and updates have to run whatever is wanted.

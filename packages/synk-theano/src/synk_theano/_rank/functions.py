@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
+from synk_theano._graph.devices.captured import REPLAYED, CapturedFunction
 from synk_theano._graph.devices.device import AnyDevice
 from synk_theano._graph.reduce_op import reductions_of
 from synk_theano._wire.messages import Form, Recipe
@@ -31,6 +32,27 @@ class LoadedFunction:
         self.turn = 1
         self._buffers: Dict[Tuple[int, int], np.ndarray] = {}
         self._reductions: Dict[Form, List[Any]] = {}
+        self._captured: Dict[Form, CapturedFunction] = {}
+
+    @property
+    def replay(self) -> str:
+        """ "replayed", or why this rank does not replay the function; "" on a processor."""
+        states = [captured.state for captured in self._captured.values()]
+        return REPLAYED if REPLAYED in states else next(iter(states), "")
+
+    def captured(self, form: Form, device: AnyDevice) -> Optional[CapturedFunction]:
+        """Return a form as it is recorded and replayed; None where that is not done."""
+        if form not in self._captured and device.graphs is not None:
+            self._captured[form] = CapturedFunction(
+                self.forms[form], device.graphs, self.recipe.name
+            )
+        return self._captured.get(form)
+
+    def close(self) -> None:
+        """Drop what was recorded."""
+        for captured in self._captured.values():
+            captured.close()
+        self._captured.clear()
 
     def reductions(self, form: Form) -> List[Any]:
         """Return the nodes of a form that reduce over ranks; searched once."""

@@ -250,7 +250,8 @@ class Rank(Workplace):
             self._forget_act(number)
         self.arrays.forget(extras.forget_arrays)
         for number in extras.forget_functions:
-            self.functions.pop(number, None)
+            if number in self.functions:
+                self.functions.pop(number).close()
             self.device.forget_uploads(number)
         for number in extras.forget_variables:
             self.registry.forget(number)
@@ -314,7 +315,11 @@ class Rank(Workplace):
                 act.close()
         self.acts.clear()
         self.arrays.close()
+        for function in self.functions.values():
+            function.close()
         self.functions.clear()
+        if self.device.graphs is not None:
+            self.device.graphs.reset()
         self.registry.truncate(0)
 
 

@@ -44,6 +44,7 @@ class FunctionStats(NamedTuple):
         reduce_s: the rest: orders, collecting results, barriers.
         input_bytes: of inputs that ranks read, counted once however many ranks read them.
         slowest: by rank, how often it was the one that computed longest.
+        graph: "replayed" if the master replays it as a CUDA graph, or why not; "" on processors.
     """
 
     calls: int
@@ -53,6 +54,7 @@ class FunctionStats(NamedTuple):
     reduce_s: float
     input_bytes: int
     slowest: Tuple[int, ...]
+    graph: str = ""
 
     @property
     def total_s(self) -> float:

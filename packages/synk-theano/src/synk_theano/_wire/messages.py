@@ -259,6 +259,7 @@ class Settings:
         atomic: undo the changes of an order that fails on any rank.
         random_streams: "per_rank" or "identical": the numbers that ranks draw.
         nccl: whether collectives of devices go through NCCL.
+        graphs: which functions on devices are replayed; see `_graph.devices.graphs.POLICIES`.
         profile: whether each worker writes a profile.
         records: whether all ranks record spans of time from the start.
     """
@@ -269,6 +270,7 @@ class Settings:
     atomic: bool = True
     random_streams: str = "per_rank"
     nccl: bool = False
+    graphs: str = "never"
     profile: bool = False
     records: bool = False
 

@@ -243,13 +243,14 @@ def device_in_use() -> Optional[str]:
     return name
 
 
-def take(contexts: Contexts, nccl: bool) -> Any:
+def take(contexts: Contexts, nccl: bool, graphs: str = "never") -> Any:
     """Initialize devices in this process: from now on new shared variables of floats lie on the
     default one, and functions compute there.
 
     Args:
         contexts: of this rank.
         nccl: whether collectives go through NCCL.
+        graphs: which functions are replayed; see `graphs.POLICIES`.
 
     Raises:
         StartError: a device cannot be used.
@@ -284,7 +285,7 @@ def take(contexts: Contexts, nccl: bool) -> Any:
         ) from error
     name = contexts[None]
     _set_values_anew()
-    device = Gpu(name, context, nccl)
+    device = Gpu(name, context, nccl, graphs)
     device.enter()
     return device
 

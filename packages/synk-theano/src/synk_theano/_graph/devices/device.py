@@ -7,6 +7,7 @@ calls `settle` before it ends an act: it waits for the copies, not for what is c
 
 from __future__ import annotations
 
+import logging
 import mmap
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
@@ -18,6 +19,7 @@ from synk_comm import cuda
 from synk_theano._graph.values import is_on_device, on_host
 from synk_theano_compat._cuda.stream import stream_of
 
+from .graphs import CudaGraphs
 from .host_memory import (
     DOWNLOAD_BYTES,
     LARGEST_LOCK,
@@ -29,6 +31,8 @@ from .host_memory import (
     owner_of,
 )
 from .uploads import Place, Upload, Uploads
+
+_logger = logging.getLogger(__name__)
 
 NCCL_DTYPES = frozenset(
     np.dtype(name)
@@ -47,6 +51,7 @@ class Cpu:
     is_gpu = False
     takes_collectives = False
     prefetches = False
+    graphs = None
 
     def connect(self, comm: synk_comm.Communicator) -> Any:
         """Return the communicator for values: that for host memory."""
@@ -95,24 +100,52 @@ class Gpu:
         name: Theano's, as in "cuda0" or "opencl0:0".
         context: libgpuarray's.
         nccl: whether collectives go through NCCL; else through host memory.
+        graphs: which functions are replayed; see `graphs.POLICIES`.
     """
 
     is_gpu = True
 
-    def __init__(self, name: str, context: Any, nccl: bool) -> None:
+    def __init__(self, name: str, context: Any, nccl: bool, graphs: str = "never") -> None:
         self.name = name
         self._context = context
         self._nccl = nccl
+        self._replays = graphs
+        self._graphs: Optional[CudaGraphs] = None
         self._pages: Optional[LockedPages] = None
         self._downloads: Optional[Downloads] = None
         self._uploads: Optional[Uploads] = None
         self._comm: Any = None  # through NCCL, once there is one
+        self._marker = 0  # an event
         if name.startswith("cuda"):
             self._driver = driver = cuda.Driver()
             # With streams of its own for copies, libgpuarray orders them with events that only it
             # knows; the default stream waits for all of its streams.
             stream = stream_of(context) if theano.config.gpuarray.single_stream else 0
             self._pages = LockedPages(driver, ordinal_of(driver, name, context), stream)
+
+    @property
+    def graphs(self) -> Optional[CudaGraphs]:
+        """Return what records functions; None if they are not to be recorded, or cannot be."""
+        if self._graphs is None and self._replays != "never" and self._pages is not None:
+            pages, always = self._pages, self._replays == "always"
+            try:
+                self._graphs = CudaGraphs(
+                    self._driver, pages.device, pages.stream, self._context, self._wait, always
+                )
+            except cuda.CudaError as error:
+                self._replays = "never"
+                _logger.info("functions are not replayed: %s", error)
+        return self._graphs
+
+    def _wait(self) -> None:
+        """Wait for all that was enqueued; notice if a rank dies that the device waits for."""
+        if self._pages is None:
+            return
+        with self._driver.entered(self._pages.device):
+            if not self._marker:
+                self._marker = self._driver.event()
+            self._driver.record(self._marker, self._pages.stream)
+        self._await([self._marker])
 
     def enter(self) -> None:
         """Make the device this thread's current one.
