@@ -428,6 +428,23 @@ def test_nccl_is_missed_by_several_gpus_only(look):
     assert states(look(one))["NCCL"] == GOOD
 
 
+@pytest.mark.parametrize(
+    "given, driver, state, text",
+    [
+        ("", [13, 0], GOOD, "replayed where that is quicker"),
+        ("always", [13, 0], GOOD, "replayed where possible"),
+        ("0", [13, 0], GOOD, "not used, by SYNKHRONOS_CUDA_GRAPHS"),
+        ("on", [13, 0], WARNING, "SYNKHRONOS_CUDA_GRAPHS=on is no policy"),
+        ("", [11, 3], GOOD, "need a driver for CUDA 11.4"),
+    ],
+)
+def test_which_functions_are_replayed(look, monkeypatch, given, driver, state, text):
+    monkeypatch.setenv("SYNKHRONOS_CUDA_GRAPHS", given)
+    item = next(item for item in look({"driver": driver}) if item.name == "CUDA graphs")
+    assert item.state == state
+    assert text in item.found
+
+
 def test_libraries_of_other_pythons_are_offered(look, monkeypatch, tmp_path: Path):
     look({})
     monkeypatch.setattr(gpu, "other_pythons", lambda: ["/opt/torch/nvidia"])

@@ -11,6 +11,7 @@ from theano.compile.ops import as_op
 
 from synk_theano import Runtime
 from synk_theano._master.acts import LIMIT, ActTable
+from synk_theano._watch.stats import FunctionStats, Stats
 from synk_theano._wire.messages import ArrayRef, Call, Collective, Form, Step, Stop
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -47,6 +48,17 @@ def test_the_slowest_rank_and_the_time_for_it_are_told(runtime):
     text = str(stats)
     assert "slowest rank" in text
     assert any(line.startswith("slow ") for line in text.splitlines())
+    assert figures.graph == ""
+    assert "CUDA graph" not in text
+
+
+def test_the_table_says_what_is_replayed():
+    times = (3, 0.0, 0.1, 0.0, 0.0, 8, (3, 0))
+    text = str(
+        Stats({"f": FunctionStats(*times, "replayed"), "all_reduce()": FunctionStats(*times)})
+    )
+    assert text.splitlines()[0].endswith("CUDA graph")
+    assert [line.endswith("replayed") for line in text.splitlines()[-2:]] == [True, False]
 
 
 def test_a_call_that_repeats_sends_nothing_new(pair, monkeypatch):

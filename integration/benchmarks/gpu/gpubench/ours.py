@@ -62,7 +62,8 @@ def main(settings: Settings, report: Report) -> None:
     if "steps" in settings.measures:
         many = network.batch * settings.gpus
         for name, seconds in rounds(ways, wait, settings.rounds, settings.steps, WARM).items():
-            report.row(part, "step", name, seconds, images=many)
+            note = f"gradient: {synk.stats()['train: gradient'].graph or 'eager'}"
+            report.row(part, "step", name, seconds, images=many, note=note)
         if settings.gpus > 1:
             gradient = train.flat_grad
             alone = {OURS: lambda: synk.all_reduce(gradient, op="avg")}

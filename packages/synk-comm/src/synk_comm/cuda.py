@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from .exceptions import CommError
 
@@ -211,34 +211,31 @@ class Driver:
 
     # -- graphs: work of a stream, recorded; their device must be entered -----------------
 
-    def begin_recording(self, stream: int) -> None:
-        """Record what is enqueued on a stream from here on, without performing it."""
-        self._call("cuStreamBeginCapture_v2", stream, _RELAXED)
+    def record_graph(self, stream: int, run: Callable[[], object]) -> int:
+        """Return a graph for ``launch``, which performs what ``run`` enqueues on a stream.
 
-    def end_recording(self, stream: int) -> int:
-        """Return what was recorded, for ``graph_of``; 0 if something was not allowed."""
-        recorded = ctypes.c_void_p()
-        self._lib.cuStreamEndCapture(stream, ctypes.byref(recorded))
-        return recorded.value or 0
-
-    def graph_of(self, recorded: int) -> int:
-        """Return a graph to ``launch``, which performs what was recorded.
-
-        CudaError if recording failed, or if it copies from or to host memory: that would be
-        read or written again at each launch, whatever it holds by then.
+        Nothing is performed here. CudaError if it cannot be recorded, or if it copies from or to
+        host memory: that would be read or written at each launch, whatever it holds by then.
         """
-        if not recorded:
-            raise CudaError("something was enqueued, or waited for, that cannot be recorded")
+        recorded, made = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuStreamBeginCapture_v2", stream, _RELAXED)
         try:
+            try:
+                run()
+            finally:
+                # Also after an error: the stream must not go on recording.
+                self._lib.cuStreamEndCapture(stream, ctypes.byref(recorded))
+            if not recorded:
+                raise CudaError("something was enqueued, or waited for, that cannot be recorded")
             if not self._stays_on_devices(recorded):
                 raise CudaError("a copy from or to host memory was recorded")
-            made = ctypes.c_void_p()
             self._call("cuGraphInstantiateWithFlags", ctypes.byref(made), recorded, 0)
-            return made.value or 0
         finally:
-            self._lib.cuGraphDestroy(recorded)
+            if recorded:
+                self._lib.cuGraphDestroy(recorded)
+        return made.value or 0
 
-    def _stays_on_devices(self, recorded: int) -> bool:
+    def _stays_on_devices(self, recorded: ctypes.c_void_p) -> bool:
         count = _SIZE()
         self._call("cuGraphGetNodes", recorded, None, ctypes.byref(count))
         nodes = (ctypes.c_void_p * count.value)()

@@ -82,7 +82,7 @@ def examine_gpus(cuda: Answer, has_gpu: bool) -> list[Item]:
     else:
         device = ask(_DEVICE, DEVICE_TIMEOUT_S)
         items += [_theano(device), _cudnn(cuda, device)]
-    return [*items, _nccl(cuda), _nccl4py(cuda)]
+    return [*items, _graphs(cuda), _nccl(cuda), _nccl4py(cuda)]
 
 
 def _extra(cuda: Answer) -> str:
@@ -109,6 +109,22 @@ def other_pythons() -> list[str]:
             patterns.append(f"{glob.escape(prefix)}/lib/python3*/site-packages/nvidia")
     found = [path for pattern in patterns for path in glob.glob(os.path.expanduser(pattern))]
     return list(dict.fromkeys(sorted(found)))
+
+
+def _graphs(cuda: Answer) -> Item:
+    name = "SYNKHRONOS_CUDA_GRAPHS"
+    given = os.environ.get(name, "").strip() or "auto"
+    policies = {
+        "auto": "functions are recorded, and replayed where that is quicker",
+        "always": f"functions are recorded and replayed where possible, by {name}",
+        "0": f"not used, by {name}",
+        "never": f"not used, by {name}",
+    }
+    if given not in policies:
+        return Item("CUDA graphs", WARNING, f"{name}={given} is no policy", f"unset {name}")
+    if tuple(cuda.get("driver") or (0, 0)) < (11, 4):
+        return Item("CUDA graphs", GOOD, "not used: they need a driver for CUDA 11.4 or newer")
+    return Item("CUDA graphs", GOOD, policies[given])
 
 
 def _driver(cuda: Answer) -> Item:

@@ -75,6 +75,9 @@ class Stats(Dict[str, FunctionStats]):
         table.add_column("")
         for title in ("calls", "scatter", "compute", "wait", "reduce", "input MB", "slowest rank"):
             table.add_column(title, justify="right", no_wrap=True)
+        with_graphs = any(item.graph for item in self.values())
+        if with_graphs:
+            table.add_column("CUDA graph")
         for name, item in self.items():
             times = (item.scatter_s, item.compute_s, item.wait_s, item.reduce_s)
             most = max(item.slowest, default=0)
@@ -87,6 +90,7 @@ class Stats(Dict[str, FunctionStats]):
                 *(f"{seconds:.3f} s" for seconds in times),
                 f"{item.input_bytes / 1e6:.1f}",
                 slowest,
+                *([item.graph] if with_graphs else ()),
             )
         return table
 

@@ -234,7 +234,7 @@ class _Shape:
         self._graph = 0
         # Of the graph: the arrays that it reads, and those of them that lie in one vector.
         self._inputs: List[Any] = []
-        self._groups: List[_Group] = []
+        self._groups: List[_CommonInputs] = []
         self._alone: List[int] = []
         self._crossing: List[Any] = []
         # The arrays that it writes: by place among the results, or packed.
@@ -329,12 +329,12 @@ class _Shape:
         self._inputs = list(values)
         if updated:
             packed = self._packings[-1]
-            self._groups.append(_Group(updated, packed.packing, values, packed.newest))
+            self._groups.append(_CommonInputs(updated, packed.packing, values, packed.newest))
         taken = set(updated)
         for places in wholes_among(values):
             if taken.isdisjoint(places):
                 packing = _Packing([values[place] for place in places], alignment=1)
-                self._groups.append(_Group(places, packing, values, _vectors_of))
+                self._groups.append(_CommonInputs(places, packing, values, _vectors_of))
                 taken.update(places)
         for group in self._groups:
             for place, part in zip(group.places, group.parts):
@@ -437,7 +437,7 @@ class _PackedResults:
         return self._wholes if same else None
 
 
-class _Group:
+class _CommonInputs:
     """Inputs of a graph that lie in common vectors.
 
     Attributes:

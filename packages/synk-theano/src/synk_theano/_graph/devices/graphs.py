@@ -161,15 +161,8 @@ class CudaGraphs:
         Raises:
             CudaError: it cannot be recorded, or it copies from or to host memory.
         """
-        driver = self._driver
         with self.entered():
-            driver.begin_recording(self._stream)
-            try:
-                run()
-            finally:
-                # Also after an error: the stream must not go on recording.
-                recorded = driver.end_recording(self._stream)
-            return driver.graph_of(recorded)
+            return self._driver.record_graph(self._stream, run)
 
     def launch(self, graph: int) -> None:
         """Enqueue a graph; its device must be entered."""
