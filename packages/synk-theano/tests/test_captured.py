@@ -19,6 +19,7 @@ import theano.tensor as T
 from theano.compile.ops import as_op
 from theano.tensor import TensorType
 
+from synk_comm import PeerLost
 from synk_theano import InputValueError, Runtime, flat_updates
 from synk_theano._graph.compile import out_of_place
 from synk_theano._graph.devices import capturable, captured
@@ -130,6 +131,8 @@ def graphs(monkeypatch):
     # As the one in C, which it would take long to compile for.
     linker = theano.gof.vm.VM_Linker(use_cloop=True, c_thunks=False)
     mode = theano.Mode(linker, "fast_run")
+    # If an operation cannot work in place, Theano leaves an observer behind, which keeps all graphs.
+    monkeypatch.setattr(theano.gof.graph.Variable, "construction_observers", [])
     monkeypatch.setattr(theano.compile.mode, "instantiated_default_mode", mode)
     made = Graphs()
     yield made
@@ -406,7 +409,7 @@ def test_an_error_of_the_graph_leaves_the_function(graphs, caplog, when):
     assert other.is_recorded
 
 
-def test_an_error_of_the_function_is_its_own(graphs):
+def test_an_error_of_the_function_is_its_own(graphs, caplog):
     x, y = T.dvector("x"), T.dvector("y")
     counted = theano.shared(0.0, "counted")
     function = theano.function([x, y], [x + y], updates=[(counted, counted + 1)])
@@ -416,6 +419,27 @@ def test_an_error_of_the_function_is_its_own(graphs):
         recorded(np.ones(3), np.ones(4))
     assert "Apply node that caused the error" in str(caught.value)
     assert counted.get_value() == 1
+    assert not caplog.records
+    for call in range(2, 7):
+        recorded(np.ones(3), np.ones(3))
+        assert counted.get_value() == call
+    assert recorded.state == REPLAYED
+
+
+def test_the_loss_of_a_rank_is_not_the_graphs_fault(graphs, caplog):
+    """The device may wait for that rank: nothing more is computed."""
+    recorded = CapturedFunction(network()[0], graphs, "train")
+    first, second, *_ = batches(2)
+    recorded(*first)
+
+    def lost():
+        raise PeerLost("rank 1 has ended")
+
+    graphs.wait = lost
+    with pytest.raises(PeerLost):
+        recorded(*second)
+    assert not recorded.is_recorded
+    assert not caplog.records
 
 
 def test_an_interrupt_drops_all_graphs_but_not_the_function(graphs):
@@ -622,7 +646,7 @@ def test_a_mode_that_watches_each_operation(graphs):
     seen = []
     linker = theano.gof.vm.VM_Linker(use_cloop=False, callback=lambda **a: seen.append(a))
     x = T.dvector("x")
-    function = theano.function([x], [x * 2], mode=theano.Mode(linker, "fast_run"))
+    function = theano.function([x], [x * 2], mode=theano.Mode(linker, "fast_compile"))
     recorded = CapturedFunction(function, graphs, "f")
     assert not recorded.is_possible
     recorded(np.ones(2))

@@ -36,7 +36,7 @@ class LoadedFunction:
 
     @property
     def replay(self) -> str:
-        """ "replayed", or why this rank does not replay the function; "" on a processor."""
+        """Whether this rank replays the function: `REPLAYED`, or why not; "" on a processor."""
         states = [captured.state for captured in self._captured.values()]
         return REPLAYED if REPLAYED in states else next(iter(states), "")
 

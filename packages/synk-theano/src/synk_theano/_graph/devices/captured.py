@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
+from synk_comm import CommError, cuda
 from synk_theano._graph.fast_call import bare
 from synk_theano._graph.flat_updates import whole_of, wholes_among
 from synk_theano._graph.transfer.flat import rebuild
@@ -83,7 +84,7 @@ class CapturedFunction:
 
     @property
     def state(self) -> str:
-        """ "replayed", or why not."""
+        """Whether it is replayed: `REPLAYED`, or why not."""
         return self._why or (REPLAYED if self._replays else "not called often enough")
 
     @property
@@ -109,10 +110,14 @@ class CapturedFunction:
         except BaseException as error:
             # What was allocated may be freed only when the error is: outside of graphs' memory.
             self._graphs.reset()
-            if not isinstance(error, Exception):
+            of_the_group = isinstance(error, CommError) and not isinstance(error, cuda.CudaError)
+            if not isinstance(error, Exception) or of_the_group:
                 raise
-            self._give_up(f"{type(error).__name__}: {error}", logging.WARNING)
-        return self._plain(*arguments)
+            why = f"{type(error).__name__}: {error}"
+        # If this fails, too, the error is the function's own.
+        results = self._plain(*arguments)
+        self._give_up(why, logging.WARNING)
+        return results
 
     def _computed(self, pure: Pure, arguments: Sequence[Any]) -> List[Any]:
         if self._machines is None:
