@@ -131,7 +131,7 @@ def graphs(monkeypatch):
     # As the one in C, which it would take long to compile for.
     linker = theano.gof.vm.VM_Linker(use_cloop=True, c_thunks=False)
     mode = theano.Mode(linker, "fast_run")
-    # If an operation cannot work in place, Theano leaves an observer behind, which keeps all graphs.
+    # Where an operation cannot work in place, Theano leaves an observer that keeps all graphs.
     monkeypatch.setattr(theano.gof.graph.Variable, "construction_observers", [])
     monkeypatch.setattr(theano.compile.mode, "instantiated_default_mode", mode)
     made = Graphs()
