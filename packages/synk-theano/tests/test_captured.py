@@ -314,6 +314,24 @@ def test_flat_parameters_are_copied_at_once(graphs):
     assert graphs.copies == 3 + (1 + len(grads)) + 2
 
 
+def test_flat_parameters_of_other_shapes(graphs):
+    """As many elements in all, in another order."""
+    x = T.dvector("x")
+    params = [theano.shared(np.arange(32.0).reshape(s), "p") for s in [(2, 16), (4, 8)]]
+    outputs = [T.dot(p.T, x[: p.shape[0]]) for p in params]
+    recorded = CapturedFunction(theano.function([x], outputs), graphs, "f")
+    for shapes in [((2, 16), (4, 8)), ((4, 8), (2, 16)), ((2, 16), (4, 8))]:
+        for seed, (p, shape) in enumerate(zip(params, shapes)):
+            p.set_value(np.random.RandomState(seed).rand(*shape))
+        updates = flat_updates([(p, p + 1) for p in params], least=2)
+        move = theano.function([], updates=updates, mode=theano.Mode("py", None))
+        for _ in range(6):
+            move()
+            values, vector = [p.get_value() for p in params], np.random.rand(4)
+            require_same(recorded(vector), [v.T.dot(vector[: len(v)]) for v in values])
+    assert recorded.state == REPLAYED
+
+
 @pytest.mark.parametrize("what", ["loss", "value"])
 def test_a_replay_that_differs_is_not_used(graphs, caplog, what):
     function, variables = network()

@@ -63,7 +63,7 @@ class Flatten(Op):  # type: ignore[misc] # Theano has no types
 
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:  # noqa: ARG002
         """Find the vector that the inputs are parts of, or copy them into a new one."""
-        whole = whole_of(inputs)
+        whole = whole_of(inputs, self.shapes)
         outputs[0][0] = _joined(inputs, self.shapes) if whole is None else whole
 
 
@@ -89,7 +89,7 @@ class Unflatten(Op):  # type: ignore[misc] # Theano has no types
         if not _is_fresh(node.inputs[0]):
             vector = vector.copy()
         parts = _parts(vector, self.shapes)
-        _remember(vector, parts)
+        _remember(vector, parts, self.shapes)
         for output, part in zip(outputs, parts):
             output[0] = part
 
@@ -112,23 +112,26 @@ def protected(mode: Any) -> Any:
     return get_mode(mode).excluding("inplace").clone(link_kwargs={"allow_gc": True})
 
 
-# By the identity of a first part: the vector, and all of its parts.
-_wholes: Dict[int, Tuple[Any, List[weakref.ref[Any]]]] = {}
+# By the identity of a first part: the vector, all of its parts, and their shapes.
+_wholes: Dict[int, Tuple[Any, List[weakref.ref[Any]], Tuple[Shape, ...]]] = {}
 
 
-def _remember(vector: Any, parts: Sequence[Any]) -> None:
+def _remember(vector: Any, parts: Sequence[Any], shapes: Tuple[Shape, ...]) -> None:
     key = id(parts[0])
     first = weakref.ref(parts[0], lambda _gone: _wholes.pop(key, None))
-    _wholes[key] = vector, [first, *map(weakref.ref, parts[1:])]
+    _wholes[key] = vector, [first, *map(weakref.ref, parts[1:])], shapes
 
 
-def whole_of(arrays: Sequence[Any]) -> Any:
+def whole_of(arrays: Sequence[Any], shapes: Tuple[Shape, ...]) -> Any:
     """Return the vector that these arrays, in this order, are all parts of; None if there is none.
 
     Compared by identity, because pygpu's views have no base.
+
+    Args:
+        shapes: that the parts have to have.
     """
-    vector, parts = _wholes.get(id(arrays[0]), (None, []))
-    if len(parts) != len(arrays):
+    vector, parts, found = _wholes.get(id(arrays[0]), (None, [], ()))
+    if found != shapes:
         return None
     return vector if all(part() is array for part, array in zip(parts, arrays)) else None
 
@@ -137,7 +140,7 @@ def wholes_among(values: Sequence[Any]) -> Iterator[List[int]]:
     """Find the vectors of which all parts are among these values; yield the parts' places."""
     places = {id(value): place for place, value in enumerate(values)}
     for value in values:
-        _, parts = _wholes.get(id(value), (None, []))
+        _, parts, _ = _wholes.get(id(value), (None, [], ()))
         found = [places.get(id(part())) for part in parts]
         if found and None not in found:
             yield found  # type: ignore[misc] # there is no None

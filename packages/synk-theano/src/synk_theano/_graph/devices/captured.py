@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from functools import partial
 from operator import is_
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -339,7 +340,8 @@ class _Shape:
         for places in wholes_among(values):
             if taken.isdisjoint(places):
                 packing = _Packing([values[place] for place in places], alignment=1)
-                self._groups.append(_CommonInputs(places, packing, values, _vectors_of))
+                find = partial(_vectors_of, tuple(values[place].shape for place in places))
+                self._groups.append(_CommonInputs(places, packing, values, find))
                 taken.update(places)
         for group in self._groups:
             for place, part in zip(group.places, group.parts):
@@ -401,8 +403,8 @@ class _Shape:
         return plain[0]
 
 
-def _vectors_of(values: Sequence[Any]) -> Optional[List[Any]]:
-    vector = whole_of(values)
+def _vectors_of(shapes: Tuple[Any, ...], values: Sequence[Any]) -> Optional[List[Any]]:
+    vector = whole_of(values, shapes)
     return None if vector is None else [vector]
 
 

@@ -8,6 +8,7 @@ Here Theano links the first node of each kind, and the others take its module.
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, NoReturn, Optional, Tuple, Type, Union
@@ -18,13 +19,20 @@ from theano.gof.graph import Constant
 from theano.gof.op import Op
 from theano.gof.utils import MethodNotDefined
 
+_linking = threading.RLock()
+
 
 @contextmanager
 def linked_by_kind() -> Iterator[None]:
     """For the duration of the block, link each kind of nodes once.
 
-    Only for a process in which no other thread builds functions meanwhile.
+    Other threads wait for the end of it; none may build functions by Theano itself meanwhile.
     """
+    with _linking:
+        yield from _linking_by_kind()
+
+
+def _linking_by_kind() -> Iterator[None]:
     link_alone = Op.make_c_thunk
     kinds: Dict[Any, Union[_Kind, _NoCode]] = {}
 
