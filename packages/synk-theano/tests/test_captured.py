@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import sys
 import time
 import weakref
 
+import cloudpickle
 import numpy as np
 import pytest
 import theano
@@ -31,8 +33,11 @@ from synk_theano._graph.devices.captured import (
     CapturedFunction,
     difference,
 )
+from synk_theano._graph.devices.device import Cpu
 from synk_theano._graph.devices.graphs import USE_GRAPHS, checked_policy
 from synk_theano._graph.values import at_least_1d
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ON_PROCESSOR = (
     "Dot",
@@ -115,25 +120,34 @@ class Graphs:
         self.functions.discard(function)
 
 
+def _is_float(thing):
+    return np.dtype(thing.dtype).kind == "f"
+
+
+def stand_ins():
+    """What has to be replaced for the processor to count as a device: (owner, name, value)."""
+    ops = capturable._ON_DEVICE | set(ON_PROCESSOR)
+    return [
+        (capturable, "is_device_type", lambda t: isinstance(t, TensorType) and _is_float(t)),
+        (capturable, "_is_elsewhere", lambda _type: False),
+        (capturable, "_ON_DEVICE", ops),
+        (captured, "is_on_device", _is_float),
+    ]
+
+
+def mode():
+    """As the one in C, which it would take long to compile for."""
+    return theano.Mode(theano.gof.vm.VM_Linker(use_cloop=True, c_thunks=False), "fast_run")
+
+
 @pytest.fixture
 def graphs(monkeypatch):
     """A stand-in for a device's graphs."""
-
-    def is_float(thing):
-        return np.dtype(thing.dtype).kind == "f"
-
-    monkeypatch.setattr(
-        capturable, "is_device_type", lambda t: isinstance(t, TensorType) and is_float(t)
-    )
-    monkeypatch.setattr(capturable, "_is_elsewhere", lambda _type: False)
-    monkeypatch.setattr(captured, "is_on_device", is_float)
-    monkeypatch.setattr(capturable, "_ON_DEVICE", capturable._ON_DEVICE | set(ON_PROCESSOR))
-    # As the one in C, which it would take long to compile for.
-    linker = theano.gof.vm.VM_Linker(use_cloop=True, c_thunks=False)
-    mode = theano.Mode(linker, "fast_run")
+    for owner, name, value in stand_ins():
+        monkeypatch.setattr(owner, name, value)
     # Where an operation cannot work in place, Theano leaves an observer that keeps all graphs.
     monkeypatch.setattr(theano.gof.graph.Variable, "construction_observers", [])
-    monkeypatch.setattr(theano.compile.mode, "instantiated_default_mode", mode)
+    monkeypatch.setattr(theano.compile.mode, "instantiated_default_mode", mode())
     made = Graphs()
     yield made
     assert made.depth == 0
@@ -707,3 +721,75 @@ def test_dropped_functions_leave_nothing(graphs):
 def test_when_results_differ(plain, again, replayed, text):
     found = difference(*map(np.array, (plain, again, replayed)))
     assert (text in found) if text else not found
+
+
+@as_op([T.dvector], [T.dvector])
+def record_here(values):
+    """Have this rank record its functions from now on, and count what is replayed."""
+    for owner, name, value in stand_ins():
+        setattr(owner, name, value)
+    Cpu.graphs = Graphs()
+    return values
+
+
+@as_op([T.dvector], [T.dvector])
+def launches(values):
+    return values + Cpu.graphs.launched
+
+
+@pytest.fixture
+def recording(monkeypatch, graphs):
+    """A runtime of two ranks that record."""
+    monkeypatch.setattr(Cpu, "graphs", None)
+    x = T.dvector("x")
+    with Runtime(2) as runtime:
+        runtime.function([x], (record_here(x), "gather"))(np.zeros(2))
+        # It stays the master's until all of its functions are closed.
+        yield runtime, runtime.function([x], (launches(x), "gather"))
+
+
+def test_training_on_two_ranks(recording):
+    """Slices, rows by index, calls that fail: the values are those of serial Theano."""
+    runtime, count = recording
+    random = np.random.RandomState(3)
+    x, y = T.dmatrix("x"), T.dmatrix("y")
+
+    def made(build):
+        w, v = (theano.shared(np.random.RandomState(i).randn(5, 3), "wv"[i]) for i in (0, 1))
+        steps = theano.shared(0, "steps")
+        loss = T.sqr(T.tanh(T.dot(x, w)) - y).mean(axis=1).mean()
+        moved = 0.9 * v - 0.1 * T.grad(loss, w)
+        updates = [(v, moved), (w, w + moved), (steps, steps + 1)]
+        return build([x, y], loss, updates=updates), (w, v, steps)
+
+    def parallel(inputs, loss, updates):
+        # Averages over the ranks of what each makes of its rows: equal to the serial values.
+        listed = [(target, value, "avg") for target, value in updates[:2]]
+        with_ops = [*listed, (*updates[2], "last")]
+        return runtime.function(inputs, loss, updates=with_ops, mode=mode(), name="train")
+
+    train, mine = made(parallel)
+    serial, its = made(lambda inputs, loss, updates: theano.function(inputs, loss, updates=updates))
+    data = random.randn(40, 5), random.randn(40, 3)
+    for call in range(24):
+        rows = random.permutation(40)[: 12 if call % 5 else 7]
+        if call % 6 == 5:
+            before = [v.get_value() for v in mine]
+            with pytest.raises(ValueError, match=r"shapes|dimension|broadcast"):
+                train(data[0], data[1][:, :2], batch=rows)
+            for variable, value in zip(mine, before):
+                np.testing.assert_array_equal(variable.get_value(), value)
+        got = train(*data, batch=rows, num_slices=1 + call % 2)
+        np.testing.assert_allclose(got, serial(*(d[rows] for d in data)), rtol=1e-10)
+        runtime.collectives.all_reduce(list(mine[:2]), op="avg", weights=train)
+        if call == 11:
+            for variable in (mine[0], its[0]):
+                variable.set_value(np.ones((5, 3)))
+            runtime.collectives.broadcast(mine[0])
+        for one, other in zip(mine, its):
+            np.testing.assert_allclose(one.get_value(), other.get_value(), rtol=1e-9, atol=1e-12)
+    assert all(count(np.zeros(2)) > 10)
+    assert runtime.stats()["train"].graph == REPLAYED
+    del train
+    gc.collect()
+    runtime.distribute()
