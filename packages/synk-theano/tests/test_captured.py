@@ -145,8 +145,6 @@ def graphs(monkeypatch):
     """A stand-in for a device's graphs."""
     for owner, name, value in stand_ins():
         monkeypatch.setattr(owner, name, value)
-    # Where an operation cannot work in place, Theano leaves an observer that keeps all graphs.
-    monkeypatch.setattr(theano.gof.graph.Variable, "construction_observers", [])
     monkeypatch.setattr(theano.compile.mode, "instantiated_default_mode", mode())
     made = Graphs()
     yield made

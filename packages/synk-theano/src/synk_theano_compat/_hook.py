@@ -29,6 +29,7 @@ WATCHED = frozenset(
     (
         "theano",
         "theano.configparser",
+        "theano.gof.graph",
         "theano.gof.op",
         "theano.gof.cc",
         "theano.gof.cmodule",

@@ -431,6 +431,27 @@ def test_products_in_python_do_not_use_what_numpy_gives_up(run):
     assert "as NumPy 1.25 would say" in run(PRODUCT, skip="P15", fails=True).stderr
 
 
+KEPT = """
+import gc, weakref
+import numpy as np, theano, theano.tensor as T
+x = T.dmatrix()
+w = theano.shared(np.ones((3, 3)))
+# Not all of it can be computed in place.
+theano.function([x], w.sum(), updates=[(w, T.tanh(w + T.dot(x, w)) * 0.5)])
+later = T.dvector()
+gone = weakref.ref(later)
+del later
+gc.collect()
+assert gone() is None
+assert theano.gof.graph.Variable.construction_observers == []
+"""
+
+
+def test_later_graphs_are_not_kept(run):
+    run(KEPT)
+    run(KEPT, skip="P16", fails=True)
+
+
 NO_PYGPU = "import sys; sys.modules['pygpu'] = None\n" + IMPORT
 
 
