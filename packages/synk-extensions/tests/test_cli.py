@@ -106,7 +106,7 @@ def test_the_start_imports_nothing_heavy():
 def test_demos_are_listed_and_there():
     done = invoke("demo")
     assert done.exit_code == 0
-    assert list(demo.DEMOS) == ["intro", "shared", "data", "batch", "mnist", "resnet"]
+    assert list(demo.DEMOS) == ["intro", "shared", "gpu", "data", "batch", "mnist", "resnet"]
     for name, one in demo.DEMOS.items():
         assert f"synkhronos demo {name}" in done.stdout
         assert (demo.FOLDER / one.program).is_file()

@@ -34,6 +34,13 @@ def test_demo_runs(program, tmp_path):
     assert list(tmp_path.iterdir()) == [], "a program leaves no file behind"
 
 
+def test_the_gpu_is_used_if_there_is_one():
+    """The numbers are those that Theano's tutorial prints."""
+    out = run(EXAMPLES / "demos" / "check_gpu.py", *on_devices())
+    assert out.count("the result is [1.23178") == 2
+    assert f"Used the {'GPU' if DEVICES else 'CPU'}.\nAll assertions passed." in out
+
+
 @pytest.mark.parametrize("program", DEMOS[2::2], ids=lambda path: path.stem)
 def test_demo_runs_on_one_process(program):
     """Those that speak of each rank."""

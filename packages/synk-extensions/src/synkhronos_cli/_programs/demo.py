@@ -31,6 +31,7 @@ DEMOS = {
     "shared": _Demo(
         "shared_variables.py", "shared variables of each process, reduced", has_options=False
     ),
+    "gpu": _Demo("demos/check_gpu.py", "is the GPU used? the program of Theano's tutorial"),
     "data": _Demo("demos/demo_2.py", "Data: arrays that all processes share"),
     "batch": _Demo("demos/demo_4.py", "batch=: rows selected before they are scattered"),
     "mnist": _Demo(
