@@ -72,9 +72,10 @@ def test_every_fault_can_be_planted(table):
             assert (ROOT / test).exists(), f"{fault.name}: {test} is not there"
 
 
-def test_there_are_ten_for_each_package(table):
+def test_there_are_ten_or_more_for_each_package(table):
     counts = Counter(fault.package for fault in table.FAULTS)
-    assert counts == {path.name: 10 for path in (ROOT / "packages").iterdir() if path.is_dir()}
+    assert set(counts) == {path.name for path in (ROOT / "packages").iterdir() if path.is_dir()}
+    assert min(counts.values()) >= 10
     assert len({fault.name for fault in table.FAULTS}) == len(table.FAULTS)
 
 

@@ -1,4 +1,4 @@
-"""The table of faults: ten for each package, each a bug that somebody might well introduce.
+"""The table of faults: ten or more for each package, each a bug that somebody might well introduce.
 
 About half are plain. The others are seen only in some corner (at three ranks, with uneven shares,
 by arrays in another byte order, after a kill), so that they show when the one test is lost that

@@ -97,4 +97,13 @@ COMM = (
         "A group goes on after a long message that was sent by half.",
         "contract_local contract_shm",
     ),
+    _fault(
+        "comm-graph-host-memory",
+        "graphs",
+        "cuda.py",
+        "            if kind.value == _HOST_NODE:\n                return False",
+        "            if kind.value == _HOST_NODE:\n                continue",
+        "A graph that calls the host is replayed.",
+        "graphs",
+    ),
 )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Callable, NamedTuple
 
-KINDS = ("plans", "reductions", "life cycles", "refusals", "error paths", "atomicity", "linking")
+KINDS = (
+    *("plans", "reductions", "life cycles", "refusals", "error paths", "atomicity"),
+    *("linking", "graphs"),
+)
 
 
 class Fault(NamedTuple):
