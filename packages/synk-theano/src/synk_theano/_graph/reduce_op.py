@@ -132,7 +132,7 @@ def in_one_order(function: Any) -> Any:
     if len(found) == 1:
         return function
     flat = flatten(function)
-    rows, token, count = [], None, len(flat.inputs) + len(flat.constants)
+    rows, token, count = [], None, flat.first_made
     for op, inputs, outputs in flat.nodes:
         if isinstance(flat.ops[op], AllReduce):
             inputs = inputs if token is None else (*inputs, token)

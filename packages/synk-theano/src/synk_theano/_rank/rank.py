@@ -17,8 +17,7 @@ from time import perf_counter
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import synk_comm
-from synk_comm import cuda
-from synk_theano._graph.devices.device import AnyDevice, Gpu
+from synk_theano._graph.devices.device import AnyDevice, Gpu, is_of_the_group
 from synk_theano._text import text_of
 from synk_theano._watch.flight import OWN_WORK, ActOutcome, Flight, Phase
 from synk_theano._wire.messages import (
@@ -321,8 +320,3 @@ class Rank(Workplace):
         if self.device.graphs is not None:
             self.device.graphs.reset()
         self.registry.truncate(0)
-
-
-def is_of_the_group(error: BaseException) -> bool:
-    """Return whether an error is the communicator's, and not that of this rank's device."""
-    return isinstance(error, synk_comm.CommError) and not isinstance(error, cuda.CudaError)

@@ -154,7 +154,7 @@ def serve(channel: Channel, hello: Hello) -> None:
 
 def _join(rank: Any, hello: Hello, channel: Channel, watch: Callable[[], None]) -> None:
     """Join the other ranks; report a failure of that to the master."""
-    from synk_theano._rank.rank import is_of_the_group
+    from synk_theano._graph.devices.device import is_of_the_group
 
     try:
         rank.join(hello.ticket, UNBOUNDED_S, watch)
@@ -213,7 +213,7 @@ def _obey(rank: Any, channel: Channel) -> bool:
         ChannelClosed: the master is gone, or this rank has failed and is out of step.
     """
     import synk_comm
-    from synk_theano._rank.rank import is_of_the_group
+    from synk_theano._graph.devices.device import is_of_the_group
 
     try:
         return rank.perform() is not None

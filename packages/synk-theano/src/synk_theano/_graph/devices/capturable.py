@@ -15,7 +15,7 @@ from synk_theano._graph.fast_call import needs_no_wrapper
 from synk_theano._graph.transfer.flat import FlatFunction, FlatInput, flatten, is_flat_able
 from synk_theano._graph.values import is_device_type
 
-_SHAPES = frozenset({"Shape", "Shape_i"})
+from .ends import SHAPES
 
 _ANYWHERE = frozenset(("Assert", "DeepCopyOp", "Rebroadcast", "SpecifyShape", "ViewOp"))
 
@@ -37,16 +37,10 @@ _ON_DEVICE = _ANYWHERE | frozenset(
         *("GpuCrossentropySoftmax1HotWithBiasDx", "GpuCrossentropySoftmaxArgmax1HotWithBias"),
         *("GpuDimShuffle", "GpuDnnBatchNorm", "GpuDnnBatchNormGrad", "GpuDnnBatchNormInference"),
         *("GpuDnnConv", "GpuDnnConvGradI", "GpuDnnConvGradW", "GpuDnnPool", "GpuDnnPoolGrad"),
-        *(
-            "GpuDnnReduction",
-            "GpuDnnSoftmax",
-            "GpuDnnSoftmaxGrad",
-            "GpuDot22",
-            "GpuElemwise",
-            "GpuGemm",
-        ),
-        *("GpuGemmBatch", "GpuGemv", "GpuGer", "GpuIncSubtensor", "GpuJoin", "GpuMaxPoolGrad"),
-        *("GpuPool", "GpuReshape", "GpuSoftmax", "GpuSoftmaxWithBias", "GpuSplit", "GpuSubtensor"),
+        *("GpuDnnReduction", "GpuDnnSoftmax", "GpuDnnSoftmaxGrad", "GpuDot22", "GpuElemwise"),
+        *("GpuGemm", "GpuGemmBatch", "GpuGemv", "GpuGer", "GpuIncSubtensor", "GpuJoin"),
+        *("GpuMaxPoolGrad", "GpuPool", "GpuReshape", "GpuSoftmax"),
+        *("GpuSoftmaxWithBias", "GpuSplit", "GpuSubtensor"),
     )
 )
 """Operations that only enqueue work on the device."""
@@ -186,9 +180,7 @@ class _Reading:
     """
 
     def __init__(self, flat: FlatFunction) -> None:
-        types = [item.type for item in flat.inputs] + [type_ for _, type_, _, _ in flat.constants]
-        for _, _, made in flat.nodes:
-            types += [flat.types[type_] for type_, _ in made]
+        types = flat.variable_types()
         self.device = [is_device_type(type_) for type_ in types]
         self.crossing: List[int] = []
         self.valued_crossing: List[int] = []
@@ -206,7 +198,7 @@ class _Reading:
             if number in needed and flat.inputs[number].settings["mutable"]:
                 # A call that failed half way could not be made again.
                 raise NotCapturableError(f"it may overwrite {name} in host memory")
-        number = len(flat.inputs) + len(flat.constants)
+        number = first = flat.first_made
         if not any(self.device[number:]):
             raise NotCapturableError("it computes nothing on the device")
         for op, sources, made in flat.nodes:
@@ -215,7 +207,6 @@ class _Reading:
                 self._see(flat.ops[op], sources, following)
             number += len(made)
         hosted = [n for n in flat.outputs if not self.device[n]] + self.valued_crossing
-        first = len(flat.inputs) + len(flat.constants)
         crossing = {*self.crossing, *self.valued_crossing}
         if any(self.device[n] for n in _ancestors(flat, hosted) - crossing if n >= first):
             raise NotCapturableError("the host computes with what depends on the device")
@@ -226,7 +217,7 @@ class _Reading:
         ours = type(op).__module__.startswith("theano.")
         on_device = [self.device[number] for number in made]
         values = [self._valued[source] for source in sources if source in self._valued]
-        if name in _SHAPES and ours:
+        if name in SHAPES and ours:
             return
         if not any(on_device):
             if any(self.device[source] for source in sources):
@@ -246,8 +237,7 @@ class _Reading:
 def _ancestors(flat: FlatFunction, outputs: Sequence[int]) -> Set[int]:
     """Return the numbers of these variables, and of those that they are computed from."""
     needed = set(outputs)
-    number = len(flat.inputs) + len(flat.constants)
-    number += sum(len(made) for _, _, made in flat.nodes)
+    number = flat.first_made + sum(len(made) for _, _, made in flat.nodes)
     for _, sources, made in reversed(flat.nodes):
         number -= len(made)
         if not needed.isdisjoint(range(number, number + len(made))):

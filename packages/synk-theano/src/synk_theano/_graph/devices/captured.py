@@ -19,7 +19,6 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from synk_comm import CommError, cuda
 from synk_theano._graph.fast_call import bare
 from synk_theano._graph.flat_updates import whole_of, wholes_among
 from synk_theano._graph.transfer.flat import rebuild
@@ -27,6 +26,7 @@ from synk_theano._graph.transfer.linking import linked_by_kind
 from synk_theano._graph.values import empty_like, is_on_device
 
 from .capturable import NotCapturableError, Pure, pure_form
+from .device import is_of_the_group
 
 _logger = logging.getLogger(__name__)
 
@@ -111,8 +111,7 @@ class CapturedFunction:
         except BaseException as error:
             # What was allocated may be freed only when the error is: outside of graphs' memory.
             self._graphs.reset()
-            of_the_group = isinstance(error, CommError) and not isinstance(error, cuda.CudaError)
-            if not isinstance(error, Exception) or of_the_group:
+            if not isinstance(error, Exception) or is_of_the_group(error):
                 raise
             why = f"{type(error).__name__}: {error}"
         # If this fails, too, the error is the function's own.

@@ -320,3 +320,8 @@ def ordinal_of(driver: Any, name: str, context: Any) -> int:
 def takes_reduction(values: Sequence[Any]) -> bool:
     """Return whether NCCL can reduce values of these dtypes."""
     return all(value.dtype in NCCL_DTYPES for value in values)
+
+
+def is_of_the_group(error: BaseException) -> bool:
+    """Return whether an error is the communicator's, and not that of this rank's device."""
+    return isinstance(error, synk_comm.CommError) and not isinstance(error, cuda.CudaError)

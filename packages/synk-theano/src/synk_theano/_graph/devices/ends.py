@@ -23,7 +23,7 @@ from synk_theano._graph.transfer.flat import (
     rebuild,
 )
 
-_SHAPES = ("Shape", "Shape_i")
+SHAPES = ("Shape", "Shape_i")
 """Operations that return an array's shape, wherever the array lies."""
 
 Node = Tuple[int, Tuple[int, ...], Tuple[Tuple[int, Any], ...]]
@@ -48,16 +48,10 @@ class _Ends:
     def __init__(self, flat: FlatFunction, host_outputs: Sequence[bool]) -> None:
         self._flat = flat
         self._host_outputs = host_outputs
-        self._first_made = len(flat.inputs) + len(flat.constants)
         # By a variable's number: its type, and the place of the node that makes it.
-        self._types = [item.type for item in flat.inputs] + [
-            type_ for _, type_, _, _ in flat.constants
-        ]
-        self._makers: Dict[int, int] = {}
-        for place, (_, _, outputs) in enumerate(flat.nodes):
-            for type_, _ in outputs:
-                self._makers[len(self._types)] = place
-                self._types.append(flat.types[type_])
+        self._types = flat.variable_types()
+        makers = (place for place, (_, _, made) in enumerate(flat.nodes) for _ in made)
+        self._makers: Dict[int, int] = dict(enumerate(makers, flat.first_made))
 
     def moved(self) -> Any:
         """Return the function with its ends moved; None if there is nothing to move."""
@@ -83,7 +77,7 @@ class _Ends:
                 is_copy = _is_copy(self._op(place), "GpuFromHost") and type_.context_name is None
                 if is_copy and source not in candidates:
                     candidates[source] = type_
-                elif type(self._op(place)).__name__ not in _SHAPES:
+                elif type(self._op(place)).__name__ not in SHAPES:
                     # A second copy counts, too: an in-place operation may overwrite either of them.
                     spoiled.add(source)
         return {number: type_ for number, type_ in candidates.items() if number not in spoiled}
@@ -104,14 +98,14 @@ class _Ends:
     def _rewritten(self, inputs: Dict[int, Any], outputs: Set[int]) -> FlatFunction:
         flat = self._flat
         ops, types = list(flat.ops), list(flat.types)
-        numbers = {number: number for number in range(self._first_made)}
+        numbers = {number: number for number in range(flat.first_made)}
         nodes: List[Node] = []
-        count = self._first_made
+        count = flat.first_made
         # Copies to the host that other nodes read stay.
         read = {source for _, sources, _ in flat.nodes for source in sources}
         read.update(n for i, n in enumerate(flat.outputs) if i not in outputs)
         dropped = {flat.outputs[position] for position in outputs} - read
-        number = self._first_made
+        number = flat.first_made
         for op, sources, made in flat.nodes:
             begin, number = number, number + len(made)
             if sources[:1] and sources[0] in inputs and _is_copy(ops[op], "GpuFromHost"):

@@ -70,6 +70,18 @@ class FlatFunction:
     trust_input: bool
     processor_flags: Optional[Tuple[str, ...]]
 
+    @property
+    def first_made(self) -> int:
+        """Number of the first variable that a node makes."""
+        return len(self.inputs) + len(self.constants)
+
+    def variable_types(self) -> List[Any]:
+        """Return the type of each variable, by its number."""
+        types = [item.type for item in self.inputs]
+        types += [type_ for _, type_, _, _ in self.constants]
+        types += [self.types[type_] for _, _, made in self.nodes for type_, _ in made]
+        return types
+
 
 _PLAIN = (str, bytes, int, float, complex, np.generic, np.dtype, type)
 _MADE_OF_ATTRIBUTES = (gof.PureOp, gof.Type, specific_out, transfer_type)

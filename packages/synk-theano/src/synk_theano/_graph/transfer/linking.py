@@ -28,12 +28,6 @@ def linked_by_kind() -> Iterator[None]:
 
     Other threads wait for the end of it; none may build functions by Theano itself meanwhile.
     """
-    with _linking:
-        yield from _linking_by_kind()
-
-
-def _linking_by_kind() -> Iterator[None]:
-    link_alone = Op.make_c_thunk
     kinds: Dict[Any, Union[_Kind, _NoCode]] = {}
 
     def make_c_thunk(
@@ -53,11 +47,13 @@ def _linking_by_kind() -> Iterator[None]:
             kinds[key] = _Kind.of(node, thunk.thunk)
         return thunk
 
-    Op.make_c_thunk = make_c_thunk
-    try:
-        yield
-    finally:
-        Op.make_c_thunk = link_alone
+    with _linking:
+        link_alone = Op.make_c_thunk
+        Op.make_c_thunk = make_c_thunk
+        try:
+            yield
+        finally:
+            Op.make_c_thunk = link_alone
 
 
 @contextmanager
