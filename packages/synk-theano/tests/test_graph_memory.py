@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import sys
@@ -155,6 +156,18 @@ def test_a_reset_drops_all_graphs(allocator):
     assert allocator.free()
     graphs.reset()
     assert allocator.free()
+
+
+def test_a_device_that_has_failed_keeps_its_graphs(allocator):
+    @contextlib.contextmanager
+    def entered(_device):
+        yield
+
+    def drop_graph(graph):
+        raise cuda.CudaError(f"cuGraphExecDestroy failed: graph {graph}")
+
+    driver = types.SimpleNamespace(entered=entered, drop_graph=drop_graph)
+    CudaGraphs(driver, 0, STREAM, allocator, lambda: None).forget(5)
 
 
 @pytest.mark.parametrize("why", ["two streams", "nothing is kept", "no stream", "another list"])

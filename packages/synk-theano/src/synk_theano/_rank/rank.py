@@ -317,6 +317,4 @@ class Rank(Workplace):
         for function in self.functions.values():
             function.close()
         self.functions.clear()
-        if self.device.graphs is not None:
-            self.device.graphs.reset()
         self.registry.truncate(0)

@@ -162,9 +162,13 @@ class CapturedFunction:
         self._why, self._pure = why, None
         _logger.log(level, "%s is not replayed: %s", self._name, why)
         self.close()
-        self._graphs.leave(self)
 
     def close(self) -> None:
+        """Drop all graphs for good; if there are no others, all functions may use their memory."""
+        self.drop()
+        self._graphs.leave(self)
+
+    def drop(self) -> None:
         """Drop all graphs, and what they work on; they are made anew if they are needed again."""
         for shape in self._shapes.values():
             shape.close()

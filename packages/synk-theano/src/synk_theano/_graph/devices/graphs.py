@@ -12,8 +12,8 @@ import ctypes
 import os
 import time
 import weakref
-from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Union
+from contextlib import contextmanager, suppress
+from typing import Any, Callable, ContextManager, Iterator, Union
 
 from synk_comm import cuda
 from synk_theano._text import shown
@@ -122,7 +122,7 @@ class CudaGraphs:
     def reset(self) -> None:
         """Drop all graphs of all functions, and let all use their memory."""
         for function in tuple(self.functions):
-            function.close()
+            function.drop()
         self._give_back()
 
     def leave(self, function: Any) -> None:
@@ -140,11 +140,9 @@ class CudaGraphs:
         self._words[self._free] = ctypes.addressof(merged[0]) if merged else 0
         self._blocks = 0
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """For the duration of the block, make the device this thread's current one."""
-        with self._driver.entered(self._device):
-            yield
+    def entered(self) -> ContextManager[None]:
+        """Return a block for whose duration the device is this thread's current one."""
+        return self._driver.entered(self._device)
 
     def copy(self, target: Any, source: Any) -> None:
         """Enqueue a copy between arrays of the same shape and dtype; the device must be entered."""
@@ -169,8 +167,8 @@ class CudaGraphs:
         self._driver.launch(graph, self._stream)
 
     def forget(self, graph: int) -> None:
-        """Drop a graph, which may still be under way."""
-        with self.entered():
+        """Drop a graph, which may still be under way; a device that has failed keeps it."""
+        with suppress(cuda.CudaError), self.entered():
             self._driver.drop_graph(graph)
 
     def seconds(self, run: Callable[[], Any]) -> float:
