@@ -17,8 +17,8 @@ _SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is 
 
 
 class SocketFolder:
-    """A 0700 folder, removed when it has done its duty: by rank 0 after joining, at the latest
-    when the process that made it exits."""
+    """A 0700 folder, removed by the ranks once all have joined, and at the latest when the process
+    that made it exits."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -62,15 +62,9 @@ class SocketFolder:
         if os.getpid() == self._pid:
             self.remove()
 
-    def socket(self, low: int | str, high: int | str = "") -> str:
+    def socket(self, low: int, high: int) -> str:
         """Return the path of the socket between two ranks."""
-        path = os.path.join(self.path, f"{low}-{high}")
-        if len(os.fsencode(path)) > _MAX_PATH:
-            raise ValueError(
-                f"the path of a socket holds at most {_MAX_PATH} bytes, {path!r} is longer; "
-                "use a shorter folder (or set TMPDIR)"
-            )
-        return path
+        return os.path.join(self.path, f"{low}-{high}")
 
     def check(self) -> None:
         """Raise JoinError unless the folder is this user's and closed to all others."""
@@ -86,6 +80,16 @@ class SocketFolder:
                 f"{self.path} must be a folder of this user with mode 0700, so that nobody else "
                 f"can come between the ranks; got owner {status.st_uid}, mode {mode:04o}"
             )
+
+    def claim(self, rank: int) -> None:
+        """Enter as this rank; JoinError if the folder is not private, or another one has."""
+        self.check()
+        try:
+            os.close(os.open(os.path.join(self.path, f"{rank}"), os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            raise JoinError(
+                f"rank {rank} has already joined this group; give each process its own ticket"
+            ) from None
 
 
 def _place() -> str:
