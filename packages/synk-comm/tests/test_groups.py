@@ -16,7 +16,7 @@ import weakref
 
 import numpy as np
 import pytest
-from _helpers import environment
+from _helpers import environment, join_in_threads
 
 from synk_comm import (
     AbortedError,
@@ -200,6 +200,24 @@ def test_a_rank_that_has_joined_and_died_before_the_others_came_is_lost():
         with pytest.raises(PeerLost, match=rf"its process \(pid {pid}\) has ended") as caught:
             join(group.ticket(0), timeout_s=10)
     assert caught.value.rank == 1
+
+
+def test_a_rank_that_aborts_and_leaves_meanwhile_is_not_taken_for_lost(monkeypatch):
+    comms = join_in_threads(2, "shm")
+    fabric = comms[0]._steps.fabric
+    failure = fabric._states.failure
+
+    def just_before():
+        found = failure()
+        comms[1].abort("given up")
+        comms[1].close()
+        return found
+
+    monkeypatch.setattr(fabric._states, "failure", just_before)
+    assert fabric.gone([1]) is None
+    monkeypatch.undo()
+    assert isinstance(fabric.gone([1]), AbortedError)
+    comms[0].close()
 
 
 def test_two_groups_at_once_do_not_meet():
