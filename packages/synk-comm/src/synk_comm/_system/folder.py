@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import shutil
+import socket
 import stat
 import tempfile
+import weakref
+from typing import Callable
 
 from synk_comm.exceptions import JoinError
 
@@ -23,6 +27,7 @@ class SocketFolder:
     def __init__(self, path: str) -> None:
         self.path = path
         self._pid = os.getpid()
+        self._leave: Callable[[], object] = lambda: None
 
     @classmethod
     def create(cls) -> SocketFolder:
@@ -56,13 +61,14 @@ class SocketFolder:
 
     def remove(self) -> None:
         """Remove the folder and the sockets in it."""
+        self._leave()
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _remove_in_maker(self) -> None:
         if os.getpid() == self._pid:
             self.remove()
 
-    def socket(self, low: int, high: int) -> str:
+    def path_of(self, low: int, high: int) -> str:
         """Return the path of the socket between two ranks."""
         return os.path.join(self.path, f"{low}-{high}")
 
@@ -82,14 +88,21 @@ class SocketFolder:
             )
 
     def claim(self, rank: int) -> None:
-        """Enter as this rank; JoinError if the folder is not private, or another one has."""
+        """Enter as this rank; JoinError if the folder is not private, or another one has.
+
+        It is a socket until the folder is removed: one that its process has left shows as such.
+        """
         self.check()
-        try:
-            os.close(os.open(os.path.join(self.path, f"{rank}"), os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError:
-            raise JoinError(
-                f"rank {rank} has already joined this group; give each process its own ticket"
-            ) from None
+        with socket.socket(socket.AF_UNIX) as claim:
+            try:
+                claim.bind(os.path.join(self.path, f"{rank}"))
+            except OSError as exc:
+                if exc.errno != errno.EADDRINUSE:
+                    raise JoinError(f"rank {rank} cannot use {self.path}: {exc}") from exc
+                raise JoinError(
+                    f"rank {rank} has already joined this group; give each process its own ticket"
+                ) from None
+            self._leave = weakref.finalize(self, os.close, claim.detach())
 
 
 def _place() -> str:

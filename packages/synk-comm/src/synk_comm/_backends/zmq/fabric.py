@@ -106,7 +106,7 @@ class ZmqFabric(Fabric):
         """Bind for the higher ranks."""
         for other, peer in self._peers.items():
             if other > self.rank:
-                path = self._folders[self.rank].socket(self.rank, other)
+                path = self._folders[self.rank].path_of(self.rank, other)
                 try:
                     peer.socket.bind(f"ipc://{path}")
                 except zmq.ZMQError as exc:
@@ -117,7 +117,7 @@ class ZmqFabric(Fabric):
         for other, peer in self._peers.items():
             if other < self.rank:
                 self._folders[other].check()
-                peer.socket.connect(f"ipc://{self._folders[other].socket(other, self.rank)}")
+                peer.socket.connect(f"ipc://{self._folders[other].path_of(other, self.rank)}")
 
     def split(
         self,
