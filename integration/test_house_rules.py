@@ -49,7 +49,7 @@ MOST_NOUNS = 15
 # A file's folder says where and when its code runs. Each imports only what stands before it.
 ROOMS = {
     "synk_comm": (
-        *("exceptions", "cuda", "_system", "_core", "abc", "_collectives", "_meeting"),
+        *("exceptions", "cuda", "_system", "_core", "abc", "_collectives"),
         *("_backends", "_join", "_processes", "run", "testing"),
     ),
     "synk_shm": ("exceptions", "_segments", "_processes", "_arrays", "testing"),

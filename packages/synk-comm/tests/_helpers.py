@@ -1,19 +1,14 @@
-"""What several test files need: groups in threads, and clients that are no ranks."""
+"""What several test files need: groups in threads, and programs."""
 
 from __future__ import annotations
 
 import os
-import pickle
-import socket
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 from synk_comm import create_group, join
 from synk_comm.testing import in_threads
-
-TOKEN = "a token that nobody can guess"
 
 
 def environment(**more):
@@ -48,30 +43,3 @@ def join_in_threads(size, backend):
     with create_group(size, backend) as group:
         seats = [SimpleNamespace(rank=rank, abort=lambda _: None) for rank in range(size)]
         return in_threads(seats, lambda seat: join(group.ticket(seat.rank), timeout_s=20))
-
-
-class Bomb:
-    """What a stranger would send to run code by unpickling."""
-
-    def __reduce__(self):
-        return (os._exit, (66,))
-
-
-GARBAGE = [
-    b"",
-    b"GET / HTTP/1.1\r\n\r\n",
-    pickle.dumps(Bomb()) * 50,
-    b"\xff" * 100_000,
-    b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(200),
-]
-
-
-def dial(port, timeout_s=10.0):
-    """Connect as soon as somebody listens."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=1)
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)

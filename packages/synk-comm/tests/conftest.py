@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import threading
@@ -55,11 +54,3 @@ def nothing_is_left(own_temporary_folder):
     with nothing_left(files=files, without=["open_files", "threads"]):
         yield
     assert not [thread for thread in threading.enumerate() if "run" in thread.name.lower()]
-
-
-@pytest.fixture
-def port():
-    """A free port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import secrets
-import subprocess
 import sys
 import traceback
 from pathlib import Path
 
 import numpy as np
 import pytest
-from _helpers import environment, printed_by
+from _helpers import printed_by
 
 import synk_comm
 from synk_comm.testing import run_ranks
@@ -41,7 +39,6 @@ AFTER = blocks("After")
 TORCH = blocks("With torch")
 WHOLE = {title for title, code in AFTER.items() if "synk_comm.connect(" in code}
 CALLERS = {title for title, code in AFTER.items() if "synk_comm.launch(" in code}
-ALIEN = {title for title in WHOLE if "WORLD_SIZE" in AFTER[title]}
 ON_RANKS = {title: code for title, code in AFTER.items() if title not in WHOLE | CALLERS}
 
 
@@ -105,7 +102,7 @@ def test_the_pages_have_all_their_programs_here():
     assert sorted(PAGES) == ["from_mpi4py", "from_torch_distributed"]
     text = "".join(PAGES.values())
     assert len(AFTER) == text.count("\n**After**") >= 30
-    assert (len(WHOLE), len(CALLERS), len(ALIEN), len(TORCH)) == (3, 2, 1, 1)
+    assert (len(WHOLE), len(CALLERS), len(TORCH)) == (2, 2, 1)
     for code in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         ast.parse(code)  # those under *Before* too
 
@@ -115,7 +112,7 @@ def test_program(said, title):
     check(ON_RANKS[title], [rank[title] for rank in said])
 
 
-@pytest.mark.parametrize("title", sorted(WHOLE - ALIEN))
+@pytest.mark.parametrize("title", sorted(WHOLE))
 def test_whole_program(tmp_path, title):
     program = tmp_path / "program.py"
     program.write_text(AFTER[title])
@@ -129,31 +126,6 @@ def test_program_that_launches(tmp_path, title):
     program = tmp_path / "program.py"
     program.write_text(AFTER[title])
     assert printed_by(program).splitlines() == list(promised(AFTER[title]).values())
-
-
-@pytest.mark.parametrize("title", sorted(ALIEN))
-def test_program_that_others_start(tmp_path, title):
-    shared = {
-        "WORLD_SIZE": str(SIZE),
-        "SYNK_COMM_ADDRESS": f"ipc://{tmp_path}/job",
-        "SYNK_COMM_TOKEN": secrets.token_hex(),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", AFTER[title]],
-            env=environment(RANK=str(rank), **shared),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(SIZE)
-    ]
-    try:
-        printed = [rank.communicate(timeout=LIMIT_S)[0].strip() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert printed == list(promised(AFTER[title]).values()) * SIZE
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")

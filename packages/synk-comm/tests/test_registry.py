@@ -4,89 +4,79 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 
 import pytest
 
 from synk_comm import CommError, JoinError, connect, create_group, join, local_group
-from synk_comm._join.choice import REGISTRY, ZmqBackend, register_backend
-from synk_comm._join.registry import Backend, Registry
-from synk_comm._meeting.meeting import Unusable
+from synk_comm._join.groups import Ticket, enter
+from synk_comm._join.registry import REGISTRY, Backend, Registry, register_backend
 from synk_comm.testing import in_threads
-
-TOKEN = "a token that nobody can guess"
 
 
 class Pigeons(Backend):
-    """Carries by zmq, and counts who asked."""
+    """Carries by what it is given, and keeps what all ranks said."""
 
     name = "pigeons"
 
-    def __init__(self, unusable=""):
-        self.unusable = unusable
+    def __init__(self):
         self.told = []
 
-    def usable(self, hosts):
-        assert all(host.machine for host in hosts)
-        return self.unusable
-
-    def open(self, meeting):
-        self.told.append(meeting.exchange({"rank": meeting.rank, "many": [1, 2.5, None, "x"]}))
-        comm = ZmqBackend().open(meeting)
+    def open(self, comm):
+        self.told.append(comm.all_gather_object({"rank": comm.rank}))
         comm.why = "pigeons: they know the way"
         return comm
 
 
-@pytest.fixture
-def address(tmp_path):
-    return f"ipc://{tmp_path}/meet"
+def joined(group, backend="auto"):
+    """Return what each rank of a group got, by the way of ``connect`` with a ticket."""
 
-
-def meet(address, backend, size=2):
     def run(seat):
         try:
-            with connect(
-                seat.rank, size, address, token=TOKEN, backend=backend, timeout_s=20
-            ) as comm:
+            with enter(Ticket.parse(group.ticket(seat.rank)), 20.0, None, backend) as comm:
                 return float(comm.all_reduce(1.0)), comm.why
-        except JoinError as exc:
-            return str(exc)
+        except CommError as exc:
+            return exc
 
-    return in_threads(local_group(size), run)
+    try:
+        return in_threads(local_group(group.size), run)
+    finally:
+        group.discard()
 
 
-def test_an_object_carries_a_group(address):
+@pytest.mark.parametrize("carrier", ["auto", "shm", "zmq"])
+def test_an_object_carries_a_group(carrier):
     pigeons = Pigeons()
-    assert meet(address, pigeons, 3) == [(3.0, "pigeons: they know the way")] * 3
-    said = [{"rank": rank, "many": [1, 2.5, None, "x"]} for rank in range(3)]
-    assert pigeons.told == [said] * 3
+    assert joined(create_group(3, carrier), pigeons) == [(3.0, "pigeons: they know the way")] * 3
+    assert pigeons.told == [[{"rank": rank} for rank in range(3)]] * 3
+    with connect(backend=pigeons) as comm:
+        assert (comm.size, comm.why) == (1, "pigeons: they know the way")
 
 
-def test_a_registered_name_carries_a_group_by_address_and_by_ticket(address):
+def test_a_registered_name_carries_a_group_made_for_it(monkeypatch):
     pigeons = Pigeons()
-    register_backend("pigeons-by-name", pigeons)
-    register_backend("pigeons-by-name", pigeons)
-    assert meet(address, "pigeons-by-name") == [(2.0, "pigeons: they know the way")] * 2
     register_backend("pigeons", pigeons)
-    with create_group(2, "pigeons") as group:
-        comms = in_threads(local_group(2), lambda seat: join(group.ticket(seat.rank), timeout_s=20))
-    assert in_threads(comms, lambda comm: float(comm.all_reduce(1.0))) == [2.0, 2.0]
-    for comm in comms:
-        comm.close()
+    register_backend("pigeons", pigeons)
+    for shared in "10":
+        monkeypatch.setenv("SYNK_COMM_SHM", shared)
+        group = create_group(2, "pigeons")
+        assert (group.backend, bool(group.fds)) == ("pigeons", shared == "1")
+        assert joined(group) == [(2.0, "pigeons: they know the way")] * 2
+    for failure in joined(create_group(2, "pigeons"), "zmq"):
+        assert "asked for backend 'zmq', but its group was made for 'pigeons'" in str(failure)
 
 
-def test_one_that_is_of_no_use_here_says_so_on_all_ranks(address):
-    reason = "backend 'pigeons' cannot carry this group: it rains"
-    assert meet(address, Pigeons("it rains")) == [reason] * 2
-
-
-def test_one_that_finds_so_while_it_opens(address):
+def test_one_that_fails_on_a_rank_ends_the_group_on_all():
     class Tired(Pigeons):
-        def open(self, meeting):
-            meeting.agree("too tired" if meeting.rank == 1 else "")
-            raise AssertionError("agree has raised")
+        def open(self, comm):
+            if comm.rank == 1:
+                raise JoinError("too tired")
+            comm.barrier()
+            raise AssertionError("the barrier has raised")
 
-    assert meet(address, Tired()) == ["rank 1: too tired"] * 2
-    assert issubclass(Unusable, JoinError)
+    other, tired = joined(create_group(2), Tired())
+    assert str(tired) == "too tired"
+    assert "JoinError while pigeons was set up: too tired" in str(other)
 
 
 def test_names_are_unique_and_plain():
@@ -94,6 +84,8 @@ def test_names_are_unique_and_plain():
     registry.register("mine", Pigeons())
     with pytest.raises(ValueError, match="already a back-end with the name 'mine'"):
         registry.register("mine", Pigeons())
+    with pytest.raises(ValueError, match="already a back-end with the name 'shm'"):
+        registry.register("shm", Pigeons())
     for name in ("", "auto", "a b", "x|y"):
         with pytest.raises(ValueError, match="name is letters"):
             registry.register(name, Pigeons())
@@ -101,21 +93,19 @@ def test_names_are_unique_and_plain():
         with pytest.raises(TypeError, match="an instance of Backend"):
             registry.register("other", no_backend)
     with pytest.raises(TypeError, match="an instance of Backend"):
-        connect(0, 1, backend=Pigeons)
+        connect(backend=Pigeons)
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"unknown backend 'mpi'; .*'auto', .*'nccl', .*'zmq'"):
-        REGISTRY.find("mpi")
+    with pytest.raises(ValueError, match=r"unknown backend 'gloo'; .*'auto', .*'nccl', .*'zmq'"):
+        REGISTRY.find("gloo")
 
 
 PLUGIN = """
 from synk_comm._join.registry import Backend
 class Doves(Backend):
     name = "doves"
-    def open(self, meeting):
-        from synk_comm._join.choice import choose
-        comm = choose(meeting, "auto")
+    def open(self, comm):
         comm.why = "doves: from another package"
         return comm
 """
@@ -128,7 +118,7 @@ broken = broken_cote:Doves [birds]
 """
 USER = """
 import synk_comm
-from synk_comm._join.choice import REGISTRY
+from synk_comm._join.registry import REGISTRY
 assert {"doves", "broken"} <= set(REGISTRY.names()), REGISTRY.names()
 with synk_comm.connect(backend="doves") as comm:
     print(comm.why)
@@ -161,53 +151,32 @@ def test_other_packages_announce_theirs_by_entry_points(tmp_path):
     assert error.endswith("pip install 'dovecote[birds]'")
 
 
-def test_nccl_is_put_around_what_suits_the_hosts(address, monkeypatch):
+@pytest.fixture
+def fake_nccl(monkeypatch):
+    """A module in place of NCCL's, whose communicator passes all on."""
+
     class Wrapped:
         def __init__(self, comm):
             self.inner = comm
             self.why = f"nccl over {comm.why}"
 
-    import types
-
     module = types.ModuleType("synk_comm._backends.nccl.communicator")
     module.nccl = Wrapped
     monkeypatch.setitem(sys.modules, "synk_comm._backends.nccl.communicator", module)
 
-    def run(seat):
-        comm = connect(seat.rank, 2, address, token=TOKEN, backend="nccl", timeout_s=20)
-        comm.inner.close()
-        return comm.why
 
-    why = "nccl over shm: all 2 ranks are on this machine"
-    assert in_threads(local_group(2), run) == [why] * 2
-    with create_group(1, "shm") as group:
+@pytest.mark.parametrize("made_for", ["shm", "zmq", "nccl"])
+def test_nccl_is_put_around_what_the_group_was_made_for(made_for, fake_nccl, monkeypatch):
+    with create_group(1, made_for) as group:
         monkeypatch.setenv("SYNK_COMM_TICKET", group.ticket(0))
         comm = connect(backend="nccl")
-        assert comm.why.startswith("nccl over shm: the ranks inherited")
+        carrier = "zmq" if made_for == "zmq" else "shm"
+        assert comm.why.startswith(f"nccl over {carrier}: ")
         comm.inner.close()
 
 
-def test_without_nccl_the_cure_is_told_on_all_ranks(address, monkeypatch):
+def test_without_nccl_the_cure_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "synk_comm._backends.nccl.communicator", None)
-    for told in meet(address, "nccl"):
-        assert "pip install 'synk-comm[nccl]'" in told
-
-
-def test_a_wrapper_that_fails_gives_the_group_up(address, monkeypatch):
-    import types
-
-    def nccl(comm):
-        if comm.rank == 1:
-            raise JoinError("no GPU here")
-        comm.barrier()
-
-    module = types.ModuleType("synk_comm._backends.nccl.communicator")
-    module.nccl = nccl
-    monkeypatch.setitem(sys.modules, "synk_comm._backends.nccl.communicator", module)
-
-    def run(seat):
-        # Rank 0 may see that rank 1 has left before it sees that it has given up.
-        with pytest.raises(CommError, match="no GPU here" if seat.rank else "no GPU here|closed"):
-            connect(seat.rank, 2, address, token=TOKEN, backend="nccl", timeout_s=20)
-
-    in_threads(local_group(2), run)
+    with create_group(1, "nccl") as group, pytest.raises(JoinError) as caught:
+        join(group.ticket(0))
+    assert "pip install 'synk-comm[nccl]'" in str(caught.value)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import shutil
 import signal
 import socket
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
 import zmq
 
-from synk_comm import CommTimeout, JoinError, PeerLost, local_group
-from synk_comm._backends.zmq import frames, sockets
+from synk_comm import AbortedError, CommTimeout, JoinError, PeerLost, local_group
+from synk_comm._backends.zmq import frames
 from synk_comm._backends.zmq.fabric import ZmqFabric
-from synk_comm._meeting.host import this_host
 from synk_comm._system.folder import SocketFolder
 from synk_comm.testing import in_threads, run_ranks
 
@@ -28,22 +29,12 @@ def soon(seconds=20.0):
     return time.monotonic() + seconds
 
 
-def wired(size, *, address="", watch=None):
-    """Return fabrics that have met, wired in a folder or over loopback."""
-    folder = None if address else SocketFolder.create()
-    hosts = [this_host(address)] * size
-    fabrics = [
-        ZmqFabric(rank, size, watch, key=KEY, wiring=sockets.Wiring(rank, hosts, KEY, folder))
-        for rank in range(size)
-    ]
-    cards = [fabric._listen() for fabric in fabrics]
-    for fabric in fabrics:
-        fabric._connect(cards)
+def wired(size, *, watch=None):
+    """Return fabrics that have met."""
+    folder = SocketFolder.create()
+    fabrics = [ZmqFabric.open(rank, size, watch, KEY, folder) for rank in range(size)]
     together(fabrics, lambda fabric: fabric.meet(soon()))
-    if folder is not None:
-        assert os.listdir(folder.path) == []
-        folder.remove()
-        folder.forget()
+    assert not os.path.exists(folder.path)
     return fabrics
 
 
@@ -60,9 +51,9 @@ def together(fabrics, function):
     return in_threads([Seat(fabric) for fabric in fabrics], lambda seat: function(seat.fabric))
 
 
-@pytest.fixture(params=["", "127.0.0.1"], ids=["ipc", "tcp"])
-def trio(request):
-    fabrics = wired(3, address=request.param)
+@pytest.fixture
+def trio():
+    fabrics = wired(3)
     yield fabrics
     for fabric in fabrics:
         fabric.close()
@@ -284,18 +275,14 @@ def test_split_without_a_group_and_again(trio):
 
 
 def test_a_split_that_fails_on_one_rank_fails_on_all_of_its_group(trio, monkeypatch):
-    original = sockets.Wiring.split
+    def make(self):
+        raise OSError("no folder for you")
 
-    def part(self, rank, ranks, key):
-        if self.rank == 1:
-            raise OSError("no folder for you")
-        return original(self, rank, ranks, key)
-
-    monkeypatch.setattr(sockets.Wiring, "split", part)
+    monkeypatch.setattr(SocketFolder, "make", make)
 
     def run(fabric):
         try:
-            fabric.split([[0, 1], [2]], fabric.rank // 2, sharing(fabric)).close()
+            fabric.split([[1, 0], [2]], fabric.rank // 2, sharing(fabric)).close()
         except JoinError as exc:
             return "rank 1 could not" in str(exc) and "no folder for you" in str(exc)
         return "fine"
@@ -318,12 +305,12 @@ def stop_for_a_while(comm):
         time.sleep(0.5)  # what ZeroMQ has not sent yet would be stopped too
         os.kill(os.getpid(), signal.SIGSTOP)
         return float(comm.all_reduce(1.0))
-    waker = threading.Timer(2 * sockets._SILENCE_MS / 1000, os.kill, [pids[1], signal.SIGCONT])
+    waker = threading.Timer(3.0, os.kill, [pids[1], signal.SIGCONT])
     waker.start()
     began = time.monotonic()
     total = float(comm.all_reduce(1.0))
     waker.join()
-    return time.monotonic() - began > 1.5 * sockets._SILENCE_MS / 1000, total
+    return time.monotonic() - began > 2.0, total
 
 
 def test_a_dead_peer_is_noticed_at_once():
@@ -345,22 +332,106 @@ def die(comm):
 
 
 def test_who_has_lost_a_peer_does_not_knock_at_its_place_any_more():
-    fabrics = wired(2, address="127.0.0.1")
+    """Another process could make a folder of the same name."""
+    fabrics = wired(2)
     endpoint = fabrics[0]._peers[1].socket.getsockopt(zmq.LAST_ENDPOINT)
-    port = int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+    path = endpoint.rstrip(b"\0").decode()[len("ipc://") :]
     fabrics[0].close()
     with pytest.raises(PeerLost):
         fabrics[1].sync(None, 0, soon())
-    with socket.socket() as stranger:
-        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        stranger.bind(("127.0.0.1", port))
+    os.mkdir(os.path.dirname(path))
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(path)
         stranger.listen()
         stranger.settimeout(0.5)
-        deadline = soon(5)
         with pytest.raises(socket.timeout):  # half a second, and nobody has come
-            while time.monotonic() < deadline:
-                stranger.accept()[0].close()
+            stranger.accept()
     fabrics[1].close()
+    shutil.rmtree(os.path.dirname(path))
+
+
+@pytest.mark.parametrize("length", [0, 10, 25])
+def test_a_message_that_is_cut_short_ends_the_group(pair, length):
+    peer = pair[1]._peers[0]
+    peer.send(peer.envelope(b"R", 9, b"")[:length])
+    with pytest.raises(PeerLost, match=r"no message|another process"):
+        pair[0].sync(None, 0, soon())
+
+
+def test_a_message_without_the_cookie_of_its_sender_ends_the_group(pair):
+    """Not even what this rank has sent itself is taken for the peer's."""
+    own, theirs = pair[0]._peers[1], pair[1]._peers[0]
+    theirs.send(own.envelope(b"R", 1, b""))
+    with pytest.raises(PeerLost, match="another process has taken its place"):
+        pair[0].sync(None, 0, soon())
+
+
+def test_what_has_another_key_is_no_member():
+    folder = SocketFolder.create()
+    member = ZmqFabric.open(0, 2, None, KEY, folder)
+    stranger = ZmqFabric.open(1, 2, None, b"s" * 32, folder)
+
+    def meet(fabric):
+        with pytest.raises(PeerLost, match=r"another process|cut off|closed") as caught:
+            try:
+                fabric.meet(soon())
+            finally:
+                fabric.close()
+        return str(caught.value)
+
+    assert "another process has taken its place" in together([member, stranger], meet)[0]
+    assert not os.path.exists(folder.path)
+
+
+# -- while ranks join -----------------------------------------------------------------------
+
+
+def test_a_rank_that_gives_up_while_others_join_says_why():
+    folder = SocketFolder.create()
+    fabrics = [ZmqFabric.open(rank, 3, None, KEY, folder) for rank in range(2)]
+
+    def run(fabric):
+        try:
+            if fabric.rank:
+                fabric._wait(lambda peer: not peer.met, [fabric._peers[0]], soon(), "join")
+                fabric.abort("given up")
+            with pytest.raises(AbortedError, match="given up"):
+                fabric.meet(soon())
+        finally:
+            fabric.close()
+
+    for peer in fabrics[1]._peers.values():
+        if peer.rank == 0:
+            peer.send(peer.envelope(b"H", 0, b""))
+    together(fabrics, run)
+    assert not os.path.exists(folder.path)
+
+
+def test_a_rank_that_dies_while_others_join_is_lost():
+    folder = SocketFolder.create()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of threads at a fork
+        pid = os.fork()
+    if not pid:
+        try:
+            ZmqFabric.open(1, 3, None, KEY, folder).meet(soon())  # rank 2 never comes
+        finally:
+            os._exit(1)
+
+    def kill_once_met():
+        if fabric._peers[1].met:
+            os.kill(pid, signal.SIGKILL)
+
+    fabric = ZmqFabric.open(0, 3, kill_once_met, KEY, folder)
+    try:
+        with pytest.raises(PeerLost, match="its process has ended") as caught:
+            fabric.meet(soon())
+        assert caught.value.rank == 1
+    finally:
+        fabric.close()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert not os.path.exists(folder.path)
 
 
 def test_a_fabric_that_was_forgotten_goes_without_hanging():

@@ -23,14 +23,12 @@ class World:
     Attributes:
         rank, size: of how many.
         folder: private to this job; the same on all ranks.
-        token: a secret of this job.
         line: how this rank talks to the others besides.
     """
 
     rank: int
     size: int
     folder: Path
-    token: str
     line: Line
 
 

@@ -6,7 +6,7 @@ from synk_benchmarks.contender import failure
 
 from .contender import Contender, World
 from .metrics import GLOO, MPICH, OURS
-from .ours import Loop, Synk, SynkTcp
+from .ours import Loop, Synk, SynkZmq
 from .peers import Copy, Gloo, Mpich
 
 # By the name of the column.
@@ -20,15 +20,15 @@ class Field:
         self._world = world
         self._peers = [self._made(CONTENDERS[name]) for name in names if name != OURS]
         self._synk = Synk(world)
-        self._tcp: Contender | None = None
+        self._zmq: Contender | None = None
 
     def of(self, metric: str) -> list[Contender]:
         """Return who takes part in this, in the order of the columns."""
         if metric == "all_reduce_zmq":
-            if self._tcp is None:
-                self._tcp = self._made(SynkTcp)
+            if self._zmq is None:
+                self._zmq = self._made(SynkZmq)
             # The others' way through memory would be another race.
-            return [self._tcp, *(peer for peer in self._peers if peer.name == GLOO)]
+            return [self._zmq, *(peer for peer in self._peers if peer.name == GLOO)]
         everyone = [self._synk, *self._peers]
         if metric not in ("barrier", "mismatch"):  # Python's barrier has processes of its own
             everyone.append((Loop if metric == "fused" else Copy)(self._world, self._synk))
@@ -51,6 +51,6 @@ class Field:
 
     def close(self) -> None:
         """Close all of them, ours first: none waits for another."""
-        for contender in (self._tcp, self._synk, *self._peers):
+        for contender in (self._zmq, self._synk, *self._peers):
             if contender is not None:
                 contender.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import selectors
 import signal
 import socket
@@ -87,9 +86,8 @@ class _Processes:
                 os.unlink(path)
 
     def start(self) -> None:
-        variables = {**os.environ, "SYNK_BENCH_TOKEN": secrets.token_hex(32)}
         # One thread each: ranks are what the cores are for.
-        variables.update({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         command = [sys.executable, str(PROGRAM), str(self._folder)]
         if self._mpi:
             self._popen([mpiexec(), "-n", str(self._ranks), *command], variables)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 from typing import Any, Callable
 
 import numpy as np
@@ -26,18 +25,15 @@ class Synk(Contender):
         import synk_comm
 
         self._mismatch = synk_comm.MismatchError
-        self.comm: Any = synk_comm.connect(
-            world.rank,
-            world.size,
-            self._address(),
-            token=world.token,
-            backend=self.backend,
-            timeout_s=TIMEOUT_S,
-        )
+        group, tickets = None, None
+        if world.rank == 0:
+            group = synk_comm.create_group(world.size, self.backend)
+            tickets = [group.ticket(rank) for rank in range(world.size)]
+        ticket = world.line.share(tickets)[0][world.rank]
+        self.comm: Any = synk_comm.join(ticket, timeout_s=TIMEOUT_S)
         self.comm.barrier()
-
-    def _address(self) -> str:
-        return f"ipc://{self.world.folder}/synk"
+        if group is not None:
+            group.close()
 
     @classmethod
     def missing(cls) -> str:
@@ -117,16 +113,10 @@ class Synk(Contender):
         return Act(call, case.x, case.out, checked=False)
 
 
-class SynkTcp(Synk):
-    """synk-comm by ZeroMQ over loopback TCP."""
+class SynkZmq(Synk):
+    """synk-comm by ZeroMQ."""
 
     backend = "zmq"
-
-    def _address(self) -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        return f"tcp://127.0.0.1:{self.world.line.share(port)[0]}"
 
     def all_reduce_zmq(self, case: Case) -> Act:
         return self.all_reduce(case)

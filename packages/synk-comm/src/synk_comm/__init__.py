@@ -20,11 +20,9 @@ from ._backends.local import local_group
 
 # How values become one.
 from ._core.ops import ReduceOp
-from ._join.choice import register_backend
 from ._join.connect import connect
 from ._join.groups import Group, create_group, join
-from ._join.registry import Backend
-from ._meeting.meeting import Meeting
+from ._join.registry import Backend, register_backend
 from ._processes.launch import launch
 
 # The noun, and what can go wrong.
@@ -57,7 +55,6 @@ __all__ = [
     "Communicator",
     "Group",
     "JoinError",
-    "Meeting",
     "MismatchError",
     "MisuseError",
     "PeerDeclined",

@@ -14,28 +14,23 @@ from synk_comm._backends.shm.fabric import ShmFabric
 from synk_comm._collectives.rounds import meet
 from synk_comm._core.fabric import Watch
 from synk_comm._core.guard import DEFAULT_TIMEOUT_S, deadline_after
-from synk_comm._meeting.link import WaitLimit
-from synk_comm._system.auth import token_key
 from synk_comm._system.folder import SocketFolder
 from synk_comm._system.liveness import identity
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import JoinError
 
-from .choice import REGISTRY, NcclBackend
-from .registry import AnyBackend
-from .rendezvous import meet_at
+from .registry import CARRIERS, REGISTRY, AnyBackend, put_around
 
 
 class Ticket(NamedTuple):
-    """What a rank must know to join; travels as one connection of text.
+    """What a rank must know to join; travels as one line of text.
 
     Attributes:
         backend: name of the back-end.
         rank, size: as in ``Communicator``.
-        group_id: hex; names the group's memory.
+        group_id: hex; names the group's memory, and marks its messages.
         maker: the process that made the group, and still owns its descriptors.
-        place: shm: number of the inherited descriptor; else: folder where the ranks meet.
-        token: hex, the shared secret of the members; shm: "".
+        place: in shared memory the number of the inherited descriptor; else the folder of sockets.
     """
 
     backend: str
@@ -44,19 +39,18 @@ class Ticket(NamedTuple):
     group_id: str
     maker: str
     place: str
-    token: str
 
     def __str__(self) -> str:
-        return "|".join(["synk-comm-1", *map(str, self)])
+        return "|".join(["synk-comm-2", *map(str, self)])
 
     @classmethod
     def parse(cls, text: str) -> Ticket:
         """Read a ticket back; ValueError if the text is none."""
         fields = text.strip().split("|")
-        if len(fields) != 8 or fields[0] != "synk-comm-1":
+        if len(fields) != 7 or fields[0] != "synk-comm-2":
             raise ValueError("this is not a ticket; expected the text of group.ticket(rank)")
-        _, backend, rank, size, group_id, maker, place, token = fields
-        return cls(backend, int(rank), int(size), group_id, maker, place, token)
+        _, backend, rank, size, group_id, maker, place = fields
+        return cls(backend, int(rank), int(size), group_id, maker, place)
 
 
 def _this_process() -> str:
@@ -69,23 +63,23 @@ class Group:
     """A group in the making, held by the process that starts its ranks.
 
     Give each rank its ``ticket`` and let it inherit ``fds``; then ``close``. The parent may be a
-    rank itself: it joins with a ticket like the others.
+    rank itself: it joins with a ticket like the others. If something else starts the ranks, one of
+    them makes the group, sends the others their tickets, and closes it when it has joined.
 
     Attributes:
         size: how many ranks there will be.
         backend: name of the back-end.
         fds: descriptors that the ranks' processes must inherit, under the same numbers
-            (``subprocess.Popen(..., pass_fds=group.fds)``); empty but for shm.
+            (``subprocess.Popen(..., pass_fds=group.fds)``); empty if they meet in a folder.
     """
 
-    def __init__(self, size: int, backend: str) -> None:
+    def __init__(self, size: int, backend: str, *, memory: bool) -> None:
         group_id = secrets.token_bytes(16)
         self.size = size
         self.backend = backend
         self.fds: tuple[int, ...] = ()
         self._folder: SocketFolder | None = None
-        place = token = ""
-        if backend == "shm":
+        if memory:
             fd = create_block(size, group_id)
             self.fds = (fd,)
             self._release: Callable[[], object] = weakref.finalize(
@@ -96,8 +90,7 @@ class Group:
             self._folder = SocketFolder.create()
             self._release = self._folder.forget
             place = self._folder.path
-            token = secrets.token_hex(32)
-        self._ticket = Ticket(backend, 0, size, group_id.hex(), _this_process(), place, token)
+        self._ticket = Ticket(backend, 0, size, group_id.hex(), _this_process(), place)
         self._open = True
 
     def __repr__(self) -> str:
@@ -113,10 +106,10 @@ class Group:
         return None if self._folder is None else self._folder.path
 
     def ticket(self, rank: int) -> str:
-        """Return what a rank's process must pass to ``join``: one connection of text.
+        """Return what a rank's process must pass to ``join``: one line of text.
 
-        A shm ticket holds no secret. Any other ticket holds the group's token: pass it by
-        environment or pipe, never on a command connection, which other users can read.
+        In shared memory it holds no secret. Else it has what marks the group's messages: pass it by
+        environment or pipe, never on a command line, which other users can read.
         """
         if not 0 <= rank < self.size:
             raise ValueError(f"rank must be 0 to {self.size - 1}, got {rank!r}")
@@ -125,7 +118,7 @@ class Group:
     def close(self) -> None:
         """Drop this process's handles; to be called once the ranks have been started.
 
-        The folder where ranks meet is needed until all have joined: rank 0 removes it then, or
+        The folder where ranks meet is needed until all have joined: they remove it then, or
         else this process does when it exits.
         """
         self._open = False
@@ -151,7 +144,7 @@ def create_group(size: int, backend: AnyBackend = "shm") -> Group:
         size: number of ranks, at least 1.
         backend: ``"shm"`` (shared memory, the fast one), ``"auto"`` (the same if there is memory to
             share, else the next), ``"zmq"`` (ZeroMQ over sockets of a folder that only this user
-            may enter), or the name of another back-end, which every rank must know.
+            may enter), or another back-end, of which every rank must know the name.
 
     Raises:
         MemoryError: shared memory cannot hold the group's slots (about 1 MB a rank).
@@ -160,12 +153,15 @@ def create_group(size: int, backend: AnyBackend = "shm") -> Group:
         raise ValueError(f"size must be at least 1, got {size!r}")
     if backend == "local":
         raise ValueError("'local' is for threads of one process: use local_group")
-    if backend == "auto":
-        if os.environ.get("SYNK_COMM_SHM", "1") != "0":
-            with contextlib.suppress(MemoryError):
-                return Group(size, "shm")
-        return Group(size, "zmq")
-    return Group(size, REGISTRY.find(backend).name)
+    name = backend if isinstance(backend, str) else backend.name
+    if name != "auto":
+        REGISTRY.find(name)
+    if name == "shm":
+        return Group(size, name, memory=True)
+    if name != "zmq" and os.environ.get("SYNK_COMM_SHM", "1") != "0":
+        with contextlib.suppress(MemoryError):
+            return Group(size, "shm" if name == "auto" else name, memory=True)
+    return Group(size, "zmq" if name == "auto" else name, memory=False)
 
 
 def join(
@@ -174,15 +170,16 @@ def join(
     """Enter a group; return when all ranks have.
 
     Args:
-        ticket: the text of ``group.ticket(rank)``. For shm, the inherited descriptor is used up:
-            it is closed, except in the process that made the group.
+        ticket: the text of ``group.ticket(rank)``. In shared memory an inherited descriptor is used
+            up: it is closed. A process that has not inherited it takes the memory from the process
+            that made the group, while ``group`` is open there (Linux).
         timeout_s: bound of this wait, and default bound of every collective.
         watch: called at least every 20 ms while this rank waits, here and in every collective;
             what it raises ends the wait, and the group.
 
     Raises:
-        JoinError: the descriptor was not inherited, the ticket was used before, or the
-            server does not know the token.
+        JoinError: the memory was not inherited, and the group is closed; the folder is not private,
+            or the ticket was used before.
         CommTimeout: some ranks did not come.
         PeerLost: a rank ended while the ranks were joining.
     """
@@ -192,60 +189,71 @@ def join(
 def enter(
     entry: Ticket, timeout_s: float, watch: Watch | None, backend: AnyBackend = "auto"
 ) -> Communicator:
-    """Make the fabric that a ticket describes, and meet the other ranks.
+    """Make the fabric that a ticket describes, meet the other ranks, put the back-end around it.
 
     Args:
-        backend: what the user asked for: ``"auto"``, the ticket's back-end, or ``"nccl"``, which
-            can be put around any other.
+        backend: what the user asked for: ``"auto"``, the ticket's back-end, or one that can be put
+            around it.
     """
-    asked = backend if isinstance(backend, str) else backend.name
-    if asked == "nccl" != entry.backend:
-        return NcclBackend().around(lambda: enter(entry, timeout_s, watch))
-    if asked not in ("auto", entry.backend):
+    name = backend if isinstance(backend, str) else backend.name
+    if name == "auto":
+        backend = name = entry.backend
+    found = REGISTRY.find(backend)
+    if name != entry.backend and (found is None or entry.backend not in CARRIERS):
         raise JoinError(
-            f"this rank asked for backend {asked!r}, but its group was made for {entry.backend!r}"
+            f"this rank asked for backend {name!r}, but its group was made for {entry.backend!r}"
         )
+    comm = (_join_memory if entry.place.isdigit() else _join_folder)(entry, timeout_s, watch)
+    return comm if found is None else put_around(found, comm)
+
+
+def _join_memory(entry: Ticket, timeout_s: float, watch: Watch | None) -> Communicator:
     deadline = deadline_after(timeout_s)
-    if entry.backend != "shm":
-        return _enter_folder(
-            entry, timeout_s, watch, entry.backend if isinstance(backend, str) else backend
-        )
-    fd = int(entry.place)
+    fd = _memory(entry)
     try:
         fabric = ShmFabric(
             entry.rank, entry.size, watch, fd=fd, group_id=bytes.fromhex(entry.group_id)
         )
     finally:
-        if entry.maker != _this_process():
-            _close_quietly(fd)
-    why = "shm: the ranks inherited the group's memory from who made the group"
+        os.close(fd)
+    why = "shm: the ranks have the group's memory from its maker"
     return meet(fabric, deadline, timeout_s, why)
 
 
-def _enter_folder(
-    entry: Ticket, timeout_s: float, watch: Watch | None, backend: AnyBackend
-) -> Communicator:
-    """Meet the other ranks in the folder of a ticket."""
-    REGISTRY.find(backend)
+def _memory(entry: Ticket) -> int:
+    """Return a descriptor of the group's memory, to be closed: the inherited, or a new one.
+
+    Without an inherited one open the maker's, as only processes of the same user can.
+    """
+    fd = int(entry.place)
+    here = entry.maker == _this_process()
+    if not os.path.isdir("/proc/self/fd"):
+        return os.dup(fd) if here else fd
+    for process in ("self", entry.maker.partition(".")[0]):
+        path = f"/proc/{process}/fd/{fd}"
+        with contextlib.suppress(OSError):
+            if os.readlink(path).startswith("/memfd:synk-comm"):
+                if process == "self" and not here:
+                    return fd
+                return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    raise JoinError(
+        f"descriptor {fd} of the group was not inherited, and its maker has none; start ranks with "
+        "subprocess.Popen(..., pass_fds=group.fds), or keep the group open until all have joined"
+    )
+
+
+def _join_folder(entry: Ticket, timeout_s: float, watch: Watch | None) -> Communicator:
+    # Its own file: pyzmq is only loaded by who uses it.
+    from synk_comm._backends.zmq.fabric import ZmqFabric
+
+    deadline = deadline_after(timeout_s)
     folder = SocketFolder(entry.place)
-    folder.check()
-    key = token_key(entry.token + entry.group_id)
-    limit = WaitLimit(entry.rank, deadline_after(timeout_s), watch)
-    try:
-        return meet_at(
-            f"ipc://{entry.place}", entry.rank, entry.size, key, backend, timeout_s, limit
-        )
-    finally:
-        if entry.rank == 0:  # all are connected, or never will be
-            folder.remove()
+    folder.claim(entry.rank)
+    fabric = ZmqFabric.open(entry.rank, entry.size, watch, bytes.fromhex(entry.group_id), folder)
+    return meet(fabric, deadline, timeout_s, "zmq: the group was made without shared memory")
 
 
 def _close_in_maker(pid: int, fd: int) -> None:
     # In a forked child the number may belong to something else by now.
     if os.getpid() == pid:
-        os.close(fd)
-
-
-def _close_quietly(fd: int) -> None:
-    with contextlib.suppress(OSError):  # it was never inherited, which has been reported already
         os.close(fd)

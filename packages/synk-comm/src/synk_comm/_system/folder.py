@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import shutil
+import socket
 import stat
 import tempfile
+import weakref
+from typing import Callable
 
 from synk_comm.exceptions import JoinError
 
@@ -17,12 +21,13 @@ _SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - what is made there is 
 
 
 class SocketFolder:
-    """A 0700 folder, removed when it has done its duty: by rank 0 after joining, at the latest
-    when the process that made it exits."""
+    """A 0700 folder, removed by the ranks once all have joined, and at the latest when the process
+    that made it exits."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._pid = os.getpid()
+        self._leave: Callable[[], object] = lambda: None
 
     @classmethod
     def create(cls) -> SocketFolder:
@@ -56,21 +61,16 @@ class SocketFolder:
 
     def remove(self) -> None:
         """Remove the folder and the sockets in it."""
+        self._leave()
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _remove_in_maker(self) -> None:
         if os.getpid() == self._pid:
             self.remove()
 
-    def socket(self, low: int | str, high: int | str = "") -> str:
+    def path_of(self, low: int, high: int) -> str:
         """Return the path of the socket between two ranks."""
-        path = os.path.join(self.path, f"{low}-{high}")
-        if len(os.fsencode(path)) > _MAX_PATH:
-            raise ValueError(
-                f"the path of a socket holds at most {_MAX_PATH} bytes, {path!r} is longer; "
-                "use a shorter folder (or set TMPDIR)"
-            )
-        return path
+        return os.path.join(self.path, f"{low}-{high}")
 
     def check(self) -> None:
         """Raise JoinError unless the folder is this user's and closed to all others."""
@@ -86,6 +86,23 @@ class SocketFolder:
                 f"{self.path} must be a folder of this user with mode 0700, so that nobody else "
                 f"can come between the ranks; got owner {status.st_uid}, mode {mode:04o}"
             )
+
+    def claim(self, rank: int) -> None:
+        """Enter as this rank; JoinError if the folder is not private, or another one has.
+
+        It is a socket until the folder is removed: one that its process has left shows as such.
+        """
+        self.check()
+        with socket.socket(socket.AF_UNIX) as claim:
+            try:
+                claim.bind(os.path.join(self.path, f"{rank}"))
+            except OSError as exc:
+                if exc.errno != errno.EADDRINUSE:
+                    raise JoinError(f"rank {rank} cannot use {self.path}: {exc}") from exc
+                raise JoinError(
+                    f"rank {rank} has already joined this group; give each process its own ticket"
+                ) from None
+            self._leave = weakref.finalize(self, os.close, claim.detach())
 
 
 def _place() -> str:

@@ -175,7 +175,7 @@ def packed(text: bytes) -> bytes:
 
 
 def _map(fd: int, layout: Layout, group_id: bytes) -> mmap.mmap:
-    cure = "start ranks with subprocess.Popen(..., pass_fds=group.fds)"
+    cure = "start ranks with subprocess.Popen(..., pass_fds=group.fds), or keep the group open"
     try:
         if os.fstat(fd).st_size < layout.start + layout.nbytes:
             raise JoinError(f"descriptor {fd} is not the memory of this group; {cure}")

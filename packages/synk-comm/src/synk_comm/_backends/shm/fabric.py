@@ -98,7 +98,7 @@ class ShmFabric(Fabric):
             if absent:
                 # A rank that leaves before all have met has failed.
                 here = [rank for rank, _ in self.peers if rank not in absent]
-                failure = self._states.peer_failure(here)
+                failure = self.gone(here)
                 if failure is not None:
                     raise failure
                 time.sleep(min(0.002, max(deadline - time.monotonic(), 0)))
@@ -173,7 +173,7 @@ class ShmFabric(Fabric):
         """Raise what ends a wait, unless everybody has come meanwhile."""
         self.look()
         missing = list(late())
-        failure = self.failure() or self._states.peer_failure(missing)
+        failure = self.gone(missing)
         now = time.monotonic()
         if failure is None and now < deadline:
             return
@@ -292,7 +292,9 @@ class ShmFabric(Fabric):
         return self._states.failure()
 
     def gone(self, ranks: Collection[int]) -> CommError | None:
-        return self.failure() or self._states.peer_failure(ranks)
+        lost_peer = self._states.peer_failure(ranks)
+        # Last: a rank that aborts the group closes its communicator at once.
+        return self.failure() or lost_peer
 
     def has_entered(self, rank: int) -> bool:
         return self._states.has_entered(rank)

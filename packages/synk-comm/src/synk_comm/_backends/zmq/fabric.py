@@ -1,9 +1,10 @@
 """Rounds and pieces as messages: one PAIR of ZeroMQ sockets between any two ranks.
 
-Of two ranks the lower binds and the higher connects; ``sockets.py`` says where, and who may. Both
-ends then prove that they know the group's token, and every later message carries a cookie that
-follows from that proof. A message is ``[cookie, kind, number, offsets, text] [data] [data]``;
-nothing is parsed before its cookie is checked.
+Of two ranks the lower binds and the higher connects, in a folder that only their user may enter.
+The higher one says hello, the lower one answers. Every message carries a cookie of its sender and
+receiver, which follows from the group's id. A message is
+``[cookie, kind, number, offsets, text] [data] [data]``; nothing is parsed before its cookie is
+checked.
 
 A round is one message to, and one message from, every peer. Messages that come early (a peer
 may be one round ahead) wait in its inbox. A peer that posts round k+1 has round k whole, so two
@@ -25,40 +26,46 @@ from typing import Any, Callable, Sequence
 
 import zmq
 
-from synk_comm._core.calls import HEAD_BYTES
 from synk_comm._core.fabric import SLICE_S, Fabric, Watch, aborted, again, describe, lost, said
 from synk_comm._core.ops import Array
-from synk_comm._meeting.meeting import Meeting
-from synk_comm._system.auth import NONCE_BYTES, PROOF_BYTES, Handshake, derived
+from synk_comm._system.folder import SocketFolder
 from synk_comm.exceptions import AbortedError, CommError, JoinError
 
 from .frames import Lender
-from .peer import NOTHING, Message, Peer, pair_socket, shut
-from .sockets import Authenticator, Card, Wiring
+from .peer import NOTHING, Message, Peer, derived, shut
 
-_ROUND, _PIECE, _TAKEN, _ABORT, _LOST, _CLOSE = b"R", b"M", b"T", b"A", b"L", b"C"
-_HELLO, _PROOF = b"H", b"P"
+_HELLO, _ROUND, _PIECE, _TAKEN, _ABORT, _LOST, _CLOSE = b"H", b"R", b"M", b"T", b"A", b"L", b"C"
 _FRAME = 1 << 20
 """Longest data of a frame: beyond that every message would be fresh memory from the system."""
 _PIECES = 4  # that may be on the way to a rank
 
 
 class ZmqFabric(Fabric):
-    """One rank's sockets. ``key`` is known to the group's members only."""
+    """One rank's sockets.
+
+    Args:
+        key: known to the group's members only.
+        folders: where the sockets of each rank listen; removed once all have met.
+    """
 
     backend = "zmq"
 
     def __init__(
-        self, rank: int, size: int, watch: Watch | None, *, key: bytes, wiring: Wiring
+        self,
+        rank: int,
+        size: int,
+        watch: Watch | None,
+        *,
+        key: bytes,
+        folders: Sequence[SocketFolder],
     ) -> None:
         super().__init__(rank, size, watch)
         self.slot_bytes = max(1 << 16, min(_FRAME, (1 << 24) // size // 4096 * 4096))
         self.piece_bytes = 1 << 19
         self._key = key
-        self._wiring = wiring
+        self._folders = folders
         self._splits = 0
         self._context = zmq.Context()
-        self._authenticator = Authenticator(self._context)
         self._lender = Lender()
         self._slots = [self._lender.make(self.slot_bytes) for _ in range(2)]
         self._seq = 0
@@ -69,51 +76,48 @@ class ZmqFabric(Fabric):
         # A socket may be touched by one thread at a time; abort() comes from any thread.
         self._io = threading.Lock()
         self._poller = zmq.Poller()
-        self._poller.register(self._authenticator.socket, zmq.POLLIN)
         self._peers: dict[int, Peer] = {}
         self._owners: dict[Any, Peer] = {}  # of sockets and monitors
         self._shut = weakref.finalize(
-            self, shut, os.getpid(), self._context, self._authenticator, self._peers, self._lender
+            self, shut, os.getpid(), self._context, self._peers, self._lender
         )
         for other in range(size):
             if other != rank:
-                self._add(other)
-
-    def _add(self, other: int) -> None:
-        socket = pair_socket(self._context, max(self.slot_bytes, self.piece_bytes) + HEAD_BYTES)
-        peer = self._peers[other] = Peer(other, socket, Handshake(self._key, self.rank, other))
-        self._owners[peer.socket] = self._owners[peer.monitor] = peer
-        self._poller.register(peer.socket, zmq.POLLIN)
-        self._poller.register(peer.monitor, zmq.POLLIN)
+                peer = self._peers[other] = Peer(other, self._context, key, rank)
+                for socket in (peer.socket, peer.monitor):
+                    self._owners[socket] = peer
+                    self._poller.register(socket, zmq.POLLIN)
 
     @classmethod
-    def open(cls, meeting: Meeting) -> ZmqFabric:
-        """Wire a group whose ranks have found each other; to be followed by ``meet``."""
-        rank, key = meeting.rank, meeting.key("zmq")
-        wiring = Wiring(rank, meeting.hosts, key, meeting.folder)
-        fabric = cls(rank, meeting.size, meeting.watch, key=key, wiring=wiring)
+    def open(
+        cls, rank: int, size: int, watch: Watch | None, key: bytes, folder: SocketFolder
+    ) -> ZmqFabric:
+        """Wire a group whose ranks meet in one folder; to be followed by ``meet``."""
+        fabric = cls(rank, size, watch, key=key, folders=[folder] * size)
         try:
-            fabric._connect(meeting.exchange(fabric._listen()))
+            fabric.listen()
+            fabric.connect()
         except BaseException:
             fabric.close()
             raise
         return fabric
 
-    def _listen(self) -> Card:
-        """Bind for the higher ranks; return what all must know."""
-        higher = [peer for other, peer in self._peers.items() if other > self.rank]
-        listen = self._wiring.listen
-        return self._wiring.card(
-            {p.rank: listen(p.socket, p.rank, self._authenticator) for p in higher}
-        )
+    def listen(self) -> None:
+        """Bind for the higher ranks."""
+        for other, peer in self._peers.items():
+            if other > self.rank:
+                path = self._folders[self.rank].path_of(self.rank, other)
+                try:
+                    peer.socket.bind(f"ipc://{path}")
+                except zmq.ZMQError as exc:
+                    raise JoinError(f"rank {self.rank} cannot listen at {path}: {exc}") from exc
 
-    def _connect(self, cards: Sequence[Card]) -> None:
-        """Connect to the lower ranks, all of which listen by now."""
+    def connect(self) -> None:
+        """Connect to the lower ranks, as soon as they listen."""
         for other, peer in self._peers.items():
             if other < self.rank:
-                self._wiring.connect(peer.socket, other, cards[other])
-            else:
-                self._wiring.allow_peer(other, cards[other], self._authenticator)
+                self._folders[other].check()
+                peer.socket.connect(f"ipc://{self._folders[other].path_of(other, self.rank)}")
 
     def split(
         self,
@@ -123,26 +127,30 @@ class ZmqFabric(Fabric):
     ) -> Fabric | None:
         """Wire smaller groups; the new fabric still has to ``meet``."""
         self._splits += 1
-        fabric, card = None, {}
+        fabric, failed = None, ""
         if mine is not None:
             ranks = list(groups[mine])
             rank, size = ranks.index(self.rank), len(ranks)
             key = derived(self._key, f"split {self._splits} {ranks}")
+            # Each rank that listens has a folder of its own. The others remove it too: the rank
+            # may be killed before.
+            folders = [SocketFolder.named(derived(key, f"folder {new}")) for new in range(size)]
             try:
-                wiring = self._wiring.split(rank, ranks, key)
-                fabric = ZmqFabric(rank, size, self.watch, key=key, wiring=wiring)
-                card = fabric._listen()
+                if rank < size - 1:
+                    folders[rank].make()
+                fabric = ZmqFabric(rank, size, self.watch, key=key, folders=folders)
+                fabric.listen()
             except (CommError, OSError) as exc:
-                card = {"failed": f"{type(exc).__name__}: {exc}"}
+                failed = f"{type(exc).__name__}: {exc}"
         try:
-            cards = share(card)
+            failures = share(failed)
             if mine is None:
                 return None
             for old in ranks:
-                if "failed" in cards[old]:
-                    raise JoinError(f"rank {old} could not wire a smaller group: {cards[old]}")
-            assert fabric is not None  # noqa: S101 - or this rank's card would say so
-            fabric._connect([cards[old] for old in ranks])
+                if failures[old]:
+                    raise JoinError(f"rank {old} could not wire a smaller group: {failures[old]}")
+            assert fabric is not None  # noqa: S101 - or this rank's failure would say so
+            fabric.connect()
         except BaseException:
             if fabric is not None:
                 fabric.close()
@@ -153,28 +161,19 @@ class ZmqFabric(Fabric):
         with self._io:
             for peer in self._peers.values():
                 if peer.rank < self.rank:  # the binding end cannot send before it has received
-                    peer.send(_HELLO + peer.handshake.nonce)
+                    peer.send(peer.envelope(_HELLO, 0, b""))
             # A rank that leaves before all have met has failed.
             missing = lambda peer: peer.gone or not peer.met  # noqa: E731
             self._wait(missing, self._peers.values(), deadline, "join")
         self.sync(None, 0, deadline)
-        self._wiring.remove_files()
+        self._remove_folders()
 
-    def _handshake(self, peer: Peer, frame: Any) -> None:
-        kind, content = frame.bytes[:1], frame.bytes[1:]
-        if kind == _HELLO and len(content) == NONCE_BYTES:
-            peer.handshake.meet(content)
-            if peer.rank > self.rank:
-                peer.send(_HELLO + peer.handshake.nonce)
-            peer.send(_PROOF + peer.handshake.proof())
-            return
-        if kind == _PROOF and len(content) == PROOF_BYTES and peer.handshake.check(content):
-            peer.meet(self.rank, frame)
-            return
-        raise JoinError(
-            f"the process that answered as rank {peer.rank} does not know the token of this group; "
-            "give all ranks the same token, and an address of their own"
-        )
+    def _remove_folders(self) -> None:
+        """Remove where ranks meet: all are connected, or never will be."""
+        for folder in set(self._folders):
+            folder.remove()
+            folder.forget()
+        self._folders = []
 
     def slot(self) -> Array:
         return self._slots[(self._seq + 1) & 1]
@@ -291,10 +290,8 @@ class ZmqFabric(Fabric):
                 self._listen_to(socket)
 
     def _listen_to(self, socket: Any) -> None:
-        peer = self._owners.get(socket)
-        if peer is None:
-            self._authenticator.answer()
-        elif not socket.closed:  # by what the other one of the two has brought
+        peer = self._owners[socket]
+        if not socket.closed:  # by what the other one of the two has brought
             if socket is peer.monitor:
                 peer.follow()
             self._take_from(peer)
@@ -302,10 +299,8 @@ class ZmqFabric(Fabric):
     def _take_from(self, peer: Peer) -> None:
         while not peer.socket.closed:
             frames = peer.receive()
-            if frames and peer.met:
+            if frames:
                 self._accept(peer, peer.read(frames))
-            elif frames:
-                self._handshake(peer, frames[0])
             elif peer.gone:
                 # Else ZeroMQ would reconnect to its endpoint, where another process may listen.
                 self._poller.unregister(peer.socket)
@@ -316,7 +311,11 @@ class ZmqFabric(Fabric):
 
     def _accept(self, peer: Peer, message: Message) -> None:
         kind, number, _, text, _ = message
-        if kind == _ROUND:
+        if kind == _HELLO:
+            if peer.rank > self.rank:
+                peer.send(peer.envelope(_HELLO, 0, b""))
+            peer.met = True
+        elif kind == _ROUND:
             peer.inbox.append(message)
             if text:
                 peer.turn += 1
@@ -356,7 +355,7 @@ class ZmqFabric(Fabric):
 
     def _tell(self, kind: bytes, number: int, text: bytes) -> None:
         for peer in self._peers.values():
-            if peer.met and not peer.gone:
+            if peer.connected and not peer.gone:
                 peer.send(peer.envelope(kind, number, text))
 
     def failure(self) -> CommError | None:
@@ -394,7 +393,7 @@ class ZmqFabric(Fabric):
                 self._tell(_ABORT, failure.rank + 1, failure.reason.encode("utf-8", "replace"))
             self._tell(_CLOSE, 0, b"")
             self._shut()
-            self._wiring.remove_files()
+            self._remove_folders()
 
     def drop(self) -> None:
         """Forget all: a forked child must not touch ZeroMQ's threads, which it does not have."""

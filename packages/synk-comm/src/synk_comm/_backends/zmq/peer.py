@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import os
 import struct
@@ -14,12 +15,11 @@ import zmq
 
 from synk_comm._core.fabric import lost
 from synk_comm._core.ops import Array
-from synk_comm._system.auth import COOKIE_BYTES, Handshake
 
 from .frames import Lender
-from .sockets import Authenticator, has_come
 
-_ENVELOPE = struct.Struct(f"<{COOKIE_BYTES}scQII")  # cookie, kind, number, two offsets; then text
+_COOKIE_BYTES = 16
+_ENVELOPE = struct.Struct(f"<{_COOKIE_BYTES}scQII")  # cookie, kind, number, two offsets; then text
 _EVENT = struct.Struct("=Hi")
 NOTHING: Array = np.empty(0, np.uint8)
 FLUSH_MS = 500
@@ -27,16 +27,18 @@ FLUSH_MS = 500
 them to complete a collective that is over for this rank."""
 
 
-def pair_socket(context: Any, longest: int) -> Any:
-    """Return a new socket to one other rank; ``longest`` bounds the frames that it takes in."""
-    socket = context.socket(zmq.PAIR)
-    socket.setsockopt(zmq.LINGER, FLUSH_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL, 10)
-    # Rounds and pieces are bounded by themselves; a full pipe would also stop the heartbeats.
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, longest)
-    return socket
+def has_come(socket: Any) -> bool:
+    """Return whether a message has arrived.
+
+    To receive without one may cost a signal: if pyzmq is built for all versions
+    of Python, what a handler raises while an exception of its own gets its traceback is lost.
+    """
+    return bool(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+
+
+def derived(key: bytes, purpose: str) -> bytes:
+    """Return a key for one purpose, from which neither ``key`` nor other purposes' keys follow."""
+    return hmac.new(key, purpose.encode(), hashlib.sha256).digest()
 
 
 class Message(NamedTuple):
@@ -60,16 +62,22 @@ class Message(NamedTuple):
 class Peer:
     """One other rank, and the socket to it."""
 
-    def __init__(self, rank: int, socket: Any, handshake: Handshake) -> None:
+    def __init__(self, rank: int, context: Any, key: bytes, own_rank: int) -> None:
         self.rank = rank
-        self.socket = socket
+        self.socket = socket = context.socket(zmq.PAIR)
+        socket.setsockopt(zmq.LINGER, FLUSH_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, 0)  # a process that was stopped is late, not lost
+        # Rounds and pieces are bounded by themselves.
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
         self.monitor = socket.get_monitor_socket(events)
-        self.handshake = handshake
         self.met = False
-        self._cookies = (b"", b"")  # of messages to it, of messages from it
-        self._connections: set[int] = set()  # descriptors, also of unauthenticated peers
-        self._connection = -1
+        self.connected = False
+        self._connections: set[int] = set()  # descriptors
+        pairs = f"{own_rank} to {rank}", f"{rank} to {own_rank}"
+        self._cookies = [derived(key, pair)[:_COOKIE_BYTES] for pair in pairs]
         self.inbox: deque[Message] = deque()
         self.pieces: deque[Message] = deque()
         self.pushed = self.taken = self.released = 0
@@ -78,24 +86,17 @@ class Peer:
         self.turn = 0
         self.latest = b""
 
-    def meet(self, own_rank: int, frame: Any) -> None:
-        """Mark the peer as authenticated by the connection that this frame, its proof, came by."""
-        self._cookies = self.handshake.cookie(own_rank), self.handshake.cookie(self.rank)
-        self._connection = frame.get(zmq.SRCFD)
-        self.met = True
-        self.follow()
-
-    def receive(self) -> list[Any]:
+    def receive(self) -> list[bytes]:
         """Return the frames of the next message; empty if there is none.
 
-        They are copies once the peer is met. pyzmq's own frames look for signals when they are
-        freed, where nothing can be raised: a Ctrl-C at that moment (the longer the frame the
-        longer it lasts) would be lost, and with it the only end of an endless program.
+        They are copies. pyzmq's own frames look for signals when they are freed, where nothing can
+        be raised: a Ctrl-C at that moment (the longer the frame the longer it lasts) would be
+        lost, and with it the only end of an endless program.
         """
         if not has_come(self.socket):
             return []
         try:
-            frames: list[Any] = self.socket.recv_multipart(zmq.NOBLOCK, copy=self.met)
+            frames: list[bytes] = self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return []
         return frames
@@ -134,10 +135,10 @@ class Peer:
         """Return the first frame of a message to it."""
         return _ENVELOPE.pack(self._cookies[0], kind, number, *offsets) + text
 
-    def read(self, frames: list[Any]) -> Message:
+    def read(self, frames: list[bytes]) -> Message:
         """Return the message that these frames are; PeerLost if they are not from this peer."""
         first = frames[0]
-        if not hmac.compare_digest(first[:COOKIE_BYTES], self._cookies[1]):
+        if not hmac.compare_digest(first[:_COOKIE_BYTES], self._cookies[1]):
             raise lost(self.rank, "another process has taken its place")
         if len(first) < _ENVELOPE.size or len(frames) > 3:
             raise lost(self.rank, "it sent something that is no message")
@@ -147,7 +148,7 @@ class Peer:
         return Message(kind, number, (own, common), first[_ENVELOPE.size :], (data[0], data[1]))
 
     def follow(self) -> None:
-        """Update the set of connections; a rank without its own is gone."""
+        """Update the set of connections; a rank that had one, and has none, is gone."""
         while has_come(self.monitor):
             try:
                 event, fd = _EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
@@ -157,7 +158,8 @@ class Peer:
                 self._connections.discard(fd)
             else:
                 self._connections.add(fd)
-        if self.met and self._connection not in self._connections and not self.gone:
+                self.connected = True
+        if self.connected and not self._connections and not self.gone:
             self.gone = "its process has ended, or was cut off"
 
     def close(self) -> None:
@@ -166,17 +168,14 @@ class Peer:
             return
         self.socket.disable_monitor()
         self.monitor.close(0)
-        self.socket.close(0 if self.gone or not self.met else FLUSH_MS)
+        self.socket.close(0 if self.gone or not self.connected else FLUSH_MS)
 
 
-def shut(
-    pid: int, context: Any, authenticator: Authenticator, peers: dict[int, Peer], lender: Lender
-) -> None:
+def shut(pid: int, context: Any, peers: dict[int, Peer], lender: Lender) -> None:
     """Close everything, also of a fabric that was forgotten: its context would wait for ever."""
     if os.getpid() != pid:
         return
     for peer in peers.values():
         peer.close()
-    authenticator.socket.close(0)
     context.term()
     lender.release()

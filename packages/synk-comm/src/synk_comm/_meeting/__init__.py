@@ -1,1 +1,0 @@
-"""How ranks without a common parent connect and authenticate."""
