@@ -16,7 +16,7 @@ import pytest
 
 import synk_comm
 from synk_theano._master.acts import ActTable
-from synk_theano._master.shipping import Shipping
+from synk_theano._master.shipping import Shipping, refs_of
 from synk_theano._master.store import DataStore
 from synk_theano._plan.rows import split_rows
 from synk_theano._rank.mirror import Mirror
@@ -72,7 +72,13 @@ class Hosts:
         leaders = {node: nodes.index(node) for node in set(nodes) - {0}}
         self.wires = Wires({rank: deque() for rank in leaders.values()})
         self.master = self._mirror(0, self.arrays)
-        self.leaders = {node: self._mirror(rank, ArrayCache()) for node, rank in leaders.items()}
+        self.caches = {node: ArrayCache() for node in leaders}
+        self.leaders = {
+            node: self._mirror(rank, self.caches[node]) for node, rank in leaders.items()
+        }
+        # As prepared calls have them: arrays by node, act and key, from the act's arrival on.
+        self.prepared = {}
+        self.number = 0
         self.shipping = Shipping(nodes, self.store, self.arrays, self.acts, self.master)
 
     def _mirror(self, rank, arrays):
@@ -94,14 +100,19 @@ class Hosts:
         released = self.store.released_keys()
         self.acts.forget_arrays(released)
         self.store.forget(released)
-        steps = [Step(self.acts.enter(act), origin)]
+        self.number = self.acts.enter(act, name=pickle.dumps(act))
+        steps = [Step(self.number, origin)]
         extras = self.shipping.extend(self.acts.extras(), steps)
         if extras is not None:
             travelled: Extras = pickle.loads(pickle.dumps(extras))
             self.master.take_in(extras)
-            for leader in list(self.leaders.values())[:fails]:
+            for node, leader in list(self.leaders.items())[:fails]:
+                self.caches[node].forget(travelled.forget_arrays)
                 leader.forget(travelled.forget_arrays)
                 leader.take_in(travelled)
+                for number, new in travelled.acts.items():
+                    arrays = {ref.key: self.caches[node].get(ref) for ref in refs_of(new)}
+                    self.prepared[node, number] = arrays
         for queue in self.wires.queues.values():
             assert fails is not None or not queue
             queue.clear()
@@ -114,7 +125,8 @@ class Hosts:
         return self.wires.nbytes - before
 
     def seen(self, node, ref):
-        return self.leaders[node]._find(ref)
+        """What a rank of a host reads in the act that was performed last."""
+        return self.prepared[node, self.number][ref.key]
 
     def close(self):
         self.shipping.close()
@@ -249,6 +261,25 @@ def test_views_make_all_rows_travel_until_the_promise(hosts):
         assert perform(hosts, data, slice(None)) == 0
 
 
+def test_the_promise_counts_from_when_it_is_given(hosts):
+    data = big(hosts)
+    perform(hosts, data, slice(None))
+    data.data[40] = 7.0
+    data.seal()
+    assert perform(hosts, data, slice(None)) == 32 * ROW
+
+
+@pytest.mark.parametrize("reached", [0, 1])
+def test_an_order_that_failed_counts_for_nothing(hosts, reached):
+    data = big(hosts)
+    perform(hosts, data, slice(None), fails=reached)
+    data[40] = -1.0
+    assert perform(hosts, data, slice(None)) == 32 * ROW
+    perform(hosts, data, np.array([1, 2, 40, 41]), fails=reached)
+    data[41] = -2.0
+    assert perform(hosts, data, slice(None)) in (1 * ROW, 32 * ROW)
+
+
 def test_copies_are_no_views(hosts):
     data = big(hosts)
     perform(hosts, data, slice(None))
@@ -377,6 +408,9 @@ class Program:
             self.views.append((data, view))
         elif kind == "value":
             data.set_value(rng.normal(size=(int(rng.integers(0, 30)), self.width)))
+        elif kind == "touch":
+            for _, view in self.views:
+                view[...] = rng.normal()
         elif kind == "seal":
             self.views = [pair for pair in self.views if pair[0] is not data]
             data.seal()
@@ -384,8 +418,6 @@ class Program:
             self.views = [pair for pair in self.views if pair[0] is not data]
             self.data[i] = self._new()
         elif kind in ("order", "fail"):
-            for _, view in self.views:
-                view[...] = rng.normal()
             fails = None if kind == "order" else int(rng.integers(0, 2))
             perform(hosts, data, self._selection(len(data)), tuple(self.data[1 - i : 2 - i]), fails)
 

@@ -70,7 +70,8 @@ class Shipping:
         self._store, self._arrays, self._acts = store, arrays, acts
         self._mirrored: Dict[int, Tuple[str, bytes]] = {}
         self._presence: Dict[int, Presence] = {}
-        self._touched: Set[int] = set()
+        self._made: Set[int] = set()
+        self._sent: Set[int] = set()
         self._again: Dict[int, int] = {}
         mirror.source = self._memory_of
 
@@ -80,12 +81,17 @@ class Shipping:
 
     def extend(self, extras: Optional[Extras], steps: Sequence[Any]) -> Optional[Extras]:
         """Return what travels with an order of these steps: `extras`, and what hosts lack."""
-        self._touched.clear()
+        self._made.clear()
+        self._sent.clear()
         if extras is not None:
             for key in extras.forget_arrays:
                 self._forget(key)
         mirrors: List[NewMirror] = []
         shipments: List[Shipment] = []
+        # Acts are prepared when they come, also those of a later order.
+        for new in () if extras is None else extras.acts.values():
+            for ref in refs_of(new):
+                self._require_mirror(ref, mirrors)
         for step in steps:
             act = self._acts.get(step.number)
             if isinstance(act, Prefetch) and act.call:
@@ -103,9 +109,15 @@ class Shipping:
         return replace(known, mirrors=tuple(mirrors), shipments=tuple(shipments))
 
     def failed(self) -> None:
-        """After an order failed: it is not known what has arrived of what it brought."""
-        for key in tuple(self._touched):
+        """After an order failed: it is not known what has arrived of what it brought.
+
+        Acts that ranks know already keep the copies that they know. Those of new acts are made
+        anew.
+        """
+        for key in self._made:
             self._forget(key)
+        for key in self._sent:
+            self._forget_rows(key)
 
     def close(self) -> None:
         """Forget everything."""
@@ -114,10 +126,13 @@ class Shipping:
 
     def _forget(self, key: int) -> None:
         self._mirrored.pop(key, None)
+        self._forget_rows(key)
+        self._again.pop(key, None)
+
+    def _forget_rows(self, key: int) -> None:
         presence, data = self._presence.pop(key, None), self._store.get(key)
         if presence is not None and data is not None:
             data.presence.discard(presence)
-        self._again.pop(key, None)
 
     def _require_mirror(self, ref: ArrayRef, mirrors: List[NewMirror]) -> None:
         segment = ref.handle.name, ref.handle.nonce
@@ -125,8 +140,8 @@ class Shipping:
             return
         self._forget(ref.key)
         self._mirrored[ref.key] = segment
-        self._touched.add(ref.key)
-        mirrors.append(NewMirror(ref.key, segment, self._memory_of(ref.key).nbytes))
+        self._made.add(ref.key)
+        mirrors.append(NewMirror(ref.key, self._memory_of(ref.key).nbytes))
 
     def _wanted(
         self, act: Any, origin: int, ranks: Sequence[int]
@@ -212,14 +227,14 @@ class Shipping:
         count = rows[1] - rows[0] if isinstance(rows, tuple) else len(rows)
         if not count:
             return []
-        self._touched.add(ref.key)
+        self._sent.add(ref.key)
         nbytes = count * row_nbytes
         if data.is_exposed and not self._store.is_room(data):
             self._remind(data, nbytes)
         if nbytes > INLINE_NBYTES:
             return [Shipment(node, ref.key, row_nbytes, rows)]
-        array = data.memory[: data.size].view(np.uint8).reshape(length, row_nbytes)
-        content = array[slice(*rows) if isinstance(rows, tuple) else rows]
+        matrix: np.ndarray = np.ndarray((length, row_nbytes), np.uint8, data.memory)
+        content = matrix[slice(*rows) if isinstance(rows, tuple) else rows]
         return [Shipment(node, ref.key, row_nbytes, rows, content.tobytes())]
 
     def _remind(self, data: Data, nbytes: int) -> None:

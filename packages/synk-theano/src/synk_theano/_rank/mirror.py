@@ -7,7 +7,7 @@ An order brings what is new: memory to make, and rows to put there. The first ra
 from __future__ import annotations
 
 import errno
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Union
 
 import numpy as np
 
@@ -42,9 +42,9 @@ class Mirror:
         self._leaders = [nodes.index(node) for node in range(max(nodes) + 1)]
         self._node, self._host = nodes[rank], host
         self._arrays = arrays
-        self._memory: Dict[int, Tuple[Tuple[str, bytes], np.ndarray]] = {}
+        self._memory: Dict[int, np.ndarray] = {}
         self._near: Optional[synk_comm.Communicator] = None
-        self.source: Callable[[int], np.ndarray] = lambda key: self._memory[key][1]
+        self.source: Callable[[int], np.ndarray] = self._memory.__getitem__
         if self._node:
             arrays.attach = self._find
 
@@ -66,8 +66,7 @@ class Mirror:
 
     def _find(self, ref: ArrayRef) -> np.ndarray:
         """Return the copy of an array."""
-        _, memory = self._memory[ref.key]
-        handle = ref.handle
+        memory, handle = self._memory[ref.key], ref.handle
         part = memory[handle.offset : handle.offset + handle.nbytes]
         return np.ndarray(handle.shape, handle.dtype, part)
 
@@ -119,8 +118,9 @@ class Mirror:
             if isinstance(found, str):
                 raise SharedMemoryFull(errno.ENOSPC, found)
             made = [synk_shm.attach(handle) for handle in found]
-        for mirror, memory in zip(mirrors, made):
-            self._memory[mirror.key] = mirror.segment, memory
+        # Of an order that failed there may be others.
+        self._arrays.forget([mirror.key for mirror in mirrors])
+        self._memory.update((mirror.key, memory) for mirror, memory in zip(mirrors, made))
 
     def _new(self, mirror: NewMirror) -> np.ndarray:
         what = f"a copy of {mirror.nbytes} bytes on host {self._host}"

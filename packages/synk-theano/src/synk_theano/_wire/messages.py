@@ -236,12 +236,10 @@ class NewMirror(NamedTuple):
 
     Attributes:
         key: of the `Data`.
-        segment: its memory: name and nonce, as in a `Handle`.
-        nbytes: of that memory.
+        nbytes: of its memory.
     """
 
     key: int
-    segment: Tuple[str, bytes]
     nbytes: int
 
 
