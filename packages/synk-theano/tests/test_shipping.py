@@ -272,6 +272,7 @@ def test_the_promise_counts_from_when_it_is_given(hosts):
 @pytest.mark.parametrize("reached", [0, 1])
 def test_an_order_that_failed_counts_for_nothing(hosts, reached):
     data = big(hosts)
+    perform(hosts, big(hosts, 4), slice(None))  # what is said once of new memory is said
     perform(hosts, data, slice(None), fails=reached)
     data[40] = -1.0
     assert perform(hosts, data, slice(None)) == 32 * ROW
