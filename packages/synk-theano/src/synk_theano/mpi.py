@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import functools
-from typing import Optional
+import signal
+import threading
+from typing import Any, Optional
 
 from ._text import shown
 from ._wire import launcher
@@ -33,9 +35,30 @@ def join() -> Optional[World]:
     launch = launcher.detected()
     if launch is None:
         return None
+    handler = _outlive_others()
     world = World(launch)
+    # MPI may have put its own handler in the place.
+    _outlive_others(handler)
     atexit.register(world.end)
     return world
+
+
+def _outlive_others(handler: Any = None) -> Any:
+    """Ignore the signal by which MPICH's launcher reports the end of a rank, unless the program
+    handles it: it would end this process, which is to report that itself.
+
+    Args:
+        handler: to install; None for what the program has installed.
+
+    Returns:
+        The handler that was installed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    known = handler or signal.getsignal(signal.SIGUSR1)
+    chosen = signal.SIG_IGN if known in (None, signal.SIG_DFL) else known
+    signal.signal(signal.SIGUSR1, chosen)
+    return chosen
 
 
 def serve() -> None:

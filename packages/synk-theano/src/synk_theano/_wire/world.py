@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from functools import cached_property
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -71,6 +71,7 @@ class World:
         rank, size: as in MPI.
         members: the ranks.
         lost: why no runtime can be started any more; "" as long as one can.
+        gone: ranks that have ended. Nothing may be sent to them: some MPIs would hang or crash.
 
     Raises:
         StartError: MPI cannot be used, does not fit the launcher, or the ranks do not fit together.
@@ -98,6 +99,7 @@ class World:
         self._everyone: Any = everyone
         self.rank, self.size = everyone.rank, everyone.size
         self.lost = ""
+        self.gone: Set[int] = set()
         self._ended = False
         self._tags = 0
         with self.communicator(MEET_TIMEOUT_S) as comm:
@@ -207,8 +209,7 @@ class World:
         for channel in channels:
             channel.close()
         until = time.monotonic() + END_TIMEOUT_S
-        silent = [c.peer for c in channels if not self.lost and not c.wait_for_end(until)]
-        if self.lost or silent:
+        if self.lost or not all(channel.wait_for_end(until) for channel in channels):
             self.abort(status or 1)
 
     def abort(self, status: int) -> None:
@@ -252,6 +253,8 @@ class MpiChannel:
 
     def _post(self, payload: bytes) -> None:
         mpi = self._world._mpi
+        if self.peer in self._world.gone:
+            raise ChannelClosed(f"rank {self.peer} is gone")
         try:
             request = self._world.side.Isend([payload, mpi.BYTE], self.peer, self._tag)
             self._sending = [pair for pair in self._sending if not pair[0].Test()]
@@ -262,6 +265,7 @@ class MpiChannel:
 
     def _look(self) -> None:
         """Take in what has come."""
+        self._ended = self._ended or self.peer in self._world.gone
         if self._ended:
             return
         mpi = self._world._mpi
@@ -281,7 +285,8 @@ class MpiChannel:
 
     def _fail(self) -> None:
         """Take the channel for ended if MPI's error is about its peer."""
-        self._ended = self._ended or self.peer in self._world.failed_ranks()
+        self._world.gone.update(self._world.failed_ranks())
+        self._ended = self._ended or self.peer in self._world.gone
 
     def recv(self, timeout_s: Optional[float] = None) -> bytes:
         """Receive one message; None waits until one comes or the other side is gone.

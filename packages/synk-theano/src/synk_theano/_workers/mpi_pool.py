@@ -62,6 +62,7 @@ class MpiWorker:
     def __init__(self, world: World, hello: Hello) -> None:
         self.rank = hello.rank
         self.is_ready = False
+        self._world = world
         self.stack_file: Optional[StackFile] = None
         self.process: Optional[NearProcess] = None
         if world.is_near(self.rank):
@@ -76,8 +77,9 @@ class MpiWorker:
 
     def is_gone(self) -> bool:
         """Return whether the process has ended, as far as it shows here."""
-        ended = self.process is not None and self.process.poll() is not None
-        return ended or self.channel.at_end()
+        if self.process is not None and self.process.poll() is not None:
+            self._world.gone.add(self.rank)
+        return self.channel.at_end()
 
     def exitcode(self, wait_s: float = 1.0) -> Optional[int]:
         """Return None: its status is the launcher's."""
@@ -172,6 +174,7 @@ class MpiPool(WorkerPool):
     def lose(self, rank: int, doing: str = "in its start") -> WorkerDied:
         """Note that a rank is lost, so that no further runtime can start; return the error."""
         host = self._world.members[rank].host
+        self._world.gone.add(rank)
         self._world.lost = self._world.lost or f"rank {rank} on host {host} has ended"
         return WorkerDied(rank, None, doing, host=host)
 

@@ -18,13 +18,10 @@ from synk_theano._wire.world import World
 from . import boot, stacks
 from .worker import profiled, serve
 
-_OF_LAUNCHERS = (signal.SIGUSR1,)
-"""Signals by which launchers report the end of a rank."""
-
 
 def serve_world(world: World) -> None:
     """Be a worker of each runtime that rank 0 starts. Returns when rank 0 has ended the world."""
-    for number in (*LEFT_TO_MASTER, *_OF_LAUNCHERS):
+    for number in LEFT_TO_MASTER:
         signal.signal(number, signal.SIG_IGN)
     file = stacks.StackFile()
     boot.answer_with_stacks(file.fd, stacks.BETWEEN_BYTECODES, stacks.AT_ONCE)
