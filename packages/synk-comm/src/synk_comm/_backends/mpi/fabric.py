@@ -1,0 +1,511 @@
+"""Rounds as MPI's own collectives, on a communicator that nobody else uses.
+
+A round is one ``Allgather`` of *records* of the same length on all ranks::
+
+    0        16       20        24       28      32     64                       R - len(head)   R
+    digest   nbytes   length    part     to      kind   the slot's first bytes   ...      head
+
+``digest`` is that of the head, so that equal calls are compared without the heads; what does not
+fit into the records follows in further collectives: the heads if they differ, then the data, as
+``Bcast``, ``Allgatherv``, ``Gatherv`` or ``Alltoallv``. All ranks see all records, and so call the
+same. MPI needs O(log n) messages a rank for each.
+
+Nothing blocks inside MPI: every collective is the non-blocking one, polled with the watch, the
+deadline and the peers' processes in view. Beside them go *notes* from rank to rank: that a rank
+aborts, leaves or is lost, and the question, after a timeout, who is there.
+
+What a failed group has begun cannot be taken back in MPI: its buffers are kept until the process
+ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from typing import Any, Callable
+
+import numpy as np
+
+from synk_comm._core.fabric import (
+    SLICE_S,
+    Fabric,
+    Share,
+    Watch,
+    again,
+    describe,
+    lost,
+    said,
+)
+from synk_comm._core.ops import Array
+from synk_comm._system.liveness import Identity, Pidfds, identity
+from synk_comm.exceptions import CommError
+
+from .letters import Letters
+from .notes import CLOSE_S, CLOSED, Notes
+from .requests import Outstanding
+
+_RECORD = struct.Struct("<16sIIIi?")  # digest, nbytes, length of the head, part, to, is closing
+_FIELDS = np.dtype(
+    {
+        "names": ["digest", "nbytes", "length", "part", "to", "closing"],
+        "formats": [("<u8", 2), "<u4", "<u4", "<u4", "<i4", "?"],
+        "offsets": [0, 16, 20, 24, 28, 32],
+        "itemsize": 64,
+    }
+)
+_PREFIX = _FIELDS.itemsize
+_RECORD_BYTES = 1280
+"""Length of a record among few ranks: a kilobyte of data and a head."""
+_ALL_RECORDS_BYTES = 1 << 16
+_IDENTITY = struct.Struct("<16sQQQ")  # digest of the node's name; pid, start, pid namespace
+_SPINS = 50
+"""Looks at a request before the first look at anything else."""
+_SPIN_S, _LONG_S, _VERY_LONG_S = 5e-4, 0.1, 10.0
+_NAPS_S = (5e-5, 5e-4, 2e-3)
+"""Seconds of a nap, after _SPIN_S, _LONG_S and _VERY_LONG_S seconds of waiting."""
+_ROLL_CALL_S = 0.2
+"""Seconds that ranks have to answer whether they are there: they look every SLICE_S."""
+
+
+def record_bytes(size: int) -> int:
+    """Return the length of a record: 1280 bytes, less among more than 51 ranks."""
+    return max(2 * _PREFIX, min(_RECORD_BYTES, _ALL_RECORDS_BYTES // size // 64 * 64))
+
+
+@lru_cache(maxsize=512)
+def digest_of(head: bytes) -> bytes:
+    """Return what stands for a head in a record; different heads have different digests."""
+    return hashlib.blake2b(head, digest_size=16).digest()
+
+
+def node_name() -> str:
+    """Return the name of this machine; the variable ``SYNKHRONOS_NODE`` overrides it."""
+    name = os.environ.get("SYNKHRONOS_NODE")
+    if name:
+        return name
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return os.uname().nodename
+
+
+class MpiFabric(Fabric):
+    """One rank's part of an MPI communicator, which belongs to this fabric alone.
+
+    Args:
+        mpi: the module ``mpi4py.MPI``.
+        comm: duplicated for this fabric.
+    """
+
+    backend = "mpi"
+
+    def __init__(self, mpi: Any, comm: Any, watch: Watch | None) -> None:
+        super().__init__(comm.Get_rank(), comm.Get_size(), watch)
+        self._mpi = mpi
+        self._comm = comm
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
+        self._io = threading.Lock()  # abort() comes from any thread
+        self._record = record_bytes(self.size)
+        self._rows = [np.zeros(_PREFIX + self.slot_bytes, np.uint8) for _ in range(2)]
+        self._records = [np.zeros((self.size, self._record), np.uint8) for _ in range(2)]
+        self._fields = [all_[:, :_PREFIX].view(_FIELDS)[:, 0] for all_ in self._records]
+        self._rounds = [self._round(*pair) for pair in zip(self._rows, self._records)]
+        self._room: Array = np.empty(0, np.uint8)
+        self._outstanding = Outstanding()
+        self._letters = Letters(mpi, comm, self._outstanding)
+        self._notes = Notes(mpi, comm, self._outstanding)
+        self._forget = weakref.finalize(
+            self, _forget, os.getpid(), self._outstanding, self._notes.pids
+        )
+        self._seq = self._turn = 0
+        self._calm = True  # nothing of MPI's is outstanding, and all ranks have begun the same
+        self._head: bytes | None = None
+        self._alike = False
+        self._latest: Sequence[bytes] = ()  # heads of the last call that all ranks have entered
+        self._latest_turn = 0
+        self._got: list[list[tuple[int, Array]]] = [[] for _ in range(self.size)]
+        self._machines: set[bytes] = set()
+
+    def _round(self, row: Array, records: Array) -> Callable[[], Any]:
+        """Return what begins the Allgather of a record, and returns its request."""
+        comm, byte = self._comm, self._mpi.BYTE
+        source, target = [row[: self._record], byte], [records.reshape(-1), byte]
+        try:
+            request = comm.Allgather_init(source, target)
+        except (AttributeError, NotImplementedError):  # an MPI before 4.0
+            return lambda: comm.Iallgather(source, target)
+
+        def start() -> Any:
+            request.Start()
+            return request
+
+        return start
+
+    def meet(self, deadline: float) -> None:
+        node = hashlib.blake2b(node_name().encode(), digest_size=16).digest()
+        me = _IDENTITY.pack(node, *identity())
+        self.slot()[: len(me)] = np.frombuffer(me, np.uint8)
+        self.sync(None, len(me), deadline)
+        self._latest = [b""] * self.size
+        for rank in range(self.size):
+            name, *rest = _IDENTITY.unpack(self.read(rank, 0, len(me)).tobytes())
+            self._machines.add(name)
+            if rank != self.rank and name == node:
+                self._notes.pids.add(rank, Identity(*rest))
+
+    @property
+    def nodes(self) -> int:
+        """How many machines the ranks are on; known once they have met."""
+        return len(self._machines)
+
+    def slot(self) -> Array:
+        return self._rows[(self._seq + 1) & 1][_PREFIX:]
+
+    # -- rounds -----------------------------------------------------------------------------
+
+    def sync(
+        self,
+        head: bytes | None,
+        nbytes: int,
+        deadline: float,
+        *,
+        to: int | None = None,
+        part: int = 0,
+    ) -> None:
+        with self._io:
+            self._enter()
+            self._calm = False
+            self._seq += 1
+            parity = self._seq & 1
+            row = self._rows[parity]
+            self._head = head
+            length, digest = 0, bytes(16)
+            if head is not None:
+                self._turn += 1
+                length, digest = len(head), digest_of(head)
+                start = self._record - length
+                if _PREFIX + nbytes <= start:
+                    row[start : self._record] = np.frombuffer(head, np.uint8)
+            where = -1 if to is None else to
+            _RECORD.pack_into(row.data, 0, digest, nbytes, length, part, where, False)
+            self._notes.begun += 1
+            self._finish(self._rounds[parity](), deadline, (row, self._records[parity]))
+            self._take_records(parity, deadline)
+            self._calm = True
+
+    def _take_records(self, parity: int, deadline: float) -> None:
+        """Look at all ranks' records; gather what did not fit into them."""
+        records, fields = self._records[parity], self._fields[parity]
+        if fields["closing"].any():
+            closed = int(fields["closing"].argmax())
+            raise self._notes.fail(lost(closed, CLOSED))
+        digests = fields["digest"]
+        self._alike = bool((digests == digests[0]).all())
+        counts = fields["nbytes"]
+        if self._head is not None:
+            alike = self._alike
+            heads = [self._head] * self.size if alike else self._all_heads(parity, deadline)
+            self._latest, self._latest_turn = heads, self._turn
+        if counts.max() <= self._record - _PREFIX:
+            self._got = [
+                [(0, record[_PREFIX : _PREFIX + n])] for record, n in zip(records, counts.tolist())
+            ]
+            return
+        self._got = [[] for _ in range(self.size)]
+        posted = fields[counts > 0]
+        layouts = set(zip(posted["part"].tolist(), posted["to"].tolist()))
+        if len(layouts) == 1:  # else the ranks do not call the same
+            ((part, to),) = layouts
+            self._gather_data(counts.tolist(), part, to, self._rows[parity][_PREFIX:], deadline)
+
+    def _all_heads(self, parity: int, deadline: float) -> list[bytes]:
+        records, fields = self._records[parity], self._fields[parity]
+        lengths = fields["length"].tolist()
+        fits = fields["nbytes"] + fields["length"] + _PREFIX <= self._record
+        if fits.all():
+            texts = [record[self._record - n :] for record, n in zip(records, lengths)]
+        else:
+            own = np.frombuffer(self._head or b"", np.uint8)
+            room = np.empty(sum(map(_padded, lengths)), np.uint8)
+            texts = self._all_gather(own, lengths, room, deadline)
+        return [text.tobytes() for text in texts]
+
+    def _gather_data(
+        self, counts: list[int], part: int, to: int, slot: Array, deadline: float
+    ) -> None:
+        """Bring the slots' data where they will be read: see ``Fabric.sync``."""
+        common = [max(n - self.size * part, 0) for n in counts]
+        dealt = [min(max(n - self.rank * part, 0), part) for n in counts]
+        need = sum(map(_padded, common)) + sum(map(_padded, dealt))
+        if self._room.nbytes < need:
+            self._room = np.empty(need, np.uint8)
+        room = self._room
+        if part:
+            sent = [min(max(counts[self.rank] - r * part, 0), part) for r in range(self.size)]
+            places = _places(dealt)
+            self._do(
+                lambda: self._comm.Ialltoallv(
+                    [slot, (sent, [r * part for r in range(self.size)]), self._mpi.BYTE],
+                    [room, (dealt, places), self._mpi.BYTE],
+                ),
+                deadline,
+                (slot, room),
+            )
+            for rank, (n, place) in enumerate(zip(dealt, places)):
+                self._got[rank].append((self.rank * part, room[place : place + n]))
+            room = room[sum(map(_padded, dealt)) :]
+        if any(common):
+            start = self.size * part
+            own = slot[start : start + common[self.rank]]
+            if to >= 0:
+                texts = self._gather(own, common, room, to, deadline)
+            elif sum(map(bool, common)) == 1:
+                texts = self._broadcast(own, common, room, deadline)
+            else:
+                texts = self._all_gather(own, common, room, deadline)
+            for rank, text in enumerate(texts):
+                self._got[rank].append((start, text))
+
+    def _all_gather(
+        self, own: Array, counts: list[int], room: Array, deadline: float
+    ) -> list[Array]:
+        places = _places(counts)
+        byte = self._mpi.BYTE
+        target = [room, (counts, places), byte]
+        self._do(lambda: self._comm.Iallgatherv([own, byte], target), deadline, (own, room))
+        return [room[place : place + n] for place, n in zip(places, counts)]
+
+    def _gather(
+        self, own: Array, counts: list[int], room: Array, to: int, deadline: float
+    ) -> list[Array]:
+        places = _places(counts)
+        byte = self._mpi.BYTE
+        target = [room, (counts, places), byte] if self.rank == to else None
+        self._do(lambda: self._comm.Igatherv([own, byte], target, to), deadline, (own, room))
+        if self.rank != to:
+            return []
+        return [room[place : place + n] for place, n in zip(places, counts)]
+
+    def _broadcast(
+        self, own: Array, counts: list[int], room: Array, deadline: float
+    ) -> list[Array]:
+        (root,) = (rank for rank, n in enumerate(counts) if n)
+        text = own if self.rank == root else room[: counts[root]]
+        self._do(lambda: self._comm.Ibcast([text, self._mpi.BYTE], root), deadline, (text,))
+        return [text if rank == root else text[:0] for rank in range(self.size)]
+
+    def _do(self, begin: Callable[[], Any], deadline: float, buffers: Sequence[Any]) -> None:
+        """Begin a collective that all ranks begin now, and finish it."""
+        self._notes.begun += 1
+        self._finish(begin(), deadline, buffers)
+
+    def all_said(self, head: bytes) -> bool:
+        return self._alike and self._head == head
+
+    @property
+    def is_first_round(self) -> bool:
+        return self._head is not None
+
+    def heads(self) -> list[bytes]:
+        return list(self._latest)
+
+    def read(self, rank: int, start: int, stop: int) -> Array:
+        if rank == self.rank:
+            return self._rows[self._seq & 1][_PREFIX + start : _PREFIX + stop]
+        for offset, data in self._got[rank]:
+            if offset <= start and stop <= offset + data.nbytes:
+                return data[start - offset : stop - offset]
+        if start == stop:
+            return self._room[:0]
+        raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        if self._notes.failure is not None:
+            raise again(self._notes.failure)
+
+    def _finish(self, request: Any, deadline: float, buffers: Sequence[Any]) -> None:
+        """Wait for a collective; keep its buffers if the wait ends without it."""
+        try:
+            for _ in range(_SPINS):
+                if request.Test():
+                    return
+            self._wait(request.Test, range(self.size), deadline, "")
+        except BaseException as exc:
+            self._outstanding.add(request, *buffers)
+            if isinstance(exc, self._mpi.Exception):
+                raise self._notes.mpi_failed(exc) from exc
+            raise
+
+    def _wait(
+        self, done: Callable[[], Any], ranks: Collection[int], deadline: float, doing: str
+    ) -> None:
+        """Wait until ``done`` returns something true, or it cannot be any more.
+
+        Args:
+            ranks: those whose part is missing.
+            doing: the wait in words, "" for the call under way.
+        """
+        began = now = time.monotonic()
+        looked = 0.0
+        received = self._letters.received if doing else None
+        obstructed: float | None = None
+        while not done():
+            now = time.monotonic()
+            if now - looked >= SLICE_S:
+                looked = now
+                self._notes.hear()
+                failure, patience_s = self._notes.obstacle(ranks, received)
+                if failure is not None:
+                    obstructed = obstructed or now
+                    if now >= obstructed + patience_s:
+                        raise again(failure)
+                self.look()
+            if now >= deadline:
+                if doing:
+                    raise self.timeout(list(ranks), now - began, doing)
+                self._call_roll(done, now - began)
+                return
+            waited = now - began
+            if waited < _SPIN_S:
+                os.sched_yield()  # there may be more ranks than cores
+            else:
+                time.sleep(_NAPS_S[(waited > _LONG_S) + (waited > _VERY_LONG_S)])
+
+    def _call_roll(self, done: Callable[[], Any], waited_s: float) -> None:
+        """Raise CommTimeout for the ranks that do not answer; return if all have come meanwhile."""
+        notes = self._notes
+        notes.call_roll()
+        end = time.monotonic() + _ROLL_CALL_S
+        while time.monotonic() < end and len(notes.present) < self.size - 1:
+            if done():
+                return
+            notes.hear()
+            failure, _ = notes.obstacle((), None)
+            if failure is not None:
+                raise again(failure)
+            time.sleep(_NAPS_S[1])
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        missing = [rank for rank in others if rank not in notes.present]
+        doing = f"call #{self._turn}, {said(self._head or b'')}"
+        raise self.timeout(missing or others, waited_s, doing)
+
+    # -- letters ----------------------------------------------------------------------------
+
+    def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
+        with self._io:
+            self._enter()
+            self._attend(
+                lambda: self._letters.has_place(dest), dest, deadline, f"send to rank {dest}"
+            )
+            self._letters.push(dest, header, data)
+
+    def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
+        with self._io:
+            self._enter()
+            doing = f"recv from rank {source}"
+            self._attend(lambda: self._letters.has_come(source), source, deadline, doing)
+            return self._letters.piece(source)
+
+    def _attend(self, done: Callable[[], Any], rank: int, deadline: float, doing: str) -> None:
+        try:
+            for _ in range(_SPINS):
+                if done():
+                    return
+            self._wait(done, [rank], deadline, doing)
+        except self._mpi.Exception as exc:
+            raise self._notes.mpi_failed(exc) from exc
+
+    def release(self, source: int) -> None:
+        self._letters.release(source)
+
+    # -- groups and their ends --------------------------------------------------------------
+
+    def split(self, groups: list[list[int]], mine: int | None, share: Share) -> Fabric | None:
+        share(None)  # all are here: the next call of MPI, which blocks, cannot wait for long
+        color = self._mpi.UNDEFINED if mine is None else mine
+        key = 0 if mine is None else groups[mine].index(self.rank)
+        comm = self._comm.Split(color, key)
+        return None if mine is None else MpiFabric(self._mpi, comm, self.watch)
+
+    def abort(self, reason: str) -> None:
+        self._notes.reason = self._notes.reason or reason
+        # A thread that waits in a round finds the reason within a slice.
+        if self._io.acquire(False):
+            try:
+                self._notes.own_abort()
+            finally:
+                self._io.release()
+
+    def lose(self, rank: int) -> None:
+        with self._io:
+            self._notes.lose(rank)
+
+    def failure(self) -> CommError | None:
+        failure = self._notes.failure
+        return None if failure is None else again(failure)
+
+    def gone(self, ranks: Collection[int]) -> CommError | None:
+        with self._io:
+            self._notes.hear()
+            self._notes.own_abort()  # that of another thread, or of a signal handler
+            return self.failure() or self._notes.gone(ranks)
+
+    def has_entered(self, rank: int) -> bool:  # noqa: ARG002 - MPI made the communicator with all
+        return True
+
+    def last_seen(self, rank: int) -> str:
+        if not self._latest:
+            return "has not joined yet"
+        return describe(self._latest[rank], self._latest_turn)
+
+    def close(self) -> None:
+        with self._io, contextlib.suppress(self._mpi.Exception):
+            self._notes.hear()
+            self._notes.leave(self._letters.sent)
+            self._part(time.monotonic() + CLOSE_S)
+        self._forget()
+
+    def _part(self, deadline: float) -> None:
+        """Wait until nothing is under way to or from this rank, if that can be."""
+        request = None
+        if self._calm and self._notes.failure is None:
+            self._seq += 1
+            parity = self._seq & 1
+            row = self._rows[parity]
+            _RECORD.pack_into(row.data, 0, bytes(16), 0, 0, 0, -1, True)
+            request = self._rounds[parity]()
+            self._outstanding.add(request, row, self._records[parity])
+        while time.monotonic() < deadline:
+            self._notes.hear()
+            everyone = len(self._notes.left) == self.size - 1
+            if not self._outstanding and (everyone or request is None):
+                break
+            time.sleep(_NAPS_S[0])
+
+    def drop(self) -> None:
+        """Forget all: a forked child must not call MPI."""
+        self._forget.detach()
+        self._notes.pids.close()
+
+
+def _forget(pid: int, outstanding: Outstanding, pids: Pidfds) -> None:
+    if os.getpid() == pid:
+        outstanding.keep()
+        pids.close()
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64
+
+
+def _places(counts: Sequence[int]) -> list[int]:
+    """Return where stretches of these lengths begin, each a multiple of 64."""
+    return [0, *np.cumsum([_padded(n) for n in counts[:-1]]).tolist()]
