@@ -121,7 +121,7 @@ class MpiFabric(Fabric):
         self._letters = Letters(mpi, comm, self._outstanding)
         self._notes = Notes(mpi, comm, self._outstanding)
         self._forget = weakref.finalize(
-            self, _forget, os.getpid(), self._outstanding, self._notes.pids
+            self, _forget, os.getpid(), self._outstanding, self._notes, self._letters
         )
         self._seq = self._turn = 0
         self._calm = True  # nothing of MPI's is outstanding, and all ranks have begun the same
@@ -496,10 +496,12 @@ class MpiFabric(Fabric):
         self._notes.pids.close()
 
 
-def _forget(pid: int, outstanding: Outstanding, pids: Pidfds) -> None:
+def _forget(pid: int, outstanding: Outstanding, notes: Notes, letters: Letters) -> None:
+    """Leave, also a group that nobody has closed: its ranks do not notice that this one ends."""
     if os.getpid() == pid:
+        notes.leave(letters.sent)
         outstanding.keep()
-        pids.close()
+        notes.pids.close()
 
 
 def _padded(nbytes: int) -> int:

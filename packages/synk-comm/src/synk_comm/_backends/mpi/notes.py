@@ -61,6 +61,7 @@ class Notes:
         self.pids = Pidfds()
         self.failure: CommError | None = None
         self.reason: str | None = None
+        self._has_left = False
 
     def _tell(self, kind: bytes, number: int, text: bytes, ranks: Collection[int]) -> None:
         for rank in ranks:
@@ -183,11 +184,14 @@ class Notes:
         self._tell_all(_LOST, rank)
 
     def leave(self, sent: Callable[[int], int]) -> None:
-        """Tell that this rank leaves.
+        """Tell that this rank leaves, once.
 
         Args:
             sent: how many letters have gone to a rank.
         """
+        if self._has_left:
+            return
+        self._has_left = True
         failure = self.own_abort()  # if another thread was inside a round when it was asked for
         if isinstance(failure, AbortedError) and failure.rank != self._rank:
             # Who waits for this rank may not have heard yet why it leaves.
