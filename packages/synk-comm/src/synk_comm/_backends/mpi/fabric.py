@@ -36,7 +36,9 @@ import numpy as np
 from synk_comm._core.fabric import (
     SLICE_S,
     Fabric,
+    RepeatedCall,
     Share,
+    Shortcut,
     Watch,
     again,
     describe,
@@ -44,9 +46,10 @@ from synk_comm._core.fabric import (
     said,
 )
 from synk_comm._core.ops import Array
-from synk_comm._system.liveness import Identity, Pidfds, identity
+from synk_comm._system.liveness import Identity, identity
 from synk_comm.exceptions import CommError
 
+from . import shortcuts
 from .letters import Letters
 from .notes import CLOSE_S, CLOSED, Notes
 from .requests import Outstanding
@@ -110,25 +113,26 @@ class MpiFabric(Fabric):
         self._mpi = mpi
         self._comm = comm
         comm.Set_errhandler(mpi.ERRORS_RETURN)
-        self._io = threading.Lock()  # abort() comes from any thread
+        self.io = threading.Lock()  # abort() comes from any thread
         self._record = record_bytes(self.size)
-        self._rows = [np.zeros(_PREFIX + self.slot_bytes, np.uint8) for _ in range(2)]
-        self._records = [np.zeros((self.size, self._record), np.uint8) for _ in range(2)]
-        self._fields = [all_[:, :_PREFIX].view(_FIELDS)[:, 0] for all_ in self._records]
-        self._rounds = [self._round(*pair) for pair in zip(self._rows, self._records)]
+        self.rows = [np.zeros(_PREFIX + self.slot_bytes, np.uint8) for _ in range(2)]
+        self.records = [np.zeros((self.size, self._record), np.uint8) for _ in range(2)]
+        self._fields = [all_[:, :_PREFIX].view(_FIELDS)[:, 0] for all_ in self.records]
+        self.begin = [self._round(*pair) for pair in zip(self.rows, self.records)]
         self._room: Array = np.empty(0, np.uint8)
         self._outstanding = Outstanding()
         self._letters = Letters(mpi, comm, self._outstanding)
-        self._notes = Notes(mpi, comm, self._outstanding)
+        self.notes = Notes(mpi, comm, self._outstanding)
         self._forget = weakref.finalize(
-            self, _forget, os.getpid(), self._outstanding, self._notes, self._letters
+            self, _forget, os.getpid(), self._outstanding, self.notes, self._letters
         )
-        self._seq = self._turn = 0
-        self._calm = True  # nothing of MPI's is outstanding, and all ranks have begun the same
-        self._head: bytes | None = None
+        self.seq = self.turn = 0
+        self.calm = True  # nothing of MPI's is outstanding, and all ranks have begun the same
+        self.head: bytes | None = None
         self._alike = False
-        self._latest: Sequence[bytes] = ()  # heads of the last call that all ranks have entered
-        self._latest_turn = 0
+        self.written = [b"", b""]  # what the record of a repeated call begins with
+        # The last call that all ranks have entered: which turn, and the heads.
+        self.latest: tuple[int, Sequence[bytes]] = (0, ())
         self._got: list[list[tuple[int, Array]]] = [[] for _ in range(self.size)]
         self._machines: set[bytes] = set()
 
@@ -152,12 +156,12 @@ class MpiFabric(Fabric):
         me = _IDENTITY.pack(node, *identity())
         self.slot()[: len(me)] = np.frombuffer(me, np.uint8)
         self.sync(None, len(me), deadline)
-        self._latest = [b""] * self.size
+        self.latest = (0, [b""] * self.size)
         for rank in range(self.size):
             name, *rest = _IDENTITY.unpack(self.read(rank, 0, len(me)).tobytes())
             self._machines.add(name)
             if rank != self.rank and name == node:
-                self._notes.pids.add(rank, Identity(*rest))
+                self.notes.pids.add(rank, Identity(*rest))
 
     @property
     def nodes(self) -> int:
@@ -165,7 +169,7 @@ class MpiFabric(Fabric):
         return len(self._machines)
 
     def slot(self) -> Array:
-        return self._rows[(self._seq + 1) & 1][_PREFIX:]
+        return self.rows[(self.seq + 1) & 1][_PREFIX:]
 
     # -- rounds -----------------------------------------------------------------------------
 
@@ -178,40 +182,45 @@ class MpiFabric(Fabric):
         to: int | None = None,
         part: int = 0,
     ) -> None:
-        with self._io:
+        with self.io:
             self._enter()
-            self._calm = False
-            self._seq += 1
-            parity = self._seq & 1
-            row = self._rows[parity]
-            self._head = head
+            self.calm = False
+            self.seq += 1
+            parity = self.seq & 1
+            row = self.rows[parity]
+            self.written[parity] = b""
+            self.head = head
             length, digest = 0, bytes(16)
             if head is not None:
-                self._turn += 1
+                self.turn += 1
                 length, digest = len(head), digest_of(head)
                 start = self._record - length
                 if _PREFIX + nbytes <= start:
                     row[start : self._record] = np.frombuffer(head, np.uint8)
             where = -1 if to is None else to
             _RECORD.pack_into(row.data, 0, digest, nbytes, length, part, where, False)
-            self._notes.begun += 1
-            self._finish(self._rounds[parity](), deadline, (row, self._records[parity]))
-            self._take_records(parity, deadline)
-            self._calm = True
+            self.notes.begun += 1
+            self.wait_for_records(self.begin[parity](), parity, deadline)
+            self.take_records(parity, deadline)
+            self.calm = True
 
-    def _take_records(self, parity: int, deadline: float) -> None:
+    def wait_for_records(self, request: Any, parity: int, deadline: float) -> None:
+        """Finish a round that has begun."""
+        self._finish(request, deadline, (self.rows[parity], self.records[parity]))
+
+    def take_records(self, parity: int, deadline: float) -> None:
         """Look at all ranks' records; gather what did not fit into them."""
-        records, fields = self._records[parity], self._fields[parity]
+        records, fields = self.records[parity], self._fields[parity]
         if fields["closing"].any():
             closed = int(fields["closing"].argmax())
-            raise self._notes.fail(lost(closed, CLOSED))
+            raise self.notes.fail(lost(closed, CLOSED))
         digests = fields["digest"]
         self._alike = bool((digests == digests[0]).all())
         counts = fields["nbytes"]
-        if self._head is not None:
+        if self.head is not None:
             alike = self._alike
-            heads = [self._head] * self.size if alike else self._all_heads(parity, deadline)
-            self._latest, self._latest_turn = heads, self._turn
+            heads = [self.head] * self.size if alike else self._all_heads(parity, deadline)
+            self.latest = (self.turn, heads)
         if counts.max() <= self._record - _PREFIX:
             self._got = [
                 [(0, record[_PREFIX : _PREFIX + n])] for record, n in zip(records, counts.tolist())
@@ -222,16 +231,16 @@ class MpiFabric(Fabric):
         layouts = set(zip(posted["part"].tolist(), posted["to"].tolist()))
         if len(layouts) == 1:  # else the ranks do not call the same
             ((part, to),) = layouts
-            self._gather_data(counts.tolist(), part, to, self._rows[parity][_PREFIX:], deadline)
+            self._gather_data(counts.tolist(), part, to, self.rows[parity][_PREFIX:], deadline)
 
     def _all_heads(self, parity: int, deadline: float) -> list[bytes]:
-        records, fields = self._records[parity], self._fields[parity]
+        records, fields = self.records[parity], self._fields[parity]
         lengths = fields["length"].tolist()
         fits = fields["nbytes"] + fields["length"] + _PREFIX <= self._record
         if fits.all():
             texts = [record[self._record - n :] for record, n in zip(records, lengths)]
         else:
-            own = np.frombuffer(self._head or b"", np.uint8)
+            own = np.frombuffer(self.head or b"", np.uint8)
             room = np.empty(sum(map(_padded, lengths)), np.uint8)
             texts = self._all_gather(own, lengths, room, deadline)
         return [text.tobytes() for text in texts]
@@ -302,22 +311,22 @@ class MpiFabric(Fabric):
 
     def _do(self, begin: Callable[[], Any], deadline: float, buffers: Sequence[Any]) -> None:
         """Begin a collective that all ranks begin now, and finish it."""
-        self._notes.begun += 1
+        self.notes.begun += 1
         self._finish(begin(), deadline, buffers)
 
     def all_said(self, head: bytes) -> bool:
-        return self._alike and self._head == head
+        return self._alike and self.head == head
 
     @property
     def is_first_round(self) -> bool:
-        return self._head is not None
+        return self.head is not None
 
     def heads(self) -> list[bytes]:
-        return list(self._latest)
+        return list(self.latest[1])
 
     def read(self, rank: int, start: int, stop: int) -> Array:
         if rank == self.rank:
-            return self._rows[self._seq & 1][_PREFIX + start : _PREFIX + stop]
+            return self.rows[self.seq & 1][_PREFIX + start : _PREFIX + stop]
         for offset, data in self._got[rank]:
             if offset <= start and stop <= offset + data.nbytes:
                 return data[start - offset : stop - offset]
@@ -325,11 +334,25 @@ class MpiFabric(Fabric):
             return self._room[:0]
         raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
 
+    def slots(self, rank: int) -> tuple[Array, Array]:
+        """Return what the records hold of a rank's slots; of the own the slots themselves."""
+        rows = self.rows if rank == self.rank else [records[rank] for records in self.records]
+        return rows[0][_PREFIX:], rows[1][_PREFIX:]
+
+    def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:
+        fields = self._fields[self.seq & 1]
+        own = fields[self.rank]
+        if _PREFIX + own["nbytes"] + own["length"] > self._record:
+            return None
+        if fields["part"].any() or (fields["nbytes"] > self._record - _PREFIX).any():
+            return None
+        return shortcuts.make(self, repeated, _RECORD.size)
+
     # -- waiting ----------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        if self._notes.failure is not None:
-            raise again(self._notes.failure)
+        if self.notes.failure is not None:
+            raise again(self.notes.failure)
 
     def _finish(self, request: Any, deadline: float, buffers: Sequence[Any]) -> None:
         """Wait for a collective; keep its buffers if the wait ends without it."""
@@ -341,7 +364,7 @@ class MpiFabric(Fabric):
         except BaseException as exc:
             self._outstanding.add(request, *buffers)
             if isinstance(exc, self._mpi.Exception):
-                raise self._notes.mpi_failed(exc) from exc
+                raise self.notes.mpi_failed(exc) from exc
             raise
 
     def _wait(
@@ -361,8 +384,8 @@ class MpiFabric(Fabric):
             now = time.monotonic()
             if now - looked >= SLICE_S:
                 looked = now
-                self._notes.hear()
-                failure, patience_s = self._notes.obstacle(ranks, received)
+                self.notes.hear()
+                failure, patience_s = self.notes.obstacle(ranks, received)
                 if failure is not None:
                     obstructed = obstructed or now
                     if now >= obstructed + patience_s:
@@ -381,7 +404,7 @@ class MpiFabric(Fabric):
 
     def _call_roll(self, done: Callable[[], Any], waited_s: float) -> None:
         """Raise CommTimeout for the ranks that do not answer; return if all have come meanwhile."""
-        notes = self._notes
+        notes = self.notes
         notes.call_roll()
         end = time.monotonic() + _ROLL_CALL_S
         while time.monotonic() < end and len(notes.present) < self.size - 1:
@@ -394,13 +417,13 @@ class MpiFabric(Fabric):
             time.sleep(_NAPS_S[1])
         others = [rank for rank in range(self.size) if rank != self.rank]
         missing = [rank for rank in others if rank not in notes.present]
-        doing = f"call #{self._turn}, {said(self._head or b'')}"
+        doing = f"call #{self.turn}, {said(self.head or b'')}"
         raise self.timeout(missing or others, waited_s, doing)
 
     # -- letters ----------------------------------------------------------------------------
 
     def push(self, dest: int, header: bytes, data: Array, deadline: float) -> None:
-        with self._io:
+        with self.io:
             self._enter()
             self._attend(
                 lambda: self._letters.has_place(dest), dest, deadline, f"send to rank {dest}"
@@ -408,7 +431,7 @@ class MpiFabric(Fabric):
             self._letters.push(dest, header, data)
 
     def pull(self, source: int, deadline: float) -> tuple[bytes, Array]:
-        with self._io:
+        with self.io:
             self._enter()
             doing = f"recv from rank {source}"
             self._attend(lambda: self._letters.has_come(source), source, deadline, doing)
@@ -421,7 +444,7 @@ class MpiFabric(Fabric):
                     return
             self._wait(done, [rank], deadline, doing)
         except self._mpi.Exception as exc:
-            raise self._notes.mpi_failed(exc) from exc
+            raise self.notes.mpi_failed(exc) from exc
 
     def release(self, source: int) -> None:
         self._letters.release(source)
@@ -436,56 +459,55 @@ class MpiFabric(Fabric):
         return None if mine is None else MpiFabric(self._mpi, comm, self.watch)
 
     def abort(self, reason: str) -> None:
-        self._notes.reason = self._notes.reason or reason
+        self.notes.reason = self.notes.reason or reason
         # A thread that waits in a round finds the reason within a slice.
-        if self._io.acquire(False):
+        if self.io.acquire(False):
             try:
-                self._notes.own_abort()
+                self.notes.own_abort()
             finally:
-                self._io.release()
+                self.io.release()
 
     def lose(self, rank: int) -> None:
-        with self._io:
-            self._notes.lose(rank)
+        with self.io:
+            self.notes.lose(rank)
 
     def failure(self) -> CommError | None:
-        failure = self._notes.failure
+        failure = self.notes.failure
         return None if failure is None else again(failure)
 
     def gone(self, ranks: Collection[int]) -> CommError | None:
-        with self._io:
-            self._notes.hear()
-            self._notes.own_abort()  # that of another thread, or of a signal handler
-            return self.failure() or self._notes.gone(ranks)
+        with self.io:
+            self.notes.hear()
+            self.notes.own_abort()  # that of another thread, or of a signal handler
+            return self.failure() or self.notes.gone(ranks)
 
     def has_entered(self, rank: int) -> bool:  # noqa: ARG002 - MPI made the communicator with all
         return True
 
     def last_seen(self, rank: int) -> str:
-        if not self._latest:
-            return "has not joined yet"
-        return describe(self._latest[rank], self._latest_turn)
+        turn, heads = self.latest
+        return describe(heads[rank], turn) if heads else "has not joined yet"
 
     def close(self) -> None:
-        with self._io, contextlib.suppress(self._mpi.Exception):
-            self._notes.hear()
-            self._notes.leave(self._letters.sent)
+        with self.io, contextlib.suppress(self._mpi.Exception):
+            self.notes.hear()
+            self.notes.leave(self._letters.sent)
             self._part(time.monotonic() + CLOSE_S)
         self._forget()
 
     def _part(self, deadline: float) -> None:
         """Wait until nothing is under way to or from this rank, if that can be."""
         request = None
-        if self._calm and self._notes.failure is None:
-            self._seq += 1
-            parity = self._seq & 1
-            row = self._rows[parity]
+        if self.calm and self.notes.failure is None:
+            self.seq += 1
+            parity = self.seq & 1
+            row = self.rows[parity]
             _RECORD.pack_into(row.data, 0, bytes(16), 0, 0, 0, -1, True)
-            request = self._rounds[parity]()
-            self._outstanding.add(request, row, self._records[parity])
+            request = self.begin[parity]()
+            self._outstanding.add(request, row, self.records[parity])
         while time.monotonic() < deadline:
-            self._notes.hear()
-            everyone = len(self._notes.left) == self.size - 1
+            self.notes.hear()
+            everyone = len(self.notes.left) == self.size - 1
             if not self._outstanding and (everyone or request is None):
                 break
             time.sleep(_NAPS_S[0])
@@ -493,7 +515,7 @@ class MpiFabric(Fabric):
     def drop(self) -> None:
         """Forget all: a forked child must not call MPI."""
         self._forget.detach()
-        self._notes.pids.close()
+        self.notes.pids.close()
 
 
 def _forget(pid: int, outstanding: Outstanding, notes: Notes, letters: Letters) -> None:
