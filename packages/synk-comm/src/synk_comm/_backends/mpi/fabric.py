@@ -27,12 +27,14 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Callable
 
 import numpy as np
 
+from synk_comm._core.bulk import Bulk
+from synk_comm._core.calls import count_bytes
 from synk_comm._core.fabric import (
     SLICE_S,
     Fabric,
@@ -50,6 +52,7 @@ from synk_comm._system.liveness import Identity, identity
 from synk_comm.exceptions import CommError
 
 from . import shortcuts
+from .bulk import MpiBulk, padded
 from .letters import Letters
 from .notes import CLOSE_S, CLOSED, Notes
 from .requests import Outstanding
@@ -68,8 +71,12 @@ _RECORD_BYTES = 1280
 """Length of a record among few ranks: a kilobyte of data and a head."""
 _ALL_RECORDS_BYTES = 1 << 16
 _IDENTITY = struct.Struct("<16sQQQ")  # digest of the node's name; pid, start, pid namespace
+_DEALT = ("scatter", "all_to_all", "reduce_scatter")
+"""Methods whose data do not go with the heads."""
 _SPINS = 50
 """Looks at a request before the first look at anything else."""
+_TURNS = 50
+"""Looks at it before the next one at anything else, or before another rank has its turn."""
 _SPIN_S, _LONG_S, _VERY_LONG_S = 5e-4, 0.1, 10.0
 _NAPS_S = (5e-5, 5e-4, 2e-3)
 """Seconds of a nap, after _SPIN_S, _LONG_S and _VERY_LONG_S seconds of waiting."""
@@ -107,6 +114,7 @@ class MpiFabric(Fabric):
     """
 
     backend = "mpi"
+    longest_posted = 1 << 18
 
     def __init__(self, mpi: Any, comm: Any, watch: Watch | None) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), watch)
@@ -119,7 +127,7 @@ class MpiFabric(Fabric):
         self.records = [np.zeros((self.size, self._record), np.uint8) for _ in range(2)]
         self._fields = [all_[:, :_PREFIX].view(_FIELDS)[:, 0] for all_ in self.records]
         self.begin = [self._round(*pair) for pair in zip(self.rows, self.records)]
-        self._room: Array = np.empty(0, np.uint8)
+        self._bulk = MpiBulk(mpi, comm, self._do)
         self._outstanding = Outstanding()
         self._letters = Letters(mpi, comm, self._outstanding)
         self.notes = Notes(mpi, comm, self._outstanding)
@@ -241,8 +249,7 @@ class MpiFabric(Fabric):
             texts = [record[self._record - n :] for record, n in zip(records, lengths)]
         else:
             own = np.frombuffer(self.head or b"", np.uint8)
-            room = np.empty(sum(map(_padded, lengths)), np.uint8)
-            texts = self._all_gather(own, lengths, room, deadline)
+            texts = self._bulk.collect(None, own, lengths, deadline)
         return [text.tobytes() for text in texts]
 
     def _gather_data(
@@ -251,68 +258,41 @@ class MpiFabric(Fabric):
         """Bring the slots' data where they will be read: see ``Fabric.sync``."""
         common = [max(n - self.size * part, 0) for n in counts]
         dealt = [min(max(n - self.rank * part, 0), part) for n in counts]
-        need = sum(map(_padded, common)) + sum(map(_padded, dealt))
-        if self._room.nbytes < need:
-            self._room = np.empty(need, np.uint8)
-        room = self._room
+        room = self._bulk.room(padded(common) + padded(dealt))
         if part:
-            sent = [min(max(counts[self.rank] - r * part, 0), part) for r in range(self.size)]
-            places = _places(dealt)
-            self._do(
-                lambda: self._comm.Ialltoallv(
-                    [slot, (sent, [r * part for r in range(self.size)]), self._mpi.BYTE],
-                    [room, (dealt, places), self._mpi.BYTE],
-                ),
-                deadline,
-                (slot, room),
-            )
-            for rank, (n, place) in enumerate(zip(dealt, places)):
-                self._got[rank].append((self.rank * part, room[place : place + n]))
-            room = room[sum(map(_padded, dealt)) :]
-        if any(common):
-            start = self.size * part
-            own = slot[start : start + common[self.rank]]
-            if to >= 0:
-                texts = self._gather(own, common, room, to, deadline)
-            elif sum(map(bool, common)) == 1:
-                texts = self._broadcast(own, common, room, deadline)
-            else:
-                texts = self._all_gather(own, common, room, deadline)
+            starts = [rank * part for rank in range(self.size)]
+            lengths = [min(max(counts[self.rank] - start, 0), part) for start in starts]
+            texts = self._bulk.exchange(slot, lengths, starts, dealt, room, deadline)
+            for rank, text in enumerate(texts):
+                self._got[rank].append((self.rank * part, text))
+            room = room[padded(dealt) :]
+        start = self.size * part
+        roots = [rank for rank, n in enumerate(common) if n]
+        own = slot[start : start + common[self.rank]]
+        if len(roots) == 1 and to < 0:
+            (root,) = roots
+            data = own if self.rank == root else room[: common[root]]
+            self._bulk.spread(root, data, deadline)
+            self._got[root].append((start, data))
+        elif roots:
+            only = None if to < 0 else to
+            texts = self._bulk.collect(only, own, common, deadline, room)
             for rank, text in enumerate(texts):
                 self._got[rank].append((start, text))
-
-    def _all_gather(
-        self, own: Array, counts: list[int], room: Array, deadline: float
-    ) -> list[Array]:
-        places = _places(counts)
-        byte = self._mpi.BYTE
-        target = [room, (counts, places), byte]
-        self._do(lambda: self._comm.Iallgatherv([own, byte], target), deadline, (own, room))
-        return [room[place : place + n] for place, n in zip(places, counts)]
-
-    def _gather(
-        self, own: Array, counts: list[int], room: Array, to: int, deadline: float
-    ) -> list[Array]:
-        places = _places(counts)
-        byte = self._mpi.BYTE
-        target = [room, (counts, places), byte] if self.rank == to else None
-        self._do(lambda: self._comm.Igatherv([own, byte], target, to), deadline, (own, room))
-        if self.rank != to:
-            return []
-        return [room[place : place + n] for place, n in zip(places, counts)]
-
-    def _broadcast(
-        self, own: Array, counts: list[int], room: Array, deadline: float
-    ) -> list[Array]:
-        (root,) = (rank for rank, n in enumerate(counts) if n)
-        text = own if self.rank == root else room[: counts[root]]
-        self._do(lambda: self._comm.Ibcast([text, self._mpi.BYTE], root), deadline, (text,))
-        return [text if rank == root else text[:0] for rank in range(self.size)]
 
     def _do(self, begin: Callable[[], Any], deadline: float, buffers: Sequence[Any]) -> None:
         """Begin a collective that all ranks begin now, and finish it."""
         self.notes.begun += 1
-        self._finish(begin(), deadline, buffers)
+        # All are here, and MPI moves the data only while it is asked: no naps.
+        self._finish(begin(), deadline, buffers, naps=False)
+
+    @contextlib.contextmanager
+    def bulk(self) -> Iterator[Bulk]:
+        with self.io:
+            self._enter()
+            self.calm = False
+            yield self._bulk
+            self.calm = True
 
     def all_said(self, head: bytes) -> bool:
         return self._alike and self.head == head
@@ -331,7 +311,7 @@ class MpiFabric(Fabric):
             if offset <= start and stop <= offset + data.nbytes:
                 return data[start - offset : stop - offset]
         if start == stop:
-            return self._room[:0]
+            return self.rows[0][:0]
         raise lost(rank, f"it did not send bytes {start} to {stop}, which belong to its call")
 
     def slots(self, rank: int) -> tuple[Array, Array]:
@@ -340,11 +320,12 @@ class MpiFabric(Fabric):
         return rows[0][_PREFIX:], rows[1][_PREFIX:]
 
     def shortcut(self, repeated: RepeatedCall) -> Shortcut | None:
-        fields = self._fields[self.seq & 1]
-        own = fields[self.rank]
-        if _PREFIX + own["nbytes"] + own["length"] > self._record:
+        own = self._fields[self.seq & 1][self.rank]
+        room = self._record - _PREFIX
+        calls = repeated.calls
+        if calls[0].method in _DEALT or own["nbytes"] + own["length"] > room:
             return None
-        if fields["part"].any() or (fields["nbytes"] > self._record - _PREFIX).any():
+        if any(sum(map(count_bytes, call.arrays)) > room for call in calls):
             return None
         return shortcuts.make(self, repeated, _RECORD.size)
 
@@ -354,13 +335,15 @@ class MpiFabric(Fabric):
         if self.notes.failure is not None:
             raise again(self.notes.failure)
 
-    def _finish(self, request: Any, deadline: float, buffers: Sequence[Any]) -> None:
+    def _finish(
+        self, request: Any, deadline: float, buffers: Sequence[Any], *, naps: bool = True
+    ) -> None:
         """Wait for a collective; keep its buffers if the wait ends without it."""
         try:
             for _ in range(_SPINS):
                 if request.Test():
                     return
-            self._wait(request.Test, range(self.size), deadline, "")
+            self._wait(request.Test, range(self.size), deadline, "", naps=naps)
         except BaseException as exc:
             self._outstanding.add(request, *buffers)
             if isinstance(exc, self._mpi.Exception):
@@ -368,7 +351,13 @@ class MpiFabric(Fabric):
             raise
 
     def _wait(
-        self, done: Callable[[], Any], ranks: Collection[int], deadline: float, doing: str
+        self,
+        done: Callable[[], Any],
+        ranks: Collection[int],
+        deadline: float,
+        doing: str,
+        *,
+        naps: bool = True,
     ) -> None:
         """Wait until ``done`` returns something true, or it cannot be any more.
 
@@ -380,7 +369,10 @@ class MpiFabric(Fabric):
         looked = 0.0
         received = self._letters.received if doing else None
         obstructed: float | None = None
-        while not done():
+        while True:
+            for _ in range(_TURNS):
+                if done():
+                    return
             now = time.monotonic()
             if now - looked >= SLICE_S:
                 looked = now
@@ -397,7 +389,7 @@ class MpiFabric(Fabric):
                 self._call_roll(done, now - began)
                 return
             waited = now - began
-            if waited < _SPIN_S:
+            if waited < _SPIN_S or (waited < _VERY_LONG_S and not naps):
                 os.sched_yield()  # there may be more ranks than cores
             else:
                 time.sleep(_NAPS_S[(waited > _LONG_S) + (waited > _VERY_LONG_S)])
@@ -524,12 +516,3 @@ def _forget(pid: int, outstanding: Outstanding, notes: Notes, letters: Letters) 
         notes.leave(letters.sent)
         outstanding.keep()
         notes.pids.close()
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // 64) * 64
-
-
-def _places(counts: Sequence[int]) -> list[int]:
-    """Return where stretches of these lengths begin, each a multiple of 64."""
-    return [0, *np.cumsum([_padded(n) for n in counts[:-1]]).tolist()]
