@@ -19,7 +19,7 @@ from synk_comm._system.liveness import identity
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import JoinError
 
-from .registry import CARRIERS, REGISTRY, AnyBackend, put_around
+from .registry import CARRIERS, MPI, REGISTRY, AnyBackend, put_around
 
 
 class Ticket(NamedTuple):
@@ -154,6 +154,11 @@ def create_group(size: int, backend: AnyBackend = "shm") -> Group:
     if backend == "local":
         raise ValueError("'local' is for threads of one process: use local_group")
     name = backend if isinstance(backend, str) else backend.name
+    if name == MPI:
+        raise ValueError(
+            "the ranks of 'mpi' are started by mpiexec or srun, not by this process; call "
+            "connect(backend='mpi') on each of them"
+        )
     if name != "auto":
         REGISTRY.find(name)
     if name == "shm":

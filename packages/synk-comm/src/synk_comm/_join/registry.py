@@ -12,7 +12,8 @@ from synk_comm.exceptions import JoinError
 ENTRY_POINTS = "synk_comm.backends"
 """The entry-point group in which other packages announce their back-ends."""
 
-CARRIERS = ("shm", "zmq")
+MPI = "mpi"
+CARRIERS = ("shm", "zmq", MPI)
 """The back-ends over which ranks join; all others begin with the communicator of one of these."""
 
 
