@@ -4,6 +4,7 @@ from .compiling import quick_flags
 from .leaks import Leftovers, nothing_left, shared_memory
 from .limits import hard_limit
 from .marks import Mark
+from .mpi import job_command, mpi_job, why_no_mpi
 from .processes import children, descendants, descriptors, is_there, members, wait_gone
 from .program import Done, Program, run
 from .signals import usual_signals
@@ -20,11 +21,14 @@ __all__ = [
     "descriptors",
     "hard_limit",
     "is_there",
+    "job_command",
     "members",
+    "mpi_job",
     "nothing_left",
     "quick_flags",
     "run",
     "shared_memory",
     "usual_signals",
     "wait_gone",
+    "why_no_mpi",
 ]
