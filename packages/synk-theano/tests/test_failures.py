@@ -694,7 +694,7 @@ def test_a_second_interrupt_while_the_first_lets_the_workers_go_ends_the_runtime
 def test_a_forked_child_cannot_use_its_parents_runtime_and_does_it_no_harm(pair):
     f = pair.function([x], (x, "gather"))
     f(np.zeros(2))
-    staged = [copied._target for plan in f._planner._plans.values() for copied in plan.copies]
+    staged = [copied._target for plan in f.planner._plans.values() for copied in plan.copies]
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -24,10 +24,9 @@ from synk_theano._watch.flight import KINDS, Phase
 from synk_theano._wire.messages import ROWLESS, Call, Prefetch, Rows
 from synk_theano.exceptions import InputValueError, SynkError
 
-from .collect import collect, collect_on_device, require_own_result
 from .finite.execution import Execution
 from .in_graph import reductions_in
-from .slices import Accumulator
+from .outputs import Accumulator, collect, collect_on_device, require_own_result
 from .workplace import Workplace
 
 # Members of enums are slow to look up in some versions of Python.
@@ -338,7 +337,7 @@ class PreparedCall:
                 for accumulator, value in zip(accumulators, values):
                     # The one piece of a call without rows counts whole.
                     accumulator.add(value, stop - start or 1)
-                if sliced:
+                if self._here.recorder.on and sliced:
                     name = f"slice {i + 1} of {len(pieces)}"
                     self._here.recorder.add("slice", name, began, perf_counter(), rows=stop - start)
         finally:
