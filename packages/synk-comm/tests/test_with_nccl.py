@@ -8,6 +8,7 @@ import types
 import pytest
 
 from synk_comm import CommError, JoinError, connect, create_group, join, local_group
+from synk_comm._backends.nccl.start import BINDING
 from synk_comm.testing import in_threads
 
 MODULE = "synk_comm._backends.nccl.communicator"
@@ -41,8 +42,8 @@ def test_nccl_is_put_around_what_the_group_was_made_for(made_for, fake_nccl, mon
 
 
 def test_without_nccl_the_cure_is_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, MODULE, None)
-    with create_group(1, "nccl") as group, pytest.raises(JoinError) as caught:
+    monkeypatch.setitem(sys.modules, BINDING, None)
+    with create_group(1, "nccl") as group, pytest.raises(CommError) as caught:
         join(group.ticket(0))
     assert "pip install 'synk-comm[nccl]'" in str(caught.value)
 

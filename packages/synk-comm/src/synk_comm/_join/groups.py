@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import operator
 import os
 import secrets
@@ -213,19 +212,14 @@ def enter(
 def _with_nccl(comm: Communicator) -> Communicator:
     """Put NCCL around a communicator; give that up if it fails."""
     try:
-        try:
-            module = importlib.import_module("synk_comm._backends.nccl.communicator")
-        except ImportError as exc:
-            raise JoinError(
-                f"the backend 'nccl' needs packages that are not installed ({exc}); "
-                "install them with: pip install 'synk-comm[nccl]'"
-            ) from exc
-        wrapped: Communicator = module.nccl(comm)
+        # Its own file: it takes time to load.
+        from synk_comm._backends.nccl.communicator import nccl
+
+        return nccl(comm)
     except BaseException as exc:
         comm.abort(f"{type(exc).__name__} while NCCL was set up: {exc}")
         comm.close()
         raise
-    return wrapped
 
 
 def _join_memory(entry: Ticket, timeout_s: float, watch: Watch | None) -> Communicator:
