@@ -408,17 +408,25 @@ class PreparedCall:
         if item.selected:
             return array[start:stop]
         if self._index is not None:
-            buffer = self._loaded.buffer(position, array, stop - start, self._here.device, turn)
+            buffer = self._buffer(position, array, stop - start, turn)
             return self._here.arrays.take(array, self._index[start:stop], buffer)
         step, offset = self._rows.step, origin if item.minibatch else 0
         begin = self._rows.first(origin) - offset + start * step
         end = begin + (stop - start) * step
         rows = array[begin : (None if end < 0 else end) : step]
         if self._copies and self._brought[position]:
-            buffer = self._loaded.buffer(position, array, stop - start, self._here.device, turn)
+            buffer = self._buffer(position, array, stop - start, turn)
             np.copyto(buffer, rows)
             return buffer
         return rows
+
+    def _buffer(self, position: int, like: np.ndarray, length: int, turn: int) -> np.ndarray:
+        """Return room for `length` rows of the input at `position`, reused from call to call."""
+        held, row = self._loaded.buffers.get((position, turn)), like.shape[1:]
+        if held is None or len(held) < length or held.shape[1:] != row or held.dtype != like.dtype:
+            held = self._here.device.empty((length, *row), like.dtype)
+            self._loaded.buffers[position, turn] = held
+        return held[:length]
 
 
 class PreparedPrefetch:
