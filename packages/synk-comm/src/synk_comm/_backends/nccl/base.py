@@ -41,7 +41,7 @@ class NcclSettings(NamedTuple):
     why: str
 
 
-class _Ends:
+class HostAndNccl:
     """What ends with a communicator on devices: its host communicator, and NCCL."""
 
     def __init__(self, host: RoundCommunicator, link: Link) -> None:
@@ -97,7 +97,7 @@ class NcclBase(ObjectMoves):
         self._gathering = host._gathering
         self._link = link
         self._settings = settings
-        self._device_guard = _DeviceGuard(_Ends(host, link))
+        self._device_guard = _DeviceGuard(HostAndNccl(host, link))
 
     def __repr__(self) -> str:
         return (
