@@ -55,7 +55,7 @@ ROOMS = {
     "synk_shm": ("exceptions", "_segments", "_processes", "_arrays", "testing"),
     "synk_theano": (
         *("exceptions", "flight", "_cores", "_text", "_tracebacks", "_warn", "_weakqueue"),
-        *("_plan", "_wire", "_graph", "_watch", "_rank", "_workers", "_master", "_api"),
+        *("_plan", "_wire", "_graph", "_watch", "_rank", "_workers", "mpi", "_master", "_api"),
     ),
     "synk_theano_compat": ("_toolchain", "_cuda", "locks", "_patches", "_hook", "_status"),
     "synkhronos_cli": ("_terminal", "_probe", "_clean", "_flight", "_doctor", "_programs", "_app"),
@@ -322,7 +322,7 @@ def test_libraries_have_no_print_no_global_statement_and_no_star_import() -> Non
 
 def test_files_are_private_unless_they_are_the_documented_exceptions() -> None:
     public = {"__init__", "__main__", "exceptions", "testing", "abc", "locks", "run", "cuda"}
-    public |= {"in_graph", "flight"}
+    public |= {"in_graph", "flight", "mpi"}
     wrong = [
         str(path.relative_to(ROOT))
         for name, path in files()

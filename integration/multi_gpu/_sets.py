@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -49,19 +52,35 @@ class DeviceSet:
         kind: "cpu", "opencl" or "cuda".
         ranks: how many.
         devices: Theano's names, one per rank; () for what ``use_gpu`` gives.
+        hosts: on how many, if MPI starts the ranks: all are this machine, and MPI believes in them.
     """
 
     name: str
     kind: str
     ranks: int
     devices: tuple[str, ...] = ()
+    hosts: int = 0
 
     @property
     def fork_arguments(self) -> dict[str, Any]:
         """What `synkhronos.fork` is called with."""
         if self.devices:
             return {"devices": list(self.devices)}
+        if self.hosts:
+            return {"use_gpu": False}
         return {"n_parallel": self.ranks, "use_gpu": self.kind != "cpu"}
+
+    def command(self, module: str) -> list[str]:
+        """What runs a Python module, whose arguments follow, with all ranks."""
+        if not self.hosts:
+            return [sys.executable, "-m", module]
+        names = ",".join(f"host-{i}" for i in range(self.hosts))
+        per_host = str(-(-self.ranks // self.hosts))
+        hosts = ["-launcher", "fork", "-hosts", names, "-ppn", per_host]
+        rank = 'export SYNKHRONOS_NODE=$PMI_HOSTNAME; exec "$@"'
+        program = [sys.executable, "-m", "synkhronos._running", "-m", module]
+        ranks = ["-n", str(self.ranks), "sh", "-c", rank, "rank"]
+        return [str(mpiexec()), *hosts, *ranks, *program]
 
     @property
     def needs_cuda(self) -> int:
@@ -73,6 +92,7 @@ SETS = {
     each.name: each
     for each in (
         DeviceSet("cpu-2", "cpu", 2),
+        DeviceSet("hosts-4", "cpu", 4, hosts=2),
         DeviceSet("opencl-2", "opencl", 2, ("opencl0:0",) * 2),
         DeviceSet("opencl-1", "opencl", 1, ("opencl0:0",)),
         DeviceSet("cuda-1", "cuda", 1),
@@ -101,8 +121,18 @@ def found() -> dict[str, Any]:
     return answer
 
 
+def mpiexec() -> str | None:
+    """MPICH's launcher: of this environment, or of the machine."""
+    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec.hydra")
+    return beside if os.path.exists(beside) else shutil.which("mpiexec.hydra")
+
+
 def missing(device_set: DeviceSet) -> str | None:
     """Why the set cannot be used here, or None if it can."""
+    if device_set.hosts:
+        if importlib.util.find_spec("mpi4py") is None:
+            return "mpi4py is not installed"
+        return None if mpiexec() else "there is no mpiexec of MPICH"
     if device_set.kind == "cpu":
         return None
     here = found()

@@ -103,7 +103,7 @@ def run_unit(unit: Unit, folder: Path, options: argparse.Namespace) -> Outcome:
     record, log = folder / f"{unit.stem}.jsonl", folder / f"{unit.stem}.log"
     end = min(time.monotonic() + options.limit, options.end)
     command = [
-        *(sys.executable, "-m", "pytest", str(HERE / unit.part)),
+        *(*unit.device_set.command("pytest"), str(HERE / unit.part)),
         *(
             "-p",
             "no:cacheprovider",

@@ -83,7 +83,7 @@ def test_the_shortcut_names_where_results_go(monkeypatch, shape):
     def strict(first, second, **keywords):
         return np.maximum(first, second, **keywords)
 
-    monkeypatch.setattr("synk_comm._backends.shm.shortcuts.ufunc_of", lambda op: strict)
+    monkeypatch.setattr("synk_comm._core.repeats.ufunc_of", lambda op: strict)
     with create_group(2, "shm") as group:
         waiting = local_group(2)
         pair = in_threads(waiting, lambda seat: join(group.ticket(seat.rank), timeout_s=20))

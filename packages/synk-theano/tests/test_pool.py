@@ -270,6 +270,8 @@ class RankThat:
     doing = "a test"
     failed_at = 0.0
 
+    clock_offset_s = 0.0
+
     def __init__(self, error):
         self.error = error
         self.closed = False
@@ -311,7 +313,7 @@ def test_a_worker_out_of_step_by_its_own_fault_ends_although_nobody_tells_it(mon
 def serve(monkeypatch, error):
     """A worker in a thread, that has its first order, which fails: its rank, its channel, it."""
     rank = RankThat(error)
-    monkeypatch.setattr(_worker, "_prepare", lambda _hello: rank)
+    monkeypatch.setattr(_worker, "_prepare", lambda _hello, _world: rank)
     channel, theirs = Channel.pair()
     hello = SimpleNamespace(rank=1, ticket=None)
 

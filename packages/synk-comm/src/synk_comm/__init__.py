@@ -41,6 +41,7 @@ from .exceptions import (
 )
 
 if TYPE_CHECKING:
+    from ._backends.mpi.start import mpi
     from ._backends.nccl.communicator import nccl, why_no_nccl
 
 __version__ = "0.1.0"
@@ -65,6 +66,7 @@ __all__ = [
     "join",
     "launch",
     "local_group",
+    "mpi",
     "nccl",
     "why_no_nccl",
 ]
@@ -72,6 +74,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Imported when first used: they take time.
+    if name == "mpi":
+        from ._backends.mpi.start import mpi
+
+        return mpi
     if name in ("nccl", "why_no_nccl"):
         from ._backends.nccl import communicator as backend
 

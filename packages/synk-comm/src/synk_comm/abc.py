@@ -58,15 +58,18 @@ class Communicator(ABC):
     Attributes:
         rank: this member's number, 0 <= rank < size.
         size: how many members the group has.
-        backend: the name of what carries the bytes: ``"shm"``, ``"zmq"``, ``"nccl"``,
+        backend: the name of what carries the bytes: ``"shm"``, ``"zmq"``, ``"mpi"``, ``"nccl"``,
             ``"local"``, or a registered one.
         why: a sentence that says how this back-end came to be chosen.
+        ordered_bytes: length of the longest array that is reduced as NumPy would, in rank order;
+            None if all are. Longer ones are left to a library such as MPI.
     """
 
     rank: int
     size: int
     backend: str
     why: str
+    ordered_bytes: int | None = None
 
     @abstractmethod
     def barrier(self, *, timeout_s: float | None = None) -> None:
@@ -85,7 +88,9 @@ class Communicator(ABC):
         """Reduce the arrays of all ranks, element by element, into one that every rank gets.
 
         Operands are taken in rank order, so the result is the same to the last bit on all ranks,
-        from run to run, and for every size of array. float16 is accumulated in float32.
+        from run to run, and for every size of array. float16 is accumulated in float32. In arrays
+        of more than ``ordered_bytes`` the order is a library's: all ranks still hold the same bits,
+        but another number or placement of ranks may round otherwise, and overflow is not reported.
 
         Args:
             x: array or list; same shape and dtype on all contributing ranks. None if this rank

@@ -35,7 +35,7 @@ def fork(
     max_dim: int = 16,
     *,
     verbose: bool = True,
-    backend: str = "shm",
+    backend: Optional[str] = None,
     timeout_s: float = 3600.0,
     stall_s: float = 60.0,
     atomic: bool = True,
@@ -61,7 +61,10 @@ def fork(
             folder when it stops.
         max_n_var, max_dim: accepted as in 1.0; there is no limit.
         verbose: print progress lines.
-        backend: transport of collectives, "shm" or "zmq".
+        backend: transport of collectives: "shm" or "zmq" between processes that this one starts;
+            "mpi" between those that mpiexec or srun has started, on one host or several. None uses
+            the environment variable ``SYNKHRONOS_BACKEND``, else "mpi" if a launcher has started
+            more than one process, else "shm".
         timeout_s: seconds that a rank waits for the others inside one collective; then
             `WorkerStalled` is raised, and the workers are ended.
         stall_s: seconds of waiting until a `StallWarning` names the slow rank and its position in
@@ -97,7 +100,7 @@ def fork(
         use_gpu=use_gpu,
         master_rank=master_rank,
         profile_workers=profile_workers,
-        backend=backend,
+        backend=backend or _default.backend_from_environment(),
         timeout_s=timeout_s,
         stall_s=stall_s,
         atomic=atomic,

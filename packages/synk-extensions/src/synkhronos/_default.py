@@ -100,6 +100,11 @@ def timeline_from_environment() -> Optional[str]:
     return path if _recorded == 1 else f"{stem}.{_recorded}{suffix}"
 
 
+def backend_from_environment() -> Optional[str]:
+    """Return SYNKHRONOS_BACKEND, or None if it is not set."""
+    return os.environ.get("SYNKHRONOS_BACKEND", "").strip() or None
+
+
 def processes_from_environment() -> Optional[int]:
     """Return SYNKHRONOS_N_PARALLEL, or None if it is not set.
 

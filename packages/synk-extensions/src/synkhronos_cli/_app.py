@@ -65,11 +65,12 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Data-parallel Theano on all cores or GPUs of a machine.
+    """Data-parallel Theano on all cores or GPUs of one or more machines.
 
     \b
     synkhronos doctor                 find what is missing here, and how to install it
     synkhronos demo intro             run the first program
+    synkhronos run train.py           run a script on all ranks of mpiexec or srun
     synkhronos check train.py         is every function of a script exact?
     synkhronos trace train.py         where does the time go?
     synkhronos flight                 what did each rank do before the failure?
@@ -175,6 +176,48 @@ def bench(
     from ._programs.bench import run_benchmarks
 
     raise typer.Exit(run_benchmarks(name, processes, devices, json=json, plot=plot))
+
+
+@_app.command(
+    context_settings=_OF_SCRIPT,
+    short_help="Run a script on all ranks of mpiexec or srun.",
+)
+def run(
+    context: typer.Context,
+    script: Annotated[
+        Optional[str],
+        typer.Argument(metavar="SCRIPT", help="The program; what follows are its arguments."),
+    ] = None,
+    module: Annotated[
+        Optional[str],
+        typer.Option("-m", metavar="MODULE", help="Run a module in place of a script."),
+    ] = None,
+    hosts: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="LIST", help="Start the ranks with mpiexec or srun: a:4,b:4 (host:ranks)."
+        ),
+    ] = None,
+) -> None:
+    """Run a script with all processes that mpiexec or srun has started, on any number of hosts.
+
+    Rank 0 runs the script; in it, fork() makes the other ranks its workers. They do not run the
+    script. Without a launcher this is the same as python SCRIPT. The exit status is the script's.
+
+    \b
+    mpiexec -n 8 synkhronos run train.py --rate 0.1
+    srun -n 8 synkhronos run -m project.train
+    synkhronos run --hosts a:4,b:4 train.py
+    """
+    from ._programs.run import run_script, start_on
+
+    program = ["-m", module] if module is not None else []
+    arguments = [*([script] if script is not None else []), *context.args]
+    if not program and not arguments:
+        fail("no SCRIPT: synkhronos run train.py")
+    if hosts is not None:
+        start_on(hosts, [*program, *arguments])
+    run_script([*program, *arguments])
 
 
 @_app.command(

@@ -26,6 +26,7 @@ from .exceptions import (
     NotForked,
     NotSharedVariable,
     OpError,
+    PerformanceWarning,
     ReplicasDiffer,
     ReplicaWarning,
     SharedMemoryFull,
@@ -75,7 +76,7 @@ _HOMES = {
 }
 """Where what users meet is defined. Workers, which need half of the package, import no more."""
 
-_MODULES = ("flight", "in_graph", "testing")
+_MODULES = ("flight", "in_graph", "mpi", "testing")
 
 __all__ = [
     "AlreadyForked",
@@ -99,6 +100,7 @@ __all__ = [
     "NotForked",
     "NotSharedVariable",
     "OpError",
+    "PerformanceWarning",
     "ReplicaDifference",
     "ReplicaWarning",
     "ReplicaWatch",

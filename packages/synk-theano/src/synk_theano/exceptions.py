@@ -25,6 +25,7 @@ __all__ = [
     "NotForked",
     "NotSharedVariable",
     "OpError",
+    "PerformanceWarning",
     "ReplicaWarning",
     "ReplicasDiffer",
     "SharedMemoryFull",
@@ -113,6 +114,10 @@ class DecompositionWarning(UserWarning):
 
 class LintWarning(UserWarning):
     """`lint()`, run unasked, found that the ranks' parameters become different."""
+
+
+class PerformanceWarning(UserWarning):
+    """Something works, but takes much longer than it would have to; the message has the cure."""
 
 
 class StallWarning(UserWarning):
@@ -298,9 +303,17 @@ class WorkerDied(SynkError, RuntimeError):
             any child has taken it.
         doing: what it was doing, in words.
         signal: the signal's name (``"SIGKILL"``), or None.
+        host: its host, if an MPI launcher has started it; else None.
     """
 
-    def __init__(self, rank: int, exitcode: Optional[int], doing: str, reason: str = "") -> None:
+    def __init__(
+        self,
+        rank: int,
+        exitcode: Optional[int],
+        doing: str,
+        reason: str = "",
+        host: Optional[str] = None,
+    ) -> None:
         self.rank = rank
         self.exitcode = exitcode
         self.doing = doing
@@ -317,10 +330,17 @@ class WorkerDied(SynkError, RuntimeError):
             how = f"was killed by {self.signal}"
         else:
             how = f"exited with status {exitcode}"
+        self.host = host
+        where = "" if host is None else f" on host {host}"
+        cure = (
+            "All workers are stopped and their memory is freed. Call fork() to start again"
+            if host is None
+            else "Its launcher cannot replace it: save what you need, and start the program again, "
+            "from a checkpoint"
+        )
         super().__init__(
-            f"the worker process of rank {rank} {how} while it was {doing}. All workers are "
-            f"stopped and their memory is freed. Call fork() to start again; `synkhronos flight` "
-            f"shows what each rank did before."
+            f"the worker process of rank {rank}{where} {how} while it was {doing}. {cure}; "
+            f"`synkhronos flight` shows what each rank did before."
             + (
                 " (SIGKILL often comes from the kernel when memory runs out: see `dmesg`.)"
                 if self.signal == "SIGKILL"

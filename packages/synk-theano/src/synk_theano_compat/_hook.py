@@ -43,6 +43,7 @@ WATCHED = frozenset(
         "theano.tensor.basic",
         "theano.tensor.blas",
         "theano.tensor.blas_c",
+        "theano.tensor.io",
         "theano.tensor.nnet.abstract_conv",
         "theano.tensor.nnet.conv",
         "theano.tensor.opt",

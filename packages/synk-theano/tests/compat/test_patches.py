@@ -452,6 +452,41 @@ def test_later_graphs_are_not_kept(run):
     run(KEPT, skip="P16", fails=True)
 
 
+MPI_STAYS_OUT = (
+    IMPORT
+    + """
+import sys, theano.tensor.io as io
+assert not [name for name in sys.modules if name.startswith("mpi4py")]
+"""
+)
+
+MESSAGE = (
+    MPI_STAYS_OUT
+    + """
+from theano.gof import sched
+x = T.matrix('x')
+sent = io.send(x, 0, 11)
+received = io.recv((2, 2), x.dtype, 0, 11)
+order = sched.sort_schedule_fn(*io.mpi_cmps)
+mode = theano.Mode(optimizer=None, linker=theano.gof.PerformLinker(schedule=order))
+value = np.arange(4.0).reshape(2, 2).astype(x.dtype)
+_, got = theano.function([x], [sent, received], mode=mode)(value)
+assert np.array_equal(got, value), got
+"""
+)
+
+
+def test_the_import_initializes_no_mpi(run):
+    run(MPI_STAYS_OUT)
+    pytest.importorskip("mpi4py")
+    run(MPI_STAYS_OUT, skip="P17", fails=True)
+
+
+def test_its_ops_send_messages_all_the_same(run):
+    pytest.importorskip("mpi4py")
+    run(MESSAGE)
+
+
 NO_PYGPU = "import sys; sys.modules['pygpu'] = None\n" + IMPORT
 
 

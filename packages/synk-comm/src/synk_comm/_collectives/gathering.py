@@ -52,7 +52,7 @@ class Gathering:
         source = pack(arrays, parts[0]) if steps.rank == root else None
         deadline = steps.deadline(timeout_s)
         with steps.passing(resuming):
-            fill = lambda: steps.fabric.fill(source, 0)  # noqa: E731
+            fill = lambda: steps.fabric.post(source)  # noqa: E731
             steps.open(call, head, fill, deadline, resuming=resuming)
             self._spread(arrays, parts, root, source, deadline)
 
@@ -80,7 +80,7 @@ class Gathering:
         head = encode(call)
         deadline = steps.deadline(timeout_s)
         with steps.guard:
-            calls = steps.open(call, head, lambda: steps.fabric.fill(source, 0), deadline)
+            calls = steps.open(call, head, lambda: steps.fabric.post(source), deadline)
             if source is not None:
                 moves.spread(steps, root, source, None, deadline, posted=True)
                 return source
@@ -137,7 +137,7 @@ class Gathering:
         source = None if given is None else _joined(given)
         deadline = steps.deadline(timeout_s)
         with steps.passing(resuming):
-            fill = lambda: steps.fabric.fill(source, 0)  # noqa: E731
+            fill = lambda: steps.fabric.post(source)  # noqa: E731
             calls = steps.open(call, head, fill, deadline, root, resuming=resuming)
             return self._collect(calls, source, outs, root, deadline)
 
@@ -165,7 +165,7 @@ class Gathering:
             avoid = [] if source is None else [source]
             inbox = moves.Inbox(kinds, outs or [None] * steps.size, avoid)
             targets = inbox.flat()
-        moves.collect(steps, root, source, targets, max(totals), deadline)
+        moves.collect(steps, root, source, targets, totals, deadline)
         if inbox is None:
             return []
         gathered = inbox.taken()
@@ -177,7 +177,7 @@ class Gathering:
         source = pickled(obj)
         call = CollectiveCall("share", arrays=(kind_of(source),))
         head = encode(call)
-        calls = steps.open(call, head, lambda: steps.fabric.fill(source, 0), deadline)
+        calls = steps.open(call, head, lambda: steps.fabric.post(source), deadline)
         return [unpickled(data) for data in self._collect(calls, source, None, None, deadline)]
 
     def gather_bytes(
@@ -261,9 +261,9 @@ class Gathering:
         sources = None if given is None else [flat_bytes(x) for x in given]
         inboxes: list[moves.Inbox] = []
 
-        def begin(calls: Sequence[CollectiveCall]) -> Callable[[int, int, int], None]:
+        def begin(calls: Sequence[CollectiveCall]) -> moves.Receive:
             inboxes.append(moves.Inbox(expected(calls), outs, given or []))
-            return moves.taker(steps, inboxes[0].flat())
+            return moves.taker(inboxes[0].flat())
 
         deadline = steps.deadline(timeout_s)
         with steps.passing(resuming):

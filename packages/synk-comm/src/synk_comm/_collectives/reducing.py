@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple, Optional, Tuple
 import numpy as np
 
 from synk_comm._core import moves
+from synk_comm._core.bulk import AgreedReduction, Stretch
 from synk_comm._core.calls import CollectiveCall, Kind, encode, kind_of
 from synk_comm._core.lists import (
     Bundle,
@@ -25,8 +26,6 @@ from synk_comm._core.lists import (
 )
 from synk_comm._core.ops import Array, ReduceOp, check_reducible, check_weight, scaled
 from synk_comm._core.reductions import (
-    AgreedReduction,
-    Stretch,
     first_part,
     first_post,
     reduce_stretch,
@@ -249,14 +248,11 @@ class Reducing:
             factors = None if min(weights) == max(weights) else scaled(weights)
             plan = AgreedReduction(op, list(range(steps.size)), factors, None)
 
-            def receive(start: int, offset: int, part: int) -> None:
+            def receive(start: int, part: int, read: moves.Read) -> None:
                 assert target is not None  # noqa: S101 - every rank gets its block
                 stop = min(start + part, target.nbytes)
                 if stop > start:
-                    operands = [
-                        steps.fabric.read(rank, offset, offset + stop - start).view(dtype)
-                        for rank in range(steps.size)
-                    ]
+                    operands = [read(rank, stop - start).view(dtype) for rank in range(steps.size)]
                     accident = plan.combine(operands, target[start:stop].view(dtype))
                     accidents.extend([] if accident is None else [accident])
 

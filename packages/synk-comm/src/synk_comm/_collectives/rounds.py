@@ -103,6 +103,7 @@ class RoundCommunicator(ObjectMoves, Communicator):
         self.rank = fabric.rank
         self.size = fabric.size
         self.backend = fabric.backend
+        self.ordered_bytes = fabric.longest_posted
         self.why = why or f"{fabric.backend}: asked for"
         self._steps = Steps(fabric, timeout_s)
         self._guard = self._steps.guard

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
@@ -34,6 +35,7 @@ from synk_comm.exceptions import (
     PeerLost,
 )
 
+from .bulk import Bulk
 from .calls import CollectiveCall, Kind, decode
 from .ops import Array
 
@@ -134,6 +136,9 @@ class Fabric(ABC):
     """
 
     backend: str
+    longest_posted: int | None = None
+    """Bytes of the longest array that the round with the heads begins to move, if longer ones go by
+    ``bulk``; None if none do."""
 
     def __init__(self, rank: int, size: int, watch: Watch | None) -> None:
         self.rank = rank
@@ -189,6 +194,18 @@ class Fabric(ABC):
     @abstractmethod
     def all_said(self, head: bytes) -> bool:
         """Return whether all heads of the round just synchronised are equal to this, the own."""
+
+    def is_posted(self, nbytes: int) -> bool:
+        """Return whether the round with the heads begins to move an array of this length."""
+        return self.longest_posted is None or nbytes <= self.longest_posted
+
+    def post(self, source: Array | None) -> int:
+        """Copy what goes with the head into the own slot; return how many bytes."""
+        return 0 if source is None or not self.is_posted(source.nbytes) else self.fill(source, 0)
+
+    def bulk(self) -> AbstractContextManager[Bulk]:
+        """Return what moves large arrays, as a context, after the round with the heads."""
+        raise NotImplementedError("this back-end moves all arrays in rounds")
 
     def fill(self, source: Array | None, start: int) -> int:
         """Copy the next bytes of a flat array into the own slot; return how many."""

@@ -12,6 +12,11 @@ from .lists import flat_bytes
 from .ops import Array
 from .steps import Steps
 
+Read = Callable[[int, int], Array]
+"""``read(rank, count)`` returns the next bytes of a rank for this one."""
+Receive = Callable[[int, int, Read], None]
+"""``receive(start, part, read)`` takes bytes from ``start`` on, up to ``part`` of each rank."""
+
 
 def spread(
     steps: Steps,
@@ -21,10 +26,18 @@ def spread(
     deadline: float,
     posted: bool,
 ) -> None:
-    """Move the root's flat bytes into every other rank's ``target``, of the same length."""
+    """Move the root's flat bytes into every other rank's ``target``, of the same length.
+
+    Args:
+        posted: whether these are the first bytes of their call.
+    """
     fabric = steps.fabric
     data = source if source is not None else target
     nbytes = 0 if data is None else data.nbytes
+    if data is not None and not fabric.is_posted(nbytes):
+        with fabric.bulk() as bulk:
+            bulk.spread(root, data, deadline)
+        return
     start = 0
     while True:
         if not posted:
@@ -43,11 +56,23 @@ def collect(
     root: int | None,
     source: Array | None,
     targets: Sequence[Array | None],
-    longest: int,
+    totals: Sequence[int],
     deadline: float,
 ) -> None:
-    """Move every rank's flat bytes into the receivers' ``targets``; the first round is over."""
+    """Move every rank's flat bytes into the receivers' ``targets``; the first round is over.
+
+    Args:
+        totals: how many bytes each rank has.
+    """
     fabric = steps.fabric
+    longest = max(totals)
+    if not fabric.is_posted(longest):
+        with fabric.bulk() as bulk:
+            texts = bulk.collect(root, source, totals, deadline)
+        for text, target in zip(texts, targets):
+            if target is not None:
+                np.copyto(target, text)
+        return
     start = 0
     while True:
         for rank, target in enumerate(targets):
@@ -66,7 +91,7 @@ def deal(
     call: CollectiveCall,
     head: bytes,
     sources: Sequence[Array] | None,
-    begin: Callable[[Sequence[CollectiveCall]], Callable[[int, int, int], None]],
+    begin: Callable[[Sequence[CollectiveCall]], Receive],
     deadline: float,
     resuming: bool = False,
 ) -> None:
@@ -74,12 +99,18 @@ def deal(
 
     Args:
         sources: what goes to each rank; None if this rank gives nothing.
-        begin: takes all ranks' calls, and returns a function to be called after every round:
-            ``receive(start, offset, part)``, to read this rank's bytes from ``start`` on, up to
-            ``part`` of them, at ``offset`` of the slots.
+        begin: takes all ranks' calls, and returns a function to be called after every round.
         resuming: the first round is over.
     """
     fabric = steps.fabric
+    if fabric.longest_posted is not None:
+        calls = steps.open(call, head, lambda: 0, deadline, resuming=resuming)
+        counts = [_for_rank(theirs, steps.rank, steps.size) for theirs in calls]
+        receive = begin(calls)
+        with fabric.bulk() as bulk:
+            texts = bulk.deal(sources, counts, deadline)
+        receive(0, max(counts), lambda rank, count: texts[rank][:count])
+        return
     part = fabric.slot_bytes // steps.size // 64 * 64
     calls = steps.open(
         call,
@@ -90,16 +121,29 @@ def deal(
         resuming=resuming,
     )
     receive = begin(calls)
+
+    def read(rank: int, count: int) -> Array:
+        return fabric.read(rank, steps.rank * part, steps.rank * part + count)
+
     longest = max((count_bytes(kind) for theirs in calls for kind in theirs.arrays), default=0)
     if call.kind == "reduce_scatter" and not call.many:
         longest //= steps.size
     start = 0
     while True:
-        receive(start, steps.rank * part, part)
+        receive(start, part, read)
         start += part
         if start >= longest:
             return
         fabric.sync(None, _fill_parts(steps, sources, start, part), deadline, part=part)
+
+
+def _for_rank(call: CollectiveCall, rank: int, size: int) -> int:
+    """Return how many bytes a rank's call has for another one."""
+    if not call.arrays:
+        return 0
+    if call.kind == "reduce_scatter" and not call.many:
+        return call.nbytes() // size
+    return call.nbytes(rank)
 
 
 def _fill_parts(steps: Steps, sources: Sequence[Array] | None, start: int, part: int) -> int:
@@ -114,15 +158,14 @@ def _fill_parts(steps: Steps, sources: Sequence[Array] | None, start: int, part:
     return part * steps.size
 
 
-def taker(steps: Steps, targets: Sequence[Array | None]) -> Callable[[int, int, int], None]:
+def taker(targets: Sequence[Array | None]) -> Receive:
     """Return what copies this rank's part of each rank's slot into that rank's target."""
 
-    def receive(start: int, offset: int, part: int) -> None:
+    def receive(start: int, part: int, read: Read) -> None:
         for rank, target in enumerate(targets):
             if target is not None and start < target.nbytes:
                 stop = min(start + part, target.nbytes)
-                chunk = steps.fabric.read(rank, offset, offset + stop - start)
-                np.copyto(target[start:stop], chunk)
+                np.copyto(target[start:stop], read(rank, stop - start))
 
     return receive
 

@@ -13,52 +13,18 @@ The operands are always taken in rank order, so that all ways agree to the last 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from .bulk import AgreedReduction, Stretch
 from .fabric import Fabric
-from .ops import Array, ReduceOp, combine
+from .ops import Array
 
 DIRECT_BYTES = 1 << 18
 """Longest array that three ranks or more reduce directly, times their number."""
 
 _SYMMETRIC_STEP = 1 << 17
-
-
-class AgreedReduction(NamedTuple):
-    """What all ranks have agreed upon.
-
-    Attributes:
-        op: how values are combined.
-        ranks: who contributes.
-        factors: weights of these, None if all are equal.
-        root: the only rank that gets the result; None if all do.
-    """
-
-    op: ReduceOp
-    ranks: list[int]
-    factors: list[float] | None
-    root: int | None
-
-    def combine(self, operands: Sequence[Array], out: Array) -> Exception | None:
-        """Reduce one stretch of each contributing rank."""
-        return combine(self.op, operands, out, self.factors)
-
-
-class Stretch(NamedTuple):
-    """Flat bytes of one rank.
-
-    Attributes:
-        dtype, nbytes: of the data, the same on all ranks.
-        source: what this rank brings; None if nothing.
-        target: where the result goes; None if nowhere. May be the memory of ``source``.
-    """
-
-    dtype: np.dtype[Any]
-    nbytes: int
-    source: Array | None
-    target: Array | None
 
 
 def is_direct(nbytes: int, size: int) -> bool:
@@ -68,14 +34,16 @@ def is_direct(nbytes: int, size: int) -> bool:
 
 def first_part(fabric: Fabric, nbytes: int) -> int:
     """Return the bytes of the parts of the slots in the first round; 0 if they are not cut."""
-    return 0 if is_direct(nbytes, fabric.size) else _block(fabric, nbytes, 0)[0]
+    if is_direct(nbytes, fabric.size) or not fabric.is_posted(nbytes):
+        return 0
+    return _block(fabric, nbytes, 0)[0]
 
 
 def first_post(fabric: Fabric, nbytes: int, source: Array | None) -> int:
     """Fill the own slot for the first round; return the number of bytes."""
     part = first_part(fabric, nbytes)
     if source is None or not part:
-        return fabric.fill(source, 0)
+        return fabric.post(source)
     length = min(nbytes, part * fabric.size)
     np.copyto(fabric.slot()[:length], source[:length])
     return part * fabric.size
@@ -84,11 +52,17 @@ def first_post(fabric: Fabric, nbytes: int, source: Array | None) -> int:
 def reduce_stretch(
     fabric: Fabric, plan: AgreedReduction, stretch: Stretch, deadline: float, *, posted: bool
 ) -> Exception | None:
-    """Reduce one stretch; ``posted`` is True if the first round is over.
+    """Reduce one stretch; ``posted`` is True if it is the first of its call.
 
     Returns:
         What NumPy raised about overflow and its like, see ``combine``.
     """
+    posted = posted and fabric.is_posted(stretch.nbytes)
+    if not fabric.is_posted(stretch.nbytes):
+        with fabric.bulk() as bulk:
+            if bulk.can_reduce(plan, stretch.dtype):
+                bulk.reduce(plan, stretch, deadline)
+                return None
     way = _direct if is_direct(stretch.nbytes, fabric.size) else _scattered
     return way(fabric, plan, stretch, deadline, posted)
 

@@ -10,7 +10,7 @@ from synk_comm._core.guard import DEFAULT_TIMEOUT_S
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import JoinError
 
-from .groups import Ticket, create_group, enter
+from .groups import MPI, Ticket, create_group, enter
 
 HOW_TO_START = (
     "on one machine start ranks with `python -m synk_comm.run -n 4 script.py`, or give each a "
@@ -33,10 +33,13 @@ def connect(
     the group is this process alone, so that a script for many ranks also runs by itself;
     ``comm.why`` says so.
 
+    With ``backend="mpi"`` the ranks are those that ``mpiexec`` or ``srun`` has started, on any
+    number of hosts: this is ``mpi`` then.
+
     Args:
         address: none: ranks do not meet at addresses, and the error says what they do.
-        backend: ``"auto"``, what the group was made for (``comm.why`` says what and why), or
-            ``"nccl"``, to put that around it.
+        backend: ``"auto"``, what the group was made for, and never MPI (``comm.why`` says what and
+            why); ``"nccl"``, to put that around it; or ``"mpi"``.
         timeout_s: bound of this wait, and default bound of every collective.
         watch: called at least every 20 ms while this rank waits, here and in every collective;
             what it raises ends the wait, and the group.
@@ -54,6 +57,11 @@ def connect(
     if "SYNK_COMM_TICKET" in os.environ:
         ticket = Ticket.parse(os.environ["SYNK_COMM_TICKET"])
         return enter(ticket, timeout_s, watch, backend)
+    if backend == MPI:
+        # Its own file: mpi4py is only loaded, and MPI started, by who uses it.
+        from synk_comm._backends.mpi.start import mpi
+
+        return mpi(timeout_s=timeout_s, watch=watch)
     for name in _OF_RANKS:
         if name in os.environ:
             raise JoinError(f"{name} is set, but not SYNK_COMM_TICKET; {HOW_TO_START}")

@@ -19,8 +19,9 @@ from synk_comm._system.liveness import identity
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import JoinError
 
-BACKENDS = ("shm", "zmq", "nccl")
-"""What groups can be made for; nccl is put around one of the others."""
+MPI = "mpi"
+BACKENDS = ("auto", "shm", "zmq", "nccl", MPI)
+"""What can be asked for. NCCL is put around one of the others; groups of MPI are its launcher's."""
 
 
 class Ticket(NamedTuple):
@@ -154,6 +155,11 @@ def create_group(size: int, backend: str = "shm") -> Group:
         raise ValueError(f"size must be at least 1, got {size!r}")
     if backend == "local":
         raise ValueError("'local' is for threads of one process: use local_group")
+    if backend == MPI:
+        raise ValueError(
+            "the ranks of 'mpi' are started by mpiexec or srun, not by this process; call "
+            "connect(backend='mpi') on each of them"
+        )
     check_backend(backend)
     if backend == "shm":
         return Group(size, backend, memory=True)
@@ -164,9 +170,9 @@ def create_group(size: int, backend: str = "shm") -> Group:
 
 
 def check_backend(backend: str) -> None:
-    """Raise ValueError unless groups can be made for this back-end."""
-    if backend not in ("auto", *BACKENDS):
-        raise ValueError(f"unknown backend {backend!r}; expected one of {('auto', *BACKENDS)}")
+    """Raise ValueError if no back-end has this name."""
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; expected one of {BACKENDS}")
 
 
 def join(

@@ -6,12 +6,16 @@ A backend passes if a subclass of ``CommunicatorContract`` with one fixture does
         @pytest.fixture
         def make_group(self):
             return lambda size: [...]  # a list of ``size`` communicators, for threads
+
+Where ranks can only be processes that something else starts, every rank of such a job calls
+``check_job``, or it is started as ``python -m synk_comm.testing BACKEND``.
 """
 
 from __future__ import annotations
 
 from ._checks import CHECKS, THEMES, check_all
 from ._contract import CommunicatorContract
+from ._jobs import check_job
 from ._ranks import Outcome, in_threads, run_ranks
 
 __all__ = [
@@ -20,6 +24,7 @@ __all__ = [
     "CommunicatorContract",
     "Outcome",
     "check_all",
+    "check_job",
     "in_threads",
     "run_ranks",
 ]

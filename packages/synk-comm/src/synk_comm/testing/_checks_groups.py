@@ -11,7 +11,7 @@ import numpy as np
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import AbortedError, ClosedError, CommError, MismatchError
 
-from ._checks_tools import Check, data, equal, folded, raises
+from ._checks_tools import Check, data, equal, equal_reduced, folded, raises
 
 
 def check_attributes(comm: Communicator) -> None:
@@ -171,7 +171,7 @@ def check_reduce_in_place(comm: Communicator) -> None:
     for view in (x[::2], x[:, 5:900], x.T):
         x[...] = parts_of
         comm.all_reduce(view, out=view)
-    np.testing.assert_array_equal(x, whole)
+    equal_reduced(comm, x, whole)
     x[...] = parts_of
     comm.all_reduce(x, "avg", weight=rank + 1.0, out=x)
     exact = np.average([data(r, (300, 1000), float) for r in range(size)], 0, np.arange(size) + 1)
@@ -179,10 +179,10 @@ def check_reduce_in_place(comm: Communicator) -> None:
     x[...] = parts_of
     out = np.zeros((300, 1000))
     comm.all_reduce(x, out=out)
-    equal(out, whole)
+    equal_reduced(comm, out, whole)
     equal(x, parts_of)
     comm.all_reduce([x, out], out=[x, out])
-    equal(x, whole)
+    equal_reduced(comm, x, whole)
 
 
 def check_mixed_memory(comm: Communicator) -> None:
@@ -197,11 +197,11 @@ def check_mixed_memory(comm: Communicator) -> None:
             mine = x if turn % size == rank else parts[rank].copy()
             mine[...] = parts[rank]
             comm.all_reduce(mine, out=mine)
-            equal(mine, expected)
+            equal_reduced(comm, mine, expected)
             offset = second[turn % size if rank == 0 else 0 :][:length]  # not the same part
             offset[...] = parts[rank]
             comm.all_reduce(offset, out=offset)
-            equal(offset, expected)
+            equal_reduced(comm, offset, expected)
     if size > 1:
         for quiet in range(size):
             first[...] = parts[rank]

@@ -20,6 +20,7 @@ from ._checks_tools import (
     data,
     edges,
     equal,
+    equal_reduced,
     everywhere,
     folded,
     layouts,
@@ -102,10 +103,10 @@ def check_out(comm: Communicator) -> None:
         for op in ("sum", "avg"):
             for out in outs_like(mine):
                 assert comm.all_reduce(mine, op, out=out) is out
-                np.testing.assert_array_equal(out, folded(parts, op))
+                equal_reduced(comm, out, folded(parts, op))
             x = mine.copy(order="F")
             assert comm.all_reduce(x, op, out=x) is x
-            np.testing.assert_array_equal(x, folded(parts, op))
+            equal_reduced(comm, x, folded(parts, op))
     for length in (50, 150_000):  # in one slot, in several
         parts = _parts(comm, (length,), "f8")
         for shift in (1, -1, 7):
@@ -113,11 +114,11 @@ def check_out(comm: Communicator) -> None:
             x, out = store[8 : 8 + length], store[8 + shift : 8 + shift + length]
             x[...] = parts[comm.rank]
             comm.all_reduce(x, out=out)
-            equal(out, folded(parts, "sum"))
+            equal_reduced(comm, out, folded(parts, "sum"))
         x = parts[comm.rank].copy()
         backwards = x[::-1]
         comm.all_reduce(x, out=backwards)
-        equal(backwards, folded(parts, "sum"))
+        equal_reduced(comm, backwards, folded(parts, "sum"))
         x = parts[comm.rank].copy()
         assert comm.all_reduce(x, "avg", weight=comm.rank + 1.0, out=x) is x
         weights = np.arange(1.0, comm.size + 1)
@@ -136,7 +137,8 @@ def check_reduce_to_root(comm: Communicator) -> None:
             out = np.zeros(shape, "f4")
             got = comm.reduce(parts[comm.rank], out=out, root=root)
             assert got is (out if comm.rank == root else None)
-            equal(out, folded(parts, "sum") if comm.rank == root else np.zeros(shape, "f4"))
+            expected = folded(parts, "sum") if comm.rank == root else np.zeros(shape, "f4")
+            equal_reduced(comm, out, expected)
         ignored: Any = np.zeros(5, "f4") if comm.rank == root else "nothing to write to"
         comm.reduce(np.ones(5, "f4"), root=root, out=ignored)
         alone = comm.reduce(np.arange(3) if comm.rank == root else None, root=root)
@@ -162,28 +164,29 @@ def check_lists(comm: Communicator) -> None:
     lists = [make(rank) for rank in range(comm.size)]
     mine = lists[comm.rank]
     expected = [folded([x[which] for x in lists], "sum") for which in range(len(mine))]
+    total = sum(x.nbytes for x in mine)
     for x in (mine, tuple(mine)):
         got = comm.all_reduce(x)
         assert type(got) is list
         assert len(got) == len(mine)
         for array, wanted, brought in zip(got, expected, mine):
-            equal(array, wanted)
+            equal_reduced(comm, array, wanted, total)
             assert not np.may_share_memory(array, brought)
     for get in (np.zeros_like, lambda x: np.zeros(x.shape, x.dtype, order="F")):
         out = [get(x) for x in mine]
         got = comm.all_reduce(mine, out=out)
         assert all(a is b for a, b in zip(got, out))
         for array, wanted in zip(out, expected):
-            equal(array, wanted)
+            equal_reduced(comm, array, wanted, total)
     same = [x.copy() for x in mine]
     comm.all_reduce(same, out=same)
     for array, wanted in zip(same, expected):
-        equal(array, wanted)
+        equal_reduced(comm, array, wanted, total)
     for root in range(comm.size):
         result = comm.reduce(mine, "sum", root)
         assert (result is None) == (comm.rank != root)
         for array, wanted in zip(result or [], expected):
-            equal(array, wanted)
+            equal_reduced(comm, array, wanted, total)
     many = [np.full(which % 7, comm.rank + which, "f4") for which in range(300)]
     total = sum(range(comm.size))
     for which, array in enumerate(comm.all_reduce(many)):
@@ -268,7 +271,8 @@ def check_weights(comm: Communicator) -> None:
 
 def check_same_bits(comm: Communicator) -> None:
     """All ranks hold the same bits, run after run, and each element whatever the array's length."""
-    length = 100_003
+    length = 100_003 if comm.ordered_bytes is None else comm.ordered_bytes // 8
+    last = length - 1003
     for dtype in ("f4", "f2", "f8"):
         rng = np.random.default_rng(comm.rank)
         scale = 10.0 ** rng.integers(-3, 3)
@@ -277,7 +281,7 @@ def check_same_bits(comm: Communicator) -> None:
             whole = comm.all_reduce(x, op, weight=weight)
             everywhere(comm, whole.tobytes())
             assert whole.tobytes() == comm.all_reduce(x, op, weight=weight).tobytes()
-            for start, stop in ((0, 1), (17, 40), (99_000, length), (3, 60_003)):
+            for start, stop in ((0, 1), (17, 40), (last, length), (3, length // 2)):
                 piece = comm.all_reduce(x[start:stop], op, weight=weight)
                 assert piece.tobytes() == whole[start:stop].tobytes()
             (listed,) = comm.all_reduce([x], op, weight=weight)
@@ -289,6 +293,39 @@ def check_same_bits(comm: Communicator) -> None:
             padded[...] = x
             block = comm.reduce_scatter(padded, op, weight=weight)
             assert block.tobytes() == whole.tobytes()
+
+
+def check_long_arrays(comm: Communicator) -> None:
+    """Long arrays, too, are reduced to what NumPy gives, and to the same bits on all ranks."""
+    length = 300_000
+    for dtype in ("i1", "u2", ">i4", "i8", "f2", "f4", "f8", "c8", "c16"):
+        # Small integers, of which every order of operands gives the same.
+        parts = [(np.arange(length) % 5 + rank % 3 - 2).astype(dtype) for rank in range(comm.size)]
+        for op in FOLDS:
+            if op == "avg" and np.dtype(dtype).kind not in "fc":
+                continue
+            expected = folded(parts, op)
+            got = comm.all_reduce(parts[comm.rank], op)
+            assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+            np.testing.assert_array_equal(got, expected, err_msg=f"{op} of {dtype}")
+            askew = np.zeros(got.nbytes + 1, np.uint8)[1:].view(dtype)
+            askew[...] = parts[comm.rank]
+            assert comm.all_reduce(askew, op, out=askew) is askew
+            np.testing.assert_array_equal(askew, expected, err_msg=f"{op} of {dtype}, not aligned")
+            to_root = comm.reduce(parts[comm.rank], op, comm.size - 1)
+            assert to_root is None or np.array_equal(to_root, expected)
+    special = np.tile([np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0], length // 6)
+    parts = [np.roll(special, rank) for rank in range(comm.size)]
+    with np.errstate(all="ignore"):
+        for op in ("sum", "min", "max", "avg"):
+            equal(comm.all_reduce(parts[comm.rank], op), folded(parts, op))
+    rng = np.random.default_rng(comm.rank)
+    for dtype in ("f4", "f8"):
+        x = (rng.standard_normal(length) * 10.0 ** rng.integers(-3, 3)).astype(dtype)
+        for op in ("sum", "avg", "prod"):
+            got = comm.all_reduce(x, op)
+            everywhere(comm, got.tobytes())
+            assert got.tobytes() == comm.all_reduce(x, op).tobytes()
 
 
 def check_lengths(comm: Communicator) -> None:
@@ -355,7 +392,8 @@ def check_overflow(comm: Communicator) -> None:
             equal(out, expected)
             with np.errstate(over="ignore"):
                 equal(comm.all_reduce(x, op), expected)
-    big = np.full(300_000, 3e38, "f4")
+    longest = comm.ordered_bytes or 1_200_000
+    big = np.full(longest // 4, 3e38, "f4")
     with np.errstate(over="raise"):
         raises(FloatingPointError, "overflow", lambda: comm.all_reduce(big))
         raises(FloatingPointError, "overflow", lambda: comm.all_reduce([x, big, x]))
@@ -387,6 +425,7 @@ REDUCE: list[Check] = [
     check_who_contributes,
     check_weights,
     check_same_bits,
+    check_long_arrays,
     check_lengths,
     check_reduce_scatter,
     check_overflow,

@@ -134,6 +134,25 @@ def folded(parts: Sequence[Array], op: str) -> Array:
         return total.astype(dtype).reshape(shape)
 
 
+def equal_reduced(comm: Communicator, got: Any, expected: Array, nbytes: int | None = None) -> None:
+    """Raise unless a reduction gave this: to the last bit, if the operands come in rank order.
+
+    Args:
+        nbytes: of the arrays that were reduced together, if more than this one.
+    """
+    nbytes = expected.nbytes if nbytes is None else nbytes
+    if (
+        comm.ordered_bytes is None
+        or nbytes <= comm.ordered_bytes
+        or expected.dtype.kind not in "fc"
+    ):
+        equal(got, expected)
+        return
+    assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+    eps = float(np.finfo(expected.dtype).eps)
+    np.testing.assert_allclose(got, expected, rtol=2 * comm.size * eps)
+
+
 def edges(size: int) -> list[int]:
     """Return lengths in bytes around those where a transport begins to cut arrays up."""
     slot = slot_bytes(size)

@@ -1,12 +1,13 @@
-"""Run a file like ``python file``, in this process, and return its exit status."""
+"""Run a file or module as Python does, in this process, and return its exit status."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 import tokenize
 from types import ModuleType
-from typing import Any, List
+from typing import Any, Callable, List
 
 
 def run_script(path: str, arguments: List[str]) -> int:
@@ -15,9 +16,14 @@ def run_script(path: str, arguments: List[str]) -> int:
     An exception is printed as Python prints it. The status of an interrupt is 130.
 
     Args:
-        path: The file.
+        path: The file; or "-m", for the module that `arguments` begin with.
         arguments: The elements of ``sys.argv`` after its own name.
     """
+    if path == "-m":
+        sys.argv = list(arguments)
+        if not getattr(sys.flags, "safe_path", False):
+            sys.path[0] = os.getcwd()
+        return _status_of(lambda: runpy.run_module(arguments[0], {}, "__main__", alter_sys=True))
     sys.argv = [path, *arguments]
     # As Python has them since 3.9: the script may change the folder.
     file_name = os.path.abspath(path)
@@ -26,10 +32,19 @@ def run_script(path: str, arguments: List[str]) -> int:
     module = ModuleType("__main__")
     module.__dict__.update(__file__=file_name, __builtins__=__builtins__)
     sys.modules["__main__"] = module
-    try:
+
+    def run() -> None:
         with tokenize.open(path) as file:
             code = compile(file.read(), file_name, "exec", dont_inherit=True)
         exec(code, module.__dict__)  # noqa: S102 - the user's own script
+
+    return _status_of(run)
+
+
+def _status_of(run: Callable[[], Any]) -> int:
+    """Run a program; return the status that Python would exit with."""
+    try:
+        run()
     except SystemExit as end:
         return _status(end.code)
     except BaseException as error:  # noqa: BLE001 - everything that Python itself would print
@@ -39,9 +54,12 @@ def run_script(path: str, arguments: List[str]) -> int:
 
 
 def _print_traceback(error: BaseException) -> None:
-    """Print the traceback from the script's first line on, without this file."""
+    """Print the traceback from the program's first line on, without what runs it."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
     trace = error.__traceback__
-    error.__traceback__ = trace.tb_next if trace is not None else None
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    error.__traceback__ = trace
     sys.stdout.flush()
     # The hook may be Theano's or the script's own.
     sys.excepthook(type(error), error, error.__traceback__)

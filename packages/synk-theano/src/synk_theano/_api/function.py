@@ -266,7 +266,7 @@ class Function:
         values = self._signature.ordered(args, kwargs)
         wanted = self.planner.wanted(output_subset)
         self.executor.enter_device()
-        arrays = (v.data if isinstance(v, Data) else v for v in values)
+        arrays = (v.array if isinstance(v, Data) else v for v in values)
         plain = self._plain(*arrays)
         if wanted is not None:  # not every linker of Theano's can leave the others out
             plain = [plain[position] for position in wanted]

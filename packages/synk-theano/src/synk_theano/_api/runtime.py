@@ -37,7 +37,12 @@ from typing import (
 )
 
 from synk_theano._graph.cache_safety import warn_of_cache
-from synk_theano._graph.devices.assignment import Devices, choose, choose_nccl
+from synk_theano._graph.devices.assignment import (
+    Devices,
+    choose,
+    choose_in_world,
+    choose_nccl,
+)
 from synk_theano._graph.devices.graphs import checked_policy
 from synk_theano._graph.environment import compiler_note
 from synk_theano._graph.facts import unequal_replicas
@@ -56,7 +61,9 @@ from synk_theano._watch.timeline import Timeline
 from synk_theano._wire.data import Data
 from synk_theano._wire.messages import Settings
 from synk_theano._workers.interrupts import held_back
+from synk_theano._workers.mpi_worker import serve_world
 from synk_theano.exceptions import InputTypeError, InputValueError
+from synk_theano.mpi import world_for
 
 from .collectives import Collectives, DelayedCollectives
 from .function import Function, as_delayed
@@ -76,7 +83,9 @@ class Runtime:
         master_rank: the rank of the calling process.
         profile_workers: every worker writes ``synkhronos_profile_rank<r>.prof`` when it stops,
             in the current folder, for `pstats`.
-        backend: "shm" or "zmq", what collectives go through.
+        backend: the transport of collectives: "shm" or "zmq" between processes that this one
+            starts; "mpi" between those that an MPI launcher has started. None: "mpi" if a launcher
+            has started more than one process, else "shm".
         timeout_s: seconds that a rank waits for the others in a collective before all give up.
         stall_s: seconds after which a `StallWarning` names the rank that the others wait for, and
             its place in the program.
@@ -115,7 +124,7 @@ class Runtime:
         master_rank: int = 0,
         profile_workers: bool = False,
         *,
-        backend: str = "shm",
+        backend: Optional[str] = None,
         timeout_s: float = Settings.timeout_s,
         stall_s: float = Settings.stall_s,
         atomic: bool = True,
@@ -127,19 +136,25 @@ class Runtime:
         report: Optional[Callable[[str], None]] = None,
         track: Callable[[str], ContextManager[Any]] = nullcontext,
     ) -> None:
-        if backend not in ("shm", "zmq"):
-            raise InputValueError(f"backend: got {shown(backend)}, expected 'shm' or 'zmq'")
+        world = world_for(backend)
+        if world is not None and world.rank:
+            serve_world(world)
+            # What the program does next is the master's affair.
+            raise SystemExit(0)
         if random_streams not in ("per_rank", "identical"):
             raise InputValueError(
                 f"random_streams: got {shown(random_streams)}, expected 'per_rank' or 'identical'"
             )
         timeline = None if timeline is None else str(checked_path(timeline))
-        ranks = choose(n_parallel, use_gpu, master_rank, devices)
+        if world is None:
+            ranks = choose(n_parallel, use_gpu, master_rank, devices)
+        else:
+            ranks = choose_in_world(world, n_parallel, use_gpu, master_rank, devices)
         self.size, self.master = ranks.size, int(master_rank)
         self._records = timeline is not None
         through_nccl, note = choose_nccl(ranks, nccl)
         settings = Settings(
-            backend=backend,
+            backend=backend or ("shm" if world is None else "mpi"),
             timeout_s=checked_seconds(timeout_s, "timeout_s"),
             stall_s=checked_seconds(stall_s, "stall_s"),
             atomic=bool(atomic),
@@ -164,6 +179,7 @@ class Runtime:
                 report=self._report,
                 store=self._store,
                 on_end=self._forget_all,
+                world=world,
             )
             self._rank = self._controller.rank
             self._history = CallHistory(self._rank.registry, self._specs, self.size)

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Tuple
 import threadpoolctl
 
 from synk_theano._cores import threads_per_rank
+from synk_theano._wire.launcher import belongs_to_launcher
 from synk_theano.exceptions import StartError
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -60,23 +61,31 @@ def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
     """
     import theano
 
-    environment = dict(os.environ)
+    environment = {k: v for k, v in os.environ.items() if not belongs_to_launcher(k)}
     # Theano sets it for processes that are forked from one that uses a GPU; workers are not.
     environment.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)
-    flags = [environment.get("THEANO_FLAGS", "")]
-    if on_device or _lacks_its_device():
-        flags.append(_NO_DEVICE)
+    environment.update(variables_before_theano(on_device))
     if not theano.config.cxx:
         # This process's Theano has warned the user; workers need not repeat it.
-        flags.append("cxx=")
         old = environment.get("PYTHONWARNINGS", "")
         filters = [old, "ignore::UserWarning:theano.configdefaults"]
         environment["PYTHONWARNINGS"] = ",".join(filter(None, filters))
-    environment["THEANO_FLAGS"] = ",".join(filter(None, flags))
     environment["PYTHONPATH"] = os.pathsep.join(import_path())
     for name in THREAD_VARIABLES:
         environment.setdefault(name, str(threads_per_rank(size)))
     return environment
+
+
+def variables_before_theano(on_device: bool) -> Dict[str, str]:
+    """Return the variables that a worker's Theano reads when it is imported."""
+    import theano
+
+    flags = [os.environ.get("THEANO_FLAGS", "")]
+    if on_device or _lacks_its_device():
+        flags.append(_NO_DEVICE)
+    if not theano.config.cxx:
+        flags.append("cxx=")
+    return {"THEANO_FLAGS": ",".join(filter(None, flags))}
 
 
 def _lacks_its_device() -> bool:
@@ -139,8 +148,8 @@ class ThreadLimit:
     cheap if none was loaded since. The user's settings in the environment win.
     """
 
-    def __init__(self, size: int) -> None:
-        self._limit = threads_per_rank(size)
+    def __init__(self, size: int, threads: int = 0) -> None:
+        self._limit = threads or threads_per_rank(size)
         self._wanted = size > 1 and not any(name in os.environ for name in THREAD_VARIABLES)
         self._limits: List[Any] = []
         self._seen = -1

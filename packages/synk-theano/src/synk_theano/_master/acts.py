@@ -108,8 +108,8 @@ class ActTable:
         if holder is not None:
             self._holders[number] = holder
         if isinstance(act, Call):
-            for key in act.array_keys():
-                self._users.setdefault(key, set()).add(number)
+            for ref in act.arrays():
+                self._users.setdefault(ref.key, set()).add(number)
         elif name is None:
             self._once.add(number)
         if name is not None:
@@ -132,12 +132,12 @@ class ActTable:
                 ahead = self._named.get(Prefetch(number).act_name)
                 if ahead is not None:
                     self.forget((ahead,))
-                for key in act.array_keys():
-                    users = self._users.get(key)
+                for ref in act.arrays():
+                    users = self._users.get(ref.key)
                     if users is not None:
                         users.discard(number)
                         if not users:
-                            del self._users[key]
+                            del self._users[ref.key]
             if number in self._unsent:
                 self._unsent.remove(number)
             else:

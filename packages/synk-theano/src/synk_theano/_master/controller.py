@@ -12,19 +12,23 @@ import itertools
 import os
 import pickle
 import time
-from typing import Any, Callable, List, Optional, Tuple
+from dataclasses import replace
+from functools import partial
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 import synk_comm
 from synk_theano._graph import environment
 from synk_theano._graph.devices.assignment import Assignment, take
-from synk_theano._rank.rank import Rank
+from synk_theano._rank.rank import Enter, Rank
 from synk_theano._text import text_of
 from synk_theano._watch.flight import WORDS, Flight
 from synk_theano._wire.messages import (
+    ArrayRef,
     Call,
     Collective,
+    Hello,
     Join,
     Order,
     Prefetch,
@@ -33,9 +37,11 @@ from synk_theano._wire.messages import (
     Stop,
 )
 from synk_theano._wire.orders import STEPS_IN_LINE
+from synk_theano._wire.world import World
 from synk_theano._workers.blackbox import BlackBox
 from synk_theano._workers.interrupts import LATER, Interrupts
-from synk_theano._workers.pool import start_workers
+from synk_theano._workers.mpi_pool import MpiPool
+from synk_theano._workers.pool import WorkerPool, hellos_of, start_workers
 from synk_theano._workers.processes import Watchdog
 from synk_theano._workers.stalls import StallWatch
 from synk_theano.exceptions import Closed, InputValueError, Interrupted, SynkError, WorkerDied
@@ -43,6 +49,7 @@ from synk_theano.exceptions import Closed, InputValueError, Interrupted, SynkErr
 from .acts import ActTable, Garbage, OrderLock
 from .failures import add_note, mismatch, worker_failed
 from .replicas import Replicas
+from .shipping import Shipping
 from .store import DataStore
 
 TELL_TIMEOUT_S = 0.5
@@ -64,6 +71,7 @@ class Controller:
         report: takes lines of progress.
         store: the arrays in shared memory that orders refer to.
         on_end: called at the end of all.
+        world: of the ranks, if an MPI launcher has started them.
 
     Attributes:
         rank: the master's.
@@ -85,18 +93,19 @@ class Controller:
         report: Callable[[str], None],
         store: DataStore,
         on_end: Callable[[], None],
+        world: Optional[World] = None,
     ) -> None:
         size = ranks.size
+        starts = size > 1 and world is None
         with contextlib.ExitStack() as undo:
             # Before there is memory to look after.
-            watchdog = Watchdog(environment.import_path()) if size > 1 else None
+            watchdog = Watchdog(environment.import_path()) if starts else None
             if watchdog is not None:
                 undo.callback(watchdog.close)
-            what, words = "the flight record", (WORDS * size,)
-            room, flight_ref = store.room(("flight",), np.dtype(np.int64), words, what)
-            room[...] = 0
-            self.rank = Rank(master, size, master, settings, flight=Flight(room, master))
-            self._box = BlackBox(room, size, master, self.rank.functions)
+            threads = 0 if world is None else world.threads(master)
+            own, flight_ref = self._flight(store, size, master)
+            self.rank = Rank(master, size, master, settings, flight=own, threads=threads)
+            self._box.functions = self.rank.functions
             self.replicas = Replicas(self.rank, settings)
             self._ranks = ranks
             self.acts = ActTable()
@@ -105,26 +114,31 @@ class Controller:
             self._settings, self._on_end, self._report = settings, on_end, report
             self._store = store
             steps = (STEPS_IN_LINE * size,)
-            times, times_ref = store.room(("times",), np.dtype(float), steps, "times of steps")
-            times[...] = 0.0
+            times, times_ref = _zeros(store, "times", np.dtype(float), steps, "times of steps")
             self.times = self.rank.times = memoryview(times)  # type: ignore[arg-type] # NumPy 1 does not say so
             self._serials = itertools.count(1)
-            self._threads = environment.ThreadLimit(size)
+            self._threads = environment.ThreadLimit(size, threads)
             environment.keep_freed_memory()
             self._joined = self._ended = False
             self._closed: Optional[str] = None
             self._owner = os.getpid()
-            self._group = synk_comm.create_group(size, settings.backend) if size > 1 else None
+            self._world = world
+            self._shipping: Optional[Shipping] = None
+            self._pool: WorkerPool
+            self._group = synk_comm.create_group(size, settings.backend) if starts else None
             if self._group is not None:
                 undo.callback(self._group.discard)
-            self._pool = start_workers(
-                self.rank, settings, ranks, self._group, times_ref, flight_ref, watchdog
-            )
+            hellos = hellos_of(self.rank, settings, ranks, times_ref, flight_ref)
+            if world is None:
+                on_device = bool(ranks.devices)
+                self._pool = start_workers(hellos, on_device, self._group, watchdog)
+            else:
+                self._pool = self._use(world, hellos)
             undo.pop_all()
         self._pids = [*self._pool.pids[:master], self._owner, *self._pool.pids[master:]]
         self._stalls = StallWatch(self._box, master, self._pool.stacks, settings.stall_s)
         self._interrupts = Interrupts(
-            self.rank, self._box.flights, lambda: self._pool.pids, self._box.look
+            self.rank, self._box.flights, lambda: self._pool.near_pids, self._box.look
         )
         self.rank.before_decline = self._interrupts.give_up
         atexit.register(self.close)
@@ -136,6 +150,34 @@ class Controller:
             raise
         # Early: who puts a handler of his own over it, hands on to it.
         self._interrupts.install()
+
+    def _flight(self, store: DataStore, size: int, master: int) -> Tuple[Flight, ArrayRef]:
+        """Make the flight records; return the master's, and where the workers find theirs."""
+        words = (WORDS * size,)
+        room, ref = _zeros(store, "flight", np.dtype(np.int64), words, "the flight record")
+        self._box = BlackBox(room, size, master)
+        return Flight(room, master), ref
+
+    def _use(self, world: World, hellos: Sequence[Hello]) -> MpiPool:
+        """Have the ranks that a launcher has started be the workers."""
+        rank = self.rank
+        rank.use(world)
+        if rank.mirror is not None:
+            self._shipping = Shipping(world.nodes, self._store, rank.arrays, self.acts, rank.mirror)
+            self._box.elsewhere = {
+                other: world.members[other].host
+                for other in range(world.size)
+                if not world.is_near(other)
+            }
+        tag = world.next_tag()
+        variables = environment.variables_before_theano(bool(self._ranks.devices))
+        return MpiPool(
+            world,
+            [
+                replace(one, tag=tag, threads=world.threads(one.rank), environment=variables)
+                for one in hellos
+            ],
+        )
 
     @property
     def state(self) -> str:
@@ -194,8 +236,12 @@ class Controller:
         try:
             self._pool.wait_ready(tick=lambda _late: self._stalls.check())
             self._pool.send(pickle.dumps(Join()), "starting")
-            ticket = None if self._group is None else self._group.ticket(self.rank.rank)
-            self.rank.join(ticket, self._settings.timeout_s, self._watch)
+            enter: Optional[Enter] = None
+            if self._world is not None:
+                enter = self._world.communicator
+            elif self._group is not None:
+                enter = partial(synk_comm.join, self._group.ticket(self.rank.rank))
+            self.rank.join(enter, self._settings.timeout_s, self._watch)
         except BaseException as error:
             self._fail_start(error)
             raise
@@ -234,6 +280,8 @@ class Controller:
         try:
             self.lock.running = True
             extras = self.acts.extras()
+            if self._shipping is not None:
+                extras = self._shipping.extend(extras, steps)
             order = Order(next(self._serials), steps, extras)
             self._interrupts.begin(order.serial)
             results = self.rank.perform(order, self.lock.began, timeout_s)
@@ -255,6 +303,8 @@ class Controller:
                 if self._closed is None:
                     self.replicas.failed(acts)
                 self.acts.failed(extras)
+                if self._shipping is not None:
+                    self._shipping.failed()
             self._log(error)
             raise
         finally:
@@ -287,7 +337,7 @@ class Controller:
             raise Closed(f"the runtime was closed while {doing} was under way") from error
         if isinstance(error, synk_comm.PeerDeclined):
             failures = self._pool.failures(error.reasons, self.rank.serial)
-            if interrupted:
+            if interrupted or self._interrupts.came_elsewhere(failures):
                 raise KeyboardInterrupt from None
             note = "" if self.rank.journal.on else self.replicas.note
             failed, cause = worker_failed(error, failures, doing, note)
@@ -325,6 +375,8 @@ class Controller:
         """End a group whose ranks have lost each other; raise `WorkerDied` if a death caused it."""
         try:
             self._pool.check(self._box.doing)
+            if isinstance(error, synk_comm.PeerLost) and isinstance(self._pool, MpiPool):
+                raise self._pool.lose(error.rank, self._box.doing(error.rank))
             if isinstance(error, synk_comm.AbortedError) and error.rank != self.rank.rank:
                 raise WorkerDied(error.rank, None, self._box.doing(error.rank), error.reason)
         except WorkerDied as died:
@@ -373,6 +425,8 @@ class Controller:
         self._interrupts.restore()
         self.times.release()
         self._box.close()
+        if self._shipping is not None:
+            self._shipping.close()
         self.replicas.close()
         self.rank.close()
         if self._group is not None:
@@ -384,3 +438,12 @@ class Controller:
         self._threads.restore()
         self._ended = True
         atexit.unregister(self.close)
+
+
+def _zeros(
+    store: DataStore, slot: str, dtype: np.dtype, shape: Tuple[int, ...], what: str
+) -> Tuple[np.ndarray, ArrayRef]:
+    """Return an array of zeros in shared memory, and where the workers find it."""
+    room, ref = store.room((slot,), dtype, shape, what)
+    room[...] = 0
+    return room, ref

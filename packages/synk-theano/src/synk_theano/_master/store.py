@@ -79,6 +79,22 @@ class DataStore:
             self._watch(data)
         return data._ref()
 
+    def get(self, key: int) -> Optional[Data]:
+        """Return the `Data` of a key; None if it is gone."""
+        reference = self._watched.get(key)
+        return None if reference is None else reference()
+
+    def find(self, key: int) -> Data:
+        """Return the `Data` of a key, which exists because an act refers to it."""
+        data = self.get(key)
+        if data is None:
+            raise KeyError(f"the array with key {key} is gone, and an order refers to it")
+        return data
+
+    def is_room(self, data: Data) -> bool:
+        """Return whether it is memory for the arrays of calls, not a user's."""
+        return any(data is one for one in self._staged.values())
+
     def _watch(self, data: Data) -> None:
         self._watched[data.key] = QueuedRef(data, self.released, data.key)
         data._add_observer(self.released)
@@ -118,8 +134,8 @@ class DataStore:
         """Free the rooms."""
         for data in self._staged.values():
             # A user may keep an error, and with it the memory; without a name no process finds it.
-            if synk_shm.is_shared(data.data):
-                synk_shm.unlink(data.data, missing_ok=True)
+            if synk_shm.is_shared(data.array):
+                synk_shm.unlink(data.array, missing_ok=True)
         self._staged.clear()
         for reference in self._watched.values():
             known = reference()

@@ -12,6 +12,7 @@ from synk_theano._graph import random_streams
 from synk_theano._graph.transfer.pickling import loads
 from synk_theano._plan.rows import Bounds
 from synk_theano._watch.flight import KINDS, Phase
+from synk_theano._watch.spans import shifted
 from synk_theano._wire.messages import Distribute, RecordSpans
 from synk_theano_compat import locks
 
@@ -97,10 +98,11 @@ class PreparedRecording:
         if self._begin:
             here.recorder.start()
             return None
-        recorded = here.recorder.take()
+        spans, lost = here.recorder.take()
         here.flight.enter(Phase.COLLECTIVE)
         try:
+            recorded = shifted(spans, here.clock_offset_s), lost
             return here.comm.gather_object(recorded, root=here.master)
         except BaseException:
-            here.recorder.restore(recorded)
+            here.recorder.restore((spans, lost))
             raise

@@ -54,6 +54,9 @@ _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
 }
 """Makes what performs an act, called with (origin, place); None ends the rank."""
 
+Enter = Callable[..., synk_comm.Communicator]
+"""Enters a group; takes `timeout_s` and `watch`."""
+
 REASON_LIMIT = 1000
 """Characters of a reason that peers get; tracebacks go to the master alone."""
 
@@ -62,7 +65,7 @@ class Rank(Workplace):
     """A rank at work: joins the others, performs orders, undoes those that fail.
 
     Args:
-        rank, size, master, settings, device, flight: see `Workplace`.
+        rank, size, master, settings, device, flight, threads: see `Workplace`.
 
     Attributes:
         in_step: False while an order is under way, and after a failure that leaves it unknown
@@ -82,8 +85,9 @@ class Rank(Workplace):
         settings: Settings,
         device: Optional[AnyDevice] = None,
         flight: Optional[Flight] = None,
+        threads: int = 0,
     ) -> None:
-        super().__init__(rank, size, master, settings, device, flight)
+        super().__init__(rank, size, master, settings, device, flight, threads)
         self.in_step = True
         self.also_declined: Dict[int, str] = {}
         self.failed_at = 0.0
@@ -98,14 +102,21 @@ class Rank(Workplace):
             raise RuntimeError(f"rank {self.rank} has no others to exchange orders with")
         return self._line
 
-    def join(self, ticket: Optional[str], timeout_s: float, watch: Callable[[], None]) -> None:
-        """Meet the other ranks. Blocks until all are there; alone, nothing is needed."""
-        if ticket is None:
+    def join(self, enter: Optional[Enter], timeout_s: float, watch: Callable[[], None]) -> None:
+        """Meet the other ranks. Blocks until all are there; alone, nothing is needed.
+
+        Args:
+            enter: returns this rank's communicator; None for a rank without others.
+            timeout_s, watch: of the communicator.
+        """
+        if enter is None:
             (self.comm,) = synk_comm.local_group(1)
         else:
-            host = synk_comm.join(ticket, timeout_s=timeout_s, watch=watch)
+            host = enter(timeout_s=timeout_s, watch=watch)
             self.comm = host
             self._line = OrderLine(host, self.master)
+            if self.mirror is not None:
+                self.mirror.join(host)
             self.comm = self.device.connect(host)
 
     def perform(
@@ -259,6 +270,9 @@ class Rank(Workplace):
             # Graphs are cycles, and little else here triggers a collection. In the master it is
             # the user's program that decides.
             gc.collect()
+        if self.mirror is not None:
+            self.mirror.forget(extras.forget_arrays)
+            self.mirror.take_in(extras)
         for number, act in extras.acts.items():
             self.acts[number] = _PREPARED[type(act)](self, act)
 
@@ -306,6 +320,8 @@ class Rank(Workplace):
         if not isinstance(self.comm, NotJoined):
             # First: freeing memory that the device still uses would wait for it.
             self.comm.close()
+        if self.mirror is not None:
+            self.mirror.close()
         self.times = None
         self.flight.close()
         self.journal.close()

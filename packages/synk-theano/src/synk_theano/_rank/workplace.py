@@ -14,9 +14,11 @@ from synk_theano._watch.flight import WORDS, Flight
 from synk_theano._watch.spans import Recorder
 from synk_theano._wire.arrays import ArrayCache
 from synk_theano._wire.messages import Settings
+from synk_theano._wire.world import World
 from synk_theano.exceptions import Interrupted
 
 from .functions import LoadedFunction
+from .mirror import Mirror
 from .undo import Journal
 
 MOST_THREADS = 8
@@ -40,6 +42,7 @@ class Workplace:
         settings: of the runtime.
         device: where to compute; None for the processor.
         flight: where to record phases and acts; None for a place that no other process sees.
+        threads: for reading rows; 0 for this rank's share of the machine's cores.
 
     Attributes:
         comm: the communicator of all ranks.
@@ -47,6 +50,8 @@ class Workplace:
         functions: by number.
         acts: those that this rank has prepared, by number.
         arrays: mapped from shared memory.
+        mirror: copies of them on other hosts; None if there are none.
+        clock_offset_s: seconds to add to this host's `time.perf_counter` to get the master's.
         journal: the values that variables had before the order under way.
         recorder: spans of time, while they are recorded.
         times: seconds of computing in the order under way, by act and rank; in shared memory.
@@ -65,6 +70,7 @@ class Workplace:
         settings: Settings,
         device: Optional[AnyDevice] = None,
         flight: Optional[Flight] = None,
+        threads: int = 0,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -73,7 +79,9 @@ class Workplace:
         self.registry = VariableRegistry()
         self.functions: Dict[int, LoadedFunction] = {}
         self.acts: Dict[int, Any] = {}
-        self.arrays = ArrayCache(min(threads_per_rank(size), MOST_THREADS))
+        self.arrays = ArrayCache(min(threads or threads_per_rank(size), MOST_THREADS))
+        self.mirror: Optional[Mirror] = None
+        self.clock_offset_s = 0.0
         self.device: AnyDevice = device or Cpu()
         self.flight = flight or Flight(np.zeros(WORDS * size, np.int64), rank)
         self.journal = Journal(settings.atomic)
@@ -84,6 +92,13 @@ class Workplace:
         self.seed = rank if settings.reseeds and not self.is_master else None
         self.check_finite: List[Optional[Callable[[Any], List[Any]]]] = [None]
         self.comm: synk_comm.Communicator = NotJoined()  # type: ignore[assignment]
+
+    def use(self, world: World) -> None:
+        """Be a rank of this world, whose hosts share no memory."""
+        self.clock_offset_s = world.offset_s(self.rank)
+        if len(world.hosts) > 1:
+            host = world.members[self.rank].host
+            self.mirror = Mirror(self.rank, self.master, world.nodes, host, self.arrays)
 
     def heed_interrupt(self) -> None:
         """Raise if the master gives up the order under way.

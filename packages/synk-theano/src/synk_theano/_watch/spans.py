@@ -1,8 +1,8 @@
 """Record spans of time on one rank.
 
-Every rank keeps its own spans in memory. All ranks of a machine share one clock
-(`time.perf_counter` is CLOCK_MONOTONIC), so nothing has to be aligned. While nothing is recorded, a
-span costs one check of a flag.
+Every rank keeps its own spans in memory. All ranks of a host share one clock (`time.perf_counter`
+is CLOCK_MONOTONIC); other hosts know how much theirs differs. While nothing is recorded, a span
+costs one check of a flag.
 """
 
 from __future__ import annotations
@@ -73,3 +73,10 @@ class Recorder:
     def restore(self, recorded: Tuple[List[Span], int]) -> None:
         """Keep spans that `take` returned but that did not reach their receiver."""
         self._spans, self.lost = recorded
+
+
+def shifted(spans: List[Span], offset_s: float) -> List[Span]:
+    """Return spans by a clock that shows `offset_s` seconds more."""
+    if not offset_s:
+        return spans
+    return [s._replace(begin=s.begin + offset_s, end=s.end + offset_s) for s in spans]

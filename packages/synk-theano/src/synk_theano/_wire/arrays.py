@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Dict, Iterable, Optional
+from typing import Any, Callable, Dict, Iterable, Optional
 
 import numpy as np
 
@@ -74,9 +74,13 @@ class ArrayCache:
 
     Args:
         threads: number of threads that read rows.
+
+    Attributes:
+        attach: returns the array at an address.
     """
 
     def __init__(self, threads: int = 1) -> None:
+        self.attach: Callable[[ArrayRef], np.ndarray] = lambda ref: synk_shm.attach(ref.handle)
         self._held: Dict[int, Any] = {}
         self._threads = threads
         self._pool: Optional[ThreadPoolExecutor] = None
@@ -84,7 +88,7 @@ class ArrayCache:
     def get(self, ref: ArrayRef) -> np.ndarray:
         held = self._held.get(ref.key)
         if held is None or held[0] != ref.handle:
-            held = self._held[ref.key] = (ref.handle, synk_shm.attach(ref.handle))
+            held = self._held[ref.key] = (ref.handle, self.attach(ref))
         array: np.ndarray = held[1]
         return array
 

@@ -6,10 +6,12 @@ when it first needs it, so writing to a `Data` is all it takes to hand values to
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import sys
-from typing import Any, Deque, List, NoReturn, Optional, Sequence, Tuple, Union
+import weakref
+from typing import Any, Deque, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -40,6 +42,9 @@ class Data:
         key: a number that no other one has.
         token: changes whenever the array has another shape, or lies elsewhere.
         named: whether new memory has a name, by which workers find it though this process ends.
+        is_exposed: whether the program may have views through which it writes unnoticed. Then other
+            hosts get the rows that they need anew with each call; see `seal`.
+        presence: which rows other hosts have, by what sends them there.
     """
 
     # Of all runtimes of this process: a `Data` may be input to another one's function.
@@ -66,14 +71,46 @@ class Data:
         self._observers: List[Deque[Any]] = []
         self.named = True
         self._unlinked = False
+        self.is_exposed = False
+        self.presence: weakref.WeakSet[Presence] = weakref.WeakSet()
         self.free_memory()
 
     @property
     def data(self) -> np.ndarray:
-        """The NumPy array itself. Do not change its shape: use `set_shape` or `set_length`."""
+        """The NumPy array itself. Do not change its shape: use `set_shape` or `set_length`.
+
+        On several hosts, call `seal` when you have written through it.
+        """
+        self.is_exposed = True
+        return self.array
+
+    @property
+    def array(self) -> np.ndarray:
+        """The NumPy array, for who does not write to it."""
         if self._data is None:
             raise InputValueError(f"{self!r} has no value yet; use set_value()")
         return self._data
+
+    @property
+    def memory(self) -> np.ndarray:
+        """The allocation, a flat array whose beginning the array is."""
+        return self._memory
+
+    def seal(self) -> None:
+        """Promise not to write through `data`, ``np.asarray(d)`` or views that were taken of it.
+
+        Only several hosts need that: each keeps the rows that it has used, and gets a row again
+        when it was written to by ``d[...] = ...`` or `set_value`. What is written through a view
+        goes unnoticed; so after one was taken, hosts get all rows that a call needs anew, until
+        this is called. Writing through old views afterwards gives other hosts wrong values.
+        """
+        self._note_written()
+        self.is_exposed = False
+
+    def _note_written(self, key: Any = ...) -> None:
+        """Have other hosts get rows anew: those of an index as in ``d[key] = value``."""
+        for presence in self.presence:
+            presence.lose(key, len(self.array) if self._ndim else 1)
 
     @property
     def dtype(self) -> np.dtype:
@@ -88,12 +125,12 @@ class Data:
     @property
     def shape(self) -> Tuple[int, ...]:
         """Shape of the array; of a scalar (), also before it has a value."""
-        return self.data.shape if self._ndim else ()
+        return self.array.shape if self._ndim else ()
 
     @property
     def size(self) -> int:
         """Number of items of the array."""
-        return self.data.size if self._ndim else 1
+        return self.array.size if self._ndim else 1
 
     @property
     def nbytes(self) -> int:
@@ -134,7 +171,8 @@ class Data:
         """
         value = self.condition_data(input_data, force_cast)
         self._allocate(value.shape, oversize, keep=False)
-        self.data[...] = value
+        self._note_written()
+        self.array[...] = value
 
     def condition_data(self, input_data: Any, force_cast: bool = False) -> np.ndarray:
         """Return the array, of right dtype and ndim, that `set_value` would store.
@@ -221,7 +259,7 @@ class Data:
     def _room(self, shape: Tuple[int, ...], what: str) -> np.ndarray:
         """Take this shape; return the array, with arbitrary contents. Errors call it `what`."""
         self._allocate(shape, 1, keep=False, what=what)
-        return self.data
+        return self.data  # and so exposed: each call writes there
 
     def _add_observer(self, moved: Deque[Any]) -> None:
         """Append the key to `moved` whenever the array moves to other memory."""
@@ -242,26 +280,31 @@ class Data:
 
     def _ref(self) -> ArrayRef:
         """Return the address at which workers find the array as it is now."""
-        array = self.data
+        array = self.array
         if self._unlinked:
             memory = new_array(self._memory.size, self._dtype, repr(self))
             memory[...] = self._memory
             self._replace(memory)
             self._set(memory[: array.size].reshape(array.shape))
-            array = self.data
+            array = self.array
         if not synk_shm.is_shared(array):
             # Nothing was stored yet; an empty array needs an address, too.
             self._allocate(array.shape, 1, keep=False)
-        return ArrayRef(self.key, synk_shm.handle(self.data))
+        return ArrayRef(self.key, synk_shm.handle(self.array))
 
     def __getitem__(self, key: Any) -> Any:
-        return self.data[key]
+        found = self.array[key]
+        if not self.is_exposed and isinstance(found, np.ndarray):
+            self.is_exposed = np.may_share_memory(found, self.array)
+        return found
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.data[key] = value
+        array = self.array
+        self._note_written(key)
+        array[key] = value
 
     def __len__(self) -> int:
-        return len(self.data)
+        return len(self.array)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -270,14 +313,55 @@ class Data:
         )
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
-        array = np.asarray(self.data, dtype=dtype)
-        return np.array(array) if copy else array
+        array = np.asarray(self.array, dtype=dtype)
+        if copy:
+            return np.array(array)
+        self.is_exposed = self.is_exposed or np.may_share_memory(array, self.array)
+        return array
 
     def __repr__(self) -> str:
         label = f" {shown(self._name)}" if self._name else ""
         shape = None if self._data is None else self._data.shape
         kind = ", minibatch" if self._minibatch else ""
         return f"<Data{label} {self._dtype} shape={shape}{kind}>"
+
+
+class Presence:
+    """Which rows of a `Data` each other host has as they are now.
+
+    Args:
+        data: it.
+        identity: of its memory and of its rows' form; rows in another one are others.
+    """
+
+    def __init__(self, data: Data, identity: Any) -> None:
+        self.identity = identity
+        self._nodes: Dict[int, np.ndarray] = {}
+        data.presence.add(self)
+
+    def of(self, node: int, length: int) -> np.ndarray:
+        """Return a boolean for each of `length` rows, to read and to write."""
+        present = self._nodes.get(node)
+        if present is None or len(present) < length:
+            longer = np.zeros(length, bool)
+            if present is not None:
+                longer[: len(present)] = present
+            present = self._nodes[node] = longer
+        return present[:length]
+
+    def lose(self, key: Any, length: int) -> None:
+        """Forget rows: those that `key` selects of an array with `length` of them."""
+        row = key[0] if isinstance(key, tuple) and key else key
+        known = isinstance(row, slice) or is_int(row)
+        if isinstance(row, (list, np.ndarray)):
+            row = np.asarray(row)
+            known = row.ndim == 1 and row.dtype.kind in "iub"
+        for node in self._nodes:
+            if known:
+                with contextlib.suppress(IndexError):  # which the array raises, too
+                    self.of(node, length)[row] = False
+            else:
+                self._nodes[node][...] = False
 
 
 def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) -> np.ndarray:

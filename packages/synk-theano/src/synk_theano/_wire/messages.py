@@ -13,6 +13,8 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
+import numpy as np
+
 from synk_shm import Handle
 from synk_theano._plan.rows import Bounds
 
@@ -95,6 +97,16 @@ class Rows:
             return origin
         return origin - self.step * (max(stop for _, stop in self.bounds) - 1)
 
+    def span(self, start: int, stop: int, origin: int, offset: int = 0) -> slice:
+        """Return rows ``start:stop`` of the selection, if there is no index, as rows of an array.
+
+        Args:
+            offset: the row of the data that is row 0 of the array.
+        """
+        begin = self.first(origin) - offset + start * self.step
+        end = begin + (stop - start) * self.step
+        return slice(begin, None if end < 0 else end, self.step)
+
 
 @dataclass(frozen=True)
 class ScatteredInput:
@@ -155,14 +167,14 @@ class Call:
     num_slices: int
     selectors: Tuple[StagedSelector, ...]
 
-    def array_keys(self) -> Tuple[int, ...]:
-        """Return the keys of all arrays that the call refers to."""
+    def arrays(self) -> List[ArrayRef]:
+        """Return all arrays that the call refers to."""
         refs = [item.array for item in self.scattered]
         refs += [item.array for item in self.selectors]
         refs += self.broadcast
         if self.rows is not None and self.rows.index is not None:
             refs.append(self.rows.index)
-        return tuple(ref.key for ref in refs)
+        return refs
 
 
 @dataclass(frozen=True)
@@ -219,6 +231,36 @@ class Step(NamedTuple):
     origin: int = 0
 
 
+class NewMirror(NamedTuple):
+    """An array that each host but the master's is to have a copy of, for its ranks to share.
+
+    Attributes:
+        key: of the `Data`.
+        nbytes: of its memory.
+    """
+
+    key: int
+    nbytes: int
+
+
+class Shipment(NamedTuple):
+    """Rows of an array that the master sends to a host, for its copy.
+
+    Attributes:
+        node: number of the host.
+        key: of the `Data`.
+        row_nbytes: bytes of a row.
+        rows: (start, stop), or an int64 vector of row numbers.
+        data: the rows, if they are few; None if they follow the order.
+    """
+
+    node: int
+    key: int
+    row_nbytes: int
+    rows: Union[Bounds, np.ndarray]
+    data: Optional[bytes] = None
+
+
 @dataclass(frozen=True)
 class Extras:
     """The part of an order that is sent only if there is something new.
@@ -230,6 +272,7 @@ class Extras:
         forget_functions: numbers of functions that will not be called any more.
         forget_variables: numbers of deleted shared variables.
         steps: the order's steps, if they are too many for its line.
+        mirrors, shipments: what other hosts lack of arrays in the master's memory.
     """
 
     acts: Dict[int, Act]
@@ -238,6 +281,8 @@ class Extras:
     forget_functions: Tuple[int, ...] = ()
     forget_variables: Tuple[int, ...] = ()
     steps: Optional[List[Step]] = None
+    mirrors: Tuple[NewMirror, ...] = ()
+    shipments: Tuple[Shipment, ...] = ()
 
 
 class Order(NamedTuple):
@@ -253,7 +298,7 @@ class Settings:
     """The settings of a runtime, the same in all its processes.
 
     Attributes:
-        backend: "shm" or "zmq": the transport of collectives.
+        backend: "shm", "zmq" or "mpi": the transport of collectives.
         timeout_s: seconds that a rank waits for the others in a collective before all give up.
         stall_s: seconds of waiting before a `StallWarning`.
         atomic: undo the changes of an order that fails on any rank.
@@ -290,6 +335,9 @@ class Hello:
         times, flight: shared arrays; see `_watch.stats` and `_watch.flight`.
         contexts: of the devices to compute on; see `_graph.devices.assignment.Contexts`.
         authkey: the master's, of multiprocessing: shared memory identifies a family by it.
+        threads: for computing and for reading rows; 0 for this rank's share of the machine's cores.
+        tag: of the messages to and from a rank that an MPI launcher has started; else 0.
+        environment: variables for such a rank, to be set before it imports Theano.
     """
 
     rank: int
@@ -304,6 +352,9 @@ class Hello:
     flight: ArrayRef
     contexts: Mapping[Optional[str], str]
     authkey: bytes
+    threads: int = 0
+    tag: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -313,9 +364,14 @@ class Join:
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker's first message."""
+    """A worker's first message.
+
+    Attributes:
+        stacks_fd: the descriptor of its file of stacks, if the master has not made that.
+    """
 
     rank: int
+    stacks_fd: int = -1
 
 
 @dataclass(frozen=True)
@@ -327,7 +383,7 @@ class Failure:
         doing: the act, in words.
         frames: those of the traceback that are not this library's.
         error: the pickled exception, or None if it cannot be pickled.
-        when: in seconds of `time.perf_counter`, which all ranks share.
+        when: in seconds of the master's `time.perf_counter`, which all ranks of a host share.
     """
 
     serial: int

@@ -35,26 +35,30 @@ class BlackBox:
         room: int64 vector into which the ranks write; see `_watch.flight`.
         size: number of ranks.
         master: the rank of this process.
+
+    Attributes:
         functions: functions by number, for their names.
+        elsewhere: names of the hosts of ranks whose records are not in this one's memory.
     """
 
-    def __init__(
-        self, room: np.ndarray, size: int, master: int, functions: Mapping[int, LoadedFunction]
-    ) -> None:
+    def __init__(self, room: np.ndarray, size: int, master: int) -> None:
         self.flights = [Flight(room, rank) for rank in range(size)]
         self._master = master
-        self._functions = functions
+        self.functions: Mapping[int, LoadedFunction] = {}
         self._seen: Optional[List[Dict[str, Any]]] = None
+        self.elsewhere: Mapping[int, str] = {}
 
     def act_of(self, act: ActRecord) -> str:
         """Return an act in words: ``function 'train'``, ``all_reduce()``."""
         if act.kind != "function":
             return f"{act.kind}()"
-        loaded = self._functions.get(act.subject)
+        loaded = self.functions.get(act.subject)
         return f"function {loaded.recipe.name!r}" if loaded else f"function {act.subject}"
 
     def doing(self, rank: int) -> str:
         """Return what a rank does now, in words that complete "while it was"."""
+        if rank in self.elsewhere:
+            return f"on host {self.elsewhere[rank]}"
         phase, detail = self.flights[rank].phase
         last = self.flights[rank].last()
         act = "an order" if last is None else self.act_of(last)

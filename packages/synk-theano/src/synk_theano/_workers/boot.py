@@ -15,10 +15,8 @@ import sys
 from typing import Any
 
 
-def boot(channel_fd: int, lifeline_fd: int, stacks_fd: int, gentle: int, at_once: int) -> None:
-    """Install the handlers that write stacks, one for each signal, and run the worker."""
-    for fd in (channel_fd, lifeline_fd, stacks_fd):
-        os.set_inheritable(fd, False)
+def answer_with_stacks(stacks_fd: int, gentle: int, at_once: int) -> None:
+    """Install the handlers that write stacks, one for each signal."""
 
     def answer(_number: int, _frame: Any) -> None:
         faulthandler.dump_traceback(stacks_fd, all_threads=True)
@@ -29,6 +27,13 @@ def boot(channel_fd: int, lifeline_fd: int, stacks_fd: int, gentle: int, at_once
     # In C, so that it writes them whichever thread holds the interpreter's lock.
     faulthandler.register(at_once, stacks_fd, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (gentle, at_once))
+
+
+def boot(channel_fd: int, lifeline_fd: int, stacks_fd: int, gentle: int, at_once: int) -> None:
+    """Install the handlers that write stacks, and run the worker."""
+    for fd in (channel_fd, lifeline_fd, stacks_fd):
+        os.set_inheritable(fd, False)
+    answer_with_stacks(stacks_fd, gentle, at_once)
     # Garbage collection takes an eighth of the time of these imports, and finds nothing.
     gc.disable()
     from synk_theano._workers.worker import main

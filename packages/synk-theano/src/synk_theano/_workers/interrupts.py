@@ -36,19 +36,28 @@ LATEST_S = 0.25
 """Seconds of this thread's processor time after which Ctrl-C is raised wherever the program is.
 From the end of an order to the user's code it takes much less."""
 
+ELSEWHERE_S = 0.3
+"""Seconds from a Ctrl-C that has reached another host until it has reached this one."""
+
 _OURS = ("synk_theano", "synkhronos")
 _FINALIZERS = ("__del__", "_died")  # `_died` is that of arrays in shared memory
 _OF_WEAK_REFS = ("weakref", "_weakrefset")
 
 
-def obey(rank: Any) -> None:
-    """In a worker, install the handler by which the master interrupts its computation."""
+def obey(rank: Any, is_near: bool = True) -> None:
+    """In a worker, install the handler by which the master interrupts its computation.
+
+    Args:
+        is_near: whether the master's signals reach it. To other hosts the launcher brings Ctrl-C
+            itself, to all ranks.
+    """
 
     def interrupt(_number: int, _frame: Any) -> None:
-        if rank.flight.interrupted == rank.serial and rank.flight.phase[0] in OWN_WORK:
+        wanted = not is_near or rank.flight.interrupted == rank.serial
+        if wanted and rank.flight.phase[0] in OWN_WORK:
             raise Interrupted
 
-    signal.signal(SIGNAL, interrupt)
+    signal.signal(SIGNAL if is_near else signal.SIGINT, interrupt)
 
 
 class DelayedInterrupt:
@@ -277,6 +286,21 @@ class Interrupts:
         self._under_way = False
         pending, self._since = self._since is not None, None
         return pending
+
+    def came_elsewhere(self, failures: Sequence[Any]) -> bool:
+        """Return whether workers of other hosts have failed because of Ctrl-C alone.
+
+        The launcher brings it to all ranks. The master's own may come a moment later, and is the
+        same one: it is waited for.
+        """
+        names = [failure.traceback.rstrip().rpartition("\n")[2] for failure in failures]
+        if not names or not all(f"{Interrupted.__name__}" in name for name in names):
+            return False
+        until = time.monotonic() + ELSEWHERE_S
+        with contextlib.suppress(KeyboardInterrupt):
+            while time.monotonic() < until:
+                time.sleep(0.01)
+        return True
 
     def check(self) -> None:
         """Return while the wait may go on; called while the master waits.

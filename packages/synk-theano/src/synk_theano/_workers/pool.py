@@ -14,6 +14,7 @@ import select
 import sys
 import time
 import weakref
+from dataclasses import replace
 from multiprocessing.process import current_process
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
@@ -93,6 +94,11 @@ class WorkerPool:
         return tuple(worker.process.pid for worker in self._workers)
 
     @property
+    def near_pids(self) -> Tuple[int, ...]:
+        """Process ids of the workers that this process may send signals to."""
+        return self.pids
+
+    @property
     def watchdog_pid(self) -> Optional[int]:
         """Process id of the watchdog; None if there is none."""
         return None if self._watchdog is None else self._watchdog.pid
@@ -113,31 +119,47 @@ class WorkerPool:
             StartError: one could not start; the message names rank, cause and cure.
         """
         deadline = time.monotonic() + timeout_s
-        waiting = select.poll()
-        starting = {w.channel.fileno(): w for w in self._workers if not w.is_ready}
-        for fd in starting:
-            waiting.register(fd, select.POLLIN)
-        while starting:
-            events = waiting.poll(1000 * max(min(_TICK_S, deadline - time.monotonic()), 0.0))
+        late = [worker for worker in self._workers if not worker.is_ready]
+        while late:
             failed = []
-            for fd, _ in events:
-                answer = _answer(starting[fd])
-                if isinstance(answer, Ready):
-                    starting[fd].is_ready = True
-                    del starting[fd]
-                    waiting.unregister(fd)
-                elif answer is not None:
+            for worker in self._await(late, max(min(_TICK_S, deadline - time.monotonic()), 0.0)):
+                answer = self._answer(worker)
+                worker.is_ready = isinstance(answer, Ready)
+                if isinstance(answer, Failure):
                     failed.append(answer)
             self.require_started(failed)
-            ranks = [worker.rank for worker in starting.values()]
+            late = [worker for worker in late if not worker.is_ready]
+            ranks = [worker.rank for worker in late]
             if ranks and tick is not None:
                 tick(ranks)
             if ranks and time.monotonic() > deadline:
                 raise StartError(
-                    f"the worker of rank {ranks[0]} was not ready in {timeout_s:g} s; the machine "
+                    f"{self._name(ranks[0])} was not ready in {timeout_s:g} s; the machine "
                     f"may be busy, or Theano's compile directory be locked (see `theano-cache "
                     f"unlock`)"
                 )
+
+    def _await(self, workers: Sequence[Worker], timeout_s: float) -> List[Worker]:
+        """Return those of these workers that have sent something; wait for it if none has."""
+        waiting = select.poll()
+        by_fd = {worker.channel.fileno(): worker for worker in workers}
+        for fd in by_fd:
+            waiting.register(fd, select.POLLIN)
+        return [by_fd[fd] for fd, _ in waiting.poll(1000 * timeout_s)]
+
+    def _answer(self, worker: Worker) -> Union[Ready, Failure, None]:
+        """Return a worker's message about its start; None if it has sent none."""
+        try:
+            answer = pickle.loads(worker.channel.recv(_TICK_S))
+        except (ChannelClosed, TimeoutError):
+            return None
+        if not isinstance(answer, (Ready, Failure)):
+            raise StartError(f"{self._name(worker.rank)} answered {answer!r}")
+        return answer
+
+    def _name(self, rank: int) -> str:
+        """Return a worker in words."""
+        return f"the worker of rank {rank}"
 
     def check_joining(self) -> None:
         """Return at once if no worker has reported that it failed to join.
@@ -145,7 +167,7 @@ class WorkerPool:
         Raises:
             StartError: one has.
         """
-        answers = [_answer(worker) for worker in self._workers if worker.channel.pending()]
+        answers = [self._answer(worker) for worker in self._workers if worker.channel.pending()]
         failed = [answer for answer in answers if isinstance(answer, Failure)]
         if failed:
             self.require_started(failed)
@@ -162,12 +184,10 @@ class WorkerPool:
         if gone is not None and status is not None and status < 0:
             raise WorkerDied(gone.rank, status, "in its start")
         for failure in failed:
-            raise StartError(
-                f"the worker of rank {failure.rank} failed to start:\n{failure.traceback}"
-            )
+            raise StartError(f"{self._name(failure.rank)} failed to start:\n{failure.traceback}")
         if gone is not None:
             raise StartError(
-                f"the worker of rank {gone.rank} ended during its start with exit status "
+                f"{self._name(gone.rank)} ended during its start with exit status "
                 f"{'unknown' if status is None else status}; its output is above. Check that "
                 f"`{sys.executable} -c 'import synk_theano'` runs"
             )
@@ -280,17 +300,6 @@ class WorkerPool:
             self._watchdog.close()
 
 
-def _answer(worker: Worker) -> Union[Ready, Failure, None]:
-    """Return a worker's message about its start; None if it has sent none."""
-    try:
-        answer = pickle.loads(worker.channel.recv(_TICK_S))
-    except (ChannelClosed, TimeoutError):
-        return None
-    if not isinstance(answer, (Ready, Failure)):
-        raise StartError(f"the worker of rank {worker.rank} answered {answer!r}")
-    return answer
-
-
 def _cause_order(worker: Worker) -> int:
     """Return a key that sorts workers: killed by a signal first, then ended, then silent."""
     status = worker.exitcode(0.0)
@@ -308,23 +317,55 @@ def _calling(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], Non
     return call
 
 
-def start_workers(
+def hellos_of(
     master: Workplace,
     settings: Settings,
     ranks: Assignment,
-    group: Optional[synk_comm.Group],
     times: ArrayRef,
     flight: ArrayRef,
-    watchdog: Optional[Watchdog],
-) -> WorkerPool:
-    """Start a worker for each rank but the master's; returns while they start.
+) -> List[Hello]:
+    """Return the first message to each rank but the master's; it has no ticket yet.
 
     Args:
         master: this process's rank.
         settings: of the runtime.
         ranks: their devices.
-        group: for them to join; None if there are no workers.
         times, flight: see `Hello`.
+    """
+    options, import_path = environment.theano_options(), environment.import_path()
+    folder, authkey = environment.current_folder(), bytes(current_process().authkey)
+    return [
+        Hello(
+            rank=rank,
+            size=master.size,
+            master=master.rank,
+            settings=settings,
+            ticket="",
+            sys_path=import_path,
+            directory=folder,
+            theano_config=options,
+            times=times,
+            flight=flight,
+            contexts=ranks.contexts(rank),
+            authkey=authkey,
+        )
+        for rank in range(master.size)
+        if rank != master.rank
+    ]
+
+
+def start_workers(
+    hellos: Sequence[Hello],
+    on_device: bool,
+    group: Optional[synk_comm.Group],
+    watchdog: Optional[Watchdog],
+) -> WorkerPool:
+    """Start a process of this machine for each worker; returns while they start.
+
+    Args:
+        hellos: the first message to each.
+        on_device: whether they have devices of their own.
+        group: for them to join; None if there are no workers.
         watchdog: kills those that outlive the master.
 
     Raises:
@@ -332,28 +373,6 @@ def start_workers(
     """
     if group is None:
         return WorkerPool(())
-    variables = environment.worker_environment(master.size, bool(ranks.devices))
-    options, import_path = environment.theano_options(), environment.import_path()
-    folder, authkey = environment.current_folder(), bytes(current_process().authkey)
-    starts = [
-        (
-            Hello(
-                rank=rank,
-                size=master.size,
-                master=master.rank,
-                settings=settings,
-                ticket=group.ticket(rank),
-                sys_path=import_path,
-                directory=folder,
-                theano_config=options,
-                times=times,
-                flight=flight,
-                contexts=ranks.contexts(rank),
-                authkey=authkey,
-            ),
-            variables,
-        )
-        for rank in range(master.size)
-        if rank != master.rank
-    ]
+    variables = environment.worker_environment(len(hellos) + 1, on_device)
+    starts = [(replace(one, ticket=group.ticket(one.rank)), variables) for one in hellos]
     return WorkerPool(starts, group.fds, group.folder, watchdog)

@@ -45,11 +45,16 @@ class StackFile:
     One thread may close it while another uses it.
     """
 
-    def __init__(self) -> None:
-        self.fd = _unnamed_file()
+    def __init__(self, fd: Optional[int] = None) -> None:
+        self.fd = _unnamed_file() if fd is None else fd
         # Appending also works after the file was truncated.
         fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_APPEND)
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, pid: int, fd: int) -> StackFile:
+        """Return the file that another process of this user has made, under descriptor `fd`."""
+        return cls(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
 
     def ask(self, process: subprocess.Popen[bytes], number: int) -> None:
         """Send the process one of the signals on which it writes its stacks."""

@@ -16,10 +16,17 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Callable, Iterator, NoReturn, Optional
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Iterator, NoReturn, Optional, Union
 
 from synk_theano._wire.channel import Channel, ChannelClosed
 from synk_theano._wire.messages import LEFT_TO_MASTER, Failure, Hello, Ready
+from synk_theano.exceptions import StartError
+
+if TYPE_CHECKING:
+    from synk_theano._wire.world import MpiChannel, World
+
+    AnyChannel = Union[Channel, MpiChannel]
 
 UNBOUNDED_S = 1e9
 """Seconds that a worker waits: the master's next order may take days. The master's own waits are
@@ -95,7 +102,7 @@ def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
     channel = Channel.from_fd(channel_fd)
     try:
         hello: Hello = pickle.loads(channel.recv())
-        with _profiled(hello):
+        with profiled(hello):
             serve(channel, hello)
     except ChannelClosed:
         leave(1)
@@ -106,7 +113,8 @@ def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _profiled(hello: Hello) -> Iterator[None]:
+def profiled(hello: Hello) -> Iterator[None]:
+    """Write a profile of the block, if the runtime's settings ask for one."""
     if not hello.settings.profile:
         yield
         return
@@ -122,16 +130,30 @@ def _profiled(hello: Hello) -> Iterator[None]:
         profile.dump_stats(os.path.join(hello.directory, name))
 
 
-def serve(channel: Channel, hello: Hello) -> None:
-    """Prepare, join the other ranks, and perform the master's orders."""
+def serve(
+    channel: AnyChannel,
+    hello: Hello,
+    world: Optional[World] = None,
+    stacks_fd: int = -1,
+    between: Callable[[], object] = lambda: None,
+) -> None:
+    """Prepare, join the other ranks, and perform the master's orders.
+
+    Args:
+        channel: to the master.
+        hello: its first message.
+        world: of the ranks, if an MPI launcher has started them.
+        stacks_fd: see `Ready`.
+        between: called before each order.
+    """
     import synk_comm
 
     try:
-        rank = _prepare(hello)
+        rank = _prepare(hello, world)
     except BaseException as error:  # noqa: BLE001 - the master raises it
         channel.send(pickle.dumps(_failure(0, hello.rank, "start", error, time.perf_counter())))
         return
-    channel.send(pickle.dumps(Ready(hello.rank)))
+    channel.send(pickle.dumps(Ready(hello.rank, stacks_fd)))
 
     def watch() -> None:
         if channel.at_end():
@@ -139,9 +161,10 @@ def serve(channel: Channel, hello: Hello) -> None:
 
     try:
         channel.recv()  # Join
-        _join(rank, hello, channel, watch)
+        _join(rank, hello, channel, watch, world)
+        between()
         while _obey(rank, channel):
-            pass
+            between()
     except ChannelClosed:
         return
     except (synk_comm.PeerLost, synk_comm.AbortedError):
@@ -152,12 +175,20 @@ def serve(channel: Channel, hello: Hello) -> None:
         rank.close()
 
 
-def _join(rank: Any, hello: Hello, channel: Channel, watch: Callable[[], None]) -> None:
+def _join(
+    rank: Any,
+    hello: Hello,
+    channel: AnyChannel,
+    watch: Callable[[], None],
+    world: Optional[World],
+) -> None:
     """Join the other ranks; report a failure of that to the master."""
+    import synk_comm
     from synk_theano._graph.devices.device import is_of_the_group
 
+    enter = partial(synk_comm.join, hello.ticket) if world is None else world.communicator
     try:
-        rank.join(hello.ticket, UNBOUNDED_S, watch)
+        rank.join(enter, UNBOUNDED_S, watch)
     except BaseException as error:
         if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
             failure = _failure(0, hello.rank, "its start", error, time.perf_counter())
@@ -166,17 +197,26 @@ def _join(rank: Any, hello: Hello, channel: Channel, watch: Callable[[], None]) 
         raise
 
 
-def _await_verdict(channel: Channel, wait_s: Optional[float] = None) -> None:
+def _await_verdict(channel: AnyChannel, wait_s: Optional[float] = None) -> None:
     """Block until the master closes the channel, for `wait_s` seconds at most."""
     with contextlib.suppress(ChannelClosed, TimeoutError):
         while True:
             channel.recv(wait_s)
 
 
-def _prepare(hello: Hello) -> Any:
-    os.chdir(hello.directory)
+def _prepare(hello: Hello, world: Optional[World]) -> Any:
+    try:
+        os.chdir(hello.directory)
+    except OSError as error:
+        host = "" if world is None else f" on host {world.members[hello.rank].host}"
+        raise StartError(
+            f"the master's current folder is not there{host} ({error}); every host needs it, with "
+            f"the modules that the program imports"
+        ) from error
     sys.path[:] = hello.sys_path
     from multiprocessing.process import current_process
+
+    import numpy as np
 
     import synk_shm
     from synk_theano._graph.devices.assignment import take
@@ -191,21 +231,26 @@ def _prepare(hello: Hello) -> Any:
     keep_freed_memory()
     apply_theano_options(hello.theano_config)
     locks.worker_cache()
-    device = take(hello.contexts, hello.settings.nccl, hello.settings.graphs)
-    flight = Flight(synk_shm.attach(hello.flight.handle), hello.rank)
-    rank = Rank(hello.rank, hello.size, hello.master, hello.settings, device, flight)
-    times: Any = synk_shm.attach(hello.times.handle)
+    settings, threads = hello.settings, hello.threads
+    device = take(hello.contexts, settings.nccl, settings.graphs)
+    is_near = world is None or world.is_near(hello.rank)
+    flight = Flight(synk_shm.attach(hello.flight.handle), hello.rank) if is_near else None
+    rank = Rank(hello.rank, hello.size, hello.master, settings, device, flight, threads)
+    if world is not None:
+        rank.use(world)
+    # The master sees the times of its own host alone.
+    times: Any = synk_shm.attach(hello.times.handle) if is_near else np.empty(0)
     rank.times = memoryview(times)
-    if hello.settings.records:
+    if settings.records:
         rank.recorder.start()
-    obey(rank)
+    obey(rank, is_near)
     # What is imported stays: to look through it whenever a function goes would take longer.
     gc.freeze()
     gc.enable()  # see _boot
     return rank
 
 
-def _obey(rank: Any, channel: Channel) -> bool:
+def _obey(rank: Any, channel: AnyChannel) -> bool:
     """Perform the next order; return False if it was `Stop`.
 
     Raises:
@@ -224,9 +269,9 @@ def _obey(rank: Any, channel: Channel) -> bool:
         raise
     except BaseException as error:  # noqa: BLE001 - the master raises it
         if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
-            channel.send(
-                pickle.dumps(_failure(rank.serial, rank.rank, rank.doing, error, rank.failed_at))
-            )
+            when = rank.failed_at + rank.clock_offset_s
+            failure = _failure(rank.serial, rank.rank, rank.doing, error, when)
+            channel.send(pickle.dumps(failure))
             if rank.in_step:
                 return True
         _await_verdict(channel, VERDICT_S)

@@ -17,6 +17,7 @@ from . import (
     compilation,
     flags,
     lasagne,
+    mpi,
     numpy,
     observers,
     products,
@@ -49,6 +50,7 @@ BEFORE: dict[str, tuple[Patch, ...]] = {
     "theano.scalar.basic_scipy": (Patch("P13", "SciPy's functions", scipy.insert_functions),),
     "theano.tensor.blas": (Patch("P13", "SciPy's algebra", scipy.insert_linalg),),
     "theano.tensor.slinalg": (Patch("P13", "SciPy's algebra", scipy.insert_linalg),),
+    "theano.tensor.io": (Patch("P17", "MPI at import", mpi.insert_mpi4py),),
     "theano.tensor.nnet.abstract_conv": (Patch("P13", "SciPy's filters", scipy.hide_signal),),
     "theano.tensor.nnet.conv": (Patch("P13", "SciPy's filters", scipy.hide_signal),),
     "theano.gpuarray": (Patch("G7", "a GPU that is not there", pygpu.one_line_warning),),
@@ -78,6 +80,7 @@ AFTER: dict[str, tuple[Patch, ...]] = {
     "theano.tensor.blas_c": (Patch("P9", "Gemv into fresh memory", products.fresh_gemv),),
     "theano.scalar.basic_scipy": (Patch("P13", "SciPy's functions", scipy.remove_functions),),
     "theano.tensor.slinalg": (Patch("P13", "SciPy's algebra", scipy.remove_linalg),),
+    "theano.tensor.io": (Patch("P17", "MPI at import", mpi.remove_mpi4py),),
     "theano.tensor.nnet.abstract_conv": (Patch("P13", "SciPy's filters", scipy.show_signal),),
     "theano.tensor.nnet.conv": (Patch("P13", "SciPy's filters", scipy.show_signal),),
     "theano.tensor.sort": (Patch("P6", "top-k indexing", numpy.topk_index),),
@@ -108,6 +111,7 @@ UNDO = (
     scipy.remove_functions,
     scipy.remove_linalg,
     scipy.show_signal,
+    mpi.remove_mpi4py,
 )
 
 applied: list[tuple[str, str, str]] = []

@@ -91,6 +91,7 @@ class NcclBase(ObjectMoves):
         self.size = host.size
         self.backend = "nccl"
         self.why = settings.why
+        self.ordered_bytes = host.ordered_bytes
         self.device = link.device
         self._host = host
         self._steps = host._steps

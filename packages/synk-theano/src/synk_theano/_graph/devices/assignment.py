@@ -17,6 +17,7 @@ import synk_comm
 from synk_comm import cuda
 from synk_theano._cores import available_cores
 from synk_theano._plan.rows import is_int
+from synk_theano._wire.world import World
 from synk_theano.exceptions import InputTypeError, InputValueError, StartError
 
 from .device import Cpu, Gpu, ordinal_of
@@ -47,12 +48,16 @@ class Assignment(NamedTuple):
             processes.
         lines: lines to report to the user.
         groups: all devices of each rank, if a rank has several.
+        hosts: the host of each rank, if an MPI launcher has started them.
+        gpus: the uuid of each rank's GPU, where names are not enough: on several hosts.
     """
 
     size: int
     devices: Tuple[str, ...]
     lines: Tuple[str, ...]
     groups: Tuple[Tuple[str, ...], ...] = ()
+    hosts: Tuple[str, ...] = ()
+    gpus: Tuple[str, ...] = ()
 
     def contexts(self, rank: int) -> Contexts:
         """Return the contexts of a rank.
@@ -72,16 +77,17 @@ class Assignment(NamedTuple):
     def noun(self) -> str:
         """The ranks in words, as in "2 GPUs"."""
         if not self.devices:
-            return f"{self.size} CPU {'process' if self.size == 1 else 'processes'}"
+            some = f"{self.size} CPU {'process' if self.size == 1 else 'processes'}"
+            return f"{some}{_on_hosts(self.hosts)}"
         several = [name for group in self.groups for name in group] or self.devices
         kind = "GPU" if all(name.startswith("cuda") for name in several) else "device"
-        return f"{len(several)} {kind}{'' if len(several) == 1 else 's'}"
+        return f"{len(several)} {kind}{'' if len(several) == 1 else 's'}{_on_hosts(self.hosts)}"
 
     @property
     def distinct_gpus(self) -> bool:
         """Whether each rank has a CUDA device to itself, which NCCL needs."""
         cuda_only = all(name.startswith("cuda") for name in self.devices)
-        return bool(self.devices) and cuda_only and len(set(self.devices)) == self.size
+        return bool(self.devices) and cuda_only and len(set(self.gpus or self.devices)) == self.size
 
 
 def choose(
@@ -126,6 +132,87 @@ def choose(
     many = f"{size} processes on {cores} detected CPU cores"
     line = f"Synkhronos attempting to use {some if size <= cores else many}..."
     return Assignment(size, (), (*lines, line))
+
+
+def choose_in_world(
+    world: World,
+    n_parallel: Optional[int],
+    use_gpu: Optional[bool],
+    master_rank: int,
+    devices: Optional[Devices],
+) -> Assignment:
+    """Choose the devices of ranks that an MPI launcher has started.
+
+    A rank that sees one GPU alone, another one than its neighbours, uses that; otherwise ranks use
+    their host's GPUs in order.
+
+    Raises:
+        InputValueError, InputTypeError: an argument does not fit the launcher's ranks.
+        StartError: GPUs were requested, and a host has too few.
+    """
+    size = world.size
+    if n_parallel not in (None, size):
+        raise InputValueError(
+            f"n_parallel: got {n_parallel!r}, but the launcher has started {size} processes; leave "
+            f"n_parallel out, or start as many as you want (mpiexec -n, srun -n)"
+        )
+    if master_rank != 0:
+        raise InputValueError(
+            f"master_rank: got {master_rank!r}, expected 0, as MPI's launchers do"
+        )
+    hosts = tuple(member.host for member in world.members)
+    if devices is not None:
+        named = _named(devices, None, use_gpu, 0)
+        if named.size != size:
+            raise InputValueError(
+                f"devices: got {named.size} entries, expected one for each of {size} ranks"
+            )
+        return named._replace(hosts=hosts, gpus=_uuids(world, named.devices))
+    if use_gpu is None:
+        use_gpu = _use_gpu_from_environment()
+    names, problem = ((), "") if use_gpu is False else _gpus_of(world)
+    if not problem and use_gpu is not False:
+        problem = why_no_pygpu()
+    if problem and use_gpu:
+        raise StartError(f"use_gpu=True: {problem}")
+    some = any(member.gpus for member in world.members)
+    lines = (f"Synkhronos: GPUs are not used: {problem}",) if problem and some else ()
+    names = () if problem else names
+    chosen = Assignment(size, names, lines, hosts=hosts, gpus=_uuids(world, names))
+    line = f"Synkhronos attempting to use {chosen.noun}..."
+    return chosen._replace(lines=(*lines, line))
+
+
+def _gpus_of(world: World) -> Tuple[Tuple[str, ...], str]:
+    """Return the device of each rank, and why there is not one for each."""
+    names = []
+    for rank, member in enumerate(world.members):
+        near = world.local_ranks(rank)
+        seen = [world.members[other].gpus for other in near]
+        alone = all(len(gpus) == 1 for gpus in seen) and len(set(seen)) == len(near)
+        place = 0 if alone else near.index(rank)
+        if place >= len(member.gpus):
+            return (), (
+                f"host {member.host} has {len(member.gpus)} visible GPUs for {len(near)} ranks; "
+                f"start as many ranks on each host as it has GPUs, or use use_gpu=False"
+            )
+        names.append(f"cuda{place}")
+    return tuple(names), ""
+
+
+def _uuids(world: World, names: Sequence[str]) -> Tuple[str, ...]:
+    """Return the uuids of the ranks' devices; another name where one is not known."""
+    found = []
+    for member, name in zip(world.members, names):
+        number = name.removeprefix("cuda")
+        known = number.isdigit() and int(number) < len(member.gpus)
+        found.append(member.gpus[int(number)] if known else f"{name} of {member.host}")
+    return tuple(found)
+
+
+def _on_hosts(hosts: Sequence[str]) -> str:
+    several = len(set(hosts))
+    return f" on {several} hosts" if several > 1 else ""
 
 
 def _use_gpu_from_environment() -> Optional[bool]:

@@ -116,7 +116,7 @@ def _positions(selection: Selection) -> np.ndarray:
 def _array(spec: FunctionSpec, place: int, value: Any) -> np.ndarray:
     """Return an input as an array, converted as Theano converts it in a call."""
     if isinstance(value, Data):
-        return value.data
+        return value.array
     if isinstance(value, np.ndarray):
         return value
     downcast = getattr(spec.inputs[place], "allow_downcast", None)

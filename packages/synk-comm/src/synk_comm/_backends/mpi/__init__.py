@@ -1,0 +1,1 @@
+"""Rounds as MPI's own collectives, over mpi4py."""

@@ -1,0 +1,56 @@
+"""The contract on ranks that are processes of one job, which no test has started."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Callable, Sequence
+
+from synk_comm.abc import Communicator
+from synk_comm.exceptions import CommError
+
+from ._checks import THEMES
+from ._checks_tools import Check
+
+Make = Callable[[], Communicator]
+
+
+def check_job(make: Make, themes: Sequence[str] = ()) -> list[str]:
+    """Run the checks of the contract in a group of processes; every rank calls it.
+
+    ``mpiexec -n 4 python -m synk_comm.testing mpi`` does so for a back-end's name.
+
+    Args:
+        make: a new group of all ranks; called again after a check that failed.
+        themes: of ``THEMES``; all if empty.
+
+    Returns:
+        What failed on this rank, or, if it only failed on others, where; in words.
+    """
+    failures: list[str] = []
+    comm = make()
+    for theme in themes or THEMES:
+        for check in THEMES[theme]:
+            said = _failed(comm, check)
+            if said:
+                failures.append(f"{theme}, {check.__name__}: {said}")
+                comm.close()
+                comm = make()
+    comm.close()
+    return failures
+
+
+def _failed(comm: Communicator, check: Check) -> str:
+    """Run one check; return what failed, here or on another rank, which all ranks then know."""
+    said = ""
+    try:
+        check(comm)
+        if comm.all_reduce(1).item() != comm.size:
+            said = "the group is out of step after it"
+    except Exception as exc:  # noqa: BLE001 - the other checks are of interest, too
+        said = traceback.format_exc(limit=-4)
+        comm.abort(f"{check.__name__} failed: {exc}")
+    try:
+        everyone = comm.all_gather_object(said)
+    except CommError as exc:
+        return said or f"{type(exc).__name__}: {exc}"
+    return said or next(filter(None, everyone), "")

@@ -1,0 +1,34 @@
+"""``python -m synkhronos._running script.py ...``: run a script with all ranks of a launcher.
+
+Rank 0 runs the script; the others compute what it orders, and never read it. Without a launcher
+this is what Python does itself. ``-m module ...`` runs a module.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from synk_theano import StartError, mpi
+
+from . import _default
+from ._checking.script import run_script
+
+
+def _main() -> int:
+    try:
+        world = mpi.join()
+    except StartError as error:
+        sys.stderr.write(f"synkhronos: {error}\n")
+        return 1
+    if world is not None and world.rank:
+        mpi.serve()
+        return 0
+    status = run_script(sys.argv[1], sys.argv[2:])
+    _default.close_default()
+    if world is not None:
+        world.end(status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

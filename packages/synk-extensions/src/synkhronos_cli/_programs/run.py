@@ -1,0 +1,87 @@
+"""``synkhronos run``: a script on all ranks of an MPI launcher."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from typing import List, NoReturn, Sequence, Tuple
+
+import typer
+
+from synkhronos_cli._terminal import fail
+
+from .launch import replace, script_path
+
+VERSION_TIMEOUT_S = 20.0
+
+
+def run_script(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by a rank that runs a script, or waits for orders.
+
+    Args:
+        arguments: the script and its arguments, or "-m", a module and its arguments.
+    """
+    if arguments[0] != "-m":
+        script_path(arguments[0])
+    replace(["-m", "synkhronos._running", *arguments], {})
+
+
+def start_on(hosts: str, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by the site's launcher, which starts ranks on these hosts.
+
+    Args:
+        hosts: as in "a:4,b:4".
+        arguments: see `run_script`.
+    """
+    command = [*launcher_command(_parsed(hosts)), sys.executable, "-m", "synkhronos._running"]
+    command += arguments
+    typer.echo(f"+ {' '.join(command)}", err=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvp(command[0], command)  # noqa: S606 - no shell
+
+
+def launcher_command(hosts: Sequence[Tuple[str, int]]) -> List[str]:
+    """Return the command that starts ranks on these hosts, up to the program."""
+    count = str(sum(ranks for _, ranks in hosts))
+    if os.environ.get("SLURM_JOB_ID") and shutil.which("srun"):
+        each = {ranks for _, ranks in hosts}
+        if len(each) > 1:
+            fail("--hosts: in a Slurm job each host needs as many ranks as the others")
+        names = ",".join(name for name, _ in hosts)
+        per_host = f"--ntasks-per-node={each.pop()}"
+        return ["srun", "--kill-on-bad-exit=1", f"--nodelist={names}", per_host, "-n", count]
+    mpiexec = shutil.which("mpiexec")
+    if mpiexec is None:
+        fail("--hosts: there is no mpiexec on PATH; pip install mpich, or use the site's MPI")
+    listed = ",".join(f"{name}:{ranks}" for name, ranks in hosts)
+    version = _version_of(mpiexec)
+    if "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version:
+        # Without binding: each rank would get one core.
+        return [mpiexec, "--host", listed, "-n", count, "--with-ft", "ulfm", "--bind-to", "none"]
+    return [mpiexec, "-hosts", listed, "-n", count]
+
+
+def _version_of(mpiexec: str) -> str:
+    command = [mpiexec, "--version"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        fail(f"--hosts: {mpiexec} --version does not answer ({error})")
+    return done.stdout + done.stderr
+
+
+def _parsed(hosts: str) -> List[Tuple[str, int]]:
+    """Return names and numbers of ranks, or exit with one line."""
+    found = []
+    for part in hosts.split(","):
+        match = re.fullmatch(r"([\w.-]+)(?::([1-9]\d*))?", part.strip())
+        if match is None:
+            fail(f"--hosts {hosts}: got {part!r}, expected a host and its ranks, as in a:4")
+        found.append((match[1], int(match[2] or 1)))
+    return found

@@ -1,0 +1,67 @@
+"""Find the MPI launcher that has started this process, from its environment alone.
+
+Importing mpi4py initializes MPI. A program that no launcher has started must not do that.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Mapping, NamedTuple, Optional
+
+_LAUNCHERS = (
+    ("mpiexec of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("mpiexec of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("mpiexec", "PMI_SIZE", "PMI_RANK"),
+    ("mpiexec of PALS", "PALS_SIZE", "PALS_RANKID"),
+    # Last: an mpiexec within a job of Slurm has srun start its own helpers.
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+)
+
+_CONNECTION = "PMI_FD"
+"""Number of the descriptor that connects a process to MPICH's launcher."""
+
+_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "MPI_LOCAL", "HYDI_", "MV2_COMM_", "PALS_", "PRTE_")
+"""Beginnings of the names of variables by which MPI finds its launcher."""
+
+
+class Launch(NamedTuple):
+    """A launcher that has started more than one process.
+
+    Attributes:
+        name: in words, as in "mpiexec of Open MPI".
+        size: number of processes.
+        rank: of this one.
+    """
+
+    name: str
+    size: int
+    rank: int
+
+
+def detected(environment: Mapping[str, str] = os.environ) -> Optional[Launch]:
+    """Return the launcher; None if there is none, or if it has started a single process."""
+    if not _is_connected(environment.get(_CONNECTION, "")):
+        return None
+    for name, size, rank in _LAUNCHERS:
+        numbers = environment.get(size, ""), environment.get(rank, "")
+        if all(text.isdigit() for text in numbers):
+            launch = Launch(name, int(numbers[0]), int(numbers[1]))
+            return launch if launch.size > 1 else None
+    return None
+
+
+def _is_connected(descriptor: str) -> bool:
+    """Return whether a launcher's descriptor is open: a child of its process inherits the name
+    alone."""
+    if not descriptor.isdigit():
+        return True
+    try:
+        os.fstat(int(descriptor))
+    except OSError:
+        return False
+    return True
+
+
+def belongs_to_launcher(variable: str) -> bool:
+    """Return whether a process that the launcher has not started must not inherit a variable."""
+    return variable.startswith(_PREFIXES)

@@ -1,0 +1,410 @@
+"""The processes that an MPI launcher has started: ranks of the same numbers, on one or more hosts.
+
+Rank 0 is the master. What the ranks know of each other is exchanged once, when all have come here.
+Nothing waits inside of MPI: messages are polled, so that every wait has an end.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import sys
+import time
+from functools import cached_property
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+import synk_comm
+from synk_comm import cuda
+from synk_theano._cores import available_cores
+from synk_theano.exceptions import StartError
+
+from . import launcher
+from .channel import ChannelClosed
+
+INSTALL = "pip install 'synkhronos[mpi]'"
+
+MEET_TIMEOUT_S = 300.0
+"""Seconds to wait for all ranks: their hosts may be busy, or read Python from a slow disk."""
+
+END_TIMEOUT_S = 10.0
+"""Seconds to wait for the workers' answer at the end of the program."""
+
+NODE_VARIABLE = "SYNKHRONOS_NODE"
+"""Environment variable with another name for this host: tests have several on one machine."""
+
+_CONTROL_TAG, _FIRST_TAG, _LAST_TAG = 1, 2, 30000
+_PINGS = 20
+_NAP_S, _LONG_NAP_S, _LONG_S = 2e-4, 2e-3, 1.0
+_DISTRIBUTIONS = ("numpy", "Theano", "synk-shm", "synk-comm", "synk-theano", "synkhronos")
+
+
+class RankInfo(NamedTuple):
+    """A rank, as the others know it.
+
+    Attributes:
+        host: name of its host.
+        memory: what is equal for ranks that share memory, and process ids.
+        pid: of its process.
+        cores: ids of the cores that it may use.
+        quota: number of cores that its control groups allow.
+        gpus: uuids of the GPUs that it sees.
+        versions: of Python and of packages, by name.
+    """
+
+    host: str
+    memory: str
+    pid: int
+    cores: Tuple[int, ...]
+    quota: int
+    gpus: Tuple[str, ...]
+    versions: Dict[str, str]
+
+
+class World:
+    """All ranks of the launcher, as one of them sees them. A collective: every rank makes one.
+
+    Attributes:
+        rank, size: as in MPI.
+        members: the ranks.
+        lost: why no runtime can be started any more; "" as long as one can.
+        gone: ranks that have ended. Nothing may be sent to them: some MPIs would hang or crash.
+
+    Raises:
+        StartError: MPI cannot be used, does not fit the launcher, or the ranks do not fit together.
+    """
+
+    def __init__(self, launch: launcher.Launch) -> None:
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise StartError(
+                f"{launch.name} has started {launch.size} processes, but mpi4py cannot be imported "
+                f"({error}); install it in the environment of {sys.executable}: {INSTALL}, or "
+                f"start one process alone"
+            ) from error
+        everyone = MPI.COMM_WORLD
+        if everyone.size != launch.size:
+            library = MPI.Get_library_version().partition("\n")[0].strip("\0 ")
+            raise StartError(
+                f"{launch.name} has started {launch.size} processes, but MPI sees "
+                f"{everyone.size}: mpi4py uses another MPI ({library}) than the launcher. Start "
+                f"with the mpiexec of that MPI; with srun, choose one of `srun --mpi=list`, such "
+                f"as --mpi=pmi2 or --mpi=pmix"
+            )
+        self._mpi: Any = MPI
+        self._everyone: Any = everyone
+        self.rank, self.size = everyone.rank, everyone.size
+        self.lost = ""
+        self.gone: Set[int] = set()
+        self._ended = False
+        self._tags = 0
+        with self.communicator(MEET_TIMEOUT_S) as comm:
+            try:
+                self.members: List[RankInfo] = comm.all_gather_object(_own_info())
+            except synk_comm.CommTimeout as error:
+                raise StartError(
+                    f"not all ranks have come to fork(): {error}; every rank has to call it, or "
+                    f"use `synkhronos run`, which runs the program on rank 0 alone"
+                ) from error
+            self.side: Any = everyone.Dup()
+            self.side.Set_errhandler(MPI.ERRORS_RETURN)
+            self._offsets = self._measured(comm)
+        _require_equal(self.members)
+
+    def communicator(
+        self, timeout_s: float, watch: Optional[Callable[[], None]] = None
+    ) -> synk_comm.Communicator:
+        """Return a new communicator of all ranks. A collective."""
+        return synk_comm.mpi(self._everyone, timeout_s=timeout_s, watch=watch)
+
+    @cached_property
+    def nodes(self) -> Tuple[int, ...]:
+        """The number of each rank's node, where ranks share memory; the master's is 0."""
+        seen: Dict[str, int] = {}
+        return tuple(seen.setdefault(member.memory, len(seen)) for member in self.members)
+
+    @cached_property
+    def hosts(self) -> Tuple[str, ...]:
+        """The names of the nodes."""
+        names = dict(zip(self.nodes, self.members))
+        return tuple(names[node].host for node in range(len(names)))
+
+    def local_ranks(self, rank: int) -> List[int]:
+        """Return the ranks on the node of a rank."""
+        return [other for other, node in enumerate(self.nodes) if node == self.nodes[rank]]
+
+    def is_near(self, rank: int) -> bool:
+        """Return whether a rank shares memory with the master."""
+        return self.nodes[rank] == 0
+
+    def threads(self, rank: int) -> int:
+        """Return the threads with which the ranks of a node use each of its cores once.
+
+        If the launcher has bound ranks to cores, these are the rank's own; else they are divided.
+        """
+        near = self.local_ranks(rank)
+        masks = {self.members[other].cores for other in near}
+        own = self.members[rank]
+        cores = min(len(own.cores), own.quota)
+        return max(1, cores if len(masks) > 1 else cores // len(near))
+
+    def offset_s(self, rank: int) -> float:
+        """Return the seconds to add to a rank's `time.perf_counter` to get the master's."""
+        return self._offsets[self.nodes[rank]]
+
+    def _measured(self, comm: synk_comm.Communicator) -> List[float]:
+        """Return the difference of each node's clock to the master's, in seconds.
+
+        Of several round trips the quickest counts: its answer was sent halfway in between.
+        """
+        offsets = [0.0] * len(self.hosts)
+        for node in range(1, len(offsets)):
+            leader = self.nodes.index(node)
+            if self.rank == leader:
+                for _ in range(_PINGS):
+                    comm.recv_object(0)
+                    comm.send_object(time.perf_counter(), 0)
+            elif self.rank == 0:
+                trips = []
+                for _ in range(_PINGS):
+                    began = time.perf_counter()
+                    comm.send_object(None, leader)
+                    theirs = comm.recv_object(leader)
+                    ended = time.perf_counter()
+                    trips.append((ended - began, (began + ended) / 2 - theirs))
+                offsets[node] = min(trips)[1]
+        found: List[float] = comm.broadcast_object(offsets)
+        return found
+
+    def next_tag(self) -> int:
+        """Return a tag for the messages of a new runtime."""
+        self._tags = (self._tags + 1) % (_LAST_TAG - _FIRST_TAG)
+        return _FIRST_TAG + self._tags
+
+    def channel(self, peer: int, tag: int = _CONTROL_TAG) -> MpiChannel:
+        """Return this rank's end of the channel to another rank."""
+        return MpiChannel(self, peer, tag)
+
+    def failed_ranks(self) -> Sequence[int]:
+        """Return the ranks that MPI knows to have failed, after it has raised an error."""
+        side = self.side
+        try:
+            side.Ack_failed()
+            failed = side.Get_failed()
+        except (AttributeError, NotImplementedError, self._mpi.Exception):
+            return range(self.size)  # an MPI without fault tolerance: nothing is known any more
+        ranks = self._mpi.Group.Translate_ranks(failed, None, side.Get_group())
+        return [int(rank) for rank in ranks]
+
+    def end(self, status: int = 0) -> None:
+        """In the master, let all ranks end, or abort them if some do not answer. Idempotent."""
+        if self._ended or self.rank:
+            return
+        self._ended = True
+        channels = [self.channel(rank) for rank in range(1, self.size)]
+        for channel in channels:
+            channel.close()
+        until = time.monotonic() + END_TIMEOUT_S
+        if self.lost or not all(channel.wait_for_end(until) for channel in channels):
+            self.abort(status or 1)
+
+    def abort(self, status: int) -> None:
+        """End the processes of all ranks at once, with this status."""
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        self._everyone.Abort(status)
+
+
+class MpiChannel:
+    """As `Channel`, to another rank of the world. A message without bytes is the end.
+
+    Args:
+        world: of both ranks.
+        peer: the other rank.
+        tag: of the messages, so that those of an earlier runtime are not taken for its own.
+    """
+
+    def __init__(self, world: World, peer: int, tag: int) -> None:
+        self.peer = peer
+        self._world = world
+        self._tag = tag
+        self._status = world._mpi.Status()
+        # MPI reads a buffer until its request is done.
+        self._sending: List[Tuple[Any, bytes]] = []
+        self._received: List[bytes] = []
+        self._ended = self._closed = False
+
+    def send(self, payload: bytes, timeout_s: float = 60.0) -> None:
+        """Send one message; returns while it travels.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+        """
+        del timeout_s
+        self._look()
+        if self._ended or self._closed:
+            raise ChannelClosed("the other side is gone")
+        self._post(payload)
+
+    def _post(self, payload: bytes) -> None:
+        mpi = self._world._mpi
+        if self.peer in self._world.gone:
+            raise ChannelClosed(f"rank {self.peer} is gone")
+        try:
+            request = self._world.side.Isend([payload, mpi.BYTE], self.peer, self._tag)
+            self._sending = [pair for pair in self._sending if not pair[0].Test()]
+        except mpi.Exception:
+            self._fail()
+            raise ChannelClosed(f"rank {self.peer} is gone") from None
+        self._sending.append((request, payload))
+
+    def _look(self) -> None:
+        """Take in what has come."""
+        self._ended = self._ended or self.peer in self._world.gone
+        if self._ended:
+            return
+        mpi = self._world._mpi
+        try:
+            while True:
+                message = self._world.side.Improbe(self.peer, self._tag, self._status)
+                if message is None:
+                    return
+                buffer = bytearray(self._status.Get_count(mpi.BYTE))
+                message.Recv([buffer, mpi.BYTE])
+                if not buffer:
+                    self._ended = True
+                    return
+                self._received.append(bytes(buffer))
+        except mpi.Exception:
+            self._fail()
+
+    def _fail(self) -> None:
+        """Take the channel for ended if MPI's error is about its peer."""
+        self._world.gone.update(self._world.failed_ranks())
+        self._ended = self._ended or self.peer in self._world.gone
+
+    def recv(self, timeout_s: Optional[float] = None) -> bytes:
+        """Receive one message; None waits until one comes or the other side is gone.
+
+        Raises:
+            ChannelClosed: the other side has closed its end, or is gone.
+            TimeoutError: no message within `timeout_s` seconds.
+        """
+        began = time.monotonic()
+        while not self.pending():
+            waited = time.monotonic() - began
+            if timeout_s is not None and waited >= timeout_s:
+                raise TimeoutError("no answer in time")
+            time.sleep(_NAP_S if waited < _LONG_S else _LONG_NAP_S)
+        if not self._received:
+            raise ChannelClosed("end of messages")
+        return self._received.pop(0)
+
+    def pending(self) -> bool:
+        """Return whether `recv` would return (or raise ChannelClosed) without waiting."""
+        if not self._received:
+            self._look()
+        return bool(self._received) or self._ended
+
+    def at_end(self) -> bool:
+        """Return whether the other side is gone and nothing is left to read. Never waits."""
+        return self.pending() and not self._received
+
+    def wait_for_end(self, until: float) -> bool:
+        """Drop messages until the other side closes its end; return whether it did by `until`."""
+        try:
+            while True:
+                self.recv(max(until - time.monotonic(), 0.0))
+        except ChannelClosed:
+            return True
+        except TimeoutError:
+            return False
+
+    def close(self) -> None:
+        """Close this end. Idempotent."""
+        if self._closed:
+            return
+        try:
+            if not self._ended or self._tag == _CONTROL_TAG:
+                self._post(b"")
+        except ChannelClosed:
+            pass
+        self._closed = True
+        # Small messages are on their way already; MPI must not read a buffer that is gone.
+        until = time.monotonic() + 0.5
+        while self._sending and time.monotonic() < until:
+            try:
+                self._sending = [pair for pair in self._sending if not pair[0].Test()]
+            except self._world._mpi.Exception:
+                break
+            time.sleep(_NAP_S)
+
+
+def _own_info() -> RankInfo:
+    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+    host = os.environ.get(NODE_VARIABLE) or socket.gethostname()
+    return RankInfo(
+        host=host,
+        memory=f"{host} {_shared_memory()}",
+        pid=os.getpid(),
+        cores=cores or tuple(range(os.cpu_count() or 1)),
+        quota=available_cores(),
+        gpus=_visible_gpus(),
+        versions=_versions(),
+    )
+
+
+def _shared_memory() -> str:
+    """Return what tells apart the machines, containers and mounts that share no memory."""
+    parts = []
+    for path in ("/dev/shm", "/proc/self/ns/pid"):  # noqa: S108 - to be named only
+        try:
+            parts.append(f"{os.stat(path).st_dev}.{os.stat(path).st_ino}")
+        except OSError:
+            parts.append("")
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            parts.append(file.read().strip())
+    except OSError:
+        pass
+    return " ".join(parts)
+
+
+def _visible_gpus() -> Tuple[str, ...]:
+    try:
+        driver = cuda.Driver()
+        return tuple(driver.uuid(device) for device in range(driver.device_count()))
+    except cuda.CudaError:
+        return ()
+
+
+def _versions() -> Dict[str, str]:
+    found = {"Python": platform.python_version(), "byte order": sys.byteorder}
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    found["numpy"] = np.__version__  # what counts is what is imported
+    return found
+
+
+def _require_equal(members: Sequence[RankInfo]) -> None:
+    """
+    Raises:
+        StartError: ranks have different versions.
+    """
+    first = members[0]
+    for rank, member in enumerate(members):
+        for name, version in first.versions.items():
+            if member.versions.get(name) != version:
+                raise StartError(
+                    f"rank {rank} on host {member.host} has {name} {member.versions.get(name)}, "
+                    f"but rank 0 on host {first.host} has {version}; all ranks need the same "
+                    f"versions: use one environment for all hosts"
+                )

@@ -1,0 +1,55 @@
+"""A rank that an MPI launcher has started: it serves the runtimes of rank 0, until that ends."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import pickle
+import signal
+import sys
+import traceback
+
+from synk_theano._graph.environment import ThreadLimit
+from synk_theano._wire.channel import ChannelClosed
+from synk_theano._wire.messages import LEFT_TO_MASTER, Hello
+from synk_theano._wire.world import World
+
+from . import boot, stacks
+from .worker import profiled, serve
+
+
+def serve_world(world: World) -> None:
+    """Be a worker of each runtime that rank 0 starts. Returns when rank 0 has ended the world."""
+    for number in LEFT_TO_MASTER:
+        signal.signal(number, signal.SIG_IGN)
+    file = stacks.StackFile()
+    boot.answer_with_stacks(file.fd, stacks.BETWEEN_BYTECODES, stacks.AT_ONCE)
+    collects = gc.isenabled()
+    control = world.channel(0)
+    try:
+        while True:
+            hello: Hello = pickle.loads(control.recv())
+            os.environ.update(hello.environment)
+            channel = world.channel(0, hello.tag)
+            # Theano's libraries read the number of threads when they are loaded; later ones, too.
+            limit = ThreadLimit(hello.size, hello.threads)
+            try:
+                with profiled(hello):
+                    serve(channel, hello, world, file.fd, limit.apply)
+            finally:
+                limit.restore()
+            channel.wait_for_end(math.inf)
+            if not collects:
+                gc.disable()
+    except ChannelClosed:
+        control.close()
+    except BaseException:
+        traceback.print_exc()
+        world.abort(1)
+        raise
+    finally:
+        file.close()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
