@@ -1,7 +1,7 @@
 """Start, fork, watch and kill the programs of tests, and prove that nothing is left of them."""
 
 from .compiling import quick_flags
-from .leaks import Leftovers, nothing_left, shared_memory
+from .leaks import BUT_PROCESSES, Leftovers, nothing_left, shared_memory
 from .limits import hard_limit
 from .marks import Mark
 from .mpi import job_command, mpi_job, why_no_mpi
@@ -11,6 +11,7 @@ from .signals import usual_signals
 from .zygote import Zygote
 
 __all__ = [
+    "BUT_PROCESSES",
     "Done",
     "Leftovers",
     "Mark",
