@@ -819,6 +819,58 @@ def test_a_closed_peer_is_lost_and_a_closed_communicator_closed():
     assert fake.destroyed == [1]
 
 
+def test_whoever_ends_a_group_waits_for_nccl_also_if_the_guard_was_first(pair):
+    fake, link = pair.fake, pair.comms[0]._link
+    release, plain = threading.Event(), fake.comm_abort
+
+    def slow(handle):
+        release.wait(20)
+        plain(handle)
+
+    fake.comm_abort = slow
+    link.abort()  # as the guard does, which does not wait
+    timer = threading.Timer(0.2, release.set)
+    timer.start()
+    link.abort(20)
+    assert fake.aborted == [0]
+    timer.join()
+    pair.comms[0].abort("the end")
+
+
+ENDING = """
+import os, threading, time
+from _fake_nccl import FakeNccl
+from synk_comm import local_group, nccl
+from synk_comm.testing import in_threads
+
+fake = FakeNccl(2)
+hosts = local_group(2, timeout_s=20)
+comms = in_threads(hosts, lambda host: nccl(host, binding=fake, driver=fake.gpus))
+begun = threading.Event()
+
+def slow(handle):
+    begun.set()
+    time.sleep(0.3)
+    os.write(1, b"left NCCL\\n")
+
+fake.comm_abort = slow
+comms[0].abort("given up")
+begun.wait(20)
+"""
+
+
+def test_a_process_does_not_end_while_a_thread_of_it_ends_nccl():
+    """Libraries take themselves apart at the exit: who is inside one of them then may crash."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING],
+        cwd=os.path.dirname(__file__),
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith(b"left NCCL\n")
+
+
 def test_abort_ends_a_wait_for_a_peer():
     def run(comm, fake):
         x = CudaArray.of(fake.gpus, np.ones(2), comm.device)
