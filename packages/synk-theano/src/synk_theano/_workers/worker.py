@@ -191,7 +191,8 @@ def _prepare(hello: Hello) -> Any:
     keep_freed_memory()
     apply_theano_options(hello.theano_config)
     locks.worker_cache()
-    device = take(hello.contexts, hello.settings.nccl, hello.settings.graphs)
+    settings = hello.settings
+    device = take(hello.contexts, settings.nccl, settings.graphs, settings.precision)
     flight = Flight(synk_shm.attach(hello.flight.handle), hello.rank)
     rank = Rank(hello.rank, hello.size, hello.master, hello.settings, device, flight)
     times: Any = synk_shm.attach(hello.times.handle)
