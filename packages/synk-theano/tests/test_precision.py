@@ -70,7 +70,7 @@ def test_an_environment_that_names_none_and_one_that_excludes_what_is_asked_for(
         checked_precision("default")
     monkeypatch.setenv(USE_PRECISION, "")
     monkeypatch.setenv(OVERRIDE, "0")
-    with pytest.raises(InputValueError, match="NVIDIA_TF32_OVERRIDE=0 .* excludes TF32; unset it"):
+    with pytest.raises(InputValueError, match=r"NVIDIA_TF32_OVERRIDE=0 .* excludes TF32; unset it"):
         checked_precision("tf32")
 
 
@@ -177,5 +177,5 @@ def test_nothing_is_made_of_cublas_where_there_is_nothing_to_set(install):
 def test_a_cublas_that_is_not_known_is_an_error(install, wrong):
     context = Context(used=True)
     install(context, **wrong)
-    with pytest.raises(StartError, match="cuBLAS is not where libgpuarray 0.7 keeps it"):
+    with pytest.raises(StartError, match=r"cuBLAS is not where libgpuarray 0\.7 keeps it"):
         set_matrix_products(context, True)

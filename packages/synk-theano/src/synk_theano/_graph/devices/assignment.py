@@ -244,9 +244,7 @@ def device_in_use() -> Optional[str]:
     return name
 
 
-def take(
-    contexts: Contexts, nccl: bool, graphs: str = "never", precision: str = "default"
-) -> Any:
+def take(contexts: Contexts, nccl: bool, graphs: str = "never", precision: str = "default") -> Any:
     """Initialize devices in this process: from now on new shared variables of floats lie on the
     default one, and functions compute there.
 
