@@ -105,6 +105,7 @@ class NcclBase(ObjectMoves):
         self._link = link
         self._settings = settings
         self._device_guard = _DeviceGuard(self)
+        self._repeated: dict[Any, Any] = {}
         self._ended: CommError | None = None
         self._closed = False
 

@@ -273,7 +273,7 @@ class Gpu:
         Returns:
             The values, with a `Download` in place of each small device array; see `fetch`.
         """
-        if self._pages is None:
+        if self._pages is None or not values:
             return values
         if self._downloads is None:
             room = self.empty((DOWNLOAD_BYTES,), np.uint8)
