@@ -144,7 +144,9 @@ class Controller:
         atexit.register(self.close)
         try:
             # At the same time as the workers take theirs.
-            self.rank.device = take(ranks.contexts(master), settings.nccl, settings.graphs)
+            self.rank.device = take(
+                ranks.contexts(master), settings.nccl, settings.graphs, settings.precision
+            )
         except BaseException as error:
             self._end(f"{type(error).__name__} at its start")
             raise

@@ -99,6 +99,7 @@ class NcclBase(ObjectMoves):
         self._link = link
         self._settings = settings
         self._device_guard = _DeviceGuard(HostAndNccl(host, link))
+        self._repeated: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
         return (
