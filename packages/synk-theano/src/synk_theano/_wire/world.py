@@ -7,6 +7,7 @@ Nothing waits inside of MPI: messages are polled, so that every wait has an end.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib.metadata
 import os
 import platform
@@ -79,6 +80,8 @@ class World:
     """
 
     def __init__(self, launch: launcher.Launch) -> None:
+        # Inside MPI's own start nothing else bounds the wait for a rank that has ended.
+        faulthandler.dump_traceback_later(MEET_TIMEOUT_S, exit=True)
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:  # no package, or no library
@@ -87,6 +90,8 @@ class World:
                 f"({error}); install it in the environment of {sys.executable}: {INSTALL}, or "
                 f"start one process alone"
             ) from error
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         everyone = MPI.COMM_WORLD
         if everyone.size != launch.size:
             library = MPI.Get_library_version().partition("\n")[0].strip("\0 ")
