@@ -244,7 +244,9 @@ def test_an_error_of_the_script_ends_the_job(mpiexec, script, forks):
 
 TWICE = """
 import sys
-print("above", sys.argv[1:], flush=True)
+# At once: lines of two ranks would mix.
+sys.stdout.write(f"above {sys.argv[1:]}\\n")
+sys.stdout.flush()
 import numpy as np
 import theano.tensor as T
 import synkhronos as synk
@@ -290,5 +292,5 @@ def test_without_the_command_ranks_run_a_script_up_to_fork(mpiexec, script):
 
 
 def test_without_the_command_a_script_that_never_forks_runs_on_every_rank(mpiexec, script):
-    done = ended(mpiexec, script("import synkhronos\nprint('here', flush=True)\n"))
+    done = ended(mpiexec, script("import sys, synkhronos\nsys.stdout.write('here\\n')\n"))
     assert (done.status, done.out) == (0, "here\n" * 2), done.err

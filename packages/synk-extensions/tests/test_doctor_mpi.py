@@ -30,7 +30,7 @@ NO_LAUNCHER = dict.fromkeys(("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM
 EXAMINE = """
 import dataclasses, json
 from synkhronos_cli._doctor.mpi import examine_mpi
-print(json.dumps({item.name: dataclasses.asdict(item) for item in examine_mpi()}), flush=True)
+report = {item.name: dataclasses.asdict(item) for item in examine_mpi()}
 """
 
 
@@ -41,7 +41,8 @@ def needs_mpi() -> None:
 
 def test_this_environment():
     needs_mpi()
-    done = synk_testing.run(EXAMINE, environment={**NO_LAUNCHER, "SYNKHRONOS_BACKEND": None})
+    alone = {**NO_LAUNCHER, "SYNKHRONOS_BACKEND": None}
+    done = synk_testing.run(f"{EXAMINE}print(json.dumps(report))", environment=alone)
     items = json.loads(done.out)
     assert items["mpi4py"]["found"].startswith(f"{version('mpi4py')}, with ")
     assert Path(items["mpi4py"]["found"].rpartition(", ")[2]).is_file()
@@ -55,17 +56,18 @@ def test_ranks_of_a_launcher_are_told_apart_and_end():
     mpiexec = shutil.which("mpiexec.hydra", path=os.path.dirname(sys.executable))
     if mpiexec is None:
         pytest.skip("this environment has no mpiexec of MPICH; pip install mpich")
-    after = "from mpi4py import MPI\nprint(MPI.COMM_WORLD.allreduce(1), flush=True)\n"
+    gather = (
+        "from mpi4py import MPI\n"
+        "reports = MPI.COMM_WORLD.gather(report)\n"
+        "print(json.dumps(reports) if reports else '', end='', flush=True)\n"
+    )
     path = f"{os.path.dirname(mpiexec)}:{os.environ['PATH']}"
     how = {"prefix": [mpiexec, "-n", "2"], "environment": {"PATH": path}, "stacks": False}
-    done = synk_testing.run(EXAMINE + after, **how)
+    done = synk_testing.run(EXAMINE + gather, **how)
     assert done.status == 0, done.err
-    lines = done.out.splitlines()
-    assert lines.count("2") == 2, "MPI is still the ranks' own"
-    reports = [json.loads(line) for line in lines if line != "2"]
-    found = sorted(report["launcher"]["found"] for report in reports)
+    reports = json.loads(done.out)
     told = "mpiexec has started 2 processes; this is rank"
-    assert found == [f"{told} 0", f"{told} 1"]
+    assert [report["launcher"]["found"] for report in reports] == [f"{told} 0", f"{told} 1"]
     assert {item["state"] for report in reports for item in report.values()} == {GOOD}
 
 
