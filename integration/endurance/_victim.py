@@ -24,8 +24,8 @@ import theano
 import theano.tensor as T
 from _victims import STATES
 
+from synk_testing import children, descriptors
 from synk_theano import Runtime
-from synk_theano.testing import child_processes, open_descriptors
 
 GRACE_S = 5.0
 PATIENCE_S = 60.0
@@ -310,14 +310,14 @@ def main() -> None:
         caught = work(json.loads(line))
         gc.collect()
         at = time.monotonic()
-        while child_processes() and time.monotonic() < at + GRACE_S:
+        while children() and time.monotonic() < at + GRACE_S:
             time.sleep(0.002)
         tell(
             "caught",
             **caught,
             alone_s=time.monotonic() - caught["caught_at"],
-            children=len(child_processes()),
-            descriptors=open_descriptors(),
+            children=len(children()),
+            descriptors=len(descriptors()),
             threads=threading.active_count(),
             rss=psutil.Process(os.getpid()).memory_info().rss,
         )

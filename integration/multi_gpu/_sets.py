@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
-import os
-import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from typing import Any
+
+from synk_testing import job_command, why_no_mpi
 
 PROBE_S = 120
 MEMORY_GRACE_S = 20
@@ -74,13 +73,9 @@ class DeviceSet:
         """What runs a Python module, whose arguments follow, with all ranks."""
         if not self.hosts:
             return [sys.executable, "-m", module]
-        names = ",".join(f"host-{i}" for i in range(self.hosts))
-        per_host = str(-(-self.ranks // self.hosts))
-        hosts = ["-launcher", "fork", "-hosts", names, "-ppn", per_host]
-        rank = 'export SYNKHRONOS_NODE=$PMI_HOSTNAME; exec "$@"'
+        per_host = -(-self.ranks // self.hosts)
         program = [sys.executable, "-m", "synkhronos._running", "-m", module]
-        ranks = ["-n", str(self.ranks), "sh", "-c", rank, "rank"]
-        return [str(mpiexec()), *hosts, *ranks, *program]
+        return [*job_command(self.ranks, per_host), *program]
 
     @property
     def needs_cuda(self) -> int:
@@ -121,18 +116,10 @@ def found() -> dict[str, Any]:
     return answer
 
 
-def mpiexec() -> str | None:
-    """MPICH's launcher: of this environment, or of the machine."""
-    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec.hydra")
-    return beside if os.path.exists(beside) else shutil.which("mpiexec.hydra")
-
-
 def missing(device_set: DeviceSet) -> str | None:
     """Why the set cannot be used here, or None if it can."""
     if device_set.hosts:
-        if importlib.util.find_spec("mpi4py") is None:
-            return "mpi4py is not installed"
-        return None if mpiexec() else "there is no mpiexec of MPICH"
+        return why_no_mpi() or None
     if device_set.kind == "cpu":
         return None
     here = found()

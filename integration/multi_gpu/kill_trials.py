@@ -5,7 +5,8 @@
 One trial: a program trains on these devices, a step after the other, with collectives in each.
 After a random time a worker, or the master, gets SIGKILL. Told are the seconds until the program
 has its exception, until no process of it is left, until all memory of the GPUs is free again, as
-`nvidia-smi` says, and the shared memory that is left.
+`nvidia-smi` says, and the shared memory that is left. With `--jobs` there are so many trials at a
+time; then memory is looked at when all have ended.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import signal
 import statistics
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _sets import NOISE_MIB, memory_used
+from _sets import NOISE_MIB, memory_used, wait_for_memory
 
 from synk_testing import Program
 
@@ -33,20 +35,21 @@ PROGRAM = """
 import json, sys, time
 import numpy as np, theano, theano.tensor as T
 import synkhronos as synk
-synk.fork(devices=json.loads(sys.argv[1]), verbose=False)
+synk.fork(devices=json.loads(sys.argv[1]), verbose=False, graphs="always")
 x = T.fmatrix("x")
 w = theano.shared(np.full((2000, 2000), 1e-3, "float32"), name="w")
 g = theano.shared(np.zeros((2000, 2000), "float32"), name="g")
 y = T.tanh(x.dot(w)).dot(w)
-f = synk.function([x], y.mean(), updates=[(g, T.grad(y.mean(), w))])
+f = synk.function([x], y.mean(), updates=[(g, T.grad(y.mean(), w))], name="gradient")
 h = synk.function([], updates=[(w, w - np.float32(0.01) * g)])
 rows = synk.data(np.random.RandomState(0).rand(4000, 2000).astype("float32"))
 def step():
     synk.step(f.delayed(rows), synk.delayed.all_reduce(g), h)
-for _ in range(3):
+for _ in range(6):
     step()
 runtime = synk._default.default()
-print(json.dumps({"workers": list(runtime.worker_pids)}), flush=True)
+graph = synk.stats()["gradient"].graph
+print(json.dumps({"workers": list(runtime.worker_pids), "graph": graph}), flush=True)
 try:
     while True:
         began = time.monotonic()
@@ -63,12 +66,13 @@ def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
 
-def trial(devices: list[str], killed: str, wait_s: float) -> dict[str, Any]:
+def trial(devices: list[str], killed: str, wait_s: float, alone: bool = True) -> dict[str, Any]:
     """One program, from start to end."""
     told: dict[str, Any] = {"killed": killed}
     before, segments = memory_used(), shared_memory()
     with Program(PROGRAM, json.dumps(devices)) as program:
-        workers = program.answer()["workers"]
+        started = program.answer()
+        workers, told["graph"] = started["workers"], started["graph"]
         time.sleep(wait_s)
         told["memory_mib"] = [now - then for now, then in zip(memory_used(), before)]
         at = time.monotonic()
@@ -82,13 +86,14 @@ def trial(devices: list[str], killed: str, wait_s: float) -> dict[str, Any]:
             time.sleep(0.01)
         told["processes_gone_s"] = time.monotonic() - at
         told["processes_left"] = len(program.members())
-        while time.monotonic() < at + LIMIT_S:
+        while alone and time.monotonic() < at + LIMIT_S:
             after = memory_used()
             if all(now <= then + NOISE_MIB for now, then in zip(after, before)):
                 break
-        told["memory_free_s"] = time.monotonic() - at
-        told["memory_left_mib"] = [now - then for now, then in zip(memory_used(), before)]
-        left = shared_memory() - segments
+        if alone:
+            told["memory_free_s"] = time.monotonic() - at
+            told["memory_left_mib"] = [now - then for now, then in zip(memory_used(), before)]
+        left = shared_memory() - segments if alone else set()
         # Without content, and swept by the next program that starts.
         told["locks_left"] = len([name for name in left if name.endswith(".lock")])
         told["segments_left"] = sorted(name for name in left if not name.endswith(".lock"))
@@ -102,7 +107,7 @@ def is_right(told: dict[str, Any], last: int) -> bool:
         raised = told.get("type"), told.get("rank"), told.get("signal")
         if raised != ("WorkerDied", last, "SIGKILL"):
             return False
-    free = all(left <= NOISE_MIB for left in told["memory_left_mib"])
+    free = all(left <= NOISE_MIB for left in told.get("memory_left_mib", []))
     return free and not told["processes_left"] and not told["segments_left"]
 
 
@@ -112,17 +117,29 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--devices", nargs="+", default=["cuda0", "cuda1"])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--budget-s", type=float, default=600, help="no trial begins after that")
     parser.add_argument("--json", type=Path, help="write the results there")
     options = parser.parse_args()
-    rng, end, done = random.Random(options.seed), time.monotonic() + options.budget_s, []
-    for number in range(options.trials):
+    rng, end = random.Random(options.seed), time.monotonic() + options.budget_s
+    waits = [rng.uniform(0.1, 1.5) for _ in range(options.trials)]
+    before, segments = memory_used(), shared_memory()
+
+    def run(number: int) -> dict[str, Any] | None:
         if time.monotonic() > end:
-            break
-        told = trial(options.devices, ["worker", "master"][number % 2], rng.uniform(0.1, 1.5))
+            return None
+        killed = ["worker", "master"][number % 2]
+        told = trial(options.devices, killed, waits[number], options.jobs == 1)
         told["right"] = is_right(told, len(options.devices) - 1)
-        done.append(told)
         print(json.dumps(told), flush=True)
+        return told
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        done = [told for told in pool.map(run, range(options.trials)) if told]
+    trouble = wait_for_memory(before)
+    left = [name for name in shared_memory() - segments if not name.endswith(".lock")]
+    replayed = sum(told["graph"] == "replayed" for told in done)
+    print(f"{len(done)} trials, {replayed} under replay; left: {trouble or 'no memory'}, {left}")
     if options.json:
         options.json.write_text(json.dumps(done), encoding="utf-8")
     for killed in ("worker", "master"):
@@ -133,7 +150,8 @@ def main() -> int:
                     f"{killed} killed, {what}: {len(times)} trials, median "
                     f"{statistics.median(times):.3f}, worst {max(times):.3f}"
                 )
-    return 0 if done and all(told["right"] for told in done) else 1
+    right = bool(done) and all(told["right"] for told in done) and not trouble and not left
+    return 0 if right else 1
 
 
 if __name__ == "__main__":

@@ -233,5 +233,78 @@ tell(result=result)
         assert first in result["text"], result
 
 
+# Far more than float32's rounding of these sums, far less than TF32's.
+FULL = 2e-5
+
+
+@pytest.mark.parametrize("precision", ["default", "float32", "tf32"])
+def test_the_precision_of_products_is_that_of_the_setting_in_all_ranks(device_set, precision):
+    """Called plainly, and replayed; compared with float64 of NumPy."""
+    if device_set.kind != "cuda":
+        pytest.skip("no such setting")
+    told = ended_well(
+        run_program(
+            device_set,
+            f"""
+import theano.gpuarray.dnn
+fork(precision={precision!r}, graphs="always")
+rng = np.random.RandomState(1)
+images = rng.standard_normal((4 * N, 64, 14, 14)).astype("float32")
+filters = rng.standard_normal((128, 64, 1, 1)).astype("float32")
+x, f = T.ftensor4("x"), theano.shared(filters, name="f")
+w = theano.shared(rng.standard_normal((64 * 14 * 14, 256)).astype("float32"), name="w")
+outputs = [(T.nnet.conv2d(x, f), "gather"), (T.dot(x.flatten(2), w), "gather")]
+both = synk.function([x], outputs, name="both")
+exact = [np.einsum("nchw,kc->nkhw", images, filters[:, :, 0, 0].astype("float64")),
+         images.reshape(4 * N, -1).astype("float64").dot(w.get_value())]
+errors = []
+for _ in range(6):
+    found = both(images)
+    # Of each rank's rows.
+    errors.append([[float(np.linalg.norm(a - b) / np.linalg.norm(b))
+                    for a, b in zip(np.split(one, N), np.split(other, N))]
+                   for one, other in zip(found, exact)])
+stats = synk.stats()
+tell(errors=errors, graph=stats["both"].graph, precision=stats.precision)
+""",
+            NVIDIA_TF32_OVERRIDE="",
+            SYNKHRONOS_PRECISION="",
+        )
+    )
+    assert told["precision"] == precision
+    assert told["graph"] == "replayed", told
+    for convolution, product in told["errors"]:
+        assert all(error < 2e-3 for error in convolution + product), told
+        if precision == "float32":
+            assert all(error < FULL for error in convolution), told
+        if precision == "tf32":
+            assert all(error > FULL for error in product), told
+        else:
+            assert all(error < FULL for error in product), told
+
+
+def test_full_precision_that_comes_too_late_is_refused_with_a_cure(device_set):
+    if device_set.kind != "cuda":
+        pytest.skip("no such setting")
+    first = device_set.devices[0] if device_set.devices else "cuda0"
+    told = ended_well(
+        run_program(
+            device_set,
+            f"""
+import theano.gpuarray
+theano.gpuarray.use({first!r})
+tell(late=attempt(fork, precision="float32"))
+synk.close()
+os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
+tell(excluded=attempt(fork, precision="tf32"))
+""",
+            NVIDIA_TF32_OVERRIDE="",
+        )
+    )
+    assert told["late"]["error"] == "StartError", told
+    assert "before the program starts" in told["late"]["text"], told
+    assert told["excluded"]["error"] == "InputValueError", told
+
+
 def _visible() -> str:
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")

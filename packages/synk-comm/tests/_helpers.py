@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 from synk_comm import create_group, join
@@ -43,3 +44,12 @@ def join_in_threads(size, backend):
     with create_group(size, backend) as group:
         seats = [SimpleNamespace(rank=rank, abort=lambda _: None) for rank in range(size)]
         return in_threads(seats, lambda seat: join(group.ticket(seat.rank), timeout_s=20))
+
+
+def pids_in(folder, count, limit_s=60.0):
+    """Wait for files named by process ids; return these."""
+    deadline = time.monotonic() + limit_s
+    while len(os.listdir(folder)) < count:
+        assert time.monotonic() < deadline, os.listdir(folder)
+        time.sleep(0.02)
+    return [int(name) for name in os.listdir(folder)]

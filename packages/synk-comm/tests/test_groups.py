@@ -97,7 +97,7 @@ def test_zmq_folder_goes_with_its_maker():
 def test_wrong_sizes_ranks_backends_and_tickets():
     with pytest.raises(ValueError, match="at least 1"):
         create_group(0)
-    with pytest.raises(ValueError, match=r"unknown backend 'gloo'; expected one of 'auto', "):
+    with pytest.raises(ValueError, match="unknown backend 'gloo'; expected one of"):
         create_group(2, "gloo")
     with pytest.raises(ValueError, match="at least 1"):
         local_group(0)

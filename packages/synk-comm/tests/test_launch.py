@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 import pytest
-from _helpers import environment
+from _helpers import environment, pids_in
 
 import synk_comm
 from synk_comm import CommTimeout, PeerLost, RankDied, RankFailed, launch
@@ -39,15 +39,6 @@ def run_program(path, *args):
         text=True,
         timeout=LIMIT_S,
     )
-
-
-def read_pids(folder, count):
-    """Wait for files named by process ids."""
-    deadline = time.monotonic() + LIMIT_S
-    while len(os.listdir(folder)) < count:
-        assert time.monotonic() < deadline, os.listdir(folder)
-        time.sleep(0.02)
-    return [int(name) for name in os.listdir(folder)]
 
 
 # -- what comes back ----------------------------------------------------------------------
@@ -155,7 +146,7 @@ def test_first_cause_is_told_from_its_victims(how, cause, exitcode, text, tmp_pa
     if not died:
         assert f"in fail\n    {'sys.exit(4)' if how == 'exit' else 'raise '}" in error.traceback
         assert "_processes/rank.py" not in error.traceback
-    pids = read_pids(tmp_path, 2)
+    pids = pids_in(tmp_path, 2)
     wait_gone(pids)
 
 
@@ -419,7 +410,7 @@ def test_nobody_outlives_a_killed_parent(tmp_path, how):
     path = program(tmp_path, RANKS_WITH_CHILDREN)
     parent = subprocess.Popen([sys.executable, path, str(pids), how], env=environment())
     try:
-        family = read_pids(pids, 4)
+        family = pids_in(pids, 4)
         time.sleep(0.2)
         assert all(map(is_there, family))
     finally:
@@ -442,7 +433,7 @@ def test_nobody_outlives_a_killed_parent_that_has_threads(tmp_path):
             arguments = [sys.executable, path, str(pids), "running"]
             parents.append(subprocess.Popen(arguments, env=environment()))
         for number in range(3):
-            family += read_pids(tmp_path / f"pids{number}", 8)
+            family += pids_in(tmp_path / f"pids{number}", 8)
         assert all(map(is_there, family))
     finally:
         for parent in parents:
@@ -463,7 +454,7 @@ def test_interrupt_goes_to_the_ranks_once(tmp_path):
         text=True,
     )
     try:
-        family = read_pids(pids, 4)
+        family = pids_in(pids, 4)
         time.sleep(0.2)
         parent.send_signal(signal.SIGINT)
         _, error = parent.communicate(timeout=LIMIT_S)

@@ -819,6 +819,139 @@ def test_a_closed_peer_is_lost_and_a_closed_communicator_closed():
     assert fake.destroyed == [1]
 
 
+class PygpuLike(CudaArray):
+    """As libgpuarray's, in which some communicators look less closely the second time."""
+
+    offset = typecode = 0
+    context = None
+    itemsize = 8
+    flags = {"WRITEABLE": True}  # noqa: RUF012 - never changed
+
+    @property
+    def gpudata(self):
+        return self._memory.pointer
+
+    @property
+    def strides(self):
+        return tuple(8 * int(np.prod(self.shape[k + 1 :])) for k in range(len(self.shape)))
+
+    @strides.setter
+    def strides(self, _):
+        pass
+
+    def fill(self, value):
+        host = np.full(self.shape, float(value))
+        with self._driver.entered(self.device):
+            self._driver.upload(self.gpudata, host.__array_interface__["data"][0], host.nbytes)
+
+
+def test_an_all_reduce_that_is_made_again_is_of_what_the_arrays_hold_then(pair):
+    def run(comm):
+        x, out = (PygpuLike.of(pair.fake.gpus, np.ones((2, 3)), comm.device) for _ in range(2))
+        for turn in range(1, 5):
+            x.fill(turn + comm.rank)
+            for op, weight, right in (
+                ("sum", None, 2 * turn + 1),
+                ("avg", None, turn + 0.5),
+                ("avg", 1.0 + comm.rank, turn + 2 / 3),
+                ("max", None, turn + 1),
+            ):
+                assert comm.all_reduce(x, op, weight=weight, out=out) is out
+                np.testing.assert_allclose(read(comm, out), right)
+        assert len(comm._repeated) == 1
+        # The one that is there now may have the address of one that is gone.
+        for turn in range(20):
+            x = PygpuLike.of(pair.fake.gpus, np.full(2 + turn, comm.rank), comm.device)
+            comm.all_reduce(x, out=x)
+            np.testing.assert_array_equal(read(comm, x), np.ones(2 + turn))
+
+    pair.run(run)
+
+
+def test_an_array_that_has_changed_its_form_is_looked_at_anew(pair):
+    def run(comm):
+        x = PygpuLike.of(pair.fake.gpus, np.ones((2, 3)), comm.device)
+        for _ in range(3):
+            comm.all_reduce(x, out=x)
+        if comm.rank:
+            x.shape = (6,)
+        with pytest.raises(MismatchError):
+            comm.all_reduce(x, out=x)
+        x.shape = (3,)
+        comm.all_reduce(x, out=x)
+        np.testing.assert_array_equal(read(comm, x), np.full(3, 16.0))
+        x.shape = (2, 3)
+        np.testing.assert_array_equal(read(comm, x), [[16.0] * 3, [8.0] * 3])
+
+    pair.run(run)
+
+
+def test_a_repeated_call_beside_another_one_is_a_mismatch(pair):
+    def run(comm):
+        x, y = (PygpuLike.of(pair.fake.gpus, np.ones(3), comm.device) for _ in range(2))
+        for _ in range(3):
+            comm.all_reduce(x, "max", out=y)
+        with pytest.raises(MismatchError):
+            comm.all_reduce(x, "min" if comm.rank else "max", out=y)
+        comm.all_reduce(x, "max", out=y)
+
+    pair.run(run)
+
+
+def test_whoever_ends_a_group_waits_for_nccl_also_if_the_guard_was_first():
+    fake, comms = open_group(2)
+    link = comms[0]._link
+    release, plain = threading.Event(), fake.comm_abort
+
+    def slow(handle):
+        release.wait(20)
+        plain(handle)
+
+    fake.comm_abort = slow
+    link.abort()  # as the guard does, which does not wait
+    timer = threading.Timer(0.2, release.set)
+    timer.start()
+    link.abort(20)
+    assert fake.aborted == [0]
+    timer.join()
+    comms[0].abort("the end")
+    in_threads(comms, lambda comm: comm.close())
+
+
+ENDING = """
+import os, threading, time
+from _fake_nccl import FakeNccl
+from synk_comm import local_group, nccl
+from synk_comm.testing import in_threads
+
+fake = FakeNccl(2)
+hosts = local_group(2, timeout_s=20)
+comms = in_threads(hosts, lambda host: nccl(host, binding=fake, driver=fake.gpus))
+begun = threading.Event()
+
+def slow(handle):
+    begun.set()
+    time.sleep(0.3)
+    os.write(1, b"left NCCL\\n")
+
+fake.comm_abort = slow
+comms[0].abort("given up")
+begun.wait(20)
+"""
+
+
+def test_a_process_does_not_end_while_a_thread_of_it_ends_nccl():
+    """Libraries take themselves apart at the exit: who is inside one of them then may crash."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING],
+        cwd=os.path.dirname(__file__),
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith(b"left NCCL\n")
+
+
 def test_abort_ends_a_wait_for_a_peer():
     def run(comm, fake):
         x = CudaArray.of(fake.gpus, np.ones(2), comm.device)

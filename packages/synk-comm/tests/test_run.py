@@ -11,7 +11,7 @@ import textwrap
 import time
 
 import pytest
-from _helpers import environment
+from _helpers import environment, pids_in
 
 from synk_comm.run import main
 from synk_testing import is_there, wait_gone
@@ -59,15 +59,6 @@ def start(*args, **options):
         stderr=subprocess.PIPE,
         **options,
     )
-
-
-def pids_written(folder, count):
-    """Wait for files named by process ids."""
-    deadline = time.monotonic() + LIMIT_S
-    while len(os.listdir(folder)) < count:
-        assert time.monotonic() < deadline, os.listdir(folder)
-        time.sleep(0.02)
-    return [int(name) for name in os.listdir(folder)]
 
 
 # -- output and input ---------------------------------------------------------------------
@@ -153,7 +144,7 @@ def test_a_reader_that_leaves_ends_all(script, tmp_path):
             print("x" * 1000)
     """)
     process = start("-n", 2, path)
-    family = pids_written(pids, 2)
+    family = pids_in(pids, 2)
     process.stdout.read(100)
     process.stdout.close()
     assert process.wait(LIMIT_S) == 128 + signal.SIGPIPE
@@ -268,7 +259,7 @@ def test_exit_code_is_that_of_the_first_cause(script, tmp_path, how, code, said)
     assert "\n  rank 0: PeerLost: rank 1" in error
     assert "\n  rank 2: was ended while it was still running" in error
     assert "runpy" not in error
-    wait_gone(pids_written(pids, 2))
+    wait_gone(pids_in(pids, 2))
 
 
 def test_innocent_ranks_say_one_line_each(script):
@@ -367,7 +358,7 @@ def waiting(script, tmp_path):
         )
         processes.append(process)
         assert process.stdout.readline() == b"[0] ready\n"
-        return process, pids_written(folder, 2)
+        return process, pids_in(folder, 2)
 
     yield begin
     for process in processes:

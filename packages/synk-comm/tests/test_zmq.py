@@ -1,4 +1,4 @@
-"""The zmq fabric itself: parts, pieces, smaller groups, memory that is lent, and its failures."""
+"""The zmq fabric itself: parts, pieces, smaller groups, and its failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import pytest
 import zmq
 
 from synk_comm import AbortedError, CommTimeout, JoinError, PeerLost, local_group
-from synk_comm._backends.zmq import frames
 from synk_comm._backends.zmq.fabric import ZmqFabric
 from synk_comm._system.folder import SocketFolder
 from synk_comm.testing import in_threads, run_ranks
@@ -114,7 +113,6 @@ def test_what_was_not_sent_cannot_be_read(trio):
 
 
 def test_what_was_read_stays_until_the_next_round_although_the_sender_goes_on(pair):
-    """Slots are lent to ZeroMQ: a sender that is a round ahead must not change what arrived."""
     nbytes = pair[0].slot_bytes
 
     def run(fabric):
@@ -127,35 +125,6 @@ def test_what_was_read_stays_until_the_next_round_although_the_sender_goes_on(pa
             assert theirs.min() == theirs.max() == turn
 
     together(pair, run)
-
-
-def test_without_the_library_frames_are_copied(monkeypatch):
-    monkeypatch.setattr(frames, "_library", lambda: None)
-    fabrics = wired(2)
-
-    def run(fabric):
-        fabric.slot()[:] = fabric.rank + 1
-        fabric.sync(None, fabric.slot_bytes, soon())
-        return int(fabric.read(1 - fabric.rank, 0, fabric.slot_bytes).min())
-
-    assert together(fabrics, run) == [2, 1]
-    for fabric in fabrics:
-        fabric.close()
-
-
-def test_lent_memory_outlives_a_fabric_that_is_forgotten():
-    lender = frames.Lender()
-    if lender._library is None:
-        pytest.skip("libzmq cannot be reached by ctypes here: frames are copied")
-    array = lender.make(100_000)
-    array[:] = 7
-    watched = array.ctypes.data
-    seen = np.lib.stride_tricks.as_strided(array, array.shape)
-    del lender, array
-    gc.collect()
-    assert seen.ctypes.data == watched
-    assert seen.base is not None
-    assert (seen == 7).all()
 
 
 # -- pieces ---------------------------------------------------------------------------------

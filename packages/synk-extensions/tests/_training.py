@@ -11,7 +11,7 @@ from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
-from synk_theano.testing import child_processes
+from synk_testing import children
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     Callback,
@@ -119,13 +119,13 @@ class StopAt(Callback):
 
 @contextlib.contextmanager
 def forked(n, **settings):
-    before = child_processes()
+    before = children()
     synk.fork(n, use_gpu=False, verbose=False, **settings)
     try:
         yield
     finally:
         synk.close()
-    assert child_processes() <= before
+    assert children() <= before
 
 
 def parallel(folder=None, stop=None, **kind):

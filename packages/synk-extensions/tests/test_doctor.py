@@ -446,6 +446,25 @@ def test_which_functions_are_replayed(look, monkeypatch, given, driver, state, t
     assert text in item.found
 
 
+@pytest.mark.parametrize(
+    "ours, nvidias, state, text",
+    [
+        ("", "", GOOD, "cuDNN may round factors of convolutions to TF32"),
+        ("tf32", "", GOOD, "by SYNKHRONOS_PRECISION"),
+        ("float32", "", GOOD, "full, by SYNKHRONOS_PRECISION"),
+        ("", "0", GOOD, "full, by NVIDIA_TF32_OVERRIDE=0"),
+        ("tf32", "0", WARNING, "SYNKHRONOS_PRECISION=tf32, but NVIDIA_TF32_OVERRIDE=0"),
+        ("half", "", WARNING, "SYNKHRONOS_PRECISION=half is no precision"),
+    ],
+)
+def test_the_precision_of_float32(look, monkeypatch, ours, nvidias, state, text):
+    monkeypatch.setenv("SYNKHRONOS_PRECISION", ours)
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", nvidias)
+    item = next(item for item in look({}) if item.name == "float32")
+    assert item.state == state
+    assert text in item.found
+
+
 def test_libraries_of_other_pythons_are_offered(look, monkeypatch, tmp_path: Path):
     look({})
     monkeypatch.setattr(gpu, "other_pythons", lambda: ["/opt/torch/nvidia"])

@@ -8,7 +8,8 @@ import theano
 import theano.tensor as T
 
 import synkhronos as synk
-from synk_theano.testing import nothing_left
+from synk_shm.testing import no_segments_left
+from synk_testing import BUT_PROCESSES, nothing_left
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, make_train_function_theano
 
@@ -17,7 +18,7 @@ ROWS = 11
 
 @pytest.fixture(scope="module", autouse=True)
 def three():
-    with nothing_left():
+    with nothing_left(without=BUT_PROCESSES), no_segments_left():
         synk.fork(3, use_gpu=False, verbose=False)
         yield
         synk.close()

@@ -23,7 +23,7 @@ from lasagne.layers import (
 from theano.compile.ops import as_op
 
 import synkhronos as synk
-from synk_theano.testing import child_processes
+from synk_testing import children
 from synkhronos import in_graph
 from synkhronos.extensions import updates
 from synkhronos.extensions.lasagne import SyncBatchNormLayer, convert, sync_batch_norm
@@ -149,11 +149,11 @@ def largest(pairs):
 )
 def processes(request):
     """Fork."""
-    before = child_processes()
+    before = children()
     assert synk.fork(request.param, use_gpu=False, verbose=False) == request.param
     yield request.param
     synk.close()
-    assert child_processes() <= before
+    assert children() <= before
 
 
 with_three = pytest.mark.parametrize("processes", [3], indirect=True, ids=["3-processes"])

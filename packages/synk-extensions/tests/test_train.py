@@ -8,7 +8,7 @@ import theano
 import theano.tensor as T
 
 import synkhronos as synk
-from synk_theano.testing import child_processes
+from synk_testing import children
 from synkhronos.extensions import updates
 from synkhronos.extensions.batches import index_batches
 from synkhronos.extensions.train import (
@@ -72,12 +72,12 @@ def twins(rule, flat=None, **settings):
 )
 def processes(request):
     """Fork; a parameter is the number of processes, or (that number, the master's rank)."""
-    before = child_processes()
+    before = children()
     n, master = request.param if isinstance(request.param, tuple) else (request.param, 0)
     assert synk.fork(n, use_gpu=False, master_rank=master, verbose=False) == n
     yield n
     synk.close()
-    assert child_processes() <= before
+    assert children() <= before
 
 
 # What does not depend on the number of processes is tested with two.

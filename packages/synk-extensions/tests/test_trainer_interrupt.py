@@ -23,7 +23,7 @@ import theano
 import theano.tensor as T
 from _training import Model, dataset
 import synkhronos as synk
-from synk_theano.testing import child_processes
+from synk_testing import children
 from synkhronos.extensions.train import Callback, Trainer, make_train_function
 from synkhronos.extensions.train import make_train_function_theano
 
@@ -80,7 +80,7 @@ try:
 except KeyboardInterrupt:
     print("KeyboardInterrupt", flush=True)
 synk.close()
-print("children", len(child_processes()), flush=True)
+print("children", len(children()), flush=True)
 """
 
 

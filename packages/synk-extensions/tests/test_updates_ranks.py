@@ -9,7 +9,7 @@ from _update_graphs import largest_difference, loss_of, make_params
 from _update_problem import numpy_gradients, start_values
 
 import synkhronos as synk
-from synk_theano.testing import child_processes
+from synk_testing import children
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, make_train_function_theano
 
@@ -22,11 +22,11 @@ BATCHES = [10, 2, 7, 1, 6, 11]
 
 @pytest.fixture(scope="module", autouse=True)
 def processes():
-    before = child_processes()
+    before = children()
     assert synk.fork(RANKS, use_gpu=False, verbose=False) == RANKS
     yield
     synk.close()
-    assert child_processes() <= before
+    assert children() <= before
 
 
 def _batches():

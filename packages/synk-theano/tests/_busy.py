@@ -13,10 +13,10 @@ import cloudpickle
 import numpy as np
 import pytest
 import theano.tensor as T
+from _leaks import no_ranks_left
 from theano.compile.ops import as_op
 
 from synk_theano import Runtime
-from synk_theano.testing import nothing_left
 
 # Workers do not find the folder of the tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -57,7 +57,7 @@ def computing(act, size=2):
         return values
 
     x = T.dvector("x")
-    with nothing_left():
+    with no_ranks_left():
         runtime = Runtime(size)
         f = runtime.function([x], (behave(x), "gather"), mode="FAST_COMPILE")
         f(np.zeros(size))

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import cloudpickle
 import pytest
+from _leaks import no_ranks_left
 
 from synk_testing import Zygote
 from synk_theano import Runtime
-from synk_theano.testing import nothing_left
 
 ALL = os.environ.get("SYNK_TESTS") == "all"
 
@@ -44,7 +44,7 @@ def frozen():
 @pytest.fixture(scope="session", autouse=True)
 def no_leaks():
     """No child process and no shared memory is left when all tests are done."""
-    with nothing_left():
+    with no_ranks_left():
         yield
 
 
@@ -52,7 +52,7 @@ def no_leaks():
 def zygote():
     """A process that has imported Theano and this package: to fork programs from takes no time.
 
-    What is about the start itself is started: by `synk_theano.testing.run_script`.
+    What is about the start itself is started: by `synk_testing.run`.
     """
     with Zygote("import synk_shm, synk_theano, theano, theano.tensor") as made:
         yield made

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _leaks import no_ranks_left
 from theano.compile.ops import as_op
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 from theano.tensor.shared_randomstreams import RandomStreams
@@ -35,7 +36,6 @@ from synk_theano.exceptions import (
     WorkerDied,
     WorkerFailed,
 )
-from synk_theano.testing import nothing_left
 
 x = T.dvector("x")
 
@@ -173,7 +173,7 @@ def test_a_rank_without_rows_gets_back_what_a_collective_has_changed(trio):
 
 
 def test_what_interrupts_after_all_are_done_closes_and_never_undoes_one_rank_alone(monkeypatch):
-    with nothing_left(), Runtime(2) as runtime:
+    with no_ranks_left(), Runtime(2) as runtime:
         s = theano.shared(np.zeros(()), name="s")
         f = runtime.function([x], updates=[(s, s + x.sum())], **FAST)
         f(np.ones(2))
@@ -358,7 +358,7 @@ def test_a_worker_that_dies_is_told_also_without_atomic_calls():
         return values
 
     s = theano.shared(0.0, name="s")
-    with nothing_left():
+    with no_ranks_left():
         runtime = Runtime(2, atomic=False)
         f = runtime.function([x], (deadly(x).sum(), "sum"), updates=[(s, s + 1)], **FAST)
         f(np.zeros(2))
@@ -421,7 +421,7 @@ def test_an_interrupt_out_of_a_call_means_that_it_did_not_happen(size, atomic):
     """Wherever Ctrl-C comes; and one that comes too late is raised when the result is there."""
     count = theano.shared(0, "count")
     usual = signal.getsignal(signal.SIGINT)
-    with nothing_left(), Runtime(size, atomic=atomic) as runtime:
+    with no_ranks_left(), Runtime(size, atomic=atomic) as runtime:
         f = runtime.function([x], (x.sum(), "sum"), updates=[(count, count + 1)])
         f(np.ones(4))
         functions = [Function.__call__, Executor.perform, Controller.run, Rank._finish]
@@ -554,7 +554,7 @@ def test_an_interrupt_of_the_start_leaves_nothing_behind(step):
     place, struck, started = 0, True, []
     while struck:
         place += step
-        with nothing_left():
+        with no_ranks_left():
             struck, _, interrupted = strike_at(place, STARTS, lambda: started.append(Runtime(2)))
             assert interrupted == bool(struck)
             assert not (interrupted and started), struck

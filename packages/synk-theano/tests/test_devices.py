@@ -266,7 +266,7 @@ def test_arrays_in_too_large_a_memory_are_not_locked_and_a_refusal_is_not_for_ev
 
 
 def test_outputs_that_are_no_arrays_are_the_masters_own():
-    from synk_theano._rank.collect import collect_on_device
+    from synk_theano._rank.outputs import collect_on_device
 
     assert collect_on_device(None, 0, [None], [[1, 2]], 1.0) == [[1, 2]]
 

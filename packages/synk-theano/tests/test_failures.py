@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _leaks import no_ranks_left
 from theano.compile.ops import as_op
 
 import synk_comm
 from synk_comm.cuda import CudaError
+from synk_testing import descriptors, wait_gone
 from synk_theano import Runtime, flight
 from synk_theano.exceptions import (
     Closed,
@@ -31,7 +33,6 @@ from synk_theano.exceptions import (
     WorkerFailed,
     WorkerStalled,
 )
-from synk_theano.testing import nothing_left, open_descriptors, wait_gone
 
 x = T.vector("x")
 
@@ -252,7 +253,7 @@ def test_a_function_that_cannot_be_pickled_is_named_and_does_no_harm(pair):
 
 def test_a_runtime_closes_at_once_after_a_failure():
     x, y = misbehaving(fail)
-    with nothing_left():
+    with no_ranks_left():
         with Runtime(2) as runtime:
             f = runtime.function([x], (y, "gather"), mode="FAST_COMPILE")
             with pytest.raises(WorkerFailed, match="cannot stand"):
@@ -271,7 +272,7 @@ def test_a_runtime_closes_at_once_after_a_failure():
 )
 def test_a_killed_worker_ends_the_call_at_once(number):
     x, y = misbehaving(lambda values, n=int(number): os.kill(os.getpid(), n))
-    with nothing_left():
+    with no_ranks_left():
         runtime = Runtime(3)
         f = runtime.function([x], (y, "gather"), name="deadly")
         data = runtime.data(np.zeros(6))
@@ -320,7 +321,7 @@ def test_a_worker_that_exits_is_no_success():
 def test_an_exit_status_that_the_program_has_taken_is_not_made_up(how):
     """For subprocess it would be 0."""
     before = signal.getsignal(signal.SIGCHLD)
-    with nothing_left():
+    with no_ranks_left():
         runtime = Runtime(2)
         runtime.distribute()
         (pid,) = runtime.worker_pids
@@ -350,7 +351,7 @@ def test_an_exception_out_of_a_signal_handler_in_a_worker_names_it():
         signal.signal(signal.SIGUSR2, fail)
 
     x, y = misbehaving(handle)
-    with nothing_left():
+    with no_ranks_left():
         runtime = Runtime(2)
         f = runtime.function([x], (y, "gather"))
         f(np.array([0.0, 1.0]))
@@ -375,7 +376,7 @@ def test_a_program_in_a_folder_that_was_removed_is_told_so(zygote, tmp_path):
 
 def test_a_worker_that_is_too_late_is_named():
     x, y = misbehaving(lambda values: time.sleep(60))
-    with nothing_left():
+    with no_ranks_left():
         runtime = Runtime(2, timeout_s=1.0)
         runtime.distribute()
         f = runtime.function([x], (y, "gather"), name="sleepy")
@@ -391,13 +392,13 @@ def test_a_worker_that_is_too_late_is_named():
 @pytest.mark.parametrize("seconds", [0, -1, "60", None, float("nan")])
 @pytest.mark.parametrize("what", ["timeout_s", "stall_s"])
 def test_a_time_that_nobody_can_wait_is_refused(what, seconds):
-    with nothing_left(), pytest.raises(InputValueError, match=f"{what}: got .*above 0"):
+    with no_ranks_left(), pytest.raises(InputValueError, match=f"{what}: got .*above 0"):
         Runtime(2, **{what: seconds})
 
 
 def test_a_stall_is_told_while_it_lasts():
     x, y = misbehaving(lambda values: time.sleep(1))
-    with nothing_left(), Runtime(3, stall_s=0.3) as runtime:
+    with no_ranks_left(), Runtime(3, stall_s=0.3) as runtime:
         f = runtime.function([x], (y, "gather"), name="slow")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", StallWarning)  # on a busy machine starting stalls, too
@@ -444,7 +445,8 @@ import os, signal, threading, time
 import numpy as np, theano, theano.tensor as T
 from theano.compile.ops import as_op
 from synk_theano import Runtime
-from synk_theano.testing import nothing_left
+from synk_shm.testing import no_segments_left
+from synk_testing import BUT_PROCESSES, nothing_left
 
 @as_op([T.dvector], [T.dvector])
 def slow(values):
@@ -468,7 +470,7 @@ def test_ctrl_c_interrupts_the_workers_and_all_goes_on(run_script):
     """Ctrl-C while the master waits for a worker: KeyboardInterrupt, and nothing has changed."""
     code = """
 s = theano.shared(np.zeros(()), "s")
-with nothing_left():
+with nothing_left(without=BUT_PROCESSES), no_segments_left():
     runtime = Runtime(2)
     f = runtime.function([x], (slow(x), "gather"), updates=[(s, s + 1)])
     f(np.zeros(2))
@@ -490,7 +492,7 @@ with nothing_left():
 
 def test_ctrl_c_finds_the_runtime_that_waits(run_script):
     code = """
-with nothing_left():
+with nothing_left(without=BUT_PROCESSES), no_segments_left():
     runtimes = [Runtime(2) for _ in range(3)]
     functions = [r.function([x], (slow(x), "gather")) for r in runtimes]
     for f in functions:
@@ -517,7 +519,7 @@ with nothing_left():
 def test_ctrl_c_ends_what_does_not_listen(run_script, strikes):
     """A worker that computes in C cannot be interrupted, as here in one long sum."""
     code = f"""
-with nothing_left():
+with nothing_left(without=BUT_PROCESSES), no_segments_left():
     runtime = Runtime(2)
     f = runtime.function([x], (slow(x), "gather"))
     f(np.zeros(2))
@@ -563,7 +565,7 @@ f(data)
 print(*runtime.worker_pids, flush=True)
 {end}
 """
-    with nothing_left():
+    with no_ranks_left():
         _, out, _ = run_script(code)
         pids = [int(pid) for pid in out.split()]
         assert len(pids) == 1
@@ -572,7 +574,7 @@ print(*runtime.worker_pids, flush=True)
 
 def test_a_worker_that_cannot_start_is_named_with_the_cause(monkeypatch):
     monkeypatch.setenv("THEANO_FLAGS", "floatX=nonsense")
-    with nothing_left():
+    with no_ranks_left():
         runtime = Runtime(2)
         with pytest.raises(StartError, match=r"(?s)rank 1.*nonsense"):
             runtime.distribute()
@@ -586,9 +588,9 @@ def test_opening_and_closing_leaks_no_descriptors():
             runtime.function([x], x.mean(), mode="FAST_COMPILE")(np.ones(4))
 
     once()
-    before = open_descriptors()
+    before = len(descriptors())
     once()
-    assert open_descriptors() <= before
+    assert len(descriptors()) <= before
 
 
 @pytest.mark.parametrize(
@@ -600,7 +602,7 @@ def test_opening_and_closing_leaks_no_descriptors():
 )
 def test_who_is_lost_while_ranks_join_is_named_as_ever(monkeypatch, error, expected):
     """Also where its connection ended before anybody had looked at its process."""
-    with nothing_left(), Runtime(2) as runtime:
+    with no_ranks_left(), Runtime(2) as runtime:
 
         def join(*_args, **_kwargs):
             if expected is WorkerDied:
@@ -618,7 +620,7 @@ def test_who_is_lost_while_ranks_join_is_named_as_ever(monkeypatch, error, expec
 
 
 def test_closing_right_after_the_start_is_quick():
-    with nothing_left():
+    with no_ranks_left():
         runtime = Runtime(4)
         start = time.monotonic()
         runtime.close()
@@ -670,7 +672,7 @@ def test_an_interrupt_between_sending_and_doing_ends_the_runtime(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runtime._rank.line, "give", interrupt)
-    with nothing_left(), pytest.raises(KeyboardInterrupt):
+    with no_ranks_left(), pytest.raises(KeyboardInterrupt):
         f(np.ones(2))
     with pytest.raises(Closed, match="KeyboardInterrupt in"):
         f(np.ones(2))
@@ -694,7 +696,7 @@ def test_a_second_interrupt_while_the_first_lets_the_workers_go_ends_the_runtime
 def test_a_forked_child_cannot_use_its_parents_runtime_and_does_it_no_harm(pair):
     f = pair.function([x], (x, "gather"))
     f(np.zeros(2))
-    staged = [copied._target for plan in f._planner._plans.values() for copied in plan.copies]
+    staged = [copied._target for plan in f.planner._plans.values() for copied in plan.copies]
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

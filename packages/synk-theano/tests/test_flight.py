@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _leaks import no_ranks_left
 from hypothesis import given
 from hypothesis import strategies as st
 from theano.compile.ops import as_op
@@ -18,7 +19,6 @@ from theano.compile.ops import as_op
 from synk_theano import Runtime, flight
 from synk_theano._watch.flight import KINDS, RECORDS, WORDS, ActOutcome, Flight, Phase
 from synk_theano.exceptions import WorkerDied, WorkerFailed
-from synk_theano.testing import nothing_left
 
 x = T.dvector("x")
 
@@ -91,7 +91,7 @@ def fail():
 
 def test_a_failure_writes_what_every_rank_did(records):
     x, y = obedient(fail)
-    with nothing_left(), Runtime(3) as runtime:
+    with no_ranks_left(), Runtime(3) as runtime:
         s = theano.shared(np.zeros(4), name="s")
         f = runtime.function([x], (y, "gather"), name="touchy")
         f(np.zeros(7))
@@ -132,7 +132,7 @@ def test_a_failure_writes_what_every_rank_did(records):
 @pytest.mark.parametrize("slices", [1, 2])
 def test_the_dead_tell_what_they_were_doing(slices):
     x, y = obedient(lambda: os.kill(os.getpid(), signal.SIGKILL))
-    with nothing_left():
+    with no_ranks_left():
         runtime = Runtime(3)
         f = runtime.function([x], (y.sum(), "sum"), name="deadly")
         f(np.zeros(6))
@@ -209,7 +209,7 @@ def test_a_rank_says_what_it_is_doing():
         "START", "IDLE", "TAKE_IN", "DISTRIBUTE", "COPY", "COMPUTE", "SLICE", "REDUCE",
         "COLLECTIVE", "END", "CLOSE", "FAIL",
     ]  # fmt: skip
-    with nothing_left(), Runtime(2) as runtime:
+    with no_ranks_left(), Runtime(2) as runtime:
         f = runtime.function([x], (x, "gather"), name="f")
         assert runtime._controller._box.doing(1) == "starting"
         f(np.zeros(2))

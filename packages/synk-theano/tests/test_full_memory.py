@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _leaks import no_ranks_left
 
 import synk_shm
 from synk_theano import Runtime, SharedMemoryFull, SynkError
-from synk_theano.testing import nothing_left
 
 FULL = "asked for 38.2 MiB in /dev/shm: 1.0 MiB are free of 16.0 MiB in total"
 
@@ -58,7 +58,7 @@ def test_without_room_in_dev_shm_arrays_lie_beside_it(refuse, caplog, code):
     before = files_in_memory(os.getpid())
     refuse(full() if code == errno.ENOSPC else synk_shm.ShmError(code, os.strerror(code), "/x"))
     rows = np.random.RandomState(0).uniform(size=(11, 3))
-    with nothing_left(), Runtime(2, use_gpu=False) as runtime:
+    with no_ranks_left(), Runtime(2, use_gpu=False) as runtime:
         f = runtime.function([x], [(x.sum(axis=0), "sum"), (x * 2, "gather")], name="f")
         with caplog.at_level(logging.DEBUG, "synk_theano"):
             data = runtime.data(rows, name="kept")

@@ -13,7 +13,7 @@ from _replica import Replica
 from theano.gof import cmodule
 from theano.gof.op import Op
 
-from synk_theano import testing
+from synk_testing import run
 from synk_theano._graph.transfer.flat import flatten
 
 x = T.matrix("x")
@@ -276,9 +276,7 @@ def test_a_new_process_takes_no_lock_and_runs_no_compiler(tmp_path):
     said = []
     # Both are new: what Theano writes for an op depends on what a process has imported, too.
     for program in (MAKE, LOAD):
-        status, out, err = testing.run_script(
-            program, str(tmp_path / "function"), environment=in_c, timeout_s=200
-        )
+        status, out, err = run(program, str(tmp_path / "function"), environment=in_c, limit_s=200)
         assert status == 0, err
         said.append(float(out))
     assert said[0] == said[1]

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from synk_theano._master.lock import OrderLock
+from synk_theano._master.acts import OrderLock
 from synk_theano.exceptions import NestedCall
 
 STRIKES = 5000

@@ -14,8 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 from _busy import await_stacks, calling_in_threads, computing, hold_the_lock, sleep_in_python
+from _leaks import no_ranks_left
 
 import synk_comm
+from synk_testing import descriptors, run, wait_gone
 from synk_testing.processes import stat
 from synk_theano import Runtime
 from synk_theano._wire.channel import Channel
@@ -23,7 +25,6 @@ from synk_theano._wire.messages import Ready
 from synk_theano._workers import worker as _worker
 from synk_theano._workers.pool import KILL_TIMEOUT_S, STOP_TIMEOUT_S
 from synk_theano.exceptions import StartError, WorkerDied
-from synk_theano.testing import nothing_left, open_descriptors, run_script, wait_gone
 
 END_S = 1.2
 """What `stop()` and `kill()` may take together."""
@@ -35,7 +36,7 @@ BUSY_S = 2.0
 @contextmanager
 def started(size):
     """A runtime whose workers are ready, and its pool; at the end nothing of it is left."""
-    with nothing_left(), Runtime(size) as runtime:
+    with no_ranks_left(), Runtime(size) as runtime:
         runtime.distribute()
         yield runtime, runtime._controller._pool
 
@@ -133,7 +134,7 @@ def test_a_lifeline_is_closed_once_whoever_closes_it():
     "number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.nightly)]
 )
 def test_a_worker_killed_in_its_start_is_named_although_others_still_start(number):
-    with nothing_left(), Runtime(3) as runtime:
+    with no_ranks_left(), Runtime(3) as runtime:
         pool = runtime._controller._pool
         first, last = runtime.worker_pids
         os.kill(first, signal.SIGSTOP)  # it will never be ready
@@ -155,7 +156,7 @@ def test_a_worker_killed_in_its_start_is_named_although_others_still_start(numbe
 
 
 def test_one_that_was_ready_before_is_watched_too():
-    with nothing_left(), Runtime(3) as runtime:
+    with no_ranks_left(), Runtime(3) as runtime:
         pool = runtime._controller._pool
         slow, quick = runtime.worker_pids
         os.kill(slow, signal.SIGSTOP)
@@ -171,7 +172,7 @@ def test_one_that_was_ready_before_is_watched_too():
 
 
 def test_who_waits_is_called_all_the_time_and_may_end_the_wait():
-    with nothing_left(), Runtime(3) as runtime:
+    with no_ranks_left(), Runtime(3) as runtime:
         pool = runtime._controller._pool
         calls = []
 
@@ -193,7 +194,7 @@ def test_who_waits_is_called_all_the_time_and_may_end_the_wait():
 
 
 def test_workers_that_are_not_ready_in_time_are_named():
-    with nothing_left(), Runtime(3) as runtime:
+    with no_ranks_left(), Runtime(3) as runtime:
         os.kill(runtime.worker_pids[0], signal.SIGSTOP)  # it will never be ready
         began = time.monotonic()
         with pytest.raises(StartError, match=r"rank 1 was not ready in 0\.2 s.*theano-cache"):
@@ -254,7 +255,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_and_end_with_it_if_it_is_killed_instead(zygote):
-    with nothing_left():
+    with no_ranks_left():
         _, out, err = zygote.run(LOST)
         assert len(out.split()) == 1, err
         wait_gone([int(pid) for pid in out.split()])
@@ -359,12 +360,12 @@ def test_nothing_that_workers_inherit_stays_open():
             runtime.distribute()
         assert runtime.closed
 
-    with nothing_left():
+    with no_ranks_left():
         once()  # opens what this process keeps
-        before = open_descriptors()
+        before = len(descriptors())
         for _ in range(2):
             once()
-        assert open_descriptors() <= before
+        assert len(descriptors()) <= before
 
 
 def test_workers_of_a_daemon_that_has_closed_its_streams_end_without_a_word():
@@ -399,6 +400,6 @@ with Runtime(2, use_gpu=False) as runtime:
 def test_a_worker_finds_setuptools_and_garbage_collection_as_anywhere():
     """Its imports go without, to be quick."""
     pytest.importorskip("setuptools")
-    status, out, err = run_script(SETUPTOOLS)
+    status, out, err = run(SETUPTOOLS)
     assert status == 0, err
     assert out.splitlines()[-1] == "[1. 1.]", out

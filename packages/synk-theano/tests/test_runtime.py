@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _leaks import no_ranks_left
 from theano.compile.ops import as_op
 
 import synk_comm
 import synk_shm
 import synk_theano
+from synk_testing import run
 from synk_theano import Runtime
 from synk_theano._master.store import DataStore
-from synk_theano.testing import nothing_left, run_script
 
 x = T.dvector("x")
 
@@ -127,7 +128,7 @@ x = T.matrix("x")
 with Runtime(2) as runtime:
     print(runtime.function([x], (x, "gather"))(np.ones((4, 1), "float32")).dtype)
 """
-    status, out, err = run_script(code)
+    status, out, err = run(code)
     assert (status, out.strip()) == (0, "float32"), err
 
 
@@ -188,7 +189,7 @@ def test_functions_that_nobody_has_any_more_are_forgotten_by_all(pair):
 
 
 def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkeypatch):
-    with nothing_left(), Runtime(2) as runtime:
+    with no_ranks_left(), Runtime(2) as runtime:
         f = runtime.function([x], (x.sum(), "sum"))
         held = runtime.data(np.ones(4))
         assert f(held) == 4.0
@@ -232,7 +233,7 @@ def test_a_store_hears_of_data_that_move_or_end_until_it_is_closed():
 
 def test_closing_before_the_workers_have_started_does_not_wait_for_them(tmp_path, monkeypatch):
     path = tmp_path / "trace.json"
-    with nothing_left(), Runtime(2, timeline=str(path)) as runtime:
+    with no_ranks_left(), Runtime(2, timeline=str(path)) as runtime:
         monkeypatch.setattr(runtime._controller, "await_workers", pytest.fail)
     assert runtime.closed
     assert path.exists()

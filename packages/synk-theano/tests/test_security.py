@@ -22,9 +22,8 @@ from pathlib import Path
 import pytest
 from _run_under_test import evidence, running
 
-from synk_testing import descriptors
+from synk_testing import descriptors, run
 from synk_theano._graph.cache_safety import PathEntry, cache_danger, danger, way_to
-from synk_theano.testing import run_script
 
 BACKENDS = pytest.mark.parametrize(
     "backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)]
@@ -333,7 +332,7 @@ for one in caught:
 def test_a_run_tells_of_a_compile_directory_that_others_can_write(folder, umask, mode, warned):
     folder.chmod(mode)
     flags = {"THEANO_FLAGS": f"cxx=,base_compiledir={folder / 'c'}", "PYTHONWARNINGS": "ignore"}
-    status, out, err = run_script(WARNED, umask, environment=flags)
+    status, out, err = run(WARNED, umask, environment=flags)
     assert status == 0, err
     assert ("is not safe" in out) == warned, out
     if warned:
@@ -346,7 +345,7 @@ def test_a_compile_directory_of_another_user_is_told_of(folder):
     (folder / "c").mkdir()
     os.chown(folder / "c", NOBODY, NOBODY)
     flags = {"THEANO_FLAGS": f"cxx=,base_compiledir={folder / 'c'}", "PYTHONWARNINGS": "ignore"}
-    status, out, err = run_script(WARNED, "077", environment=flags)
+    status, out, err = run(WARNED, "077", environment=flags)
     assert status == 0, err
     assert f"c belongs to user {NOBODY}" in out
 

@@ -19,10 +19,11 @@ from _busy import (
     sleep_in_a_thread,
     sleep_in_python,
 )
+from _leaks import no_ranks_left
 
+from synk_testing import descriptors
 from synk_theano import Runtime
 from synk_theano._workers import stacks as _stacks
-from synk_theano.testing import nothing_left, open_descriptors
 
 BEGINNING = "in <module>\n"
 SIGNALS = [int(_stacks.BETWEEN_BYTECODES), int(_stacks.AT_ONCE)]
@@ -89,14 +90,14 @@ def test_of_many_calls_the_last_are_shown_without_waiting_for_more():
 
 
 def test_a_worker_that_still_starts_says_where():
-    with nothing_left(), Runtime(2) as runtime:
+    with no_ranks_left(), Runtime(2) as runtime:
         text = await_stacks(runtime._controller._pool, 1, "import")[1]
         assert text.endswith(BEGINNING)
         runtime.distribute()  # it was not disturbed
 
 
 def test_of_a_stopped_or_dead_worker_that_is_said():
-    with nothing_left():
+    with no_ranks_left():
         runtime = Runtime(3)
         runtime.distribute()
         pool = runtime._controller._pool
@@ -194,7 +195,7 @@ sys.stdin.read()
 def test_without_files_in_memory_there_is_a_temporary_one_without_a_name(monkeypatch, tmp_path):
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    before = open_descriptors()
+    before = len(descriptors())
     file = _stacks.StackFile()
     assert list(tmp_path.iterdir()) == []
     command = [sys.executable, "-c", TELLS, str(file.fd), *map(str, SIGNALS)]
@@ -205,4 +206,4 @@ def test_without_files_in_memory_there_is_a_temporary_one_without_a_name(monkeyp
             text = _stacks.Stacks().gather({1: (process, file)}, 0.3)[1]
             assert text.count("Current thread") == 1
     file.close()
-    assert open_descriptors() <= before
+    assert len(descriptors()) <= before

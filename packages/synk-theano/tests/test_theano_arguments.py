@@ -22,6 +22,7 @@ import pytest
 import theano
 import theano.tensor as T
 from _busy import calling_in_threads
+from _leaks import no_ranks_left
 from theano.compile.ops import as_op
 from theano.compile.profiling import ProfileStats
 from theano.tensor import inplace
@@ -35,7 +36,6 @@ from synk_theano.exceptions import (
     SynkError,
     WorkerFailed,
 )
-from synk_theano.testing import nothing_left
 
 QUICK = {"mode": "FAST_COMPILE"}
 AT_ONCE_S = 3
@@ -612,7 +612,7 @@ def test_a_call_inside_a_call_is_refused(pair, kind, monkeypatch):
 
 def test_closing_inside_a_call_ends_it_with_an_error(monkeypatch):
     v, result = on_call(Acts())
-    with nothing_left():
+    with no_ranks_left():
         with Runtime(2) as runtime:
             outer = runtime.function([v], (result, "gather"), **QUICK)
             outer(np.arange(4.0))

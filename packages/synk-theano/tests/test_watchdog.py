@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import theano.tensor as T
 from _busy import computing, hold_the_lock
+from _leaks import no_ranks_left
 from theano.compile.ops import as_op
 
 import synk_shm
-from synk_testing import Program, is_there, shared_memory
+from synk_testing import Program, children, is_there, shared_memory, wait_gone
 from synk_theano import Runtime, WorkerDied
 from synk_theano._workers import watchdog
-from synk_theano.testing import child_processes, nothing_left, wait_gone
 
 GONE_S = 2.0
 """The contract: from the master's death until nothing is left."""
@@ -244,7 +244,7 @@ def kill_a_worker(runtime, f, data):
 def test_without_workers_memory_has_no_names_and_goes_with_the_master(size, end):
     """However it is killed: there is no watchdog then."""
     before = names()
-    with nothing_left(), Runtime(size) as runtime:
+    with no_ranks_left(), Runtime(size) as runtime:
         x = T.dvector("x")
         f = runtime.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
         data = runtime.data(np.ones(100_000))
@@ -269,31 +269,31 @@ def test_a_program_that_becomes_another_one_leaves_nothing_either(program):
 
 
 def test_without_workers_there_is_none():
-    before = child_processes()
+    before = children()
     with Runtime(1) as runtime:
         runtime.distribute()
         assert runtime._controller._pool.watchdog_pid is None
-        assert child_processes() == before
+        assert children() == before
 
 
 def test_it_ends_with_the_runtime_and_is_nobodys_zombie():
-    with nothing_left(grace_s=0.0):
+    with no_ranks_left(grace_s=0.0):
         runtime = Runtime(2)
         runtime.distribute()
         watchdog_pid = runtime._controller._pool.watchdog_pid
-        assert child_processes() >= {watchdog_pid, *runtime.worker_pids}
+        assert children() >= {watchdog_pid, *runtime.worker_pids}
         runtime.close()
         assert not os.path.exists(f"/proc/{watchdog_pid}")
 
 
 def test_it_ends_at_once_with_a_runtime_that_is_closed_while_it_starts():
     for _ in range(3):
-        with nothing_left(grace_s=1.0):
+        with no_ranks_left(grace_s=1.0):
             Runtime(2).close()
 
 
 def test_should_it_be_killed_all_goes_on():
-    with nothing_left(), Runtime(2) as runtime:
+    with no_ranks_left(), Runtime(2) as runtime:
         pool = runtime._controller._pool
         watchdog_pid = pool.watchdog_pid
         os.kill(watchdog_pid, signal.SIGKILL)
@@ -306,7 +306,7 @@ def test_should_it_be_killed_all_goes_on():
 
 
 def test_what_ends_all_processes_of_a_program_does_not_end_it():
-    with nothing_left(), Runtime(2) as runtime:
+    with no_ranks_left(), Runtime(2) as runtime:
         pool = runtime._controller._pool
         watchdog_pid = pool.watchdog_pid
         for _ in range(5):
@@ -318,7 +318,7 @@ def test_what_ends_all_processes_of_a_program_does_not_end_it():
 
 
 def test_it_costs_next_to_nothing(record_property):
-    with nothing_left(), Runtime(2) as runtime:
+    with no_ranks_left(), Runtime(2) as runtime:
         runtime.distribute()
         pid = runtime._controller._pool.watchdog_pid
         held = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]

@@ -15,6 +15,9 @@ from .processes import children, descriptors
 GRACE_S = 5.0
 """Seconds for what was ended to be gone."""
 
+BUT_PROCESSES = ("descriptors", "open_files", "threads", "files", "segments")
+"""Kinds of leftovers besides processes; see `Leftovers`."""
+
 
 def shared_memory(part: str = "") -> List[str]:
     """Return the names with `part` in them that this user has in shared memory (Linux).

@@ -22,7 +22,6 @@ from ._backends.local import local_group
 from ._core.ops import ReduceOp
 from ._join.connect import connect
 from ._join.groups import Group, create_group, join
-from ._join.registry import Backend, register_backend
 from ._processes.launch import launch
 
 # The noun, and what can go wrong.
@@ -49,7 +48,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AbortedError",
-    "Backend",
     "ClosedError",
     "CommError",
     "CommTimeout",
@@ -70,7 +68,6 @@ __all__ = [
     "local_group",
     "mpi",
     "nccl",
-    "register_backend",
     "why_no_nccl",
 ]
 

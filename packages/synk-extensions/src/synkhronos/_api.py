@@ -43,6 +43,7 @@ def fork(
     devices: Optional[Sequence[Union[str, Sequence[str]]]] = None,
     nccl: Optional[bool] = None,
     graphs: Union[str, bool] = "auto",
+    precision: str = "default",
 ) -> int:
     """Start the worker processes, and initialise this process's GPU if there are GPUs.
 
@@ -84,6 +85,10 @@ def fork(
             those that are quicker so (or what the environment variable
             ``SYNKHRONOS_CUDA_GRAPHS`` says: ``auto``, ``always`` or ``0``), "always" all that can
             be, False none.
+        precision: of float32 on NVIDIA GPUs: "default" (or what the environment variable
+            ``SYNKHRONOS_PRECISION`` says) lets cuDNN round factors of convolutions to TF32, and
+            computes matrix products in full; "float32" computes all in full; "tf32" lets factors
+            of matrix products be rounded, too. Before Ampere all is in full.
 
     Returns:
         The number of ranks.
@@ -108,6 +113,7 @@ def fork(
         devices=devices,
         nccl=nccl,
         graphs=graphs,
+        precision=precision,
         timeline=_default.timeline_from_environment(),
         report=_default.reporter(verbose),
         track=track,

@@ -14,7 +14,8 @@ FULL = """
 import os, resource, sys
 import numpy as np, theano, theano.tensor as T
 from synk_theano import Runtime
-from synk_theano.testing import nothing_left
+from synk_shm.testing import no_segments_left
+from synk_testing import BUT_PROCESSES, nothing_left
 
 folder, mounted = sys.argv[1], sys.argv[2] == "mounted"
 
@@ -37,7 +38,7 @@ def empty():
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 rows = np.arange(12.0).reshape(4, 3)
 x = T.dmatrix("x")
-with nothing_left(), Runtime(2, use_gpu=False) as runtime:
+with nothing_left(without=BUT_PROCESSES), no_segments_left(), Runtime(2, use_gpu=False) as runtime:
     w = theano.shared(np.zeros(()), "w")
     f = runtime.function([x], (x.sum(), "sum"), updates=[(w, w + 1)])
     assert f(rows) == rows.sum()
@@ -89,10 +90,11 @@ print("right")
 RANKS = """
 import numpy as np, theano, theano.tensor as T
 from synk_theano import Runtime
-from synk_theano.testing import nothing_left
+from synk_shm.testing import no_segments_left
+from synk_testing import BUT_PROCESSES, nothing_left
 x = T.dmatrix("x")
 rows = np.arange(24.0).reshape(8, 3)
-with nothing_left(), Runtime(4, use_gpu=False) as runtime:
+with nothing_left(without=BUT_PROCESSES), no_segments_left(), Runtime(4, use_gpu=False) as runtime:
     f = runtime.function([x], [(x.sum(axis=0), "sum"), (T.exp(x), "gather")])
     summed, powers = f(rows)
     np.testing.assert_allclose(summed, rows.sum(axis=0))

@@ -19,7 +19,8 @@ import cloudpickle
 import numpy as np, theano, theano.tensor as T
 from theano.compile.ops import as_op
 from synk_theano import Runtime
-from synk_theano.testing import nothing_left
+from synk_shm.testing import no_segments_left
+from synk_testing import BUT_PROCESSES, nothing_left
 
 folder, stage, ignored = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "ignored"
 signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
@@ -49,7 +50,8 @@ def late(rows):
 
 x = T.dmatrix("x")
 rows = np.ones((4, 3))
-with nothing_left(), Runtime(2, use_gpu=False, stall_s=0.1, report=logging.info) as runtime:
+how = {"use_gpu": False, "stall_s": 0.1, "report": logging.info}
+with nothing_left(without=BUT_PROCESSES), no_segments_left(), Runtime(2, **how) as runtime:
     reach("booting")
     w = theano.shared(np.zeros(()), "w")
     f = runtime.function(

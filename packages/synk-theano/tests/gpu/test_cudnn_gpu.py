@@ -332,6 +332,33 @@ for got, right in zip(half(value), [value.sum(axis=0), value.max(axis=0), value.
     run(code)
 
 
+def test_sums_by_channels_are_right_and_not_cudnns():
+    code = """
+shapes = [(3, 5, 7, 2), (2, 3, 4, 3, 2), (4, 3, 6), (1, 1, 1, 1), (300, 2, 1, 1), (2, 70, 64, 33)]
+for shape in shapes:
+    axes = tuple(axis for axis in range(len(shape)) if axis != 1)
+    x = T.TensorType("float32", (False,) * len(shape))()
+    f = theano.function([x], x.sum(axis=axes))
+    assert "GpuCAReduceCuda" in ops(f), ops(f)
+    value = random.normal(size=shape).astype("float32")
+    for given in (value, value[:, ::-1].copy(), np.zeros((0, *shape[1:]), "float32")):
+        right = given.sum(axis=axes, dtype="float64")
+        got = f(given)
+        assert got.shape == right.shape and got.dtype == np.float32, (got, right)
+        assert np.allclose(got, right, rtol=1e-5, atol=1e-4), (shape, got, right)
+# Of what lies in another order, too; and the gradient of a bias.
+x, b = T.ftensor4(), theano.shared(random.normal(size=5).astype("float32"))
+value = random.normal(size=(3, 5, 7, 2)).astype("float32")
+turned = theano.function([x], x.dimshuffle(3, 1, 2, 0).sum(axis=(0, 2, 3)))
+close(turned(value), value.sum(axis=(0, 2, 3)))
+loss = T.tanh(x + b.dimshuffle("x", 0, "x", "x")).sum()
+gradient = theano.function([x], theano.grad(loss, b))
+exact = 1 - np.tanh(value + b.get_value()[None, :, None, None]) ** 2
+close(gradient(value), exact.sum(axis=(0, 2, 3)))
+"""
+    run(code)
+
+
 NO_CONTEXT = """
 import ctypes
 from synk_theano_compat._cuda.status import cuda_status

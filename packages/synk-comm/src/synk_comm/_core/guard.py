@@ -6,17 +6,30 @@ import os
 import time
 import weakref
 from types import TracebackType
+from typing import Protocol
 
 from synk_comm.exceptions import AbortedError, ClosedError, CommError, MisuseError, PeerLost
 
 from .calls import shorten
-from .fabric import IN_STEP, Fabric, aborted, again, is_of_watch
+from .fabric import IN_STEP, aborted, again, is_of_watch
 
 DEFAULT_TIMEOUT_S = 300.0
 """Seconds that a call may take by default."""
 
 _CLOSE_S = 1.0
 _NAP_S = 0.001
+
+
+class Endable(Protocol):
+    """What a guard ends, such as a ``Fabric``."""
+
+    rank: int
+
+    def failure(self) -> CommError | None: ...
+    def abort(self, reason: str) -> None: ...
+    def lose(self, rank: int) -> None: ...
+    def drop(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Guard:
@@ -30,7 +43,7 @@ class Guard:
     that the communicator is closed, ended, or another process's: ``refusal`` says which.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Endable) -> None:
         self.lock: list[None] = [None]
         self._kept: list[None] = []  # the key, once no thread may enter any more
         self._fabric = fabric

@@ -10,8 +10,7 @@ from synk_comm._core.guard import DEFAULT_TIMEOUT_S
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import JoinError
 
-from .groups import Ticket, create_group, enter
-from .registry import MPI, AnyBackend
+from .groups import MPI, Ticket, create_group, enter
 
 HOW_TO_START = (
     "on one machine start ranks with `python -m synk_comm.run -n 4 script.py`, or give each a "
@@ -24,7 +23,7 @@ _OF_RANKS = ("SYNK_COMM_ADDRESS", "SYNK_COMM_TOKEN", "SYNK_COMM_RANK", "SYNK_COM
 def connect(
     address: str | None = None,
     *,
-    backend: AnyBackend = "auto",
+    backend: str = "auto",
     timeout_s: float = DEFAULT_TIMEOUT_S,
     watch: Watch | None = None,
 ) -> Communicator:
@@ -39,8 +38,8 @@ def connect(
 
     Args:
         address: none: ranks do not meet at addresses, and the error says what they do.
-        backend: a name, or an object (see ``Backend``). ``"auto"`` takes what the group was made
-            for, and never MPI; ``comm.why`` says what and why.
+        backend: ``"auto"``, what the group was made for, and never MPI (``comm.why`` says what and
+            why); ``"nccl"``, to put that around it; or ``"mpi"``.
         timeout_s: bound of this wait, and default bound of every collective.
         watch: called at least every 20 ms while this rank waits, here and in every collective;
             what it raises ends the wait, and the group.
@@ -70,8 +69,7 @@ def connect(
         comm: Communicator = local_group(1, timeout_s=timeout_s)[0]
         comm.why = "local: no variable SYNK_COMM_* is set, so this process is a group of one"
         return comm
-    name = backend if isinstance(backend, str) else "auto"
-    group = create_group(1, name)
+    group = create_group(1, backend)
     try:
         return enter(Ticket.parse(group.ticket(0)), timeout_s, watch, backend)
     finally:

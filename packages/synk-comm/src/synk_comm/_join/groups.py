@@ -19,7 +19,9 @@ from synk_comm._system.liveness import identity
 from synk_comm.abc import Communicator
 from synk_comm.exceptions import JoinError
 
-from .registry import CARRIERS, MPI, REGISTRY, AnyBackend, put_around
+MPI = "mpi"
+BACKENDS = ("auto", "shm", "zmq", "nccl", MPI)
+"""What can be asked for. NCCL is put around one of the others; groups of MPI are its launcher's."""
 
 
 class Ticket(NamedTuple):
@@ -137,14 +139,14 @@ class Group:
         self.close()
 
 
-def create_group(size: int, backend: AnyBackend = "shm") -> Group:
+def create_group(size: int, backend: str = "shm") -> Group:
     """Make a group of ``size`` ranks that this process is going to start.
 
     Args:
         size: number of ranks, at least 1.
         backend: ``"shm"`` (shared memory, the fast one), ``"auto"`` (the same if there is memory to
             share, else the next), ``"zmq"`` (ZeroMQ over sockets of a folder that only this user
-            may enter), or another back-end, of which every rank must know the name.
+            may enter), or ``"nccl"`` (NCCL for arrays on GPUs, beside the first of them).
 
     Raises:
         MemoryError: shared memory cannot hold the group's slots (about 1 MB a rank).
@@ -153,20 +155,24 @@ def create_group(size: int, backend: AnyBackend = "shm") -> Group:
         raise ValueError(f"size must be at least 1, got {size!r}")
     if backend == "local":
         raise ValueError("'local' is for threads of one process: use local_group")
-    name = backend if isinstance(backend, str) else backend.name
-    if name == MPI:
+    if backend == MPI:
         raise ValueError(
             "the ranks of 'mpi' are started by mpiexec or srun, not by this process; call "
             "connect(backend='mpi') on each of them"
         )
-    if name != "auto":
-        REGISTRY.find(name)
-    if name == "shm":
-        return Group(size, name, memory=True)
-    if name != "zmq" and os.environ.get("SYNK_COMM_SHM", "1") != "0":
+    check_backend(backend)
+    if backend == "shm":
+        return Group(size, backend, memory=True)
+    if backend != "zmq" and os.environ.get("SYNK_COMM_SHM", "1") != "0":
         with contextlib.suppress(MemoryError):
-            return Group(size, "shm" if name == "auto" else name, memory=True)
-    return Group(size, "zmq" if name == "auto" else name, memory=False)
+            return Group(size, "shm" if backend == "auto" else backend, memory=True)
+    return Group(size, "zmq" if backend == "auto" else backend, memory=False)
+
+
+def check_backend(backend: str) -> None:
+    """Raise ValueError if no back-end has this name."""
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; expected one of {BACKENDS}")
 
 
 def join(
@@ -192,24 +198,34 @@ def join(
 
 
 def enter(
-    entry: Ticket, timeout_s: float, watch: Watch | None, backend: AnyBackend = "auto"
+    entry: Ticket, timeout_s: float, watch: Watch | None, backend: str = "auto"
 ) -> Communicator:
-    """Make the fabric that a ticket describes, meet the other ranks, put the back-end around it.
+    """Make the fabric that a ticket describes, and meet the other ranks.
 
     Args:
-        backend: what the user asked for: ``"auto"``, the ticket's back-end, or one that can be put
-            around it.
+        backend: what the user asked for: ``"auto"``, the ticket's back-end, or ``"nccl"``, which
+            can be put around any other.
     """
-    name = backend if isinstance(backend, str) else backend.name
-    if name == "auto":
-        backend = name = entry.backend
-    found = REGISTRY.find(backend)
-    if name != entry.backend and (found is None or entry.backend not in CARRIERS):
+    check_backend(backend)
+    if backend not in ("auto", "nccl", entry.backend):
         raise JoinError(
-            f"this rank asked for backend {name!r}, but its group was made for {entry.backend!r}"
+            f"this rank asked for backend {backend!r}, but its group was made for {entry.backend!r}"
         )
     comm = (_join_memory if entry.place.isdigit() else _join_folder)(entry, timeout_s, watch)
-    return comm if found is None else put_around(found, comm)
+    return _with_nccl(comm) if "nccl" in (backend, entry.backend) else comm
+
+
+def _with_nccl(comm: Communicator) -> Communicator:
+    """Put NCCL around a communicator; give that up if it fails."""
+    try:
+        # Its own file: it takes time to load.
+        from synk_comm._backends.nccl.communicator import nccl
+
+        return nccl(comm)
+    except BaseException as exc:
+        comm.abort(f"{type(exc).__name__} while NCCL was set up: {exc}")
+        comm.close()
+        raise
 
 
 def _join_memory(entry: Ticket, timeout_s: float, watch: Watch | None) -> Communicator:

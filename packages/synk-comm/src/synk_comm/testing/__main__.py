@@ -13,15 +13,17 @@ from synk_comm._join.connect import connect
 from ._checks import THEMES
 from ._jobs import check_job
 
+_ALL = [*THEMES, "ends"]
+
 
 def main() -> int:
     """Run the checks in groups that ``connect`` makes; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m synk_comm.testing", description=__doc__)
     parser.add_argument("backend", help="for connect(backend=...)")
-    parser.add_argument("themes", nargs="*", metavar="theme", help=f"of {', '.join(THEMES)}")
+    parser.add_argument("themes", nargs="*", metavar="theme", help=f"of {', '.join(_ALL)}")
     parser.add_argument("--timeout-s", type=float, default=30.0, help="of every call; default 30")
     options = parser.parse_args()
-    if unknown := set(options.themes) - set(THEMES):
+    if unknown := set(options.themes) - set(_ALL):
         parser.error(f"unknown theme {', '.join(sorted(unknown))}")
     with connect(backend=options.backend, timeout_s=options.timeout_s) as comm:
         who = f"rank {comm.rank} of {comm.size}"

@@ -9,6 +9,7 @@ from synk_comm.abc import Communicator
 from synk_comm.exceptions import CommError
 
 from ._checks import THEMES
+from ._checks_ends import ENDS
 from ._checks_tools import Check
 
 Make = Callable[[], Communicator]
@@ -20,21 +21,34 @@ def check_job(make: Make, themes: Sequence[str] = ()) -> list[str]:
     ``mpiexec -n 4 python -m synk_comm.testing mpi`` does so for a back-end's name.
 
     Args:
-        make: a new group of all ranks; called again after a check that failed.
-        themes: of ``THEMES``; all if empty.
+        make: a new group of all ranks; called again when a check has ended the last one.
+        themes: of ``THEMES``, and ``"ends"``: how a group ends; all if empty.
 
     Returns:
         What failed on this rank, or, if it only failed on others, where; in words.
     """
     failures: list[str] = []
     comm = make()
-    for theme in themes or THEMES:
+    for theme in [theme for theme in themes or [*THEMES, "ends"] if theme != "ends"]:
         for check in THEMES[theme]:
             said = _failed(comm, check)
             if said:
                 failures.append(f"{theme}, {check.__name__}: {said}")
                 comm.close()
                 comm = make()
+    if comm.size > 1 and "ends" in (themes or ["ends"]):
+        for end in ENDS:
+            said = ""
+            try:
+                end(comm)
+            except Exception:  # noqa: BLE001 - the other checks are of interest, too
+                said = traceback.format_exc(limit=-4)
+                comm.abort(f"{end.__name__} failed")
+            comm.close()
+            comm = make()
+            everyone = comm.all_gather_object(said)
+            if any(everyone):
+                failures.append(f"ends, {end.__name__}: {said or next(filter(None, everyone))}")
     comm.close()
     return failures
 

@@ -82,7 +82,7 @@ def examine_gpus(cuda: Answer, has_gpu: bool) -> list[Item]:
     else:
         device = ask(_DEVICE, DEVICE_TIMEOUT_S)
         items += [_theano(device), _cudnn(cuda, device)]
-    return [*items, _graphs(cuda), _nccl(cuda), _nccl4py(cuda)]
+    return [*items, _precision(), _graphs(cuda), _nccl(cuda), _nccl4py(cuda)]
 
 
 def _extra(cuda: Answer) -> str:
@@ -109,6 +109,23 @@ def other_pythons() -> list[str]:
             patterns.append(f"{glob.escape(prefix)}/lib/python3*/site-packages/nvidia")
     found = [path for pattern in patterns for path in glob.glob(os.path.expanduser(pattern))]
     return list(dict.fromkeys(sorted(found)))
+
+
+def _precision() -> Item:
+    name, override = "SYNKHRONOS_PRECISION", "NVIDIA_TF32_OVERRIDE"
+    given = os.environ.get(name, "").strip() or "default"
+    meanings = {
+        "default": "cuDNN may round factors of convolutions to TF32; matrix products are full",
+        "float32": f"full, by {name}",
+        "tf32": f"factors of convolutions and of matrix products may be rounded to TF32, by {name}",
+    }
+    if given not in meanings:
+        return Item("float32", WARNING, f"{name}={given} is no precision", f"unset {name}")
+    if os.environ.get(override) == "0":
+        if given == "tf32":
+            return Item("float32", WARNING, f"{name}=tf32, but {override}=0", f"unset {override}")
+        return Item("float32", GOOD, f"full, by {override}=0")
+    return Item("float32", GOOD, meanings[given])
 
 
 def _graphs(cuda: Answer) -> Item:

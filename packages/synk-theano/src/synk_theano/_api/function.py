@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 
 from synk_theano._graph.facts import PREFETCH, Event
@@ -78,7 +79,7 @@ class DelayedCall(Delayed):
             self._place = executor.take_place(self)
         act, origin, self._staged = Prefetch(0), 0, None
         try:
-            plan, step = self._function.plan(self._values, self._options, self._place)
+            plan, step = self._function.planner.prepare(self._values, self._options, self._place)
         except Exception:  # noqa: BLE001 - the call raises it, when it is made
             executor.require_ready()
         else:
@@ -95,7 +96,7 @@ class DelayedCall(Delayed):
         ready, self._ready = self._ready, False
         staged = self._staged if ready and self._staged and self._staged[0].number else None
         if staged is None:
-            staged = self._function.plan(self._values, self._options, standing.place)
+            staged = self._function.planner.prepare(self._values, self._options, standing.place)
         prepared = self._function.prepared(*staged, self._options)
 
         def finish(result: Any) -> Any:
@@ -118,6 +119,7 @@ class Function:
         spec: the arguments of ``function()``.
         executor: of the runtime.
         tally: adds up its figures.
+        planner: checks its calls, and copies their arrays.
         copiers: functions that `verify` has made to copy this one's states.
 
     Args:
@@ -137,7 +139,7 @@ class Function:
         self.executor = executor
         self._runtime = runtime
         self._signature = Signature(spec)
-        self._planner = Planner(spec, function_id, self._signature, executor, repr(self))
+        self.planner = Planner(spec, function_id, self._signature, executor, repr(self))
         self._event = Event("call", function_id)
         self.tally = executor.ledger.tally(spec.name or unnamed(function_id))
         self.copiers: Dict[str, Any] = {}
@@ -227,8 +229,9 @@ class Function:
             options = Options(output_subset, batch, batch_s, num_slices)
         try:
             with self.executor.lock:
-                prepared = self._prepare(self._signature.ordered(args, kwargs), options)
-                return self.executor.perform((prepared,))[0]
+                values = self._signature.ordered(args, kwargs)
+                plan, step = self.planner.prepare(values, options, 0)
+                return self.executor.perform((self.prepared(plan, step, options),))[0]
         except BaseException as error:  # noqa: BLE001 - it is raised again
             raise shortened(error)  # noqa: B904 - the same error
 
@@ -261,13 +264,13 @@ class Function:
             output_subset: positions of the outputs to return, as in Theano.
         """
         values = self._signature.ordered(args, kwargs)
-        wanted = self._planner.wanted(output_subset)
+        wanted = self.planner.wanted(output_subset)
         self.executor.enter_device()
         arrays = (v.array if isinstance(v, Data) else v for v in values)
         plain = self._plain(*arrays)
         if wanted is not None:  # not every linker of Theano's can leave the others out
             plain = [plain[position] for position in wanted]
-        return self._returned([on_host(value) for value in plain], wanted)
+        return self._returned([on_host(value) for value in plain], wanted is not None)
 
     @brief_traceback
     def verify(
@@ -355,39 +358,26 @@ class Function:
 
     def close(self) -> None:
         """Drop references to shared memory; the runtime has ended."""
-        self._planner.clear()
-
-    def plan(self, values: Sequence[Any], options: Options, place: int) -> Tuple[Plan, Step]:
-        """Check and plan a call, and copy its arrays; see `Planner.prepare`."""
-        return self._planner.prepare(values, options, place)
+        self.planner.clear()
 
     def prepared(self, plan: Plan, step: Step, options: Options) -> Prepared:
         """Return a planned call for the executor."""
-        subset = options.output_subset
-        return Prepared(
-            step,
-            lambda result: self._finish(result, subset),
-            self.tally,
-            self._event,
-            plan.nbytes,
-        )
-
-    def _prepare(self, values: Sequence[Any], options: Options) -> Prepared:
-        plan, step = self.plan(values, options, 0)
-        if step is plan.step and plan.prepared is not None and options is DEFAULT:
+        if step is plan.step and plan.prepared is not None:
             prepared: Prepared = plan.prepared
             return prepared
-        prepared = self.prepared(plan, step, options)
-        if step is plan.step and options is DEFAULT:
+        as_list = options.output_subset is not None
+        finish = partial(self._finish, as_list)
+        prepared = Prepared(step, finish, self.tally, self._event, plan.nbytes)
+        if step is plan.step:
             plan.prepared = prepared
         return prepared
 
-    def _finish(self, result: Any, output_subset: Optional[Sequence[int]]) -> Any:
+    def _finish(self, as_list: bool, result: Any) -> Any:
         values, self.rows = result
-        return self._returned(values, output_subset)
+        return self._returned(values, as_list)
 
-    def _returned(self, values: List[Any], output_subset: Optional[Sequence[int]]) -> Any:
-        if output_subset is not None:
+    def _returned(self, values: List[Any], as_list: bool) -> Any:
+        if as_list:
             return values
         if self.spec.returns == "none":
             return None

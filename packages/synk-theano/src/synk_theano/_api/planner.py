@@ -67,7 +67,7 @@ class Plan:
         index_room: where the selection's index goes, or None.
         selectors: where `batch_s` goes, by rank.
         nbytes: of inputs that the ranks read.
-        prepared: kept by the caller, for calls whose rows begin at 0.
+        prepared: kept by the caller, for all that have `step`.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class Planner:
                 None if selection is None else selection.index is None,
                 num_slices,
                 wanted,
-                tuple(isinstance(s, slice) or (len(s), s.dtype) for s in selectors),
-                all_ranges(selectors),
+                *(isinstance(s, slice) or (len(s), s.dtype) for s in selectors),
+                bool(selectors) and all_ranges(selectors),
             )
         plan = self._plans.get(key)
         if plan is None or not plan.number:

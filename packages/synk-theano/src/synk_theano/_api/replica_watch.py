@@ -13,7 +13,7 @@ from typing import (
     Tuple,
 )
 
-from synk_theano._api.arguments import listed_variables
+from synk_theano._api.collectives import listed_variables
 from synk_theano._graph.facts import Event
 from synk_theano._graph.leaves import is_row_share
 from synk_theano._graph.random_streams import is_random_state

@@ -44,6 +44,7 @@ from synk_theano._graph.devices.assignment import (
     choose_nccl,
 )
 from synk_theano._graph.devices.graphs import checked_policy
+from synk_theano._graph.devices.precision import checked_precision
 from synk_theano._graph.environment import compiler_note
 from synk_theano._graph.facts import unequal_replicas
 from synk_theano._graph.rowwise.check import Verdicts, check_spec, check_updates, warn_of_wrong
@@ -103,6 +104,10 @@ class Runtime:
         graphs: which functions on CUDA devices are recorded as CUDA graphs and replayed: "auto"
             for those that are quicker so, "always" for all that can be, False for none. "auto"
             leaves it to the environment variable ``SYNKHRONOS_CUDA_GRAPHS``, if there is one.
+        precision: of float32 on CUDA devices: "default" for that of the libraries, which may round
+            factors of convolutions to TF32, but not of matrix products; "float32" for full
+            precision; "tf32" to let matrix products be rounded, too. "default" leaves it to the
+            environment variable ``SYNKHRONOS_PRECISION``, if there is one.
         timeline: a file for a `Timeline` from the start to `close()`; see `timeline`.
         report: takes lines of progress; None keeps quiet.
         track: shows work that takes long: given a description, a context manager.
@@ -132,6 +137,7 @@ class Runtime:
         devices: Optional[Devices] = None,
         nccl: Optional[bool] = None,
         graphs: Union[str, bool] = "auto",
+        precision: str = "default",
         timeline: Optional[str] = None,
         report: Optional[Callable[[str], None]] = None,
         track: Callable[[str], ContextManager[Any]] = nullcontext,
@@ -161,6 +167,7 @@ class Runtime:
             random_streams=random_streams,
             nccl=through_nccl,
             graphs=checked_policy(graphs),
+            precision=checked_precision(precision),
             profile=bool(profile_workers),
             records=timeline is not None,
         )
@@ -341,4 +348,5 @@ class Runtime:
             name = loaded.recipe.name
             if name in stats:
                 stats[name] = stats[name]._replace(graph=loaded.replay)
+        stats.precision = self._rank.device.precision
         return stats

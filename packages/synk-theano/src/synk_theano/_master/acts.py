@@ -1,15 +1,73 @@
-"""The master's table of acts: the numbers that workers know, and those that they have to forget."""
+"""The acts of a runtime: the lock that they are staged and performed under, their numbers, and
+what ends them: the program drops functions, arrays and shared variables.
+
+Weak references put these into queues, at any time and from any thread. The workers forget them with
+the next order.
+"""
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import weakref
-from typing import Any, Dict, Hashable, List, Optional, Sequence, Set
+from collections import deque
+from time import perf_counter
+from typing import Any, Callable, Deque, Dict, Hashable, List, Optional, Sequence, Set
 
+from synk_theano._rank.workplace import Workplace
+from synk_theano._weakqueue import QueuedRef
 from synk_theano._wire.messages import Act, Call, Collective, Extras, Prefetch, Step
+from synk_theano.exceptions import NestedCall
+
+from .replicas import Replicas
+from .store import DataStore
 
 LIMIT = 1000
 """Acts that are kept; the oldest are forgotten."""
+
+LINGERING_ORDERS = 2
+"""Orders until the master itself has dropped a function's variables: acts are forgotten with the
+first, and the journal's values with the second."""
+
+_RLock: Any = _thread.RLock
+
+
+class OrderLock(_RLock):  # type: ignore[misc] # Any, because some versions' stubs are final
+    """A lock around staging and performing. Other threads wait for it.
+
+    The thread that holds it cannot take it again: that would be a call from inside a computation,
+    or from a signal handler, which would write into the memory that the outer one has prepared.
+
+    Its release is written in C, as plain locks' is: Ctrl-C comes before or after it.
+
+    Attributes:
+        running: whether an order is being performed.
+        several: the holder makes several calls one after the other, as `verify()` does.
+        began: when the lock was taken, or the latest of several calls began, in seconds of
+            `time.perf_counter`.
+    """
+
+    def __init__(self) -> None:
+        self.running = False
+        self.several = False
+        self.began = 0.0
+
+    def __enter__(self) -> None:
+        nested = self._is_owned()
+        if nested and (self.running or not self.several):
+            raise NestedCall(
+                "got a call inside a call: this thread is at work on another one of the same "
+                "runtime (the inner one comes from an Op's perform, a callback or a signal "
+                "handler), expected one at a time; synk.step() has several things done in one go"
+            )
+        try:
+            self.acquire()
+            if not nested or self.several:
+                self.began = perf_counter()
+        except BaseException:  # a signal: `__exit__` will not run
+            if not nested and self._is_owned():
+                self.release()
+            raise
 
 
 class ActTable:
@@ -150,3 +208,79 @@ class ActTable:
             self.forget([step.number for step in steps if step.number in self._once])
         if len(self._acts) > LIMIT:
             self.forget(list(self._acts)[: len(self._acts) - LIMIT])
+
+
+class Garbage:
+    """Collects what the program has dropped.
+
+    Args:
+        here: the master.
+        acts: has the workers forget.
+        store: of arrays.
+        replicas: of variables.
+
+    Attributes:
+        on_function: called with the number of each function that was dropped.
+    """
+
+    def __init__(
+        self, here: Workplace, acts: ActTable, store: DataStore, replicas: Replicas
+    ) -> None:
+        self.on_function: Callable[[int], None] = lambda _number: None
+        self._here = here
+        self._registry = here.registry
+        self._acts = acts
+        self._store = store
+        self._replicas = replicas
+        self._functions: Dict[int, QueuedRef] = {}
+        self._gone: Deque[QueuedRef] = deque()
+        self._lingers_until = -1
+
+    def watch(self, function: Any, number: int) -> None:
+        """Forget a function once the program has dropped it."""
+        self._functions[number] = QueuedRef(function, self._gone, number)
+
+    def collect(self) -> None:
+        """Forget what is gone, and acts whose arrays have moved; the caller holds the lock.
+
+        To be called before staging: an older act may refer to the same room.
+        """
+        if self._gone or self._registry.gone or self._store.released or self._lingers():
+            self._collect()
+
+    def _lingers(self) -> bool:
+        """Return whether the master may still hold variables of something that is gone."""
+        return self._here.serial <= self._lingers_until
+
+    def _collect(self) -> None:
+        # Removed from the queues last: after an interrupt it is handled once more.
+        if self._gone or self._registry.gone:
+            self._lingers_until = self._here.serial + LINGERING_ORDERS
+        while self._gone:
+            self._forget_function(self._gone[0].number)
+            self._gone.popleft()
+        if self._store.released:
+            keys = self._store.released_keys()
+            self._acts.forget_arrays(keys)
+            self._store.forget(keys)
+        if self._lingers():
+            self._forget_variables()
+
+    def _forget_function(self, number: int) -> None:
+        self.on_function(number)
+        self._acts.forget_function(number)
+        self._store.forget_function(number)
+        self._replicas.forget_function(number)
+        loaded = self._here.functions.pop(number, None)
+        if loaded is not None:
+            for form in loaded.forms.values():
+                self._registry.watch(form)
+        self._functions.pop(number, None)
+
+    def _forget_variables(self) -> None:
+        count = len(self._registry.gone)
+        numbers = self._registry.unused()
+        self._replicas.forget_variables(numbers)
+        self._acts.forget_variables(numbers)
+        self._registry.let_go(numbers)
+        self._registry.forget_gone(count)

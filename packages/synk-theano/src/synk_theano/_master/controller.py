@@ -46,10 +46,8 @@ from synk_theano._workers.processes import Watchdog
 from synk_theano._workers.stalls import StallWatch
 from synk_theano.exceptions import Closed, InputValueError, Interrupted, SynkError, WorkerDied
 
-from .acts import ActTable
+from .acts import ActTable, Garbage, OrderLock
 from .failures import add_note, mismatch, worker_failed
-from .garbage import Garbage
-from .lock import OrderLock
 from .replicas import Replicas
 from .shipping import Shipping
 from .store import DataStore
@@ -146,7 +144,9 @@ class Controller:
         atexit.register(self.close)
         try:
             # At the same time as the workers take theirs.
-            self.rank.device = take(ranks.contexts(master), settings.nccl, settings.graphs)
+            self.rank.device = take(
+                ranks.contexts(master), settings.nccl, settings.graphs, settings.precision
+            )
         except BaseException as error:
             self._end(f"{type(error).__name__} at its start")
             raise

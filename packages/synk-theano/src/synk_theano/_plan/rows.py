@@ -167,7 +167,10 @@ def select(batch: Any, length: int, what: str = "batch") -> Selection:
         BatchError: if it asks for rows that are not there (slices are not clipped silently).
         InputValueError: if it is of no known kind.
     """
-    chosen = selector(batch, what)
+    return _selection(selector(batch, what), length, what)
+
+
+def _selection(chosen: Selector, length: int, what: str = "batch") -> Selection:
     if isinstance(chosen, slice):
         return _select_slice(chosen, length, what)
     if chosen.dtype.kind == "b":
@@ -238,7 +241,7 @@ def selection_for(
     chosen = selector(batch)
     full = [n for n, mini in zip(lengths, minibatch) if not mini]
     if full:
-        selection = select(chosen, _common_length(chosen, full))
+        selection = _selection(chosen, _common_length(chosen, full))
     else:
         selection = _select_of_minibatches(chosen, min(lengths))
     for name, n, mini in zip(names, lengths, minibatch):
@@ -283,15 +286,15 @@ def _select_of_minibatches(chosen: Selector, rows: int) -> Selection:
                 f"batch {shown(chosen)} counts from the end, but all inputs hold only a minibatch; "
                 f"give a slice with non-negative bounds and a positive step, or indexes"
             )
-        return select(slice(start, stop, step), max(start, stop))
+        return _selection(slice(start, stop, step), max(start, stop))
     if chosen.dtype.kind == "b":
-        return select(chosen, len(chosen))
+        return _selection(chosen, len(chosen))
     if chosen.size and chosen.min() < 0:
         raise BatchError(
             f"batch: got index {chosen.min()}, but all inputs hold only a minibatch, so that rows "
             f"cannot be counted from the end; give non-negative indexes"
         )
-    return select(chosen, int(chosen.max()) + 1 if chosen.size else 0)
+    return _selection(chosen, int(chosen.max()) + 1 if chosen.size else 0)
 
 
 def selectors_for(batch_s: Any, size: int) -> Tuple[Selector, ...]:

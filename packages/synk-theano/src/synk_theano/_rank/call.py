@@ -24,10 +24,9 @@ from synk_theano._watch.flight import KINDS, Phase
 from synk_theano._wire.messages import ROWLESS, Call, Prefetch, Rows
 from synk_theano.exceptions import InputValueError, SynkError
 
-from .collect import collect, collect_on_device, require_own_result
 from .finite.execution import Execution
 from .in_graph import reductions_in
-from .slices import Accumulator
+from .outputs import Accumulator, collect, collect_on_device, require_own_result
 from .workplace import Workplace
 
 # Members of enums are slow to look up in some versions of Python.
@@ -338,7 +337,7 @@ class PreparedCall:
                 for accumulator, value in zip(accumulators, values):
                     # The one piece of a call without rows counts whole.
                     accumulator.add(value, stop - start or 1)
-                if sliced:
+                if self._here.recorder.on and sliced:
                     name = f"slice {i + 1} of {len(pieces)}"
                     self._here.recorder.add("slice", name, began, perf_counter(), rows=stop - start)
         finally:
@@ -409,17 +408,25 @@ class PreparedCall:
         if item.selected:
             return array[start:stop]
         if self._index is not None:
-            buffer = self._loaded.buffer(position, array, stop - start, self._here.device, turn)
+            buffer = self._buffer(position, array, stop - start, turn)
             return self._here.arrays.take(array, self._index[start:stop], buffer)
         step, offset = self._rows.step, origin if item.minibatch else 0
         begin = self._rows.first(origin) - offset + start * step
         end = begin + (stop - start) * step
         rows = array[begin : (None if end < 0 else end) : step]
         if self._copies and self._brought[position]:
-            buffer = self._loaded.buffer(position, array, stop - start, self._here.device, turn)
+            buffer = self._buffer(position, array, stop - start, turn)
             np.copyto(buffer, rows)
             return buffer
         return rows
+
+    def _buffer(self, position: int, like: np.ndarray, length: int, turn: int) -> np.ndarray:
+        """Return room for `length` rows of the input at `position`, reused from call to call."""
+        held, row = self._loaded.buffers.get((position, turn)), like.shape[1:]
+        if held is None or len(held) < length or held.shape[1:] != row or held.dtype != like.dtype:
+            held = self._here.device.empty((length, *row), like.dtype)
+            self._loaded.buffers[position, turn] = held
+        return held[:length]
 
 
 class PreparedPrefetch:

@@ -19,6 +19,7 @@ class LoadedFunction:
         recipe: its description.
         forms: its compiled forms.
         counts: the rows that each rank stood for in its last call.
+        buffers: rows of inputs, by position and turn, reused from call to call.
         ahead: the call whose rows were taken last before it is made.
         turn: 1 or 2: which buffers those rows are in. Calls that take their rows themselves use
             buffers 0.
@@ -30,7 +31,7 @@ class LoadedFunction:
         self.counts: Tuple[int, ...] = ()
         self.ahead: Any = None
         self.turn = 1
-        self._buffers: Dict[Tuple[int, int], np.ndarray] = {}
+        self.buffers: Dict[Tuple[int, int], np.ndarray] = {}
         self._reductions: Dict[Form, List[Any]] = {}
         self._captured: Dict[Form, CapturedFunction] = {}
 
@@ -59,14 +60,3 @@ class LoadedFunction:
         if form not in self._reductions:
             self._reductions[form] = reductions_of(self.forms[form])
         return self._reductions[form]
-
-    def buffer(
-        self, position: int, like: np.ndarray, length: int, device: AnyDevice, turn: int
-    ) -> np.ndarray:
-        """Return room for `length` rows of the input at `position`, reused from call to call."""
-        held = self._buffers.get((position, turn))
-        row = like.shape[1:]
-        if held is None or len(held) < length or held.shape[1:] != row or held.dtype != like.dtype:
-            held = device.empty((length, *row), like.dtype)
-            self._buffers[position, turn] = held
-        return held[:length]

@@ -60,7 +60,7 @@ class Journal:
             number: of the variable.
         """
         value = storage[0]
-        if is_plain(value) and (not self.on or self._is_new(storage)):
+        if (not self.on or self._is_new(storage)) and is_plain(value):
             return value
         spare, _ = self._spares.pop(number, (None, 0))
         if (

@@ -66,12 +66,20 @@ class Stats(Dict[str, FunctionStats]):
     """`FunctionStats` by name of function, or of collective as in ``all_reduce()``.
 
     Printed, at a prompt, in a notebook or by rich it is a table.
+
+    Attributes:
+        precision: of float32 on CUDA devices: "default", "float32" or "tf32"; "" on others.
     """
+
+    precision = ""
 
     def __rich__(self) -> Any:
         from rich.table import Table
 
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        caption = f"float32 on GPUs: precision={self.precision!r}" if self.precision else None
+        table = Table(
+            box=None, pad_edge=False, header_style="bold", caption=caption, caption_justify="left"
+        )
         table.add_column("")
         for title in ("calls", "scatter", "compute", "wait", "reduce", "input MB", "slowest rank"):
             table.add_column(title, justify="right", no_wrap=True)

@@ -305,6 +305,7 @@ class Settings:
         random_streams: "per_rank" or "identical": the numbers that ranks draw.
         nccl: whether collectives of devices go through NCCL.
         graphs: which functions on devices are replayed; see `_graph.devices.graphs.POLICIES`.
+        precision: of float32 on CUDA devices; see `_graph.devices.precision.PRECISIONS`.
         profile: whether each worker writes a profile.
         records: whether all ranks record spans of time from the start.
     """
@@ -316,6 +317,7 @@ class Settings:
     random_streams: str = "per_rank"
     nccl: bool = False
     graphs: str = "never"
+    precision: str = "default"
     profile: bool = False
     records: bool = False
 

@@ -6,6 +6,7 @@ Nothing waits inside of MPI: messages are polled, so that every wait has an end.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -189,6 +190,21 @@ class World:
         """Return this rank's end of the channel to another rank."""
         return MpiChannel(self, peer, tag)
 
+    @cached_property
+    def control(self) -> MpiChannel:
+        """A worker's end of the channel over which it gets runtimes, as long as there are any."""
+        return self.channel(0)
+
+    def drop_messages(self) -> None:
+        """Receive what nobody waits for, before MPI ends: messages of runtimes that were closed."""
+        mpi, status = self._mpi, self._mpi.Status()
+        with contextlib.suppress(mpi.Exception):
+            while True:
+                message = self.side.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)
+                if message is None:
+                    return
+                message.Recv([bytearray(status.Get_count(mpi.BYTE)), mpi.BYTE])
+
     def failed_ranks(self) -> Sequence[int]:
         """Return the ranks that MPI knows to have failed, after it has raised an error."""
         side = self.side
@@ -211,6 +227,7 @@ class World:
         until = time.monotonic() + END_TIMEOUT_S
         if self.lost or not all(channel.wait_for_end(until) for channel in channels):
             self.abort(status or 1)
+        self.drop_messages()
 
     def abort(self, status: int) -> None:
         """End the processes of all ranks at once, with this status."""
@@ -329,11 +346,9 @@ class MpiChannel:
         """Close this end. Idempotent."""
         if self._closed:
             return
-        try:
+        with contextlib.suppress(ChannelClosed):
             if not self._ended or self._tag == _CONTROL_TAG:
                 self._post(b"")
-        except ChannelClosed:
-            pass
         self._closed = True
         # Small messages are on their way already; MPI must not read a buffer that is gone.
         until = time.monotonic() + 0.5
@@ -367,11 +382,8 @@ def _shared_memory() -> str:
             parts.append(f"{os.stat(path).st_dev}.{os.stat(path).st_ino}")
         except OSError:
             parts.append("")
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            parts.append(file.read().strip())
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        parts.append(file.read().strip())
     return " ".join(parts)
 
 

@@ -26,7 +26,7 @@ def serve_world(world: World) -> None:
     file = stacks.StackFile()
     boot.answer_with_stacks(file.fd, stacks.BETWEEN_BYTECODES, stacks.AT_ONCE)
     collects = gc.isenabled()
-    control = world.channel(0)
+    control = world.control
     try:
         while True:
             hello: Hello = pickle.loads(control.recv())
@@ -43,6 +43,7 @@ def serve_world(world: World) -> None:
             if not collects:
                 gc.disable()
     except ChannelClosed:
+        world.drop_messages()
         control.close()
     except BaseException:
         traceback.print_exc()

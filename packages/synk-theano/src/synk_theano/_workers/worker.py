@@ -232,7 +232,7 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
     apply_theano_options(hello.theano_config)
     locks.worker_cache()
     settings, threads = hello.settings, hello.threads
-    device = take(hello.contexts, settings.nccl, settings.graphs)
+    device = take(hello.contexts, settings.nccl, settings.graphs, settings.precision)
     is_near = world is None or world.is_near(hello.rank)
     flight = Flight(synk_shm.attach(hello.flight.handle), hello.rank) if is_near else None
     rank = Rank(hello.rank, hello.size, hello.master, settings, device, flight, threads)

@@ -25,7 +25,7 @@ from . import (
     scipy,
     setuptools,
 )
-from .gpu import convolutions, cudnn, pygpu
+from .gpu import convolutions, cudnn, pygpu, sums
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -97,6 +97,7 @@ AFTER: dict[str, tuple[Patch, ...]] = {
         Patch("G6", "cuDNN's reductions", cudnn.sound_reductions),
         Patch("G8", "one stream for cuDNN and libgpuarray", convolutions.one_stream),
         Patch("G9", "choices of cuDNN's algorithms", convolutions.remembered_choices),
+        Patch("G12", "sums by channels", sums.quick_channel_sums),
     ),
     "theano.gpuarray": (Patch("G10", "several names of a device", pygpu.several_names),),
     "theano.gpuarray.opt": (Patch("G11", "no default context", pygpu.no_default_context),),

@@ -93,7 +93,7 @@ def is_device_array(x: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return bool(x.is_cuda)
-    if _is_pygpu(x) or hasattr(x, "__cuda_array_interface__"):
+    if is_pygpu(x) or hasattr(x, "__cuda_array_interface__"):
         return True
     device = getattr(x, "__dlpack_device__", None)
     return device is not None and int(device()[0]) in (_DLPACK_CUDA, _DLPACK_MANAGED)
@@ -113,7 +113,7 @@ def resolve(x: Any, device_of: DeviceOf, stream: int | None = None) -> DeviceArr
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _from_torch(x, torch)
-    if _is_pygpu(x):
+    if is_pygpu(x):
         return _from_pygpu(x, device_of)
     interface = getattr(x, "__cuda_array_interface__", None)
     if interface is not None:
@@ -203,8 +203,13 @@ def _torch_dtype(dtype: Any) -> str:
         ) from None
 
 
-def _is_pygpu(x: Any) -> bool:
+def is_pygpu(x: Any) -> bool:
     return hasattr(x, "gpudata") and hasattr(x, "context") and hasattr(x, "offset")
+
+
+def pygpu_place(x: Any) -> tuple[Any, ...]:
+    """Return what tells whether a pygpu array lies where it lay, in the same form."""
+    return x.gpudata, x.shape, x.strides, x.typecode
 
 
 def _from_pygpu(x: Any, device_of: DeviceOf) -> DeviceArray:
@@ -363,7 +368,7 @@ def maker(like: Any) -> Callable[[Shape, str], Any]:
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(like, torch.Tensor):
         return lambda shape, _: torch.empty(shape, dtype=like.dtype, device=like.device)
-    if _is_pygpu(like):
+    if is_pygpu(like):
         empty = sys.modules["pygpu"].empty
         return lambda shape, dtype: empty(shape, dtype=text_dtype(dtype), context=like.context)
     if cupy is not None and isinstance(like, cupy.ndarray):

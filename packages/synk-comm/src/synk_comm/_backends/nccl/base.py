@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
@@ -21,18 +18,10 @@ from synk_comm._backends.nccl.arrays import (
 )
 from synk_comm._collectives.objects import ObjectMoves
 from synk_comm._collectives.rounds import RoundCommunicator
-from synk_comm._core.fabric import aborted, again, is_of_watch
+from synk_comm._core.guard import Guard
 from synk_comm._core.ops import Array
 from synk_comm.cuda import Driver
-from synk_comm.exceptions import (
-    AbortedError,
-    ClosedError,
-    CommError,
-    MismatchError,
-    MisuseError,
-    PeerDeclined,
-    PeerLost,
-)
+from synk_comm.exceptions import CommError
 
 from .link import Link
 
@@ -52,42 +41,46 @@ class NcclSettings(NamedTuple):
     why: str
 
 
-class _DeviceGuard:
-    """Entry to a call on device arrays: one thread, this process, a living group."""
+class HostAndNccl:
+    """What ends with a communicator on devices: its host communicator, and NCCL."""
 
-    def __init__(self, comm: NcclBase) -> None:
-        self._comm = comm
-        self._lock = threading.Lock()
-        self.pid = os.getpid()
+    def __init__(self, host: RoundCommunicator, link: Link) -> None:
+        self.rank = host.rank
+        self._host = host
+        self._link = link
 
-    def __enter__(self) -> None:
-        if os.getpid() != self.pid:
-            raise MisuseError(
-                "this communicator belongs to the parent process; a child made by os.fork() "
-                "must join a group of its own, and cannot use CUDA"
-            )
-        if not self._lock.acquire(False):
-            raise MisuseError(
-                "another thread is inside a collective of this communicator; "
-                "use one thread at a time, or one group per thread"
-            )
-        if self._comm.over:
-            self._lock.release()
-            ended = self._comm.ended()
-            assert ended is not None  # noqa: S101 - that is what over says
-            raise ended
+    def failure(self) -> CommError | None:
+        """Return what ended the host communicator."""
+        return self._host.ended()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if exc is not None and not isinstance(exc, (MismatchError, PeerDeclined)):
-                self._comm.end(exc)
-        finally:
-            self._lock.release()
+    def abort(self, reason: str) -> None:
+        """End both; wait at most a second for NCCL's kernels to stop."""
+        self._host.abort(reason)
+        self._link.abort(_STOP_S)
+
+    def lose(self, rank: int) -> None:
+        """Do nothing: all are told by ``abort``."""
+
+    def drop(self) -> None:
+        """Leave the host communicator; a forked child must not touch NCCL."""
+        self._host.close()
+
+    def close(self) -> None:
+        """Leave both; NCCL only ends in order if all is well and done."""
+        is_done = self.failure() is None and self._link.is_idle_within(_STOP_S)
+        self._host.close()
+        if is_done:
+            self._link.close()
+        else:
+            self._link.abort(_STOP_S)
+
+
+class _DeviceGuard(Guard):
+    """Entry to a call on device arrays; whatever leaves one half-way ends both."""
+
+    def _end(self, exc: BaseException) -> None:
+        super()._end(exc)
+        self._fabric.abort(f"{type(exc).__name__}: {exc}")
 
 
 class NcclBase(ObjectMoves):
@@ -105,69 +98,30 @@ class NcclBase(ObjectMoves):
         self._gathering = host._gathering
         self._link = link
         self._settings = settings
-        self._device_guard = _DeviceGuard(self)
-        self._ended: CommError | None = None
-        self._closed = False
+        self._device_guard = _DeviceGuard(HostAndNccl(host, link))
+        self._repeated: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
-        state = "open"
-        ended = self.ended()
-        if self._closed:
-            state = "closed"
-        elif isinstance(ended, PeerLost):
-            state = f"lost rank {ended.rank}"
-        elif ended is not None:
-            state = "aborted"
         return (
             f"<Communicator rank {self.rank} of {self.size}, nccl on device {self.device} "
-            f"beside {self._host.backend}, {state}>"
+            f"beside {self._host.backend}, {self._device_guard.state}>"
         )
 
     # -- the end --------------------------------------------------------------------------
 
-    @property
-    def over(self) -> bool:
-        """Whether this rank has closed or ended the communicator; does not ask the others."""
-        return self._closed or self._ended is not None
-
     def ended(self) -> CommError | None:
         """Return a fresh error if the communicator cannot be used any more."""
-        if self._closed:
-            return ClosedError("this communicator is closed")
-        return self._host.ended() if self._ended is None else again(self._ended)
-
-    def end(self, exc: BaseException) -> None:
-        """End the group because of an exception that left a call half-way."""
-        if self._ended is None:
-            reason = f"{type(exc).__name__}: {exc}"
-            if isinstance(exc, (AbortedError, PeerLost)) and not is_of_watch(exc):
-                self._ended = again(exc)
-            else:
-                self._ended = aborted(self.rank, reason)
-            self._host.abort(reason)
-        self._link.abort(_STOP_S)
+        return self._device_guard.ended()
 
     def abort(self, reason: str) -> None:
-        self._host.abort(reason)
-        if os.getpid() == self._device_guard.pid:
-            self._link.abort()
+        self._device_guard.abort(reason)
 
     def close(self) -> None:
         """Leave the group; NCCL gets two seconds at most to end in order.
 
         What is still enqueued on a stream then may be stopped: ``synchronize()`` first.
         """
-        if self._closed:
-            return
-        failed = self.ended() is not None or not self._link.is_idle_within(_STOP_S)
-        self._closed = True
-        self._host.close()
-        if os.getpid() != self._device_guard.pid:
-            return
-        if failed:
-            self._link.abort(_STOP_S)
-        else:
-            self._link.close()
+        self._device_guard.close()
 
     def synchronize(self, timeout_s: float | None = None, *, event: int | None = None) -> None:
         """Wait until the GPU has done all that this communicator's calls have enqueued.

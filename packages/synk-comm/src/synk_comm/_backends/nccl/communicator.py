@@ -84,8 +84,7 @@ class NcclCommunicator(NcclReductions, NcclMoves):
     ) -> Any:
         """Receive an array; see the contract. A device array needs ``out``, one like it."""
         if not on_device(out):
-            extra = {} if out is None else {"out": out}
-            return self._host.recv(source, tag=tag, timeout_s=timeout_s, **extra)
+            return self._host.recv(source, tag=tag, out=out, timeout_s=timeout_s)
         deadline = self._steps.deadline(timeout_s)
         source = self._steps.check_rank(source, "source")
         target = self._one(out, "out", written=True)

@@ -10,6 +10,7 @@ the clock, at the peers' processes and at the host communicator, and stops NCCL 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -38,7 +39,8 @@ _GRACE_S = 0.5
 _BUSY_S, _NAP_S = 0.002, 0.00005
 """How long a wait for the GPU looks all the time, and how long it sleeps then between two looks."""
 _LEAVE_S = 2.0
-"""Seconds for NCCL to end in order in ``close`` before it is left behind in its thread."""
+"""Seconds for NCCL to end in order in ``close``, and at the end of the process, before it is left
+behind in its thread."""
 
 _nap = getattr(os, "sched_yield", lambda: time.sleep(0))
 
@@ -69,6 +71,7 @@ class Link:
         self._ending = threading.Lock()
         self._looking = threading.Lock()
         self._ended = threading.Event()
+        self._end_thread: threading.Thread | None = None
         self._inside: tuple[float] | None = None  # the deadline of the call that is in NCCL now
         self._rescue: CommError | None = None  # why the guard stopped it
 
@@ -323,24 +326,28 @@ class Link:
 
     def _end(self, how: str, wait_s: float) -> None:
         with self._ending:
-            if self._ended.is_set():
-                return
-            self._ended.set()
-            handle = self.handle
+            if not self._ended.is_set():
+                self._ended.set()
+                if self.handle is not None:
+                    # A thread that is not trusted to return: NCCL may wait for its peers here.
+                    self._end_thread = threading.Thread(
+                        target=self._call_end, args=(how,), name="synk-comm nccl end", daemon=True
+                    )
+                    # A process that ends while a thread of it is inside NCCL may crash.
+                    atexit.register(self._end_thread.join, _LEAVE_S)
+                    self._end_thread.start()
+            thread = self._end_thread
         with self._looking:
             self._pidfds.close()
-        if handle is None:
-            return
-
-        def end() -> None:
-            try:
-                with self.driver.entered(self.device):
-                    getattr(self.binding, how)(handle)
-            except (CommError, self.binding.NCCLError) as exc:
-                _log.debug("%s: %s", how, exc)
-
-        # In a thread that is not trusted to return: NCCL may wait for its peers here.
-        thread = threading.Thread(target=end, name="synk-comm nccl end", daemon=True)
-        thread.start()
-        if wait_s:
+        # Also if another thread, such as the guard, was first.
+        if wait_s and thread is not None:
             thread.join(wait_s)
+
+    def _call_end(self, how: str) -> None:
+        try:
+            with self.driver.entered(self.device):
+                getattr(self.binding, how)(self.handle)
+        except (CommError, self.binding.NCCLError) as exc:
+            _log.debug("%s: %s", how, exc)
+        finally:
+            atexit.unregister(threading.current_thread().join)

@@ -47,14 +47,12 @@ class NcclMoves(NcclBase):
         self, x: Any, root: int = 0, *, out: Any = None, timeout_s: float | None = None
     ) -> Any:
         if not on_device(x, out):
-            extra = {} if out is None else {"out": out}
-            return self._host.gather(x, root, timeout_s=timeout_s, **extra)
+            return self._host.gather(x, root, out=out, timeout_s=timeout_s)
         return self._collect("gather", x, self._steps.check_rank(root, "root"), out, timeout_s)
 
     def all_gather(self, x: Any, *, out: Any = None, timeout_s: float | None = None) -> Any:
         if not on_device(x, out):
-            extra = {} if out is None else {"out": out}
-            return self._host.all_gather(x, timeout_s=timeout_s, **extra)
+            return self._host.all_gather(x, out=out, timeout_s=timeout_s)
         return self._collect("all_gather", x, None, out, timeout_s)
 
     def _collect(
@@ -186,8 +184,7 @@ class NcclMoves(NcclBase):
         self, xs: Any, root: int = 0, *, out: Any = None, timeout_s: float | None = None
     ) -> Any:
         if not on_device(xs, out):
-            extra = {} if out is None else {"out": out}
-            return self._host.scatter(xs, root, timeout_s=timeout_s, **extra)
+            return self._host.scatter(xs, root, out=out, timeout_s=timeout_s)
         deadline = self._steps.deadline(timeout_s)
         root = self._steps.check_rank(root, "root")
         self._steps.check_only_root("scatter", xs, root)
@@ -217,8 +214,7 @@ class NcclMoves(NcclBase):
 
     def all_to_all(self, xs: Any, *, out: Any = None, timeout_s: float | None = None) -> Any:
         if not on_device(xs, out):
-            extra = {} if out is None else {"out": out}
-            return self._host.all_to_all(xs, timeout_s=timeout_s, **extra)
+            return self._host.all_to_all(xs, out=out, timeout_s=timeout_s)
         deadline = self._steps.deadline(timeout_s)
         given = self._per_rank(xs, "xs")
         _check_one_dtype(given, "all_to_all")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from synk_comm._backends.nccl.arrays import DeviceArray
+from synk_comm._backends.nccl.arrays import DeviceArray, is_pygpu, pygpu_place
 from synk_comm._core.calls import ON_DEVICES, CollectiveCall
 from synk_comm._core.ops import ReduceOp, check_weight
 
@@ -14,6 +15,29 @@ from . import terms
 from .base import NcclBase, on_device
 
 _Calls = list[tuple[Any, ...]]
+
+_ENTRIES = 512
+"""Calls that a communicator keeps at most."""
+
+
+class _Repeated(NamedTuple):
+    """An all_reduce of pygpu arrays: all that has been found out about them, without themselves."""
+
+    x: weakref.ref[Any]
+    out: weakref.ref[Any]
+    op: str | ReduceOp
+    weight: float | None
+    places: tuple[Any, ...]
+    plan: terms.NcclReduction
+    given: Sequence[DeviceArray]
+    targets: Sequence[DeviceArray]
+    stream: int
+
+    def fits(self, x: Any, out: Any, op: str | ReduceOp, weight: float | None) -> bool:
+        """Return whether the call is the same, and the arrays lie where they lay."""
+        if self.x() is not x or self.out() is not out or op != self.op or weight != self.weight:
+            return False
+        return self.places == (pygpu_place(x), pygpu_place(out))
 
 
 class NcclReductions(NcclBase):
@@ -28,6 +52,13 @@ class NcclReductions(NcclBase):
         out: Any = None,
         timeout_s: float | None = None,
     ) -> Any:
+        known = self._repeated.get((id(x), id(out)))
+        if known is not None and known.fits(x, out, op, weight):
+            deadline = self._steps.deadline(timeout_s)
+            given, targets = known.given, known.targets
+            op = ReduceOp.parse(op)
+            self._perform(known.plan, op, None, given, targets, known.stream, deadline)
+            return out
         if not on_device(x, out):
             return self._host.all_reduce(x, op, weight=weight, out=out, timeout_s=timeout_s)
         return self._reduce("all_reduce", x, op, None, weight, out, timeout_s)
@@ -58,6 +89,7 @@ class NcclReductions(NcclBase):
         timeout_s: float | None,
     ) -> Any:
         deadline = self._steps.deadline(timeout_s)
+        asked = op, weight
         op = ReduceOp.parse(op)
         weight = check_weight(weight, op)
         receives = root is None or root == self.rank
@@ -85,11 +117,40 @@ class NcclReductions(NcclBase):
             targets = [where for _, where in made]
             result = [new for new, _ in made] if many else made[0][0]
         stream = self._stream_for(given if targets is given else [*given, *targets])
+        self._perform(plan, op, root, given, targets, stream, deadline)
+        if root is None and not many and is_pygpu(x) and is_pygpu(out):
+            if len(self._repeated) >= _ENTRIES:
+                self._repeated.clear()
+            self._repeated[id(x), id(out)] = _Repeated(
+                weakref.ref(x),
+                weakref.ref(out),
+                *asked,
+                (pygpu_place(x), pygpu_place(out)),
+                plan,
+                [array._replace(owner=None) for array in given],
+                [array._replace(owner=None) for array in targets],
+                stream,
+            )
+        return result if receives else None
+
+    def _perform(
+        self,
+        plan: terms.NcclReduction,
+        op: ReduceOp,
+        root: int | None,
+        given: Sequence[DeviceArray],
+        targets: Sequence[DeviceArray],
+        stream: int,
+        deadline: float,
+    ) -> None:
+        """Compare the ranks' calls, and have NCCL combine the arrays."""
+        kind = plan.call.kind.removesuffix(ON_DEVICES)
         with self._device_guard:
             weights = []
             for theirs in self._host.agree(plan.call, deadline):
                 weights.append(theirs.weight)
                 if theirs.arrays and not plan.hows:
+                    kind = plan.call.kind.removesuffix(ON_DEVICES)
                     plan = terms.plan(kind, op, plan.call.root, theirs.arrays, 0.0, theirs.many)
             nccl_op = terms.plain_op(op, weights)
             if plan.call.weight and nccl_op is not None:
@@ -102,7 +163,6 @@ class NcclReductions(NcclBase):
                         sources = self._neutral(plan, op, targets, stream, stack)
                     ops = self._own_ops(plan, nccl_op, weights, stack)
                     self._combine(plan, root, sources, targets, ops, stream, deadline)
-        return result if receives else None
 
     def _own_ops(
         self,

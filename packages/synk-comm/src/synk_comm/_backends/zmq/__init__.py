@@ -1,1 +1,1 @@
-"""Rounds as messages between hosts, over ZeroMQ."""
+"""Rounds as messages over ZeroMQ, between processes of one machine."""

@@ -8,8 +8,7 @@ checked.
 
 A round is one message to, and one message from, every peer. Messages that come early (a peer
 may be one round ahead) wait in its inbox. A peer that posts round k+1 has round k whole, so two
-slots in turn suffice, though they are sent without a copy. Pieces, from rank to rank, are copied
-and acknowledged one by one.
+slots in turn suffice. Pieces, from rank to rank, are acknowledged one by one.
 
 A dead peer shows as a disconnection, which a socket monitor reports.
 """
@@ -24,6 +23,7 @@ import weakref
 from collections.abc import Collection
 from typing import Any, Callable, Sequence
 
+import numpy as np
 import zmq
 
 from synk_comm._core.fabric import SLICE_S, Fabric, Watch, aborted, again, describe, lost, said
@@ -31,7 +31,6 @@ from synk_comm._core.ops import Array
 from synk_comm._system.folder import SocketFolder
 from synk_comm.exceptions import AbortedError, CommError, JoinError
 
-from .frames import Lender
 from .peer import NOTHING, Message, Peer, derived, shut
 
 _HELLO, _ROUND, _PIECE, _TAKEN, _ABORT, _LOST, _CLOSE = b"H", b"R", b"M", b"T", b"A", b"L", b"C"
@@ -66,8 +65,7 @@ class ZmqFabric(Fabric):
         self._folders = folders
         self._splits = 0
         self._context = zmq.Context()
-        self._lender = Lender()
-        self._slots = [self._lender.make(self.slot_bytes) for _ in range(2)]
+        self._slots = [np.empty(self.slot_bytes, np.uint8) for _ in range(2)]
         self._seq = 0
         self._turn = 0
         self._head = self._latest = b""
@@ -78,9 +76,7 @@ class ZmqFabric(Fabric):
         self._poller = zmq.Poller()
         self._peers: dict[int, Peer] = {}
         self._owners: dict[Any, Peer] = {}  # of sockets and monitors
-        self._shut = weakref.finalize(
-            self, shut, os.getpid(), self._context, self._peers, self._lender
-        )
+        self._shut = weakref.finalize(self, shut, os.getpid(), self._context, self._peers)
         for other in range(size):
             if other != rank:
                 peer = self._peers[other] = Peer(other, self._context, key, rank)
@@ -200,10 +196,11 @@ class ZmqFabric(Fabric):
                     own = slice(min(rank * part, nbytes), min((rank + 1) * part, nbytes))
                 if to in (None, rank):
                     common = slice(min(self.size * part, nbytes), nbytes)
-                if not part:
-                    own, common = common, own
                 slot = self._slots[self._seq & 1]
-                peer.post(self._lender, slot, _ROUND, self._seq, self._head, (own, common))
+                stretches = [one for one in (own, common) if one.stop > one.start]
+                starts = [*(one.start for one in stretches), 0, 0]
+                envelope = peer.envelope(_ROUND, self._seq, self._head, (starts[0], starts[1]))
+                peer.send(envelope, *(slot[one] for one in stretches))
             self._wait(lambda peer: not peer.inbox, self._peers.values(), deadline, "")
             for peer in self._peers.values():
                 peer.current = peer.inbox.popleft()

@@ -16,8 +16,6 @@ import zmq
 from synk_comm._core.fabric import lost
 from synk_comm._core.ops import Array
 
-from .frames import Lender
-
 _COOKIE_BYTES = 16
 _ENVELOPE = struct.Struct(f"<{_COOKIE_BYTES}scQII")  # cookie, kind, number, two offsets; then text
 _EVENT = struct.Struct("=Hi")
@@ -107,28 +105,6 @@ class Peer:
             with contextlib.suppress(zmq.Again):
                 self.socket.send_multipart(frames, zmq.NOBLOCK)
 
-    def post(
-        self,
-        lender: Lender,
-        slot: Array,
-        kind: bytes,
-        number: int,
-        head: bytes,
-        stretches: tuple[slice, slice],
-    ) -> None:
-        """Send a round to it, with one or two stretches of the slot, without copying them."""
-        own, common = stretches
-        sent = [own, common] if common.stop > common.start else [own][: own.stop - own.start]
-        flags = zmq.NOBLOCK | zmq.SNDMORE
-        envelope = self.envelope(kind, number, head, (own.start, common.start))
-        if self.gone:
-            return
-        with contextlib.suppress(zmq.Again):
-            self.socket.send(envelope, flags if sent else zmq.NOBLOCK)
-            for stretch in sent:
-                last = stretch is sent[-1]
-                lender.send(self.socket, slot[stretch], zmq.NOBLOCK if last else flags)
-
     def envelope(
         self, kind: bytes, number: int, text: bytes, offsets: tuple[int, int] = (0, 0)
     ) -> bytes:
@@ -171,11 +147,10 @@ class Peer:
         self.socket.close(0 if self.gone or not self.connected else FLUSH_MS)
 
 
-def shut(pid: int, context: Any, peers: dict[int, Peer], lender: Lender) -> None:
+def shut(pid: int, context: Any, peers: dict[int, Peer]) -> None:
     """Close everything, also of a fabric that was forgotten: its context would wait for ever."""
     if os.getpid() != pid:
         return
     for peer in peers.values():
         peer.close()
     context.term()
-    lender.release()

@@ -21,6 +21,7 @@ from synk_theano._wire.world import World
 from synk_theano.exceptions import InputTypeError, InputValueError, StartError
 
 from .device import Cpu, Gpu, ordinal_of
+from .precision import exclude_tf32, set_matrix_products
 
 USE_GPU = "SYNKHRONOS_USE_GPU"
 """Name of the environment variable that sets the meaning of ``use_gpu=None``: 0 False, 1 True."""
@@ -330,7 +331,7 @@ def device_in_use() -> Optional[str]:
     return name
 
 
-def take(contexts: Contexts, nccl: bool, graphs: str = "never") -> Any:
+def take(contexts: Contexts, nccl: bool, graphs: str = "never", precision: str = "default") -> Any:
     """Initialize devices in this process: from now on new shared variables of floats lie on the
     default one, and functions compute there.
 
@@ -338,9 +339,10 @@ def take(contexts: Contexts, nccl: bool, graphs: str = "never") -> Any:
         contexts: of this rank.
         nccl: whether collectives go through NCCL.
         graphs: which functions are replayed; see `graphs.POLICIES`.
+        precision: of float32 on CUDA devices; see `precision.PRECISIONS`.
 
     Raises:
-        StartError: a device cannot be used.
+        StartError: a device cannot be used, or not in this precision.
     """
     if not contexts:
         return Cpu()
@@ -356,6 +358,8 @@ def take(contexts: Contexts, nccl: bool, graphs: str = "never") -> Any:
             f"device {name}: this process uses {held} already, and can use only one; assign "
             f"{held} to it by master_rank= or devices=, or start a new process"
         )
+    if precision == "float32" and name.startswith("cuda"):
+        exclude_tf32(held)
     try:
         # If it is in use already, this makes new variables and functions use it.
         theano.gpuarray.use(_known_as(name) if held else name)
@@ -364,6 +368,9 @@ def take(contexts: Contexts, nccl: bool, graphs: str = "never") -> Any:
             if named is not None:
                 name = other
                 _name_context(named, other)
+        for named, other in contexts.items():
+            if other.startswith("cuda"):
+                set_matrix_products(theano.gpuarray.get_context(named), precision == "tf32")
     except StartError:
         raise
     except Exception as error:
@@ -372,7 +379,7 @@ def take(contexts: Contexts, nccl: bool, graphs: str = "never") -> Any:
         ) from error
     name = contexts[None]
     _set_values_anew()
-    device = Gpu(name, context, nccl, graphs)
+    device = Gpu(name, context, nccl, graphs, precision)
     device.enter()
     return device
 

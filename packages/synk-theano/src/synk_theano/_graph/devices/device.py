@@ -48,6 +48,7 @@ class Cpu:
     """The processor, which needs no copies."""
 
     name = "cpu"
+    precision = ""
     is_gpu = False
     takes_collectives = False
     prefetches = False
@@ -101,12 +102,24 @@ class Gpu:
         context: libgpuarray's.
         nccl: whether collectives go through NCCL; else through host memory.
         graphs: which functions are replayed; see `graphs.POLICIES`.
+        precision: of float32; see `precision.PRECISIONS`.
+
+    Attributes:
+        precision: "" if it is no CUDA device.
     """
 
     is_gpu = True
 
-    def __init__(self, name: str, context: Any, nccl: bool, graphs: str = "never") -> None:
+    def __init__(
+        self,
+        name: str,
+        context: Any,
+        nccl: bool,
+        graphs: str = "never",
+        precision: str = "default",
+    ) -> None:
         self.name = name
+        self.precision = precision if name.startswith("cuda") else ""
         self._context = context
         self._nccl = nccl
         self._replays = graphs
@@ -260,7 +273,7 @@ class Gpu:
         Returns:
             The values, with a `Download` in place of each small device array; see `fetch`.
         """
-        if self._pages is None:
+        if self._pages is None or not values:
             return values
         if self._downloads is None:
             room = self.empty((DOWNLOAD_BYTES,), np.uint8)

@@ -169,6 +169,8 @@ class Downloads:
     def start(self, values: List[Any]) -> List[Any]:
         """Start copies as far as there is room; return the values with `Download`s for them."""
         started = list(values)
+        if not any(map(is_on_default_device, values)):
+            return started  # nothing to wait for, either
         with self._driver.entered(self._device):
             for i, value in enumerate(values):
                 if not is_on_default_device(value) or not value.size:

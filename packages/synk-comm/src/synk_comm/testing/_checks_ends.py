@@ -1,0 +1,275 @@
+"""Checks of how a group ends, each of which ends the one that it is given."""
+
+# ruff: noqa: S101 - asserts are how a test speaks
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from typing import Any, Callable
+
+import numpy as np
+
+from synk_comm.abc import Communicator
+from synk_comm.exceptions import (
+    AbortedError,
+    ClosedError,
+    CommError,
+    CommTimeout,
+    MismatchError,
+    PeerLost,
+)
+
+from ._checks_tools import Check, equal, raises
+
+Wait = Callable[[Communicator], Any]
+_SOON_S = 0.1
+"""Seconds until the others wait: a rank that ends a wait lets it begin."""
+
+
+def _twice(comm: Communicator) -> Any:
+    # Word of the end may still be under way, and a late rank may complete what the others began.
+    return [comm.barrier(), comm.barrier()]
+
+
+def end_by_abort(comm: Communicator) -> None:
+    """Waiting ranks are let go by abort; later calls raise on all."""
+    last = comm.size - 1
+    if comm.rank == last:
+        time.sleep(_SOON_S)
+        comm.abort("enough is enough")
+        comm.abort("and once more")
+    else:
+        caught = raises(AbortedError, "enough is enough", comm.barrier)
+        assert (caught.rank, caught.reason) == (last, "enough is enough")
+    for _ in range(2):
+        raises(AbortedError, "enough is enough", lambda: comm.all_reduce(np.ones(3)))
+    assert "aborted" in repr(comm)
+
+
+def end_by_another_thread(comm: Communicator) -> None:
+    """The own wait, too, ends by abort from another thread."""
+    if comm.rank == 0:
+        timer = threading.Timer(_SOON_S, comm.abort, ["stop"])
+        timer.start()
+        raises(AbortedError, "stop", comm.barrier)
+        timer.join()
+    else:
+        time.sleep(2 * _SOON_S)
+        raises(AbortedError, "stop", lambda: _twice(comm))
+
+
+def end_by_close_in_another_thread(comm: Communicator) -> None:
+    """A wait ends when another thread closes the communicator."""
+    if comm.rank == 0:
+        timer = threading.Timer(_SOON_S, comm.close)
+        timer.start()
+        raises(AbortedError, "closed", comm.barrier)
+        timer.join()
+        raises(ClosedError, "closed", comm.barrier)
+        assert "closed" in repr(comm)
+    else:
+        time.sleep(2 * _SOON_S)
+        raises(AbortedError, "closed by another thread", lambda: _twice(comm))
+
+
+def end_by_exception(comm: Communicator) -> None:
+    """Who leaves a with block by an exception tells the others which."""
+    last = comm.size - 1
+    if comm.rank == last:
+        with contextlib.suppress(KeyError), comm:
+            raise KeyError("weights")
+        raises(ClosedError, "", comm.barrier)
+    else:
+        caught = raises(AbortedError, f"rank {last}: KeyError: 'weights'", lambda: _twice(comm))
+        assert (caught.rank, caught.reason) == (last, "KeyError: 'weights'")
+
+
+def end_after_a_mismatch(comm: Communicator) -> None:
+    """What all ranks have raised is not told again."""
+
+    def leave() -> None:
+        with comm:
+            comm.all_reduce(np.ones(3 + comm.rank))
+
+    error = raises(MismatchError, "different shapes", leave)
+    assert list(error.calls) == list(range(comm.size))
+    raises(ClosedError, "", comm.barrier)
+
+
+def end_by_timeout(comm: Communicator) -> None:
+    """Who waits in vain says for whom, and for no other; who comes late is told."""
+    last = comm.size - 1
+    comm.all_reduce(np.ones(3), "max")
+    if comm.rank == last:
+        time.sleep(8 * _SOON_S)
+        raises(AbortedError, "CommTimeout", lambda: _twice(comm))
+        return
+    error = raises(CommError, "", lambda: comm.barrier(timeout_s=0.3))
+    if isinstance(error, CommTimeout):
+        assert list(error.missing) == [last]
+        assert f"rank {last}: last entered call #" in str(error)
+        assert "all_reduce(max" in error.missing[last]
+        assert re.match(rf"rank {comm.rank} waited 0\.\d+ s in call", str(error))
+        assert isinstance(error, TimeoutError)
+    else:  # another rank's time was up a little earlier
+        assert isinstance(error, AbortedError)
+        assert "CommTimeout" in str(error)
+    raises(AbortedError, "CommTimeout", comm.barrier)
+
+
+def end_in_half_a_letter(comm: Communicator) -> None:
+    """What comes after a message that was sent by half is not taken for the rest of it."""
+    letter = np.ones(30_000_000, "u1")
+    if comm.rank == 0:
+        raises(CommTimeout, "rank 1", lambda: comm.send(letter, 1, timeout_s=0.1))
+        raises(AbortedError, "CommTimeout", lambda: comm.send(letter, 1, timeout_s=0.1))
+    else:
+        time.sleep(3 * _SOON_S)
+        raises(AbortedError, "CommTimeout", lambda: [comm.recv(0), comm.recv(0)])
+
+
+def end_after_the_last_collective(comm: Communicator) -> None:
+    """A rank that leaves after its last collective does not spoil it for the others."""
+    with comm:
+        total = comm.all_reduce(np.ones(100_000))
+    equal(total, np.full(100_000, float(comm.size)))
+
+
+def end_after_a_letter(comm: Communicator) -> None:
+    """What was sent before close can still be received, and then the sender is gone."""
+    if comm.rank == 0:
+        comm.send(np.arange(500), 1, tag=2)
+        comm.close()
+    elif comm.rank == 1:
+        time.sleep(_SOON_S)
+        equal(comm.recv(0, tag=2), np.arange(500))
+        raises(PeerLost, "rank 0", lambda: comm.recv(0, tag=2))
+
+
+def end_and_keep(comm: Communicator) -> None:
+    """Arrays of ``empty``, and results, may be kept after close and written to."""
+    with comm:
+        x, y = comm.empty(200_000), comm.empty((3, 4), "i4")
+        x[...], y[...] = comm.rank, comm.rank
+        view = x[10:20]
+        comm.all_reduce(x, out=x)
+        gathered, received = comm.all_gather(y), comm.broadcast(comm.empty(5))
+    assert (view == comm.size * (comm.size - 1) / 2).all()
+    assert [array[0, 0] for array in gathered] == list(range(comm.size))
+    view += 1
+    received[...] = 4.0
+    assert (y == comm.rank).all()
+
+
+def end_and_everything_is_refused(comm: Communicator) -> None:
+    """No method of a closed communicator does anything, or waits."""
+    kept = comm.empty(1000)
+    kept[...] = 3.0
+    comm.close()
+    x, peer = np.ones(3), (comm.rank + 1) % comm.size
+    each = [x] * comm.size
+    calls: list[Callable[[], Any]] = [
+        comm.barrier,
+        lambda: comm.all_reduce(x),
+        lambda: comm.reduce(x),
+        lambda: comm.reduce_scatter(each),
+        lambda: comm.broadcast(x),
+        lambda: comm.scatter(each, comm.rank),
+        lambda: comm.gather(x),
+        lambda: comm.all_gather(x),
+        lambda: comm.all_to_all(each),
+        lambda: comm.send(x, peer),
+        lambda: comm.recv(peer),
+        lambda: comm.broadcast_object(1),
+        lambda: comm.gather_object(1),
+        lambda: comm.all_gather_object(1),
+        lambda: comm.scatter_object(list(each), comm.rank),
+        lambda: comm.all_to_all_object(list(each)),
+        lambda: comm.send_object(1, peer),
+        lambda: comm.recv_object(peer),
+        lambda: comm.empty(3),
+        lambda: comm.split(0),
+        lambda: comm.decline("no"),
+    ]
+    for call in calls:
+        raises(ClosedError, "closed", call)
+    comm.abort("too late")
+    comm.close()
+    assert (kept == 3.0).all()
+    kept += 1
+
+
+def end_with_two_threads(comm: Communicator) -> None:
+    """A second thread is refused; the first one's collective goes on."""
+    for warm in (0, 3):
+        for _ in range(warm):
+            comm.barrier()
+        if comm.rank == comm.size - 1:
+            time.sleep(3 * _SOON_S)
+            comm.barrier()
+            continue
+        first = threading.Thread(target=comm.barrier, daemon=True)
+        first.start()
+        time.sleep(_SOON_S)
+        raises(RuntimeError, "another thread", comm.barrier)
+        raises(RuntimeError, "another thread", lambda: comm.send(np.ones(1), comm.size - 1))
+        raises(RuntimeError, "another thread", lambda: comm.all_reduce(np.ones(1)))
+        first.join(10)
+        assert not first.is_alive()
+
+
+_WAITS: dict[str, Wait] = {
+    "barrier": lambda comm: comm.barrier(),
+    "send": lambda comm: comm.send(np.zeros(30_000_000, "u1"), comm.size - 1),
+    "recv": lambda comm: comm.recv(comm.size - 1, tag=3),
+    "a_large_call": lambda comm: comm.all_reduce(np.zeros(3_000_000)),
+    "a_call_again": lambda comm: comm.all_reduce(np.zeros(3)),
+    "decline": lambda comm: comm.decline("no"),
+    "split": lambda comm: comm.split(0),
+}
+
+
+def _end_in(which: str, how: str) -> Check:
+    wait = _WAITS[which]
+    error = {"abort": AbortedError, "close": PeerLost}[how]
+
+    def end(comm: Communicator) -> None:
+        for _ in range(3):
+            comm.all_reduce(np.zeros(3))
+        last = comm.size - 1
+        if comm.rank == last:
+            time.sleep(_SOON_S)
+            if how == "abort":
+                comm.abort("no more")
+            else:
+                comm.close()
+                comm.close()
+                raises(ClosedError, "", comm.barrier)
+            return
+        caught = raises(error, "no more" if how == "abort" else f"rank {last}", lambda: wait(comm))
+        assert caught.rank == last
+        raises(error, "", comm.barrier)
+
+    end.__name__ = f"end_in_{which}_by_{how}"
+    return end
+
+
+ENDS: list[Check] = [
+    end_by_abort,
+    end_by_another_thread,
+    end_by_close_in_another_thread,
+    end_by_exception,
+    end_after_a_mismatch,
+    end_by_timeout,
+    end_in_half_a_letter,
+    end_after_the_last_collective,
+    end_after_a_letter,
+    end_and_keep,
+    end_and_everything_is_refused,
+    end_with_two_threads,
+    *(_end_in(which, how) for how in ("abort", "close") for which in _WAITS),
+]
+"""For groups of two ranks or more."""
