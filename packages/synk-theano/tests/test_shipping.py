@@ -61,6 +61,19 @@ class Wires:
     def barrier(self):
         pass
 
+    def broadcast_for(self, rank):
+        """To leaders: the master's call comes first."""
+
+        def broadcast(array, _root):
+            if rank == 0:
+                self.nbytes += array.nbytes
+                for queue in self.queues.values():
+                    queue.append(np.array(array))
+            else:
+                self.recv_for(rank)(0, array)
+
+        return broadcast
+
 
 class Hosts:
     """A master with ranks on several hosts, as far as arrays are concerned."""
@@ -84,11 +97,13 @@ class Hosts:
     def _mirror(self, rank, arrays):
         mirror = Mirror(rank, 0, self.nodes, f"host{self.nodes[rank]}", arrays)
         (near,) = synk_comm.local_group(1)
+        leaders = SimpleNamespace(broadcast=self.wires.broadcast_for(rank), close=lambda: None)
+        groups = iter((near, leaders))
         wires = SimpleNamespace(
             send=self.wires.send,
             recv=self.wires.recv_for(rank),
             barrier=self.wires.barrier,
-            split=lambda _node: near,
+            split=lambda _node: next(groups),
             abort=lambda _reason: None,
         )
         mirror.join(wires)
@@ -331,6 +346,21 @@ def test_collectives_bring_what_each_rank_takes(hosts):
     )
     assert hosts.order(Collective("broadcast", (1,), {"values": [ref]})) == 4 * ROW
     np.testing.assert_array_equal(hosts.seen(1, ref), data.array)
+
+
+def test_what_every_host_needs_whole_is_sent_once():
+    hosts = Hosts((0, 1, 2, 3))
+    data = big(hosts, 8)
+    whole = Call(1, PLAIN, None, (), (hosts.store.ref(data),), None, 1, ())
+    assert hosts.order(whole) == 8 * ROW
+    for node in (1, 2, 3):
+        np.testing.assert_array_equal(hosts.seen(node, whole.broadcast[0]), data.array)
+    data[3:5] = 1.0
+    data[7] = 2.0
+    assert hosts.order(whole) == 3 * ROW
+    for node in (1, 2, 3):
+        np.testing.assert_array_equal(hosts.seen(node, whole.broadcast[0]), data.array)
+    hosts.close()
 
 
 def test_small_rows_travel_within_the_order(hosts):

@@ -166,6 +166,7 @@ class Controller:
         rank.use(world)
         if rank.mirror is not None:
             self._shipping = Shipping(world.nodes, self._store, rank.arrays, self.acts, rank.mirror)
+            self._box.host = world.hosts[0]
             self._box.elsewhere = {
                 other: world.members[other].host
                 for other in range(world.size)

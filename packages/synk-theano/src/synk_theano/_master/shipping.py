@@ -18,6 +18,7 @@ from synk_theano._warn import warn_user
 from synk_theano._wire.arrays import ArrayCache
 from synk_theano._wire.data import Data, Presence
 from synk_theano._wire.messages import (
+    EVERY_NODE,
     Act,
     ArrayRef,
     Call,
@@ -106,7 +107,8 @@ class Shipping:
         if not mirrors and not shipments:
             return extras
         known = extras or Extras({})
-        return replace(known, mirrors=tuple(mirrors), shipments=tuple(shipments))
+        merged = _merged(shipments, len(self._ranks))
+        return replace(known, mirrors=tuple(mirrors), shipments=merged)
 
     def failed(self) -> None:
         """After an order failed: it is not known what has arrived of what it brought.
@@ -263,6 +265,23 @@ def refs_of(act: Act) -> List[ArrayRef]:
                 found.append(one.index)
         return found
     return []
+
+
+def _merged(shipments: Sequence[Shipment], nodes: int) -> Tuple[Shipment, ...]:
+    """Return shipments, one in place of those that bring the same rows to each of `nodes` hosts."""
+    if nodes < 2:
+        return tuple(shipments)
+    alike: Dict[Any, List[Shipment]] = {}
+    for one in shipments:
+        rows = one.rows.tobytes() if isinstance(one.rows, np.ndarray) else one.rows
+        alike.setdefault((one.key, rows), []).append(one)
+    found: List[Shipment] = []
+    for several in alike.values():
+        if len({one.node for one in several}) == nodes:
+            found.append(several[0]._replace(node=EVERY_NODE))
+        else:
+            found += several
+    return tuple(found)
 
 
 def _absent(present: np.ndarray, wanted: Union[Bounds, np.ndarray]) -> Union[Bounds, np.ndarray]:

@@ -14,7 +14,7 @@ import numpy as np
 import synk_comm
 import synk_shm
 from synk_theano._wire.arrays import ArrayCache, new_array
-from synk_theano._wire.messages import ArrayRef, Extras, NewMirror, Shipment
+from synk_theano._wire.messages import EVERY_NODE, ArrayRef, Extras, NewMirror, Shipment
 from synk_theano.exceptions import SharedMemoryFull
 
 PIECE_NBYTES = 1 << 26
@@ -44,6 +44,7 @@ class Mirror:
         self._arrays = arrays
         self._memory: Dict[int, np.ndarray] = {}
         self._near: Optional[synk_comm.Communicator] = None
+        self._sending: Optional[synk_comm.Communicator] = None
         self.source: Callable[[int], np.ndarray] = self._memory.__getitem__
         if self._node:
             arrays.attach = self._find
@@ -52,11 +53,32 @@ class Mirror:
         """Meet the other ranks of this host. A collective of all ranks."""
         self._comm = comm
         self._near = comm.split(self._node)
+        # What all hosts need travels from leader to leader, not from the master to each.
+        self._sending = comm.split(0 if self.is_leader or self._rank == self._master else None)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank is the first of a host that is not the master's."""
+        return bool(self._node) and self._rank == self._leaders[self._node]
+
+    def flights(self, words: int) -> Optional[np.ndarray]:
+        """Return memory for the flight records of this host: int64, zeros. A collective of it.
+
+        None on the master's host, whose ranks have some.
+        """
+        if not self._node or self._near is None:
+            return None
+        if self.is_leader:
+            room = new_array(words, np.dtype(np.int64), "the flight record")
+            self._near.broadcast_object(synk_shm.handle(room))
+            return room
+        return synk_shm.attach(self._near.broadcast_object(None))
 
     def close(self) -> None:
         """Drop the copies."""
-        if self._near is not None:
-            self._near.close()
+        for comm in (self._near, self._sending):
+            if comm is not None:
+                comm.close()
         self._memory.clear()
 
     def forget(self, keys: Sequence[int]) -> None:
@@ -89,13 +111,13 @@ class Mirror:
                     if shipment.data is None:
                         self._send(shipment)
                 return
-            own = [shipment for shipment in extras.shipments if shipment.node == self._node]
-            if self._rank == self._leaders[self._node]:
+            own = [s for s in extras.shipments if s.node in (self._node, EVERY_NODE) and self._node]
+            if self.is_leader:
                 for shipment in own:
                     self._receive(shipment)
         except BaseException as error:
             # Ranks that wait for these rows would not notice that this one declines.
-            for comm in (self._near, self._comm):
+            for comm in (self._near, self._sending, self._comm):
                 if comm is not None:
                     comm.abort(f"{type(error).__name__} while rows travelled between hosts")
             raise
@@ -128,9 +150,11 @@ class Mirror:
 
     def _send(self, shipment: Shipment) -> None:
         rows = self._rows(shipment)
-        leader = self._leaders[shipment.node]
         for piece in _pieces(shipment):
-            self._comm.send(rows[piece], leader)
+            if shipment.node == EVERY_NODE:
+                self._to_all(rows[piece])
+            else:
+                self._comm.send(rows[piece], self._leaders[shipment.node])
 
     def _receive(self, shipment: Shipment) -> None:
         rows = self._rows(shipment)
@@ -138,10 +162,20 @@ class Mirror:
             if shipment.data is not None:
                 sent = np.frombuffer(shipment.data, np.uint8)
                 rows[piece] = sent.reshape(-1, shipment.row_nbytes)
-            elif isinstance(piece, slice):
-                self._comm.recv(self._master, out=rows[piece])
+                continue
+            together = isinstance(piece, slice)
+            target = rows[piece] if together else np.empty_like(rows, shape=rows[piece].shape)
+            if shipment.node == EVERY_NODE:
+                self._to_all(target)
             else:
-                rows[piece] = self._comm.recv(self._master)
+                self._comm.recv(self._master, out=target)
+            if not together:
+                rows[piece] = target
+
+    def _to_all(self, rows: np.ndarray) -> None:
+        """Give these rows of the master's to the leaders of all other hosts."""
+        assert self._sending is not None  # noqa: S101 - for type checkers: it has joined
+        self._sending.broadcast(rows, 0)
 
     def _rows(self, shipment: Shipment) -> np.ndarray:
         """Return an array's memory here, as a matrix of bytes with a line for each row."""

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import synk_comm
 from synk_theano._graph.devices.device import AnyDevice, Gpu, is_of_the_group
 from synk_theano._text import text_of
-from synk_theano._watch.flight import OWN_WORK, ActOutcome, Flight, Phase
+from synk_theano._watch.flight import OWN_WORK, WORDS, ActOutcome, Flight, Phase
 from synk_theano._wire.messages import (
     Call,
     Collective,
@@ -73,6 +73,7 @@ class Rank(Workplace):
         also_declined: the other ranks that failed in the order in which this one failed.
         failed_at: when an order failed here last, in seconds of `time.perf_counter`.
         pid: of this process.
+        flights: the records of this host's ranks, if it is another one than the master's.
         before_decline: called with this rank's error before the others are notified; returns the
             seconds to wait for them, None for as long as for any collective.
     """
@@ -93,6 +94,7 @@ class Rank(Workplace):
         self.failed_at = 0.0
         self.pid = os.getpid()
         self.before_decline: Callable[[BaseException], Optional[float]] = lambda _error: None
+        self.flights: Optional[Any] = None
         self._line: Optional[OrderLine] = None
 
     @property
@@ -117,6 +119,9 @@ class Rank(Workplace):
             self._line = OrderLine(host, self.master)
             if self.mirror is not None:
                 self.mirror.join(host)
+                self.flights = self.mirror.flights(WORDS * self.size)
+                if self.flights is not None:
+                    self.flight = Flight(self.flights, self.rank)
             self.comm = self.device.connect(host)
 
     def perform(

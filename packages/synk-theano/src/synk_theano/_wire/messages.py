@@ -243,11 +243,15 @@ class NewMirror(NamedTuple):
     nbytes: int
 
 
+EVERY_NODE = -1
+"""In place of the number of a host."""
+
+
 class Shipment(NamedTuple):
     """Rows of an array that the master sends to a host, for its copy.
 
     Attributes:
-        node: number of the host.
+        node: number of the host, or `EVERY_NODE` but the master's.
         key: of the `Data`.
         row_nbytes: bytes of a row.
         rows: (start, stop), or an int64 vector of row numbers.

@@ -39,6 +39,7 @@ class BlackBox:
     Attributes:
         functions: functions by number, for their names.
         elsewhere: names of the hosts of ranks whose records are not in this one's memory.
+        host: of this process, if there are several; else "".
     """
 
     def __init__(self, room: np.ndarray, size: int, master: int) -> None:
@@ -47,6 +48,7 @@ class BlackBox:
         self.functions: Mapping[int, LoadedFunction] = {}
         self._seen: Optional[List[Dict[str, Any]]] = None
         self.elsewhere: Mapping[int, str] = {}
+        self.host = ""
 
     def act_of(self, act: ActRecord) -> str:
         """Return an act in words: ``function 'train'``, ``all_reduce()``."""
@@ -123,6 +125,7 @@ class BlackBox:
             "when": dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds"),
             "program": list(sys.argv),
             "pid": os.getpid(),
+            "host": self.host,
             "versions": {"python": platform.python_version(), "numpy": np.__version__},
             "size": len(self.flights),
             "master": self._master,

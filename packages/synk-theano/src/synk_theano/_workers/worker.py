@@ -162,8 +162,9 @@ def serve(
     try:
         channel.recv()  # Join
         _join(rank, hello, channel, watch, world)
+        write = None if world is None else _writer(rank, world)
         between()
-        while _obey(rank, channel):
+        while _obey(rank, channel, write):
             between()
     except ChannelClosed:
         return
@@ -250,8 +251,27 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
     return rank
 
 
-def _obey(rank: Any, channel: AnyChannel) -> bool:
+def _writer(rank: Any, world: World) -> Optional[Callable[[BaseException], object]]:
+    """Return what writes the records of this host after a failure, for its first rank to do so."""
+    if rank.mirror is None or not rank.mirror.is_leader:
+        return None
+    from .blackbox import BlackBox
+
+    near, hosts = world.local_ranks(rank.rank), [member.host for member in world.members]
+    box = BlackBox(rank.flights, rank.size, rank.master)
+    box.functions, box.host = rank.functions, hosts[rank.rank]
+    box.elsewhere = {other: host for other, host in enumerate(hosts) if other not in near}
+    pids = [member.pid for member in world.members]
+    return lambda error: box.write(error, pids, {})
+
+
+def _obey(
+    rank: Any, channel: AnyChannel, write: Optional[Callable[[BaseException], object]] = None
+) -> bool:
     """Perform the next order; return False if it was `Stop`.
+
+    Args:
+        write: called with the error if the order fails.
 
     Raises:
         PeerLost, AbortedError: the ranks have lost each other.
@@ -261,7 +281,12 @@ def _obey(rank: Any, channel: AnyChannel) -> bool:
     from synk_theano._graph.devices.device import is_of_the_group
 
     try:
-        return rank.perform() is not None
+        try:
+            return rank.perform() is not None
+        except BaseException as error:
+            if write is not None:
+                write(error)
+            raise
     except (synk_comm.PeerDeclined, synk_comm.MismatchError):
         # The failure is another rank's, or the master raises the same.
         pass
