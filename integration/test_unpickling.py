@@ -22,6 +22,7 @@ KNOWN = {
     "synk_comm/_core/steps.py": GROUP,
     "synk_theano/_master/controller.py": INHERITED,
     "synk_theano/_master/failures.py": INHERITED,
+    "synk_theano/_workers/interrupts.py": MPI,
     "synk_theano/_workers/mpi_worker.py": MPI,
     "synk_theano/_workers/pool.py": INHERITED,
     "synk_theano/_workers/worker.py": INHERITED,

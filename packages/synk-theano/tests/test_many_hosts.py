@@ -277,6 +277,39 @@ def test_ctrl_c_interrupts_a_rank_of_another_host(job, tmp_path):
     assert abs(said["fine"]) < 1e-9
 
 
+FLAG = """
+struck = []
+signal.signal(signal.SIGINT, lambda number, frame: struck.append(number))
+@as_op([T.dmatrix], [T.dmatrix])
+def slow(rows):
+    open(sys.argv[1] + os.environ["PMI_RANK"], "w").close()
+    while not os.path.exists(sys.argv[1] + "go"):
+        time.sleep(0.01)
+    return rows
+
+with Runtime() as runtime:
+    f = runtime.function([x], (slow(x).sum(), "sum"))
+    got = float(f(X) - X.sum())
+    say(got=got, struck=len(struck))
+"""
+
+
+def test_ctrl_c_is_the_programs_own_affair_if_it_handles_that(job, tmp_path):
+    """So does the Trainer, which finishes its step and saves."""
+    with job(FLAG, tmp_path / "rank") as program:
+        while not (tmp_path / "rank2").exists():
+            assert program.status is None, program.printed()
+            time.sleep(0.01)
+        os.kill(program.pid, signal.SIGINT)
+        time.sleep(1.0)  # longer than a rank waits for the master's decision
+        (tmp_path / "rankgo").touch()
+        done = program.finish()
+    assert done.status == 0, done.out + done.err
+    (said,) = facts(done)
+    assert abs(said["got"]) < 1e-9
+    assert said["struck"] == 1
+
+
 ENDS = """
 how = sys.argv[1]
 runtime = Runtime()

@@ -138,7 +138,7 @@ class Controller:
         self._pids = [*self._pool.pids[:master], self._owner, *self._pool.pids[master:]]
         self._stalls = StallWatch(self._box, master, self._pool.stacks, settings.stall_s)
         self._interrupts = Interrupts(
-            self.rank, self._box.flights, lambda: self._pool.near_pids, self._box.look
+            self.rank, self._box.flights, self._pool.interrupt, self._box.look
         )
         self.rank.before_decline = self._interrupts.give_up
         atexit.register(self.close)
@@ -340,7 +340,7 @@ class Controller:
             raise Closed(f"the runtime was closed while {doing} was under way") from error
         if isinstance(error, synk_comm.PeerDeclined):
             failures = self._pool.failures(error.reasons, self.rank.serial)
-            if interrupted or self._interrupts.came_elsewhere(failures):
+            if interrupted:
                 raise KeyboardInterrupt from None
             note = "" if self.rank.journal.on else self.replicas.note
             failed, cause = worker_failed(error, failures, doing, note)

@@ -368,6 +368,12 @@ class Join:
     """The second: meet the other ranks. From here on orders come through the communicator."""
 
 
+class GiveUp(NamedTuple):
+    """To a rank of another host that computes: the order of this serial is given up."""
+
+    serial: int
+
+
 @dataclass(frozen=True)
 class Ready:
     """A worker's first message.

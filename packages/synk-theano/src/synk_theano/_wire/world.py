@@ -331,6 +331,12 @@ class MpiChannel:
             raise ChannelClosed("end of messages")
         return self._received.pop(0)
 
+    def take_all(self) -> List[bytes]:
+        """Return the messages that have come. Never waits."""
+        self._look()
+        taken, self._received = self._received, []
+        return taken
+
     def pending(self) -> bool:
         """Return whether `recv` would return (or raise ChannelClosed) without waiting."""
         if not self._received:

@@ -15,12 +15,14 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import pickle
 import signal
 import threading
 import time
 from typing import Any, Callable, Iterator, Optional, Sequence
 
 from synk_theano._watch.flight import OWN_WORK, Flight
+from synk_theano._wire.messages import GiveUp
 from synk_theano.exceptions import Interrupted
 
 SIGNAL = signal.SIGRTMIN + 2 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
@@ -36,28 +38,41 @@ LATEST_S = 0.25
 """Seconds of this thread's processor time after which Ctrl-C is raised wherever the program is.
 From the end of an order to the user's code it takes much less."""
 
-ELSEWHERE_S = 0.3
-"""Seconds from a Ctrl-C that has reached another host until it has reached this one."""
+WORD_S = 0.5
+"""Seconds from a Ctrl-C that reaches another host until the master's decision must be there."""
 
 _OURS = ("synk_theano", "synkhronos")
 _FINALIZERS = ("__del__", "_died")  # `_died` is that of arrays in shared memory
 _OF_WEAK_REFS = ("weakref", "_weakrefset")
 
 
-def obey(rank: Any, is_near: bool = True) -> None:
-    """In a worker, install the handler by which the master interrupts its computation.
+def obey(rank: Any) -> None:
+    """In a worker, install the handler by which the master interrupts its computation."""
 
-    Args:
-        is_near: whether the master's signals reach it. To other hosts the launcher brings Ctrl-C
-            itself, to all ranks.
+    def interrupt(_number: int, _frame: Any) -> None:
+        if rank.flight.interrupted == rank.serial and rank.flight.phase[0] in OWN_WORK:
+            raise Interrupted
+
+    signal.signal(SIGNAL, interrupt)
+
+
+def obey_from_afar(rank: Any, channel: Any) -> None:
+    """The same on another host, which the master's signals do not reach.
+
+    The launcher brings Ctrl-C to all ranks. Whether it is to interrupt the order is the master's
+    decision, whose message follows.
     """
 
     def interrupt(_number: int, _frame: Any) -> None:
-        wanted = not is_near or rank.flight.interrupted == rank.serial
-        if wanted and rank.flight.phase[0] in OWN_WORK:
-            raise Interrupted
+        until = time.monotonic() + WORD_S
+        while rank.flight.phase[0] in OWN_WORK and time.monotonic() < until:
+            for payload in channel.take_all():
+                word = pickle.loads(payload)
+                if isinstance(word, GiveUp) and word.serial == rank.serial:
+                    raise Interrupted
+            time.sleep(AGAIN_S)
 
-    signal.signal(SIGNAL if is_near else signal.SIGINT, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
 
 
 class DelayedInterrupt:
@@ -197,7 +212,7 @@ class Interrupts:
     Args:
         rank: the master's `Rank`.
         flights: flight records of all ranks.
-        pids: returns the workers' process ids.
+        interrupt: interrupts the workers, given the serial of the order.
         look: called before any rank is interrupted.
     """
 
@@ -205,12 +220,12 @@ class Interrupts:
         self,
         rank: Any,
         flights: Sequence[Flight],
-        pids: Callable[[], Sequence[int]],
+        interrupt: Callable[[int], None],
         look: Callable[[], None],
     ) -> None:
         self._rank = rank
         self._flights = flights
-        self._pids = pids
+        self._interrupt = interrupt
         self._look = look
         self._under_way = False
         self._serial = 0
@@ -287,21 +302,6 @@ class Interrupts:
         pending, self._since = self._since is not None, None
         return pending
 
-    def came_elsewhere(self, failures: Sequence[Any]) -> bool:
-        """Return whether workers of other hosts have failed because of Ctrl-C alone.
-
-        The launcher brings it to all ranks. The master's own may come a moment later, and is the
-        same one: it is waited for.
-        """
-        names = [failure.traceback.rstrip().rpartition("\n")[2] for failure in failures]
-        if not names or not all(f"{Interrupted.__name__}" in name for name in names):
-            return False
-        until = time.monotonic() + ELSEWHERE_S
-        with contextlib.suppress(KeyboardInterrupt):
-            while time.monotonic() < until:
-                time.sleep(0.01)
-        return True
-
     def check(self) -> None:
         """Return while the wait may go on; called while the master waits.
 
@@ -352,9 +352,7 @@ class Interrupts:
     def _interrupt_workers(self) -> None:
         for flight in self._flights:
             flight.interrupted = self._serial
-        for pid in self._pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, SIGNAL)
+        self._interrupt(self._serial)
 
 
 def _in_a_finalizer(frame: Any) -> bool:

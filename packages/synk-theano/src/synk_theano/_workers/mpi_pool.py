@@ -13,10 +13,11 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import synk_shm
 from synk_theano._wire.channel import ChannelClosed
-from synk_theano._wire.messages import Failure, Hello, Ready
+from synk_theano._wire.messages import Failure, GiveUp, Hello, Ready
 from synk_theano._wire.world import World
 from synk_theano.exceptions import StartError, WorkerDied
 
+from .interrupts import SIGNAL
 from .pool import WorkerPool
 from .stacks import StackFile
 
@@ -120,10 +121,19 @@ class MpiPool(WorkerPool):
         """Process ids on their hosts, in rank order without the master."""
         return tuple(self._world.members[worker.rank].pid for worker in self._workers)
 
-    @property
-    def near_pids(self) -> Tuple[int, ...]:
-        """Process ids of the workers on this host."""
-        return tuple(worker.process.pid for worker in self._workers if worker.process is not None)
+    def interrupt(self, serial: int) -> None:
+        """Interrupt the workers that compute, because this order is given up.
+
+        To those on other hosts the launcher brings Ctrl-C; this is the word that they wait for.
+        """
+        word = pickle.dumps(GiveUp(serial))
+        workers: List[Any] = list(self._workers)
+        for worker in workers:
+            if worker.process is not None:
+                worker.process.send_signal(SIGNAL)
+            else:
+                with contextlib.suppress(ChannelClosed):
+                    worker.channel.send(word)
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} on host {self._world.members[rank].host}"

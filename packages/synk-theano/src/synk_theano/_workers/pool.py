@@ -27,6 +27,7 @@ from synk_theano._wire.channel import ChannelClosed
 from synk_theano._wire.messages import ArrayRef, Failure, Hello, Ready, Settings
 from synk_theano.exceptions import StartError, WorkerDied
 
+from .interrupts import SIGNAL
 from .processes import Watchdog, Worker, reap_later
 from .stacks import Stacks
 
@@ -93,10 +94,11 @@ class WorkerPool:
         """Process ids, in rank order without the master."""
         return tuple(worker.process.pid for worker in self._workers)
 
-    @property
-    def near_pids(self) -> Tuple[int, ...]:
-        """Process ids of the workers that this process may send signals to."""
-        return self.pids
+    def interrupt(self, serial: int) -> None:  # noqa: ARG002 - those elsewhere get its number
+        """Interrupt the workers that compute, because this order is given up."""
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, SIGNAL)
 
     @property
     def watchdog_pid(self) -> Optional[int]:

@@ -131,7 +131,7 @@ def profiled(hello: Hello) -> Iterator[None]:
 
 
 def serve(
-    channel: AnyChannel,
+    channel: Any,
     hello: Hello,
     world: Optional[World] = None,
     stacks_fd: int = -1,
@@ -148,14 +148,20 @@ def serve(
     """
     import synk_comm
 
+    from .interrupts import obey_from_afar
+
     try:
         rank = _prepare(hello, world)
+        if world is not None and not world.is_near(hello.rank):
+            obey_from_afar(rank, channel)
     except BaseException as error:  # noqa: BLE001 - the master raises it
         channel.send(pickle.dumps(_failure(0, hello.rank, "start", error, time.perf_counter())))
         return
     channel.send(pickle.dumps(Ready(hello.rank, stacks_fd)))
 
     def watch() -> None:
+        if world is not None:
+            channel.take_all()  # words about an order that this rank does not compute any more
         if channel.at_end():
             raise ChannelClosed("the master is gone")
 
@@ -244,7 +250,8 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
     rank.times = memoryview(times)
     if settings.records:
         rank.recorder.start()
-    obey(rank, is_near)
+    if is_near:
+        obey(rank)
     # What is imported stays: to look through it whenever a function goes would take longer.
     gc.freeze()
     gc.enable()  # see _boot
