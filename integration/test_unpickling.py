@@ -13,6 +13,7 @@ from _checkout import ROOT
 INHERITED = "a pipe, a socket pair or memory that only the processes of one run have inherited"
 PAYLOAD = "the master's payload, in shared memory of mode 0600"
 GROUP = "members of a group: shared memory, or messages marked with the group's token"
+MPI = "ranks that the user's own MPI launcher has started"
 
 KNOWN = {
     "synk_comm/_processes/rank.py": INHERITED,
@@ -21,6 +22,7 @@ KNOWN = {
     "synk_comm/_core/steps.py": GROUP,
     "synk_theano/_master/controller.py": INHERITED,
     "synk_theano/_master/failures.py": INHERITED,
+    "synk_theano/_workers/mpi_worker.py": MPI,
     "synk_theano/_workers/pool.py": INHERITED,
     "synk_theano/_workers/worker.py": INHERITED,
     "synk_theano/_wire/orders.py": GROUP,

@@ -13,7 +13,7 @@ from synkhronos_cli import _terminal
 from synkhronos_cli._probe import Answer
 from synkhronos_cli._programs import bench, demo, launch, plot
 
-COMMANDS = ("doctor", "demo", "bench", "check", "trace", "clean")
+COMMANDS = ("doctor", "demo", "bench", "run", "check", "trace", "clean")
 
 
 # ---- all commands ------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_the_start_imports_nothing_heavy():
         "from synkhronos_cli._clean import command\n"
         "from synkhronos_cli._doctor import examine, fix\n"
         "from synkhronos_cli._flight import show\n"
-        "from synkhronos_cli._programs import bench, demo, script\n"
+        "from synkhronos_cli._programs import bench, demo, run, script\n"
         "heavy = {'theano', 'numpy', 'synk_theano', 'synk_shm', 'synk_comm', 'synkhronos', 'zmq'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )

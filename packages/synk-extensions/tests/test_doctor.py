@@ -15,7 +15,7 @@ import pytest
 from _cli import command, invoke
 
 from synkhronos_cli import _terminal
-from synkhronos_cli._doctor import examine, fix, gpu, machine, software
+from synkhronos_cli._doctor import examine, fix, gpu, machine, mpi, software
 from synkhronos_cli._doctor.items import GOOD, MISSING, WARNING, DoctorReport, Item
 from synkhronos_cli._probe import Answer, ask, ask_module
 
@@ -168,6 +168,7 @@ def test_answers_of_no_sense(monkeypatch, capsys, answer: dict):
     monkeypatch.setattr(examine, "ask_module", lambda *_: Answer(answer))
     monkeypatch.setattr(software, "ask", lambda *_: Answer(answer))
     monkeypatch.setattr(gpu, "ask", lambda *_: Answer(answer))
+    monkeypatch.setattr(mpi, "ask", lambda *_: Answer(answer))
     report = examine.examine()
     examine.print_table(report)
     assert "Needed, and missing or broken" in capsys.readouterr().out

@@ -58,6 +58,17 @@ def _after_mark(output: str) -> str:
     return next(lines, _MARK)[len(_MARK) :]
 
 
+def output_of(command: list[str], timeout_s: float) -> tuple[str, str]:
+    """Run another program; return what it prints, and "" or what went wrong."""
+    try:
+        status, output, errors = _ended(command, timeout_s)
+    except subprocess.TimeoutExpired:
+        return "", f"no answer in {timeout_s:g} s"
+    except OSError as error:
+        return "", f"could not be started: {error}"
+    return output + errors, _ending(status, errors or output) if status else ""
+
+
 def _run(
     arguments: list[str],
     timeout_s: float,
@@ -65,31 +76,44 @@ def _run(
     environment: Optional[Mapping[str, str]] = None,
 ) -> Answer:
     """Run Python; return the JSON object that `find` cuts out of its output."""
-    # Files, not pipes: a process that a killed probe has started could keep a pipe open.
     try:
-        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                env={**os.environ, **(environment or {}), "PYTHONIOENCODING": "utf-8"},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                start_new_session=True,
-            )
-            try:
-                status = process.wait(timeout_s)
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-            values = _object(find(_text(output)))
-            return (
-                Answer(problem=_ending(status, _text(errors))) if values is None else Answer(values)
-            )
+        status, output, errors = _ended([sys.executable, *arguments], timeout_s, environment)
     except subprocess.TimeoutExpired:
         return Answer(problem=f"no answer in {timeout_s:g} s")
     except OSError as error:
         return Answer(problem=f"could not be started: {error}")
+    values = _object(find(output))
+    return Answer(problem=_ending(status, errors)) if values is None else Answer(values)
+
+
+def _ended(
+    command: list[str], timeout_s: float, environment: Optional[Mapping[str, str]] = None
+) -> tuple[int, str, str]:
+    """Run a program to its end; return its status and what it has printed.
+
+    Raises:
+        subprocess.TimeoutExpired: it was killed, with all that it has started.
+        OSError: it could not be started.
+    """
+    # Files, not pipes: a process that a killed probe has started could keep a pipe open.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **(environment or {}), "PYTHONIOENCODING": "utf-8"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+            # What a launcher has given to this process shows a probe that there is one.
+            close_fds=False,
+        )
+        try:
+            status = process.wait(timeout_s)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return status, _text(output), _text(errors)
 
 
 def _object(text: str) -> Optional[dict[str, Any]]:

@@ -8,18 +8,52 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import signal
 import threading
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 from ._text import shown
 from ._wire import launcher
+from ._wire.launcher import Launch
 from ._wire.world import World
 from .exceptions import InputValueError, StartError
 
-__all__ = ["join", "serve"]
+__all__ = ["join", "launched", "library", "serve"]
 
 BACKENDS = ("shm", "zmq", "mpi")
+
+
+def launched() -> Optional[Launch]:
+    """Return the launcher that has started this process and others; None if there is none.
+
+    It looks at the environment alone, and initializes nothing.
+    """
+    return launcher.detected()
+
+
+def library() -> Dict[str, str]:
+    """Return the MPI that mpi4py uses: its name and version, its file, and mpi4py's version.
+
+    MPI is initialized, as a process that no launcher has started, for the rest of this process. So
+    call it in one that does nothing else.
+
+    Raises:
+        ImportError, RuntimeError: mpi4py is not installed, or finds no MPI.
+    """
+    for name in filter(launcher.belongs_to_launcher, tuple(os.environ)):
+        del os.environ[name]
+    import mpi4py
+    from mpi4py import MPI
+
+    named = MPI.Get_library_version().partition("\n")[0].partition(",")[0].strip("\0 ")
+    with open("/proc/self/maps") as file:
+        files = [line.split(maxsplit=5)[-1].strip() for line in file if "/libmpi" in line]
+    return {
+        "name": " ".join(word for word in named.split() if word != "Version:"),
+        "file": files[0] if files else "",
+        "mpi4py": mpi4py.__version__,
+    }
 
 
 @functools.cache

@@ -5,6 +5,7 @@
     software.py   Python, NumPy, Theano, compiler, BLAS, Lasagne, pyzmq, posix_ipc
     gpu.py        driver, GPUs, CUDA's libraries, pygpu, cuDNN, NCCL
     machine.py    shared memory, limits, cores
+    mpi.py        mpi4py, its MPI, mpiexec and srun
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from synkhronos_cli._terminal import console
 from .gpu import examine_gpus
 from .items import GOOD, MISSING, WARNING, DoctorReport, Item
 from .machine import examine_machine
+from .mpi import examine_mpi
 from .software import examine_software
 
 THEANO_TIMEOUT_S = 180.0
@@ -40,6 +42,7 @@ def examine() -> DoctorReport:
     _fill(report, "Software", lambda: examine_software(compat))
     _fill(report, "GPUs", lambda: examine_gpus(cuda, has_gpu))
     _fill(report, "Machine", lambda: examine_machine(has_gpu))
+    _fill(report, "Several hosts", examine_mpi)
     report.flags = _flags(compat)
     report.sections["Left behind"] = report.sections.pop("Left behind")
     return report

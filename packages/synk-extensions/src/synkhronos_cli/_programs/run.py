@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from typing import List, NoReturn, Sequence, Tuple
 
 import typer
 
+from synkhronos_cli._doctor.mpi import OPEN_MPI, family_of
 from synkhronos_cli._terminal import fail
 
 from .launch import replace, script_path
-
-VERSION_TIMEOUT_S = 20.0
 
 
 def run_script(arguments: Sequence[str]) -> NoReturn:
@@ -58,29 +56,23 @@ def launcher_command(hosts: Sequence[Tuple[str, int]]) -> List[str]:
     if mpiexec is None:
         fail("--hosts: there is no mpiexec on PATH; pip install mpich, or use the site's MPI")
     listed = ",".join(f"{name}:{ranks}" for name, ranks in hosts)
-    version = _version_of(mpiexec)
-    if "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version:
+    family, version = family_of(mpiexec)
+    if not family:
+        fail(
+            f"--hosts: {mpiexec} is neither MPICH's nor Open MPI's ({version}); start the ranks as "
+            f"this cluster does: {os.path.basename(mpiexec)} -n {count} synkhronos run ..."
+        )
+    if family == OPEN_MPI:
         # Without binding: each rank would get one core.
         return [mpiexec, "--host", listed, "-n", count, "--with-ft", "ulfm", "--bind-to", "none"]
     return [mpiexec, "-hosts", listed, "-n", count]
-
-
-def _version_of(mpiexec: str) -> str:
-    command = [mpiexec, "--version"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        fail(f"--hosts: {mpiexec} --version does not answer ({error})")
-    return done.stdout + done.stderr
 
 
 def _parsed(hosts: str) -> List[Tuple[str, int]]:
     """Return names and numbers of ranks, or exit with one line."""
     found = []
     for part in hosts.split(","):
-        match = re.fullmatch(r"([\w.-]+)(?::([1-9]\d*))?", part.strip())
+        match = re.fullmatch(r"(\w[\w.-]*)(?::([1-9]\d*))?", part.strip())
         if match is None:
             fail(f"--hosts {hosts}: got {part!r}, expected a host and its ranks, as in a:4")
         found.append((match[1], int(match[2] or 1)))

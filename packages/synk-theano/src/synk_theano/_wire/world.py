@@ -7,6 +7,7 @@ Nothing waits inside of MPI: messages are polled, so that every wait has an end.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib.metadata
 import os
 import platform
@@ -79,14 +80,18 @@ class World:
     """
 
     def __init__(self, launch: launcher.Launch) -> None:
+        # Inside MPI's own start nothing else bounds the wait for a rank that has ended.
+        faulthandler.dump_traceback_later(MEET_TIMEOUT_S, exit=True)
         try:
             from mpi4py import MPI
-        except ImportError as error:
+        except (ImportError, RuntimeError) as error:  # no package, or no library
             raise StartError(
-                f"{launch.name} has started {launch.size} processes, but mpi4py cannot be imported "
+                f"{launch.name} has started {launch.size} processes, but mpi4py cannot be used "
                 f"({error}); install it in the environment of {sys.executable}: {INSTALL}, or "
                 f"start one process alone"
             ) from error
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         everyone = MPI.COMM_WORLD
         if everyone.size != launch.size:
             library = MPI.Get_library_version().partition("\n")[0].strip("\0 ")
@@ -103,18 +108,22 @@ class World:
         self.gone: Set[int] = set()
         self._ended = False
         self._tags = 0
-        with self.communicator(MEET_TIMEOUT_S) as comm:
-            try:
-                self.members: List[RankInfo] = comm.all_gather_object(_own_info())
-            except synk_comm.CommTimeout as error:
-                raise StartError(
-                    f"not all ranks have come to fork(): {error}; every rank has to call it, or "
-                    f"use `synkhronos run`, which runs the program on rank 0 alone"
-                ) from error
-            self.side: Any = everyone.Dup()
-            self.side.Set_errhandler(MPI.ERRORS_RETURN)
-            self._offsets = self._measured(comm)
+        try:
+            with self.communicator(MEET_TIMEOUT_S) as comm:
+                self._meet(comm)
+        except synk_comm.CommError as error:
+            raise StartError(
+                f"the ranks have not met: {error}. Every rank has to call fork(), or use "
+                f"`synkhronos run`, which runs the program on rank 0 alone"
+            ) from error
         _require_equal(self.members)
+
+    def _meet(self, comm: synk_comm.Communicator) -> None:
+        """Exchange what ranks know of each other."""
+        self.members: List[RankInfo] = comm.all_gather_object(_own_info())
+        self.side: Any = self._everyone.Dup()  # all have come
+        self.side.Set_errhandler(self._mpi.ERRORS_RETURN)
+        self._offsets = self._measured(comm)
 
     def communicator(
         self, timeout_s: float, watch: Optional[Callable[[], None]] = None

@@ -43,6 +43,8 @@ def serve_world(world: World) -> None:
             if not collects:
                 gc.disable()
     except ChannelClosed:
+        if 0 in world.gone:
+            world.abort(1)  # rank 0 has not ended: it is lost
         world.drop_messages()
         control.close()
     except BaseException:

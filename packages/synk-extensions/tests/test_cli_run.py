@@ -1,0 +1,296 @@
+"""``synkhronos run``: without a launcher, with `--hosts`, and on the ranks of a launcher."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _cli import SETTINGS, command, invoke
+
+import synk_testing
+from synkhronos_cli._doctor import mpi
+
+LIMIT_S = 120
+# Of jobs in which this test may itself be.
+NO_LAUNCHER = dict.fromkeys(("SLURM_JOB_ID", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"))
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text, name="script.py"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+# ---- without a launcher ------------------------------------------------------------------------
+
+SHOW = """
+import os, sys, beside
+import __main__
+print(sys.argv, __name__, __file__, sys.path[0], __main__.beside is beside)
+sys.exit(3)
+"""
+
+
+def test_a_script_runs_as_python_runs_it(script):
+    path = script(SHOW)
+    script("", "beside.py")
+    words = (path, "--rate", "0.1", "--help", "-m", "x")
+    done = command("run", *words, **NO_LAUNCHER)
+    plain = command(*words, program=())
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout) == (3, plain.stdout)
+    assert plain.stdout.startswith(f"['{path}', '--rate', '0.1', '--help', '-m', 'x'] __main__ ")
+    assert done.stderr == ""
+
+
+def test_a_module_runs_as_python_runs_it(script, tmp_path):
+    script(SHOW, "module.py")
+    script("", "beside.py")
+    done = command("run", "-m", "module", "--rate", "0.1", folder=tmp_path, **NO_LAUNCHER)
+    plain = command("-m", "module", "--rate", "0.1", program=(), folder=tmp_path)
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout) == (3, plain.stdout)
+    assert plain.stdout.startswith(f"['{tmp_path}/module.py', '--rate', '0.1'] __main__ ")
+
+
+def test_an_error_is_shown_without_frames_of_what_runs_the_script(script):
+    path = script("def f():\n    raise ValueError('mine')\n\n\nf()\n")
+    done = command("run", path, **NO_LAUNCHER)
+    assert (done.returncode, done.stdout) == (1, "")
+    shown = [line for line in done.stderr.splitlines() if line.startswith("  File")]
+    assert shown == [f'  File "{path}", line 5, in <module>', f'  File "{path}", line 2, in f']
+    assert done.stderr.endswith("ValueError: mine\n")
+
+
+def test_workers_of_one_machine_are_started_without_a_launcher(script):
+    path = script(
+        "import numpy as np, theano.tensor as T, synkhronos as synk\n"
+        "print(synk.fork(2, use_gpu=False, verbose=False))\n"
+        "x = T.vector('x')\n"
+        "print(synk.function([x], (x.sum(), 'sum'))(np.arange(5.0)))\n"
+    )
+    done = command("run", path, **NO_LAUNCHER)
+    assert (done.returncode, done.stdout) == (0, "2\n10.0\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        ([], "no SCRIPT: synkhronos run train.py"),
+        (["no_such.py"], "no such script: no_such.py"),
+        (["."], ". is a folder"),
+        (["--hosts", "a:2"], "no SCRIPT"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(arguments, complaint):
+    done = invoke("run", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"synkhronos: {complaint}")
+    assert done.stderr.count("\n") == 1
+
+
+# ---- --hosts -----------------------------------------------------------------------------------
+
+HYDRA = "HYDRA build details:\n    Version:                                 5.0.2"
+OPEN_MPI = "mpiexec (Open MPI) 5.0.11"
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.13"
+RUNNING = [sys.executable, "-m", "synkhronos._running"]
+
+
+@pytest.fixture
+def launchers(tmp_path, monkeypatch):
+    """Return what puts a stand-in on PATH, where nothing else is: it prints its arguments."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def put(name, version="", then="printf '%s\\n' \"$@\"; exit 5"):
+        path = folder / name
+        said = f"if [ \"$1\" = --version ]; then echo '{version}'; exit 0; fi\n"
+        path.write_text(f"#!/bin/sh\n{said if version else ''}{then}\n", encoding="utf-8")
+        path.chmod(0o755)
+        return str(path)
+
+    return put
+
+
+def started(hosts, *arguments, **changes):
+    """Run on hosts; return the words that the launcher was given, which ended with status 5."""
+    environment = {**NO_LAUNCHER, "PATH": os.environ["PATH"], **changes}
+    done = command("run", "--hosts", hosts, *arguments, **environment)
+    assert done.returncode == 5, done.stderr
+    words = done.stdout.splitlines()
+    told = done.stderr.splitlines()
+    assert told[-1].startswith("+ ")
+    assert told[-1].endswith(" ".join(words)), "it says what it runs"
+    return words
+
+
+@pytest.mark.parametrize("version", [HYDRA, INTEL])
+def test_hosts_by_mpich(launchers, version):
+    launchers("mpiexec", version)
+    words = started("a:4,b.site:2,c", "train.py", "--rate", "0.1")
+    expected = ["-hosts", "a:4,b.site:2,c:1", "-n", "7"]
+    assert words == [*expected, *RUNNING, "train.py", "--rate", "0.1"]
+
+
+def test_hosts_by_open_mpi(launchers):
+    launchers("mpiexec", OPEN_MPI)
+    words = started("a:4,b:4", "-m", "train", "x")
+    expected = ["--host", "a:4,b:4", "-n", "8", "--with-ft", "ulfm", "--bind-to", "none"]
+    assert words == [*expected, *RUNNING, "-m", "train", "x"]
+
+
+def test_hosts_in_a_slurm_job(launchers):
+    launchers("mpiexec", HYDRA)
+    launchers("srun")
+    words = started("a:4,b:4", "train.py", SLURM_JOB_ID="77")
+    expected = ["--kill-on-bad-exit=1", "--nodelist=a,b", "--ntasks-per-node=4", "-n", "8"]
+    assert words == [*expected, *RUNNING, "train.py"]
+    # An installed srun alone is no job.
+    assert started("a:4,b:4", "train.py")[0] == "-hosts"
+
+
+@pytest.mark.parametrize("hosts", ["a:0", "a:b", "", "a:4,,b", "-x:2", "a;b", "a:-1", "a b:2"])
+def test_hosts_that_are_none(launchers, hosts):
+    launchers("mpiexec", HYDRA)
+    done = invoke("run", "--hosts", hosts, "train.py")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"synkhronos: --hosts {hosts}: got '"), done.stderr
+    assert done.stderr.endswith("expected a host and its ranks, as in a:4\n")
+
+
+def test_hosts_that_no_launcher_can_use(launchers, monkeypatch, tmp_path):
+    for name in NO_LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+
+    def refused(hosts):
+        done = invoke("run", "--hosts", hosts, "train.py")
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    assert "there is no mpiexec on PATH; pip install mpich" in refused("a:2")
+    path = launchers("mpiexec", "launcher of nobody, version 7")
+    assert f"{path} is neither MPICH's nor Open MPI's (launcher of nobody" in refused("a:2")
+    monkeypatch.setattr(mpi, "VERSION_TIMEOUT_S", 1.0)
+    pid = tmp_path / "pid"
+    launchers("mpiexec", then=f"/bin/sleep 600 & echo $! >{pid}; wait")
+    assert "(--version: no answer in 1 s)" in refused("a:2")
+    synk_testing.wait_gone([int(pid.read_text())])
+    launchers("srun")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    assert "each host needs as many ranks as the others" in refused("a:2,b:1")
+
+
+# ---- ranks of a launcher -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mpiexec():
+    """The words that start two ranks on two hosts, as MPICH and the ranks believe."""
+    if importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed; pip install mpi4py mpich")
+    found = shutil.which("mpiexec.hydra", path=os.path.dirname(sys.executable))
+    if found is None:
+        pytest.skip("this environment has no mpiexec of MPICH; pip install mpich")
+    node = 'SYNKHRONOS_NODE=$PMI_HOSTNAME exec "$@"'
+    hosts = ["-launcher", "fork", "-hosts", "hosta,hostb", "-ppn", "1", "-n", "2"]
+    return [found, *hosts, "sh", "-c", node, "sh"]
+
+
+def job(mpiexec, *words, **how):
+    """Return a program of Python's words that runs on both ranks."""
+    environment = {**SETTINGS, "SYNKHRONOS_N_PARALLEL": None, "UCX_LOG_LEVEL": "error"}
+    how = {"environment": environment, "limit_s": LIMIT_S, "stacks": False, **how}
+    return synk_testing.Program([str(word) for word in words], prefix=mpiexec, **how)
+
+
+def ended(mpiexec, *words):
+    """Run a job to its end. Nothing of it may be left then."""
+    with job(mpiexec, *words) as program:
+        return program.finish()
+
+
+RUN = ("-m", "synkhronos_cli", "run")
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_script_that_never_forks_runs_once(mpiexec, script, status):
+    done = ended(mpiexec, *RUN, script(f"import sys\nprint(sys.argv)\nsys.exit({status})\n"), "x")
+    assert done.status == status, done.err
+    assert len(done.out.splitlines()) == 1
+    assert "'x']" in done.out
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_an_error_of_the_script_ends_the_job(mpiexec, script, forks):
+    fork = "import synkhronos as synk\nsynk.fork(verbose=False)\n" if forks else ""
+    path = script(f"{fork}raise ValueError('mine')\n")
+    done = ended(mpiexec, *RUN, path)
+    assert done.status == 1, done.err
+    assert done.err.count("ValueError: mine") == 1
+    shown = re.findall(r'^  File "(.*)", line', done.err, re.MULTILINE)
+    assert shown == [str(path)]
+
+
+TWICE = """
+import sys
+# At once: lines of two ranks would mix.
+sys.stdout.write(f"above {sys.argv[1:]}\\n")
+sys.stdout.flush()
+import numpy as np
+import theano.tensor as T
+import synkhronos as synk
+
+for number in range(2):
+    ranks = synk.fork(use_gpu=False, verbose=False)
+    x = T.matrix("x")
+    f = synk.function([x], [x.mean(), (x.sum(axis=1), "gather")])
+    rows = synk.data(np.arange(21.0).reshape(7, 3))
+    mean, sums = f(rows)
+    print(ranks, mean, *sums, flush=True)
+    if number:
+        input()
+    synk.close()
+print("below")
+"""
+ROWS = np.arange(21.0).reshape(7, 3)
+RESULT = " ".join(map(str, [2, ROWS.mean(), *ROWS.sum(axis=1)]))
+
+
+def segments(pids):
+    """The files in shared memory that processes have mapped."""
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+    return set(re.findall(r"/dev/shm/synk\S+", maps))
+
+
+def test_a_script_that_forks_twice_runs_on_rank_0_alone(mpiexec, script):
+    with job(mpiexec, *RUN, script(TWICE), "x") as program:
+        assert [program.line() for _ in range(3)] == ["above ['x']", RESULT, RESULT]
+        used = segments(program.members())
+        done = program.finish("")
+    assert (done.status, done.out) == (0, "below\n"), done.err
+    assert len(used) > 1, "the master's array and its copy on the other host"
+    assert not [name for name in used if os.path.exists(name)]
+
+
+def test_without_the_command_ranks_run_a_script_up_to_fork(mpiexec, script):
+    with job(mpiexec, script(TWICE), "x") as program:
+        lines = [program.line() for _ in range(4)]
+        assert lines == ["above ['x']"] * 2 + [RESULT] * 2
+        done = program.finish("")
+    assert (done.status, done.out) == (0, "below\n"), done.err
+
+
+def test_without_the_command_a_script_that_never_forks_runs_on_every_rank(mpiexec, script):
+    done = ended(mpiexec, script("import sys, synkhronos\nsys.stdout.write('here\\n')\n"))
+    assert (done.status, done.out) == (0, "here\n" * 2), done.err
