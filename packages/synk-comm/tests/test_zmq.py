@@ -327,6 +327,25 @@ def test_a_message_that_is_cut_short_ends_the_group(pair, length):
         pair[0].sync(None, 0, soon())
 
 
+def test_what_follows_a_message_that_was_cut_short_is_not_taken_for_its_rest(pair, monkeypatch):
+    """A signal came between its frames: the peer sees that this rank is gone."""
+    whole = zmq.Socket.send_multipart
+
+    def struck(socket, frames, flags=0):
+        if len(frames) == 1:
+            return whole(socket, frames, flags)
+        socket.send(frames[0], flags | zmq.SNDMORE)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(zmq.Socket, "send_multipart", struck)
+    with pytest.raises(KeyboardInterrupt):
+        pair[0].push(1, b"header", bytes_of(0, 40), soon())
+    monkeypatch.undo()
+    pair[0].abort("given up")
+    with pytest.raises(PeerLost, match="cut off"):
+        pair[1].pull(0, soon())
+
+
 def test_a_message_without_the_cookie_of_its_sender_ends_the_group(pair):
     """Not even what this rank has sent itself is taken for the peer's."""
     own, theirs = pair[0]._peers[1], pair[1]._peers[0]

@@ -58,8 +58,8 @@ class Communicator(ABC):
     Attributes:
         rank: this member's number, 0 <= rank < size.
         size: how many members the group has.
-        backend: the name of what carries the bytes: ``"shm"``, ``"zmq"``, ``"mpi"``, ``"nccl"``,
-            ``"local"``, or a registered one.
+        backend: the name of what carries the bytes: ``"shm"``, ``"zmq"``, ``"mpi"``, ``"nccl"``
+            or ``"local"``.
         why: a sentence that says how this back-end came to be chosen.
         ordered_bytes: length of the longest array that is reduced as NumPy would, in rank order;
             None if all are. Longer ones are left to a library such as MPI.

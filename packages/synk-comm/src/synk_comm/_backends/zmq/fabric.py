@@ -300,11 +300,14 @@ class ZmqFabric(Fabric):
                 self._accept(peer, peer.read(frames))
             elif peer.gone:
                 # Else ZeroMQ would reconnect to its endpoint, where another process may listen.
-                self._poller.unregister(peer.socket)
-                self._poller.unregister(peer.monitor)
-                peer.close()
+                self._disconnect(peer)
             else:
                 return
+
+    def _disconnect(self, peer: Peer) -> None:
+        self._poller.unregister(peer.socket)
+        self._poller.unregister(peer.monitor)
+        peer.close()
 
     def _accept(self, peer: Peer, message: Message) -> None:
         kind, number, _, text, _ = message
@@ -343,6 +346,9 @@ class ZmqFabric(Fabric):
         if self._abort_reason is None or self._failure is not None:
             return self._failure
         self._tell(_ABORT, 0, self._abort_reason.encode("utf-8", "replace"))
+        for peer in self._peers.values():
+            if peer.cut and not peer.socket.closed:  # it can only be shown that this rank is gone
+                self._disconnect(peer)
         self._failure = aborted(self.rank, self._abort_reason)
         return self._failure
 

@@ -73,6 +73,7 @@ class Peer:
         self.monitor = socket.get_monitor_socket(events)
         self.met = False
         self.connected = False
+        self.cut = False  # whether a message to it was not sent whole
         self._connections: set[int] = set()  # descriptors
         pairs = f"{own_rank} to {rank}", f"{rank} to {own_rank}"
         self._cookies = [derived(key, pair)[:_COOKIE_BYTES] for pair in pairs]
@@ -100,10 +101,17 @@ class Peer:
         return frames
 
     def send(self, *frames: Any) -> None:
-        """Send without waiting; a peer that cannot be reached shows when it is waited for."""
-        if not self.socket.closed:
-            with contextlib.suppress(zmq.Again):
-                self.socket.send_multipart(frames, zmq.NOBLOCK)
+        """Send without waiting; a peer that cannot be reached shows when it is waited for.
+
+        A signal may come between two frames. ZeroMQ would take the next message for the rest of
+        this one, so nothing is sent any more then.
+        """
+        if self.socket.closed or self.cut:
+            return
+        self.cut = True
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart(frames, zmq.NOBLOCK)
+        self.cut = False
 
     def envelope(
         self, kind: bytes, number: int, text: bytes, offsets: tuple[int, int] = (0, 0)
@@ -144,7 +152,7 @@ class Peer:
             return
         self.socket.disable_monitor()
         self.monitor.close(0)
-        self.socket.close(0 if self.gone or not self.connected else FLUSH_MS)
+        self.socket.close(0 if self.gone or self.cut or not self.connected else FLUSH_MS)
 
 
 def shut(pid: int, context: Any, peers: dict[int, Peer]) -> None:
