@@ -235,6 +235,15 @@ def test_pages_are_locked_once_and_for_as_long_as_the_array_lives():
     assert driver.locked == {}
 
 
+def test_results_that_are_on_no_device_start_no_copies():
+    driver = FakeDriver()
+    downloads = host_memory.Downloads(driver, 3, STREAM, np.zeros(1000, np.uint8))
+    values = [np.ones(3), None, 2.5]
+    assert downloads.start(values) == values
+    assert driver.done
+    assert not downloads.under_way
+
+
 def test_what_cannot_be_locked_is_copied_the_other_way():
     driver = FakeDriver()
     driver.refuse = True

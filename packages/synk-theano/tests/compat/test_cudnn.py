@@ -178,6 +178,63 @@ done = {name: result for name, _, result in apply.applied}
 """
 
 
+SUMS = """
+import types
+import numpy as np
+import theano.gpuarray
+import theano.tensor as T
+from theano import scalar
+from theano.gpuarray import basic_ops, dnn
+from synk_theano_compat._patches.gpu import sums
+
+class Own:
+    # Theano's kernel, as far as it matters: computed by the processor.
+    def __init__(self, scalar_op, axis, reduce_mask, dtype, acc_dtype, pre_scalar_op=None):
+        self.scalar_op, self.axis, self.pre_scalar_op = scalar_op, axis, pre_scalar_op
+        self.dtype, self.acc_dtype = dtype, acc_dtype
+        assert [a for a, goes in enumerate(reduce_mask) if goes] == list(axis)
+
+    def __call__(self, x):
+        assert dnn.local_dnn_reduction.transform(node(self, x)) is None, "a step went to cuDNN"
+        return T.sum(x, axis=self.axis, dtype=self.dtype, acc_dtype=self.acc_dtype)
+
+def node(op, x):
+    return types.SimpleNamespace(op=op, inputs=[x])
+
+def total(x, *axes, scalar_op=scalar.add, pre=None):
+    mask = [int(axis in axes) for axis in range(x.ndim)]
+    return node(Own(scalar_op, axes, mask, "float32", "float32", pre), x)
+
+basic_ops.GpuReshape = T.basic.Reshape
+answer = ["cuDNN's"]
+dnn.local_dnn_reduction.transform = lambda node: answer
+sums.quick_channel_sums()
+lower = dnn.local_dnn_reduction.transform
+x = T.ftensor4()
+for kept in (
+    total(x, 0, 2), total(x, 2, 3), total(x, 0, 1, 2, 3), total(T.fmatrix(), 0), total(x, 1),
+    total(x, 0, 2, 3, scalar_op=scalar.maximum), total(x, 0, 2, 3, pre=scalar.sqr),
+    total(T.TensorType("float32", (False, True, False, False))(), 0, 2, 3),
+):
+    assert lower(kept) is answer
+random = np.random.RandomState(0)
+for shape in ((3, 5, 7, 2), (2, 3, 4, 3, 2), (4, 3, 6), (0, 3, 2, 2), (2, 3, 0, 4), (1, 1, 1, 1)):
+    x = T.TensorType("float32", (False,) * len(shape))()
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    (quick,) = lower(total(x, *axes))
+    assert quick.dtype == "float32" and quick.broadcastable == (False,)
+    value = random.standard_normal(shape).astype("float32")
+    found, right = theano.function([x], quick)(value), value.sum(axis=tuple(axes), dtype="f8")
+    assert found.shape == right.shape and np.allclose(found, right, atol=1e-5), (shape, found)
+answer = None  # what Theano would not give to cuDNN stays as it is
+assert lower(total(x, *axes)) is None
+"""
+
+
+def test_sums_by_channels_are_made_in_two_steps_and_no_others(run):
+    run(SUMS)
+
+
 def test_patches_are_applied_where_there_is_no_gpu(run):
     done = run(
         PATCHED + "print(*sorted((n for n in done if n[0] == 'G'), key=lambda n: int(n[1:])))"
