@@ -15,7 +15,7 @@ SOAK_S := 3600
 TRIALS := 1000
 RECORDED := build/endurance
 
-.PHONY: help setup demo test nightly endurance reliability $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu docs build clean
+.PHONY: help setup demo test nightly endurance reliability $(PACKAGE_TESTS) test-integration test-devices lint format bench bench-shm bench-comm bench-theano bench-gpu bench-hosts docs build clean
 
 ## help: this list
 help:
@@ -89,6 +89,10 @@ bench-theano: setup
 ## bench-gpu: 1, 2 and 4 GPUs beside plain Theano, bare NCCL and PyTorch DDP, into build/bench-gpu
 bench-gpu: setup
 	$(PY) integration/benchmarks/gpu/run.py --out build/bench-gpu $(ARGS)
+
+## bench-hosts: calls on several simulated hosts beside plain mpi4py (needs root; see integration/benchmarks/hosts.md)
+bench-hosts: setup
+	$(PY) integration/benchmarks/hosts.py $(ARGS)
 
 ## docs: the documentation as HTML in docs/_build/html, warnings are errors
 docs: setup

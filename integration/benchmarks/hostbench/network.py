@@ -1,0 +1,211 @@
+"""Hosts on one machine: network namespaces, each with a hostname and shared memory of its own.
+
+Needs root, iproute2 and util-linux; `missing` says what is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+_NETWORK = "10.77.0"
+_START_S = 20.0
+_COMMANDS = ("ip", "nsenter", "unshare", "setsid", "mount", "hostname")
+
+_INIT = """
+mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm &&
+mount --bind {folder}/{host}.boot /proc/sys/kernel/random/boot_id &&
+mount --bind {folder}/hosts /etc/hosts && hostname {host} &&
+echo ready > {folder}/{host}.ready && exec sleep infinity
+"""
+"""The first process of a host: when it is killed, the kernel kills all others of that host."""
+
+_REMOTE = """#!/bin/sh
+# Starts a command on a host, as ssh would: options, host, words for its shell.
+while [ "${{1#-}}" != "$1" ]; do shift; done
+host=$1; shift
+case $host in {network}.*) host=h${{host##*.}};; esac
+exec nsenter -t "$(cat {folder}/$host.pid)" --net --uts --ipc --mount --pid --wd="$PWD" sh -c "$*"
+"""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects each host with the others.
+
+    Attributes:
+        gbits: rate in Gbit/s each way; 0: as fast as the machine copies.
+        delay_us: added on the way from one host to another.
+    """
+
+    gbits: float = 0
+    delay_us: float = 0
+
+    @property
+    def label(self) -> str:
+        """As in a table: 1 Gbit/s, +200 us."""
+        return f"{self.gbits:g} Gbit/s, +{self.delay_us:g} us" if self.gbits else "not limited"
+
+
+def missing() -> str:
+    """Return why there can be no such hosts here; empty if there can."""
+    lacking = [name for name in _COMMANDS if shutil.which(name) is None]
+    if lacking:
+        return f"{', '.join(lacking)}: not found; apt-get install iproute2 util-linux"
+    if os.geteuid() != 0:
+        return "not root"
+    done = subprocess.run(
+        ["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False
+    )
+    return "" if not done.returncode else "this system does not allow namespaces"
+
+
+class Hosts:
+    """Simulated hosts h1, h2, ...
+
+    Attributes:
+        names: of the hosts.
+    """
+
+    def __init__(self, folder: Path, tag: str, names: Sequence[str]) -> None:
+        self._folder, self._tag = folder, tag
+        self.names = tuple(names)
+
+    def command(self, mpiexec: str, ranks_each: int = 1) -> list[str]:
+        """Return the command that starts ranks on all hosts, up to their program."""
+        inside = ["nsenter", "-t", str(self._pid("h1")), "--net", "--uts", "--ipc", mpiexec]
+        count = str(ranks_each * len(self.names))
+        remote = ["-launcher", "ssh", "-launcher-exec", str(self._folder / "remote")]
+        return [
+            *inside,
+            *remote,
+            "-hosts",
+            ",".join(self.names),
+            "-ppn",
+            str(ranks_each),
+            "-n",
+            count,
+        ]
+
+    def namespace(self, name: str) -> str:
+        """Return the name of a host's network namespace."""
+        return f"{self._tag}-{name}"
+
+    def kill(self, name: str) -> None:
+        """End a host: all its processes at once, without a word to the others."""
+        os.kill(self._pid(name), signal.SIGKILL)
+
+    def _pid(self, name: str) -> int:
+        return int((self._folder / f"{name}.pid").read_text())
+
+
+@contextlib.contextmanager
+def hosts(count: int, link: Link = Link()) -> Iterator[Hosts]:
+    """Yield so many hosts, connected by such links. At the end all their processes are killed.
+
+    Raises:
+        OSError, subprocess.SubprocessError: a part of it cannot be made; see `missing`.
+    """
+    tag = f"synk{os.getpid()}"
+    names = [f"h{number}" for number in range(1, count + 1)]
+    with contextlib.ExitStack() as undo:
+        folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="synk-hosts-")))
+        addresses = [f"{_NETWORK}.{i} {name}" for i, name in enumerate(names, 1)]
+        (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *addresses, ""]))
+        remote = folder / "remote"
+        remote.write_text(_REMOTE.format(folder=folder, network=_NETWORK))
+        remote.chmod(0o755)
+        switch = f"{tag}-switch"
+        _add_namespace(switch, undo)
+        if not link.gbits:
+            _ip("-n", switch, "link", "add", "br0", "type", "bridge")
+            _ip("-n", switch, "link", "set", "br0", "up")
+        for number, name in enumerate(names, 1):
+            space, port = f"{tag}-{name}", f"p{number}"
+            _add_namespace(space, undo)
+            _ip("-n", space, "link", "set", "lo", "up")
+            peer = ("type", "veth", "peer", "name", "eth0", "netns", space)
+            _ip("-n", switch, "link", "add", port, *peer)
+            _ip("-n", switch, "link", "set", port, *(() if link.gbits else ("master", "br0")), "up")
+            _ip("-n", space, "addr", "add", f"{_NETWORK}.{number}/24", "dev", "eth0")
+            _ip("-n", space, "link", "set", "eth0", "up")
+            _boot(folder, space, name, undo)
+        if link.gbits:
+            _start_switch(switch, link, count, undo)
+        for name in names:
+            _wait(lambda name=name: _is_up(f"{tag}-{name}"))
+        yield Hosts(folder, tag, names)
+
+
+def _boot(folder: Path, space: str, name: str, undo: contextlib.ExitStack) -> None:
+    (folder / f"{name}.boot").write_text(f"{uuid.uuid4()}\n")
+    inside = ["unshare", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c"]
+    script = _INIT.format(folder=folder, host=name)
+    process = _started(["setsid", "ip", "netns", "exec", space, *inside, script], undo)
+    _wait((folder / f"{name}.ready").exists, process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (folder / f"{name}.pid").write_text(children[0])
+
+
+def _start_switch(space: str, link: Link, count: int, undo: contextlib.ExitStack) -> None:
+    program = [sys.executable, str(Path(__file__).with_name("switch.py"))]
+    ports = [f"p{number}" for number in range(1, count + 1)]
+    shape = [str(link.gbits * 1e9), str(link.delay_us * 1e-6)]
+    process = _started(["ip", "netns", "exec", space, *program, *shape, *ports], undo)
+    if process.stdout is None or process.stdout.readline() != b"ready\n":
+        raise OSError(f"the switch has not started: {_words(process)}")
+
+
+def _started(command: Sequence[str], undo: contextlib.ExitStack) -> subprocess.Popen[bytes]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **pipes)
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    undo.callback(end)
+    return process
+
+
+def _wait(done: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:
+    until = time.monotonic() + _START_S
+    while not done():
+        if process is not None and process.poll() is not None:
+            raise OSError(f"a host has not started: {_words(process)}")
+        if time.monotonic() > until:
+            raise OSError(f"a host has not started after {_START_S} s")
+        time.sleep(0.01)
+
+
+def _words(process: subprocess.Popen[bytes]) -> str:
+    """Return what a process that ends has printed."""
+    said = process.stdout.read().decode(errors="replace").strip() if process.stdout else ""
+    return f"exit status {process.wait()}: {said[-400:]}"
+
+
+def _is_up(space: str) -> bool:
+    """Return whether MPI can use a host's interface."""
+    return " state UP " in _ip("-n", space, "link", "show", "eth0")
+
+
+def _add_namespace(name: str, undo: contextlib.ExitStack) -> None:
+    _ip("netns", "add", name)
+    undo.callback(_ip, "netns", "del", name)
+
+
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
