@@ -67,15 +67,19 @@ def rows_of(costs, ranks, label, sizes=(1 << 10, 1 << 20, 1 << 24)):
         reduced = 2 * (ranks - 1) * through + 2 * hops * costs.latency_s + nbytes * costs.reduce_s
         yield made("all_reduce", nbytes, 3 * a_round + reduced * (nbytes > 1024))
         first = costs.wake_s + 3 * a_round
-        messages = (hops + ranks - 1) * costs.latency_s
-        yield made(WHOLE, nbytes, first + 2 * (ranks - 1) * through + messages)
-        yield made(ROWS, nbytes, first + (ranks - 1) * (through + 2 * costs.latency_s))
+        shipped = costs.ship_s * nbytes
+        whole = 2 * (ranks - 1) * through + (hops + ranks - 1) * costs.latency_s
+        if ranks == 2:
+            whole = 2 * through + 2 * costs.latency_s + shipped
+        yield made(WHOLE, nbytes, first + whole)
+        share = through + 2 * costs.latency_s + shipped / ranks
+        yield made(ROWS, nbytes, first + (ranks - 1) * share)
     for nbytes in (1, LARGE_NBYTES):
         there = costs.latency_s + nbytes / costs.rate * (nbytes > 1)
         yield made("link", nbytes, 2 * there, THEIRS)
 
 
-COSTS = Costs(2e-4, 1.2e8, 3e-5, 4e-7, 6e-10, 1e-4)
+COSTS = Costs(2e-4, 1.2e8, 3e-5, 4e-7, 6e-10, 3e-10, 1e-4)
 
 
 def test_constants_are_found_again_and_predict_the_other_rows():

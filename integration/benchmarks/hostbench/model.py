@@ -45,6 +45,7 @@ class Costs:
         round_s: what a round takes beside its messages.
         record_s: of each rank's record in a round.
         reduce_s: of a reduction, for each byte: what the processor does.
+        ship_s: of rows that are sent, for each byte: what the processors do.
         wake_s: of a call after a pause, in which ranks have begun to nap.
     """
 
@@ -53,6 +54,7 @@ class Costs:
     round_s: float = 0.0
     record_s: float = 0.0
     reduce_s: float = 0.0
+    ship_s: float = 0.0
     wake_s: float = 0.0
 
     def rounds(self, count: int, ranks: int) -> float:
@@ -77,14 +79,20 @@ class Costs:
         return self.rounds(CALL_ROUNDS, ranks) + self.reduction(nbytes, ranks)
 
     def whole(self, nbytes: int, ranks: int) -> float:
-        """Return the time of a call that brings all hosts an array: MPI sends and gathers parts."""
+        """Return the time of a call that brings all hosts an array.
+
+        One other host gets messages; several get a broadcast, which sends parts and gathers them.
+        """
+        first = self.wake_s + self.rounds(CALL_ROUNDS, ranks)
+        if ranks == 2:
+            return first + nbytes * (1 / self.rate + self.ship_s) + 2 * self.latency_s
         travels = 2 * (ranks - 1) / ranks * nbytes / self.rate
-        messages = (hops(ranks) + ranks - 1) * self.latency_s
-        return self.wake_s + self.rounds(CALL_ROUNDS, ranks) + travels + messages
+        return first + travels + (hops(ranks) + ranks - 1) * self.latency_s
 
     def shares(self, nbytes: int, ranks: int) -> float:
         """Return the time in which one link brings each other host its share of an array."""
-        return (ranks - 1) * (nbytes / ranks / self.rate + 2 * self.latency_s)
+        a_share = nbytes / ranks * (1 / self.rate + self.ship_s)
+        return (ranks - 1) * (a_share + 2 * self.latency_s)
 
     def rows(self, nbytes: int, ranks: int) -> float:
         """Return the time of a call that brings each other host its share of an array."""
@@ -142,6 +150,9 @@ def fitted(rows: Sequence[Row], record_s: float) -> Costs:
     costs = replace(costs, round_s=left("order", min)[0] / ORDER_ROUNDS)
     rest_s, nbytes = left("all_reduce", max)
     costs = replace(costs, reduce_s=rest_s / nbytes)
+    (few_s, few), (many_s, many) = left(ROWS, min), left(ROWS, max)
+    if many > few:  # half of the rows are sent
+        costs = replace(costs, ship_s=max(0.0, many_s - few_s) / ((many - few) / 2))
     return replace(costs, wake_s=left(ROWS, min)[0])
 
 

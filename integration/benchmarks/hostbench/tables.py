@@ -145,7 +145,15 @@ def extrapolated(constants: dict[str, model.Costs]) -> dict[str, model.Costs]:
 
 
 def _constants_table(constants: dict[str, model.Costs]) -> Table:
-    header = ["link", "latency", "rate", "a round beside", "a reduction beside", "after a pause"]
+    header = [
+        "link",
+        "latency",
+        "rate",
+        "a round beside",
+        "a reduction beside",
+        "rows beside",
+        "after a pause",
+    ]
     lines = [
         [
             label,
@@ -153,6 +161,7 @@ def _constants_table(constants: dict[str, model.Costs]) -> Table:
             f"{costs.rate * 8e-9:.2f} Gbit/s",
             amount(costs.round_s),
             f"{costs.reduce_s * 1e9:.2f} ns/B",
+            f"{costs.ship_s * 1e9:.2f} ns/B",
             amount(costs.wake_s),
         ]
         for label, costs in constants.items()
