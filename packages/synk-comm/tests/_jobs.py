@@ -6,14 +6,18 @@ import importlib.util
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from synk_testing import Program
 
-LIMIT_S = 120.0
+FOLDER = Path(__file__).parent
+LIMIT_S = 60.0
 _NODE = 'SYNKHRONOS_NODE=$PMI_HOSTNAME exec "$@"'
 """Runs a rank so that this package, too, believes in the hosts."""
+_OUTLIVED = 'trap "" USR1; SYNKHRONOS_NODE=$PMI_HOSTNAME "$@"'
+"""The same, as a child: hydra, for which the shell is the rank, sees none that is killed."""
 
 
 def launcher():
@@ -26,15 +30,18 @@ def launcher():
     return found
 
 
-def job(source, *arguments, size, on_a_host=1, options=(), environment=None, **how):
+def job(source, *arguments, size, on_a_host=1, options=(), environment=None, outlives=False, **how):
     """Return a program that MPI's launcher runs on ``size`` ranks of the hosts hosta and hostb.
 
     Args:
         on_a_host: how many ranks are on each, before the next one gets some.
         options: of mpiexec.
+        outlives: whether a shell stands between hydra and each rank: hydra ends all ranks of a
+            host, without a word to the others, where one of them is killed.
     """
     hosts = ("-launcher", "fork", "-hosts", "hosta,hostb", "-ppn", on_a_host, "-n", size)
-    prefix = (launcher(), *options, *map(str, hosts), "sh", "-c", _NODE, "sh")
+    shell = _OUTLIVED if outlives else _NODE
+    prefix = (launcher(), *options, *map(str, hosts), "sh", "-c", shell, "sh")
     quiet = {"UCX_LOG_LEVEL": "error", **(environment or {})}
     limits = {"limit_s": LIMIT_S, **how}
     return Program(source, *arguments, prefix=prefix, environment=quiet, **limits)

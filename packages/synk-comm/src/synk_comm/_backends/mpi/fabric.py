@@ -126,6 +126,7 @@ class MpiFabric(Fabric):
         self.rows = [np.zeros(_PREFIX + self.slot_bytes, np.uint8) for _ in range(2)]
         self.records = [np.zeros((self.size, self._record), np.uint8) for _ in range(2)]
         self._fields = [all_[:, :_PREFIX].view(_FIELDS)[:, 0] for all_ in self.records]
+        self._persistent: list[Any] = []
         self.begin = [self._round(*pair) for pair in zip(self.rows, self.records)]
         self._bulk = MpiBulk(mpi, comm, self._do)
         self._outstanding = Outstanding()
@@ -152,6 +153,7 @@ class MpiFabric(Fabric):
             request = comm.Allgather_init(source, target)
         except (AttributeError, NotImplementedError):  # an MPI before 4.0
             return lambda: comm.Iallgather(source, target)
+        self._persistent.append(request)
 
         def start() -> Any:
             request.Start()
@@ -488,7 +490,10 @@ class MpiFabric(Fabric):
         self._forget()
 
     def _part(self, deadline: float) -> None:
-        """Wait until nothing is under way to or from this rank, if that can be."""
+        """Wait until nothing is under way to or from this rank, if that can be.
+
+        If all leave, give back to MPI what it has for this group: it has a few thousand of these.
+        """
         request = None
         if self.calm and self.notes.failure is None:
             self.seq += 1
@@ -501,7 +506,11 @@ class MpiFabric(Fabric):
             self.notes.hear()
             everyone = len(self.notes.left) == self.size - 1
             if not self._outstanding and (everyone or request is None):
-                break
+                if request is not None:
+                    for persistent in self._persistent:
+                        persistent.Free()
+                    self._comm.Free()
+                return
             time.sleep(_NAPS_S[0])
 
     def drop(self) -> None:

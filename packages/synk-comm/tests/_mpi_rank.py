@@ -1,0 +1,235 @@
+"""What each rank of a job does: ``_mpi_rank.py CASE``. It prints a line: rank, and what it saw."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+
+import synk_comm
+from synk_comm import CommTimeout, JoinError, PeerDeclined
+from synk_comm.testing._checks_tools import raises
+
+TIMEOUT_S = 40.0
+
+
+def connected(**how):
+    return synk_comm.connect(backend="mpi", **{"timeout_s": TIMEOUT_S, **how})
+
+
+def raised(act):
+    """Return what ends an act that may be repeated, in words that JSON has."""
+    try:
+        while True:
+            act()
+    except BaseException as exc:
+        return [type(exc).__name__, getattr(exc, "rank", None), str(exc)]
+
+
+def killed(length):
+    """The last rank is killed: while the others wait for it, or in the middle of large calls."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # hydra's word that a rank has ended
+    comm = connected()
+    x = np.ones(length)
+    for _ in range(5):
+        comm.all_reduce(x)
+    if comm.rank == comm.size - 1:
+        if length < 1000:
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGKILL]).start()
+    seen = raised(lambda: comm.all_reduce(x, out=x))
+    again = raised(comm.barrier)
+    return [seen, again[0], "lost rank" in repr(comm)]
+
+
+def exception():
+    """An exception that nobody catches on one rank ends the job; the others learn which."""
+    with connected() as comm:
+        if comm.rank == 1:
+            raise KeyError("weights")
+        return raised(comm.barrier)
+
+
+def left():
+    """A rank ends without a word; MPI keeps its process until the others end."""
+    comm = connected()
+    if comm.rank == 1:
+        sys.exit(3)
+    return raised(comm.barrier)
+
+
+def declined():
+    comm = connected()
+    big = np.ones(500_000)
+    for x in (np.ones(3), big):
+        if comm.rank == 1:
+            comm.decline("not today")
+        else:
+            error = raises(PeerDeclined, "not today", lambda: comm.all_reduce(x, out=x))  # noqa: B023
+            assert error.reasons == {1: "not today"}
+    total = comm.all_reduce(1.0).item()
+    comm.close()
+    return [total, big.sum()]
+
+
+def interrupted():
+    comm = connected()
+    if comm.rank == 0:
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+        return [raised(comm.barrier)[0], raised(comm.barrier)[0]]
+    return [raised(comm.barrier)[0], raised(comm.barrier)[0]]
+
+
+def watched():
+    """What the watch raises ends the wait, and the group."""
+
+    def watch():
+        if comm is not None and comm.rank == 0 and waiting:
+            raise RuntimeError("the watch has seen it")
+
+    comm, waiting = None, []
+    comm = connected(watch=watch)
+    comm.barrier()
+    waiting.append(True)
+    if comm.rank:
+        time.sleep(0.3)
+    return raised(comm.barrier)
+
+
+def late():
+    """One rank does not come to join; it may later, to another group."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    if world.Get_rank() == 1:
+        time.sleep(1.0)
+        return ["late"]
+    try:
+        connected(timeout_s=0.3)
+    except CommTimeout as exc:
+        return ["CommTimeout", sorted(exc.missing), str(exc)]
+    return ["joined"]
+
+
+def apart():
+    """Messages and groups of the user never meet ours."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    rank, size = world.Get_rank(), world.Get_size()
+    half = world.Split(rank % 2, -rank)
+    comm, pair = connected(), synk_comm.mpi(half)
+    assert (pair.rank, pair.size) == (half.Get_rank(), half.Get_size())
+    got = np.zeros(1)
+    request = world.Irecv(got, MPI.ANY_SOURCE, MPI.ANY_TAG)
+    for _ in range(3):
+        assert comm.all_reduce(1) == size
+        assert pair.all_reduce(rank) == sum(r for r in range(size) if r % 2 == rank % 2)
+        assert comm.all_reduce(np.ones(300_000))[0] == size
+        comm.send(np.array(rank), (rank + 1) % size)
+        assert comm.recv((rank - 1) % size) == (rank - 1) % size
+    world.Send(np.array([float(rank)]), (rank + 1) % size, tag=7)
+    request.Wait()
+    comm.close()
+    pair.close()
+    return [got[0], comm.why, comm.ordered_bytes]
+
+
+def many():
+    """MPI has a few thousand communicators; groups that are closed give theirs back."""
+    before = len(os.listdir("/proc/self/fd"))
+    with connected() as comm:
+        first = len(os.listdir("/proc/self/fd"))
+        for turn in range(2500):
+            with comm.split(0) if turn % 2 else synk_comm.mpi() as group:
+                assert group.size == comm.size
+        return [len(os.listdir("/proc/self/fd")) - first, first >= before]
+
+
+def old():
+    """An MPI before 4.0 has no persistent collectives."""
+    from mpi4py import MPI
+
+    from synk_comm.testing import check_job
+
+    class Old(MPI.Intracomm):
+        def Allgather_init(self, *args):
+            raise NotImplementedError
+
+    world = Old(MPI.COMM_WORLD)
+    return check_job(lambda: synk_comm.mpi(world, timeout_s=TIMEOUT_S), ["letters", "errors"])
+
+
+def one_thread():
+    import mpi4py
+
+    mpi4py.rc.thread_level = "funneled"
+    try:
+        connected()
+    except JoinError as exc:
+        return str(exc)
+    return "joined"
+
+
+def alone():
+    """What is asked for without a launcher."""
+    try:
+        return connected().size
+    except JoinError as exc:
+        return str(exc)
+
+
+def rounds():
+    """Whatever the ranks post in a round, each reads what is for it: see ``Fabric.sync``."""
+    comm = connected()
+    fabric = comm._steps.fabric
+    rng = np.random.default_rng(7)
+    for turn in range(150):
+        part = int(rng.choice([0, 0, 64, 1024]))
+        to = rng.choice([None, 0, comm.size - 1])
+        lengths = [int(rng.choice([0, 1, 700, 1216, 1217, 9000])) for _ in range(comm.size)]
+        lengths = [n + part * comm.size * (n > 0) for n in lengths]
+        sent = [rng.integers(0, 256, n).astype("u1") for n in lengths]
+        mine = sent[comm.rank]
+        fabric.slot()[: mine.nbytes] = mine
+        fabric.sync(None, mine.nbytes, time.monotonic() + TIMEOUT_S, to=to, part=part)
+        for rank, theirs in enumerate(sent):
+            if part and theirs.nbytes:
+                start = comm.rank * part
+                assert (fabric.read(rank, start, start + part) == theirs[start:][:part]).all(), turn
+            common = comm.size * part
+            if to in (None, comm.rank):
+                got = fabric.read(rank, common, max(theirs.nbytes, common))
+                assert (got == theirs[common:]).all(), (turn, rank)
+    comm.close()
+    return "read"
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        *(exception, left, declined, interrupted, watched, late, apart, many, old, one_thread),
+        *(alone, rounds),
+    )
+}
+CASES["killed"] = lambda: killed(10)
+CASES["killed_in_the_middle"] = lambda: killed(2_000_000)
+
+
+def main():
+    seen = CASES[sys.argv[1]]()
+    rank = int(os.environ.get("PMI_RANK", "0"))
+    # In one write: ranks share the launcher's output.
+    os.write(1, (json.dumps([rank, seen]) + "\n").encode())
+    if sys.argv[1].startswith("killed"):
+        os._exit(0)  # MPI would wait for the dead rank
+
+
+if __name__ == "__main__":
+    main()
