@@ -70,7 +70,8 @@ _PREFIX = _FIELDS.itemsize
 _RECORD_BYTES = 1280
 """Length of a record among few ranks: a kilobyte of data and a head."""
 _ALL_RECORDS_BYTES = 1 << 16
-_IDENTITY = struct.Struct("<16sQQQ")  # digest of the node's name; pid, start, pid namespace
+# Digests of the names of the node and of the real machine; pid, start, pid namespace.
+_IDENTITY = struct.Struct("<16s16sQQQ")
 _DEALT = ("scatter", "all_to_all", "reduce_scatter")
 """Methods whose data do not go with the heads."""
 _SPINS = 50
@@ -95,11 +96,8 @@ def digest_of(head: bytes) -> bytes:
     return hashlib.blake2b(head, digest_size=16).digest()
 
 
-def node_name() -> str:
-    """Return the name of this machine; the variable ``SYNKHRONOS_NODE`` overrides it."""
-    name = os.environ.get("SYNKHRONOS_NODE")
-    if name:
-        return name
+def _machine() -> str:
+    """Return the name of the running kernel."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return os.uname().nodename
@@ -144,6 +142,7 @@ class MpiFabric(Fabric):
         self.latest: tuple[int, Sequence[bytes]] = (0, ())
         self._got: list[list[tuple[int, Array]]] = [[] for _ in range(self.size)]
         self._machines: set[bytes] = set()
+        self._crowded = True  # more ranks than cores: they give way to each other
 
     def _round(self, row: Array, records: Array) -> Callable[[], Any]:
         """Return what begins the Allgather of a record, and returns its request."""
@@ -162,16 +161,20 @@ class MpiFabric(Fabric):
         return start
 
     def meet(self, deadline: float) -> None:
-        node = hashlib.blake2b(node_name().encode(), digest_size=16).digest()
-        me = _IDENTITY.pack(node, *identity())
+        machine = _machine()
+        node = digest_of(os.environ.get("SYNKHRONOS_NODE", machine).encode())
+        me = _IDENTITY.pack(node, digest_of(machine.encode()), *identity())
         self.slot()[: len(me)] = np.frombuffer(me, np.uint8)
         self.sync(None, len(me), deadline)
         self.latest = (0, [b""] * self.size)
+        here = 0
         for rank in range(self.size):
-            name, *rest = _IDENTITY.unpack(self.read(rank, 0, len(me)).tobytes())
+            name, real, *rest = _IDENTITY.unpack(self.read(rank, 0, len(me)).tobytes())
             self._machines.add(name)
+            here += real == digest_of(machine.encode())
             if rank != self.rank and name == node:
                 self.notes.pids.add(rank, Identity(*rest))
+        self._crowded = here > len(os.sched_getaffinity(0))
 
     @property
     def nodes(self) -> int:
@@ -392,7 +395,8 @@ class MpiFabric(Fabric):
                 return
             waited = now - began
             if waited < _SPIN_S or (waited < _VERY_LONG_S and not naps):
-                os.sched_yield()  # there may be more ranks than cores
+                if self._crowded:
+                    os.sched_yield()
             else:
                 time.sleep(_NAPS_S[(waited > _LONG_S) + (waited > _VERY_LONG_S)])
 
