@@ -77,9 +77,10 @@ bench: bench-theano
 bench-shm: setup
 	$(PY) packages/synk-shm/benchmarks/run.py $(ARGS)
 
-## bench-comm: collectives beside MPICH and gloo (see packages/synk-comm/benchmarks/requirements.txt)
+## bench-comm: collectives beside MPICH and gloo (see packages/synk-comm/benchmarks), and over MPI beside mpi4py
 bench-comm: setup
 	$(PY) packages/synk-comm/benchmarks/run.py $(ARGS)
+	$(PY) packages/synk-comm/benchmarks/mpi_bench.py
 
 ## bench-theano: calls, inputs, scaling, distribution beside plain Theano (see packages/synk-theano/benchmarks/README.md)
 bench-theano: setup

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 import sys
 import traceback
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from _helpers import printed_by
+from _jobs import job
 
 import synk_comm
 from synk_comm.testing import run_ranks
@@ -110,6 +112,26 @@ def test_the_pages_have_all_their_programs_here():
 @pytest.mark.parametrize("title", ON_RANKS)
 def test_program(said, title):
     check(ON_RANKS[title], [rank[title] for rank in said])
+
+
+UNDER_MPI = f"""
+import json, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import synk_comm, test_guides
+with synk_comm.connect(backend="mpi", timeout_s={LIMIT_S}) as comm:
+    said = comm.gather_object(test_guides.run_blocks(comm, test_guides.ON_RANKS))
+    if comm.rank == 0:
+        print(json.dumps(said))
+"""
+
+
+def test_programs_under_mpi():
+    with job(UNDER_MPI, size=SIZE, on_a_host=2) as program:
+        done = program.finish()
+    assert done.status == 0, done.err
+    said = json.loads(done.out)
+    for title, code in ON_RANKS.items():
+        check(code, [rank[title] for rank in said])
 
 
 @pytest.mark.parametrize("title", sorted(WHOLE))
