@@ -368,7 +368,7 @@ install_newer() {
             path=$("$path" -c 'import os, sys; print(os.path.realpath(sys.executable))')
             if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
                 try_pip --python "$newer/bin/python" install --no-compile poetry-core \
-                    numpy posix_ipc pyzmq pytest hypothesis psutil &&
+                    numpy posix_ipc pyzmq mpi4py mpich pytest hypothesis psutil &&
                 try_pip --python "$newer/bin/python" install --no-compile --no-deps --no-build-isolation \
                     --editable packages/synk-shm --editable packages/synk-comm \
                     --editable dev/synk-testing; then
