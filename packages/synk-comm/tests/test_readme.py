@@ -61,7 +61,7 @@ def test_symmetric_arrays_and_pairs(run):
 
 def test_contract_as_it_is_taken_up(run):
     arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "two_threads")
-    assert "1 passed" in run(CONTRACT, *arguments, name="test_mine.py")
+    assert "2 passed" in run(CONTRACT, *arguments, name="test_mine.py")
 
 
 def test_mismatch_says_what_is_shown():
