@@ -60,13 +60,8 @@ def test_symmetric_arrays_and_pairs(run):
 
 
 def test_contract_as_it_is_taken_up(run):
-<<<<<<< HEAD
     arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "one_thread_after")
     assert "1 passed" in run(CONTRACT, *arguments, name="test_mine.py")
-=======
-    arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "two_threads")
-    assert "2 passed" in run(CONTRACT, *arguments, name="test_mine.py")
->>>>>>> h-house
 
 
 def test_mismatch_says_what_is_shown():
