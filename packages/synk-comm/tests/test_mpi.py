@@ -23,7 +23,7 @@ def seen(case, size, *, status=0, by=None, **how):
         done = program.finish()
     lines = [json.loads(line) for line in done.out.splitlines() if line.startswith("[")]
     said = dict(lines)
-    assert status is None or done.status == status, done.out + done.err
+    assert done.status == status, done.out + done.err
     assert sorted(said) == (list(range(size)) if by is None else by), done.out + done.err
     return [said[rank] for rank in sorted(said)], done.err
 
@@ -64,8 +64,6 @@ def test_a_group_that_this_process_starts_cannot_be_mpis():
         synk_comm.create_group(2, "mpi")
     with pytest.raises(ValueError, match="mpiexec or srun"):
         synk_comm.launch(2, print, backend="mpi")
-    with pytest.raises(ValueError, match="already a back-end"):
-        synk_comm.register_backend("mpi", types.SimpleNamespace(open=print))
 
 
 def test_a_process_of_its_own_is_a_group_of_one():
@@ -169,10 +167,22 @@ def test_a_killed_rank_ends_the_job(case):
 
 @pytest.mark.parametrize("case", ["killed", "killed_in_the_middle"])
 def test_survivors_are_told_who_was_killed_where_the_launcher_lets_them_live(case):
-    """One rank shares the host with it and sees its process end; the others hear it from that."""
+    """One rank shares the host with it and sees its process end; the others hear it from that.
+
+    MPICH has no fault tolerance: in the middle of a transfer it may itself end a rank that has sent
+    to the dead one before anybody could know. Of the others each is told.
+    """
     options = ["-disable-auto-cleanup"]
-    said, _ = seen(case, 4, on_a_host=2, options=options, outlives=True, by=[0, 1, 2], status=None)
-    for first, again, is_lost in said:
-        assert first[:2] == ["PeerLost", 3]
+    with job(RANK, case, size=4, on_a_host=2, options=options, outlives=True) as program:
+        done = program.finish()
+    said = dict(json.loads(line) for line in done.out.splitlines() if line.startswith("["))
+    assert set(said) <= {0, 1, 2}, done.out + done.err
+    assert said, done.out + done.err
+    if case == "killed":
+        assert set(said) == {0, 1, 2}, done.out + done.err
+    dead = set(range(4)) - set(said)
+    for first, again, is_lost in said.values():
+        assert first[0] == "PeerLost"
+        assert first[1] in dead
         assert again == "PeerLost"
         assert is_lost

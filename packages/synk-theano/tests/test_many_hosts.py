@@ -179,7 +179,8 @@ def test_each_host_writes_what_its_ranks_did_before_a_failure(job, tmp_path):
         assert [bool(found) for found in acts] == [rank in near for rank in range(4)]
         assert all("function 'f'" in acts[rank] for rank in near)
         other = record["ranks"][3 - near[0]]["doing"]
-        assert other == ("on host hostb" if record["host"] == "hosta" else "on host hosta")
+        there = {"hosta": "hostb", "hostb": "hosta"}[record["host"]]
+        assert other == f"at work on host {there}"
 
 
 FULL = """
@@ -435,7 +436,8 @@ def test_workers_of_this_machine_do_not_take_the_launcher_for_theirs():
 
 def info(host="a", pid=1, cores=(0, 1), gpus=(), **versions):
     known = {"Python": "3.11.7", "numpy": "1.23.5"}
-    return world.RankInfo(host, f"memory of {host}", pid, cores, 64, gpus, {**known, **versions})
+    about = host, f"memory of {host}", pid, cores, len(cores), 64
+    return world.RankInfo(*about, gpus, {**known, **versions})
 
 
 def a_world(*infos):
@@ -456,6 +458,18 @@ def test_cores_are_divided_unless_the_launcher_has_bound_ranks():
     assert [divided.threads(rank) for rank in range(3)] == [4, 4, 8]
     bound = a_world(info(cores=(0, 1)), info(cores=(2, 3, 4)))
     assert [bound.threads(rank) for rank in range(2)] == [2, 3]
+
+
+def test_a_launcher_that_binds_ranks_to_one_core_is_noticed():
+    def lines(*infos):
+        return choose_in_world(a_world(*infos), None, False, 0, None).lines
+
+    one = info(cores=(0,))._replace(host_cores=16)
+    assert "rank 0 to 1 of host a's 16 cores, and it could have 8" in lines(one, one)[0]
+    half = [info(cores=tuple(range(first, first + 8))) for first in (0, 8)]
+    assert len(lines(*(each._replace(host_cores=16) for each in half))) == 1  # what is used
+    limited = one._replace(quota=2)
+    assert len(lines(limited, limited)) == 1
 
 
 def test_hosts_and_their_ranks():
@@ -485,9 +499,16 @@ def test_gpus_are_those_of_the_host(monkeypatch):
     few = a_world(*[info(gpus=both)] * 3)
     with pytest.raises(StartError, match="host a has 2 visible GPUs for 3 ranks"):
         choose_in_world(few, None, True, 0, None)
-    chosen = choose_in_world(few, None, None, 0, None)
-    assert chosen.devices == ()
-    assert "GPUs are not used" in chosen.lines[0]
+    with pytest.raises(StartError, match="host a has 2 visible GPUs for 3 ranks"):
+        choose_in_world(few, None, None, 0, None)
+    assert choose_in_world(few, None, False, 0, None).devices == ()
+    # On some hosts only.
+    with pytest.raises(StartError, match="host b has 0 visible GPUs"):
+        choose_in_world(a_world(info(gpus=both), info("b")), None, None, 0, None)
+    none = a_world(info(), info("b"))
+    assert choose_in_world(none, None, None, 0, None).devices == ()
+    with pytest.raises(StartError, match="no rank sees a GPU"):
+        choose_in_world(none, None, True, 0, None)
     # Both ranks on one card, as asked for.
     named = choose_in_world(alone, None, None, 0, ["cuda0", "cuda0"])
     assert named.distinct_gpus

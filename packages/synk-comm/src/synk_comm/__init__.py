@@ -1,4 +1,4 @@
-"""MPI-like collectives between Python processes, on NumPy and GPU arrays, without MPI.
+"""MPI-like collectives between Python processes, on NumPy and GPU arrays, with or without MPI.
 
 A script that runs on every rank, started by ``python -m synk_comm.run -n 4 script.py``::
 

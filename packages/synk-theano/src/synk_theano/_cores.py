@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Iterator
 
@@ -22,8 +23,13 @@ def available_cores(root: Path = _ROOT) -> int:
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
-    quotas = [math.ceil(quota) for quota in _quotas(root)]
-    return max(1, min([cores, *quotas]))
+    return max(1, min(cores, core_quota(root)))
+
+
+def core_quota(root: Path = _ROOT) -> int:
+    """Return the number of cores, rounded up, that control groups allow; `sys.maxsize` if they set
+    no limit."""
+    return min((math.ceil(quota) for quota in _quotas(root)), default=sys.maxsize)
 
 
 def threads_per_rank(size: int) -> int:

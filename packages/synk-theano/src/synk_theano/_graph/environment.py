@@ -146,21 +146,25 @@ class ThreadLimit:
 
     A pool can be limited once its library is loaded, which may be at any compilation: `apply` is
     cheap if none was loaded since. The user's settings in the environment win.
+
+    Attributes:
+        seen: number of modules that were loaded when it was applied last.
     """
 
     def __init__(self, size: int, threads: int = 0) -> None:
         self._limit = threads or threads_per_rank(size)
         self._wanted = size > 1 and not any(name in os.environ for name in THREAD_VARIABLES)
         self._limits: List[Any] = []
-        self._seen = -1
+        self.seen = -1
 
     def apply(self) -> None:
         """Limit the pools of the libraries that are loaded now."""
-        if not self._wanted or len(sys.modules) == self._seen:
+        if len(sys.modules) == self.seen:
             return
         # A new library comes with a new module; searching for libraries takes milliseconds.
-        self._seen = len(sys.modules)
-        self._limits.append(threadpoolctl.threadpool_limits(self._limit))
+        self.seen = len(sys.modules)
+        if self._wanted:
+            self._limits.append(threadpoolctl.threadpool_limits(self._limit))
 
     def restore(self) -> None:
         """Restore the limits of before."""

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import pickle
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -276,7 +277,8 @@ class Controller:
             self.await_workers()
         acts = [self.acts.get(step.number) for step in steps]
         self.replicas.require_equal(acts)
-        self._threads.apply()
+        if self._threads.seen != len(sys.modules):
+            self._threads.apply()
         extras = None
         self._stalls.began = time.monotonic()
         # An interrupt anywhere in here leaves nothing half sent, and the lock free.

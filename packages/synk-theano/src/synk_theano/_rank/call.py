@@ -167,7 +167,7 @@ class PreparedCall:
             recorder.add("reduce", self.name, computed, perf_counter())
         if not here.is_master:
             return None
-        return CallResult(here.device.send(results), counts)
+        return CallResult(here.device.send(results) if here.device.is_gpu else results, counts)
 
     def _compute_whole(self, origin: int) -> List[Any]:
         """Execute once, on views of the inputs or on excerpts by index."""
@@ -331,7 +331,7 @@ class PreparedCall:
                 began = perf_counter()
                 self._piece = i + 1 if sliced else 0
                 self._here.flight.enter(_COPY, self._piece)
-                self._here.heed_interrupt()
+                self._here.flight.heed(self._here.serial)
                 self._set_row_share((stop - start) / total if total else 1.0)
                 values = self._execute(origin, first, start, stop, selection)
                 for accumulator, value in zip(accumulators, values):
@@ -369,7 +369,7 @@ class PreparedCall:
                     storage[0] = value
         rowless = self._loaded.forms.get(ROWLESS)
         if rowless is not None:
-            self._here.heed_interrupt()
+            self._here.flight.heed(self._here.serial)
             self._here.flight.enter(_COMPUTE)
             brought = self._brought[len(self._scattered) :]
             bring = self._here.device.bring

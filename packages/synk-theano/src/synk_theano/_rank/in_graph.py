@@ -93,7 +93,7 @@ class GraphReductions:
             raise
         self._here.flight.enter(*phase)
         # A signal during the collective was not heeded.
-        self._here.heed_interrupt()
+        self._here.flight.heed(self._here.serial)
         if op.power:
             result = result * np.asarray((own / sum(rows)) ** op.power, result.dtype)
         return result

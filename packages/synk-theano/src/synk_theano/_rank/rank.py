@@ -146,7 +146,8 @@ class Rank(Workplace):
         """
         # Pessimistic: after an interrupt in between, the ranks may have lost each other.
         self.in_step, self.doing = False, ""
-        self.device.enter()
+        if self.device.is_gpu:
+            self.device.enter()
         prepared = perf_counter()
         if order is None:
             order = self._next_order()
@@ -203,7 +204,7 @@ class Rank(Workplace):
             act = self.acts[number]
             if act is None:
                 return None
-            self.heed_interrupt()
+            flight.heed(self.serial)
             self.doing = act.doing
             recorder.place = serial, i
             flight.begin(serial, *act.record)

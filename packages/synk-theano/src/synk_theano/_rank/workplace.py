@@ -15,7 +15,6 @@ from synk_theano._watch.spans import Recorder
 from synk_theano._wire.arrays import ArrayCache
 from synk_theano._wire.messages import Settings
 from synk_theano._wire.world import World
-from synk_theano.exceptions import Interrupted
 
 from .functions import LoadedFunction
 from .mirror import Mirror
@@ -99,12 +98,3 @@ class Workplace:
         if len(world.hosts) > 1:
             host = world.members[self.rank].host
             self.mirror = Mirror(self.rank, self.master, world.nodes, host, self.arrays)
-
-    def heed_interrupt(self) -> None:
-        """Raise if the master gives up the order under way.
-
-        Raises:
-            Interrupted: it does.
-        """
-        if self.flight.interrupted == self.serial:
-            raise Interrupted

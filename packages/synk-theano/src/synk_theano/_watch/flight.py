@@ -13,6 +13,7 @@ from time import perf_counter_ns
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 from synk_theano._plan.collectives import COLLECTIVES
+from synk_theano.exceptions import Interrupted
 
 
 class Phase(IntEnum):
@@ -127,6 +128,15 @@ class Flight:
                 return
             words[place + _OUTCOME] = outcome
             words[place + _ENDED] = words[place + _ENDED] or perf_counter_ns()
+
+    def heed(self, serial: int) -> None:
+        """Raise if the master gives this order up.
+
+        Raises:
+            Interrupted: it does.
+        """
+        if self._words[_INTERRUPT] == serial:
+            raise Interrupted
 
     # For the master.
 

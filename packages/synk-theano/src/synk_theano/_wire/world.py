@@ -21,7 +21,7 @@ import numpy as np
 
 import synk_comm
 from synk_comm import cuda
-from synk_theano._cores import available_cores
+from synk_theano._cores import core_quota
 from synk_theano.exceptions import StartError
 
 from . import launcher
@@ -52,6 +52,7 @@ class RankInfo(NamedTuple):
         memory: what is equal for ranks that share memory, and process ids.
         pid: of its process.
         cores: ids of the cores that it may use.
+        host_cores: number of its host's cores.
         quota: number of cores that its control groups allow.
         gpus: uuids of the GPUs that it sees.
         versions: of Python and of packages, by name.
@@ -61,6 +62,7 @@ class RankInfo(NamedTuple):
     memory: str
     pid: int
     cores: Tuple[int, ...]
+    host_cores: int
     quota: int
     gpus: Tuple[str, ...]
     versions: Dict[str, str]
@@ -94,7 +96,7 @@ class World:
             faulthandler.cancel_dump_traceback_later()
         everyone = MPI.COMM_WORLD
         if everyone.size != launch.size:
-            library = MPI.Get_library_version().partition("\n")[0].strip("\0 ")
+            library = " ".join(MPI.Get_library_version().partition("\n")[0].strip("\0").split())
             raise StartError(
                 f"{launch.name} has started {launch.size} processes, but MPI sees "
                 f"{everyone.size}: mpi4py uses another MPI ({library}) than the launcher. Start "
@@ -383,7 +385,8 @@ def _own_info() -> RankInfo:
         memory=f"{host} {_shared_memory()}",
         pid=os.getpid(),
         cores=cores or tuple(range(os.cpu_count() or 1)),
-        quota=available_cores(),
+        host_cores=os.cpu_count() or 1,
+        quota=core_quota(),
         gpus=_visible_gpus(),
         versions=_versions(),
     )

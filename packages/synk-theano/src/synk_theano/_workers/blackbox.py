@@ -60,7 +60,7 @@ class BlackBox:
     def doing(self, rank: int) -> str:
         """Return what a rank does now, in words that complete "while it was"."""
         if rank in self.elsewhere:
-            return f"on host {self.elsewhere[rank]}"
+            return f"at work on host {self.elsewhere[rank]}"
         phase, detail = self.flights[rank].phase
         last = self.flights[rank].last()
         act = "an order" if last is None else self.act_of(last)

@@ -186,7 +186,7 @@ class MpiPool(WorkerPool):
         host = self._world.members[rank].host
         self._world.gone.add(rank)
         self._world.lost = self._world.lost or f"rank {rank} on host {host} has ended"
-        return WorkerDied(rank, None, doing, host=host)
+        return WorkerDied(rank, None, doing.removesuffix(f" on host {host}"), host=host)
 
     def stacks(
         self, ranks: Optional[Iterable[int]] = None, timeout_s: float = 0.5

@@ -171,21 +171,28 @@ def choose_in_world(
         return named._replace(hosts=hosts, gpus=_uuids(world, named.devices))
     if use_gpu is None:
         use_gpu = _use_gpu_from_environment()
-    names, problem = ((), "") if use_gpu is False else _gpus_of(world)
-    if not problem and use_gpu is not False:
-        problem = why_no_pygpu()
-    if problem and use_gpu:
-        raise StartError(f"use_gpu=True: {problem}")
-    some = any(member.gpus for member in world.members)
-    lines = (f"Synkhronos: GPUs are not used: {problem}",) if problem and some else ()
-    names = () if problem else names
+    names: Tuple[str, ...] = ()
+    lines: Tuple[str, ...] = ()
+    if use_gpu is not False:
+        problem = "no rank sees a GPU (see CUDA_VISIBLE_DEVICES)"
+        if any(member.gpus for member in world.members):
+            problem = why_no_pygpu()
+            lines = (f"Synkhronos: GPUs are not used: {problem}",) if problem else ()
+        if problem and use_gpu:
+            raise StartError(f"use_gpu=True: {problem}; {DOCTOR}")
+        names = () if problem else _gpus_of(world)
+    lines += _about_binding(world)
     chosen = Assignment(size, names, lines, hosts=hosts, gpus=_uuids(world, names))
     line = f"Synkhronos attempting to use {chosen.noun}..."
     return chosen._replace(lines=(*lines, line))
 
 
-def _gpus_of(world: World) -> Tuple[Tuple[str, ...], str]:
-    """Return the device of each rank, and why there is not one for each."""
+def _gpus_of(world: World) -> Tuple[str, ...]:
+    """Return the device of each rank.
+
+    Raises:
+        StartError: a host has too few.
+    """
     names = []
     for rank, member in enumerate(world.members):
         near = world.local_ranks(rank)
@@ -193,12 +200,26 @@ def _gpus_of(world: World) -> Tuple[Tuple[str, ...], str]:
         alone = all(len(gpus) == 1 for gpus in seen) and len(set(seen)) == len(near)
         place = 0 if alone else near.index(rank)
         if place >= len(member.gpus):
-            return (), (
+            raise StartError(
                 f"host {member.host} has {len(member.gpus)} visible GPUs for {len(near)} ranks; "
                 f"start as many ranks on each host as it has GPUs, or use use_gpu=False"
             )
         names.append(f"cuda{place}")
-    return tuple(names), ""
+    return tuple(names)
+
+
+def _about_binding(world: World) -> Tuple[str, ...]:
+    """Return a line if the launcher has bound ranks to fewer cores than they could have."""
+    for rank, member in enumerate(world.members):
+        possible = min(member.host_cores, member.quota) // len(world.local_ranks(rank))
+        if world.threads(rank) < possible:
+            line = (
+                f"Synkhronos: the launcher has bound rank {rank} to {world.threads(rank)} of host "
+                f"{member.host}'s {member.host_cores} cores, and it could have {possible}: see "
+                f"mpiexec --bind-to none, or srun --cpus-per-task"
+            )
+            return (line,)
+    return ()
 
 
 def _uuids(world: World, names: Sequence[str]) -> Tuple[str, ...]:

@@ -125,7 +125,7 @@ class CauseSearch:
 
     def _is_bad(self, suspect: Suspect, start: int, stop: int) -> bool:
         """Return whether the suspect is not finite either if only these rows are computed."""
-        self._here.heed_interrupt()
+        self._here.flight.heed(self._here.serial)
         self._restore()
         execution, probe = self._execution, Probe(self._execution.reductions)
         kept = self._cut_variables(start, stop)
