@@ -152,11 +152,12 @@ TABLE = re.compile(r"^<!-- figures: (.*?) -->\n+((?:\|.*\n)+)", re.MULTILINE)
 FIGURE = re.compile(r"^(?:\d[\d.,]*)(?: (?:us|ms|s|x))?$")
 
 
-def test_figures_are_those_of_the_benchmarks() -> None:
+@pytest.mark.parametrize("page, least", [("performance", 5), ("scaling", 4)])
+def test_figures_are_those_of_the_benchmarks(page: str, least: int) -> None:
     """Each number of a measured table stands in the results that it names."""
-    text = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
     tables = TABLE.findall(text)
-    assert len(tables) == text.count("<!-- figures:") >= 5
+    assert len(tables) == text.count("<!-- figures:") >= least
     wrong = []
     for sources, table in tables:
         results = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in sources.split())

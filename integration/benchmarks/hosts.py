@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 from hostbench import network, tables
-from hostbench.model import LARGE_NBYTES, OURS, PART, THEIRS
+from hostbench.model import LARGE_NBYTES, OURS, PART, ROWS, THEIRS
 from hostbench.network import Link
 from hostbench.tables import BEFORE, FREE, ONE_HOST
 from synk_benchmarks import machine, program
@@ -41,7 +41,7 @@ from synk_testing.mpi import job_command, why_no_mpi
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 SIZED = tables.GROUPS[1:-2]
-SIZES = {"all_reduce": (KB, MB, 100 * MB), "batch": (MB,)}
+SIZES = {"all_reduce": (KB, MB, 100 * MB), ROWS: (MB, 100 * MB), "batch": (MB,)}
 """Bytes by group; of others the largest."""
 LINK_SIZES = (1, LARGE_NBYTES)
 ROUNDS, QUICK_ROUNDS, ONE_HOST_TURNS = 9, 3, 4

@@ -54,7 +54,7 @@ def _measured(name: str, nbytes: int, settings: dict[str, Any]) -> Row:
             samples[who].append(taken)
     cells = {who: Cell(tuple(taken)) for who, taken in samples.items()}
     return Row(
-        f"{name}/{nbytes}/{settings['where']}",
+        f"{name}/{nbytes}/{settings['hosts']}/{settings['where']}",
         name,
         settings["where"],
         cells,
