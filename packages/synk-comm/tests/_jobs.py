@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,14 +17,20 @@ _OUTLIVED = 'trap "" USR1; SYNKHRONOS_NODE=$PMI_HOSTNAME "$@"'
 """The same, as a child: hydra, for which the shell is the rank, sees none that is killed."""
 
 
+_SPEC = importlib.util.find_spec("mpi4py")
+_PLACE = Path(_SPEC.origin).parents[4] if _SPEC else Path()
+# The interpreter may be of an environment that only leads to that of mpi4py.
+SETTINGS = {"UCX_LOG_LEVEL": "error", "LD_LIBRARY_PATH": str(_PLACE / "lib")}
+
+
 def launcher():
-    """Return the mpiexec of this environment; skip the test if it has no MPI."""
-    if importlib.util.find_spec("mpi4py") is None:
+    """Return the mpiexec that is installed beside mpi4py; skip the test if there is no MPI."""
+    if _SPEC is None:
         pytest.skip("mpi4py is not installed; pip install mpi4py mpich")
-    found = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
-    if found is None:
-        pytest.skip("this environment has no mpiexec; pip install mpich")
-    return found
+    found = _PLACE / "bin/mpiexec"
+    if not found.exists():
+        pytest.skip("there is no mpiexec beside mpi4py; pip install mpich")
+    return str(found)
 
 
 def job(source, *arguments, size, on_a_host=1, options=(), environment=None, outlives=False, **how):
@@ -42,6 +45,6 @@ def job(source, *arguments, size, on_a_host=1, options=(), environment=None, out
     hosts = ("-launcher", "fork", "-hosts", "hosta,hostb", "-ppn", on_a_host, "-n", size)
     shell = _OUTLIVED if outlives else _NODE
     prefix = (launcher(), *options, *map(str, hosts), "sh", "-c", shell, "sh")
-    quiet = {"UCX_LOG_LEVEL": "error", **(environment or {})}
+    settings = {**SETTINGS, **(environment or {})}
     limits = {"limit_s": LIMIT_S, **how}
-    return Program(source, *arguments, prefix=prefix, environment=quiet, **limits)
+    return Program(source, *arguments, prefix=prefix, environment=settings, **limits)

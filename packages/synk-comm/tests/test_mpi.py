@@ -8,7 +8,7 @@ import types
 
 import pytest
 from _helpers import printed_by
-from _jobs import FOLDER, job, launcher
+from _jobs import FOLDER, SETTINGS, job, launcher
 
 import synk_comm
 from synk_comm import JoinError
@@ -68,13 +68,13 @@ def test_a_group_that_this_process_starts_cannot_be_mpis():
 
 def test_a_process_of_its_own_is_a_group_of_one():
     launcher()
-    with Program(RANK, "alone", environment={"UCX_LOG_LEVEL": "error"}) as program:
+    with Program(RANK, "alone", environment=SETTINGS) as program:
         assert json.loads(program.finish().out) == [0, 1]
 
 
 def test_the_launcher_of_another_mpi_is_noticed():
     launcher()
-    environment = {"OMPI_COMM_WORLD_SIZE": "4", "UCX_LOG_LEVEL": "error"}
+    environment = {"OMPI_COMM_WORLD_SIZE": "4", **SETTINGS}
     with Program(RANK, "alone", environment=environment) as program:
         _, said = json.loads(program.finish().out)
     assert said.startswith("OMPI_COMM_WORLD_SIZE is 4, but MPI has started 1 rank(s)")
