@@ -65,7 +65,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = program.parser(__doc__ or "", tables.GROUPS, "3 short rounds, up to 1 MB")
     add = parser.add_argument
-    add("--hosts", nargs="+", type=int, metavar="N", default=[2], help="with a rank each")
+    add("--hosts", nargs="*", type=int, metavar="N", default=[2], help="with a rank each; or none")
     links = "Gbit/s:us of delay, or free (default)"
     add("--links", nargs="+", type=_link, metavar="LINK", default=[Link()], help=links)
     add("--sizes", nargs="+", type=_size, metavar="SIZE", help="1K 1M ...; by default the targets'")
@@ -76,7 +76,7 @@ def _options() -> argparse.Namespace:
     add("--update", type=Path, metavar="FILE", help="put them into what --json wrote before")
     add("--plot", type=Path, metavar="FILE.svg", help="draw what the model says of many ranks")
     options = parser.parse_args()
-    if min(options.hosts) < 2:
+    if min(options.hosts, default=2) < 2:
         parser.error("--hosts takes numbers from 2 on")
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     return options
