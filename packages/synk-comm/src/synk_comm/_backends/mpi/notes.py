@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import time
 from collections.abc import Collection
 from typing import Any, Callable, NamedTuple
 
@@ -62,6 +63,7 @@ class Notes:
         self.failure: CommError | None = None
         self.reason: str | None = None
         self._has_left = False
+        self._heard = 0.0
 
     def _tell(self, kind: bytes, number: int, text: bytes, ranks: Collection[int]) -> None:
         for rank in ranks:
@@ -75,8 +77,17 @@ class Notes:
     def _tell_all(self, kind: bytes, number: int, text: bytes = b"") -> None:
         self._tell(kind, number, text, range(self._size))
 
+    def catch_up(self) -> None:
+        """Hear what came while this rank did other things: a call must not succeed after that.
+
+        The peers' parts of the call may have come, too, if they have given it up since.
+        """
+        if time.monotonic() - self._heard > SLICE_S:
+            self.hear()
+
     def hear(self) -> None:
         """Take in what the others have told, and which of them have ended."""
+        self._heard = time.monotonic()
         for rank in self.pids.gone():
             self.left.setdefault(rank, _Left("its process has ended"))
         try:
