@@ -18,6 +18,8 @@ from .requests import Outstanding
 
 CLOSE_S = 0.5
 """Seconds that closing waits for the others: MPI moves messages only while it is called."""
+_LONG_S, _LOOKS = 0.2, 50
+"""After so many seconds without a look at messages, and so many looks then."""
 CLOSED = "it has closed its communicator"
 _TAG = 1
 _NOTE = struct.Struct("<cQQ")  # kind, number, collectives that the sender has begun; then text
@@ -82,8 +84,11 @@ class Notes:
 
         The peers' parts of the call may have come, too, if they have given it up since.
         """
-        if time.monotonic() - self._heard > SLICE_S:
-            self.hear()
+        silence_s = time.monotonic() - self._heard
+        if silence_s > SLICE_S:
+            # MPI takes in what has come bit by bit, each time that it is asked.
+            for _ in range(1 if silence_s < _LONG_S else _LOOKS):
+                self.hear()
 
     def hear(self) -> None:
         """Take in what the others have told, and which of them have ended."""
