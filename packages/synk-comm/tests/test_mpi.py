@@ -8,7 +8,7 @@ import types
 
 import pytest
 from _helpers import printed_by
-from _jobs import FOLDER, SETTINGS, job, launcher
+from _jobs import FOLDER, SETTINGS, job, require_mpi
 
 import synk_comm
 from synk_comm import JoinError
@@ -37,7 +37,7 @@ def test_importing_starts_no_mpi():
 
 
 def test_auto_never_takes_it():
-    launcher()
+    require_mpi()
     code = "import synk_comm; print(synk_comm.connect().why)"
     with job(code, size=2) as program:
         assert program.finish().out.count("local:") == 2
@@ -67,13 +67,13 @@ def test_a_group_that_this_process_starts_cannot_be_mpis():
 
 
 def test_a_process_of_its_own_is_a_group_of_one():
-    launcher()
+    require_mpi()
     with Program(RANK, "alone", environment=SETTINGS) as program:
         assert json.loads(program.finish().out) == [0, 1]
 
 
 def test_the_launcher_of_another_mpi_is_noticed():
-    launcher()
+    require_mpi()
     environment = {"OMPI_COMM_WORLD_SIZE": "4", **SETTINGS}
     with Program(RANK, "alone", environment=environment) as program:
         _, said = json.loads(program.finish().out)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -197,14 +195,10 @@ def test_hosts_that_no_launcher_can_use(launchers, monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def mpiexec():
     """The words that start two ranks on two hosts, as MPICH and the ranks believe."""
-    if importlib.util.find_spec("mpi4py") is None:
-        pytest.skip("mpi4py is not installed; pip install mpi4py mpich")
-    found = shutil.which("mpiexec.hydra", path=os.path.dirname(sys.executable))
-    if found is None:
-        pytest.skip("this environment has no mpiexec of MPICH; pip install mpich")
-    node = 'SYNKHRONOS_NODE=$PMI_HOSTNAME exec "$@"'
-    hosts = ["-launcher", "fork", "-hosts", "hosta,hostb", "-ppn", "1", "-n", "2"]
-    return [found, *hosts, "sh", "-c", node, "sh"]
+    problem = synk_testing.why_no_mpi()
+    if problem:
+        pytest.skip(problem)
+    return synk_testing.job_command(2, 1)
 
 
 def job(mpiexec, *words, **how):

@@ -1,4 +1,4 @@
-"""Which precision of float32 is chosen, and how libraries are told, with stand-ins for them."""
+"""The choice of precision for float32, and the settings of libraries, which stand-ins replace."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ read is compared with NumPy's selection from the master's array.
 from __future__ import annotations
 
 import pickle
+import threading
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -109,7 +110,7 @@ class Hosts:
         mirror.join(wires)
         return mirror
 
-    def order(self, act, origin=0, fails=None):
+    def order(self, act, origin=0, fails=None, undone=False):
         """Bring what an act needs; with `fails` only to so many hosts. Return bytes sent."""
         before = self.wires.nbytes
         released = self.store.released_keys()
@@ -134,8 +135,12 @@ class Hosts:
         if fails is not None:
             self.shipping.failed()
             self.acts.failed(extras)
-        elif extras is not None:
-            self.acts.sent(extras)
+        else:
+            self.shipping.sent()
+            if extras is not None:
+                self.acts.sent(extras)
+        if undone:  # all have performed it, and the master takes it back
+            self.shipping.failed()
         self.acts.end(steps)
         return self.wires.nbytes - before
 
@@ -193,9 +198,9 @@ def check(hosts, data, selection, call, whole=()):
             np.testing.assert_array_equal(hosts.seen(node, ref), one.array)
 
 
-def perform(hosts, data, selection, whole=(), fails=None):
+def perform(hosts, data, selection, whole=(), fails=None, undone=False):
     call, origin = call_of(hosts, data, selection, whole)
-    sent = hosts.order(call, origin, fails)
+    sent = hosts.order(call, origin, fails, undone)
     if fails is None:
         check(hosts, data, selection, call, whole)
     return sent
@@ -296,6 +301,51 @@ def test_an_order_that_failed_counts_for_nothing(hosts, reached):
     assert perform(hosts, data, slice(None)) in (1 * ROW, 32 * ROW)
 
 
+def test_an_order_that_was_taken_back_has_arrived(hosts):
+    data = big(hosts)
+    index = np.array([60, 1, 40, 50])
+    perform(hosts, data, index, undone=True)
+    data[40] = -1.0
+    assert perform(hosts, data, index) == 1 * ROW  # what is prepared sees it
+
+
+def test_rows_of_another_form_are_other_rows(hosts):
+    data = big(hosts)
+    perform(hosts, data, slice(None))
+    data.set_shape((128, 512))
+    data[81] = 7.0  # half of what is row 40
+    data.set_shape((64, 1024))
+    assert perform(hosts, data, slice(None)) == 32 * ROW
+
+
+def test_a_thread_that_writes_loses_nothing(hosts):
+    """Rows that a call does not use may be written meanwhile."""
+    data = hosts.store.make(np.zeros((4000, 8)))
+    stop = threading.Event()
+    failures = []
+
+    def write():
+        try:
+            value = 0.0
+            while not stop.is_set():
+                value += 1
+                data[int(value) % 2000] = value
+        except BaseException as error:
+            failures.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(200):
+            perform(hosts, data, np.arange(2000, 2000 + number + 4))
+            perform(hosts, data, np.arange(2000, 4000, 7))
+    finally:
+        stop.set()
+        writer.join()
+    assert failures == []
+    perform(hosts, data, slice(None))
+
+
 def test_copies_are_no_views(hosts):
     data = big(hosts)
     perform(hosts, data, slice(None))
@@ -306,7 +356,7 @@ def test_copies_are_no_views(hosts):
 
 
 def test_a_large_exposed_array_is_reported_once(hosts, monkeypatch):
-    monkeypatch.setattr("synk_theano._master.shipping.REMIND_NBYTES", 50 * ROW)
+    monkeypatch.setattr("synk_theano._master.shipping.REMIND_NBYTES", 40 * ROW)
     data = big(hosts)
     data.data[...] = 1.0
     perform(hosts, data, slice(None))
@@ -426,9 +476,8 @@ class Program:
         rng, hosts = self.rng, self.hosts
         i = int(rng.integers(len(self.data)))
         data = self.data[i]
-        kind = rng.choice(
-            ["write", "order", "order", "length", "view", "value", "seal", "fail", "new"]
-        )
+        kinds = "write order order length view touch shape value seal fail new"
+        kind = rng.choice(kinds.split())
         if kind == "write" and len(data):
             data[self._key(len(data))] = rng.normal()
         elif kind == "length":
@@ -437,6 +486,11 @@ class Program:
         elif kind == "view":
             view = data.data if rng.random() < 0.5 else data[1:]
             self.views.append((data, view))
+        elif kind == "shape" and len(data):
+            length, width = len(data), data.shape[1]
+            data.set_shape((length * width, 1))
+            data[self._key(length * width)] = rng.normal()
+            data.set_shape((length, width))
         elif kind == "value":
             data.set_value(rng.normal(size=(int(rng.integers(0, 30)), self.width)))
         elif kind == "touch":
@@ -450,7 +504,9 @@ class Program:
             self.data[i] = self._new()
         elif kind in ("order", "fail"):
             fails = None if kind == "order" else int(rng.integers(0, 2))
-            perform(hosts, data, self._selection(len(data)), tuple(self.data[1 - i : 2 - i]), fails)
+            whole = tuple(self.data[1 - i : 2 - i])
+            undone = fails is None and rng.random() < 0.2
+            perform(hosts, data, self._selection(len(data)), whole, fails, undone)
 
     def _selection(self, length):
         rng = self.rng

@@ -3,42 +3,57 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
-import sys
-from typing import Any, List, Mapping, Optional, Sequence
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from .program import Program, Source
 
 HOSTS = ("hosta", "hostb", "hostc", "hostd")
 
+LIMIT_S = 240.0
+"""Seconds for a job: more ranks than cores wait for each other, on a machine that may be busy."""
+
+_SPEC = importlib.util.find_spec("mpi4py")
+_PLACE = Path(_SPEC.origin).parents[4] if _SPEC and _SPEC.origin else Path()
+
+SETTINGS: Dict[str, Optional[str]] = {
+    "UCX_LOG_LEVEL": "error",
+    # The interpreter may be of an environment that only leads to that of mpi4py.
+    "LD_LIBRARY_PATH": str(_PLACE / "lib"),
+}
+"""Environment of a process that uses the MPI that is installed beside mpi4py."""
+
 _NODE = 'SYNKHRONOS_NODE=$PMI_HOSTNAME exec "$@"'
 """Runs a rank so that the packages, too, believe in the hosts."""
+
+_OUTLIVED = 'trap "" USR1; SYNKHRONOS_NODE=$PMI_HOSTNAME "$@"'
+"""The same, as a child: hydra, for which the shell is the rank, sees none that is killed."""
 
 
 def why_no_mpi() -> str:
     """Return why this environment has no MPI to test with; "" if it has."""
-    if importlib.util.find_spec("mpi4py") is None:
+    if _SPEC is None:
         return "mpi4py is not installed; pip install mpi4py mpich"
-    if _mpiexec() is None:
-        return "this environment has no mpiexec of MPICH; pip install mpich"
+    if not (_PLACE / "bin/mpiexec.hydra").exists():
+        return "there is no mpiexec of MPICH beside mpi4py; pip install mpich"
     return ""
 
 
-def _mpiexec() -> Optional[str]:
-    return shutil.which("mpiexec.hydra", path=os.path.dirname(sys.executable))
-
-
-def job_command(size: int, on_a_host: int, options: Sequence[str] = ()) -> List[str]:
+def job_command(
+    size: int, on_a_host: int, options: Sequence[str] = (), outlives: bool = False
+) -> List[str]:
     """Return the command that starts ranks, up to their program.
 
     Args:
         size: number of ranks.
         on_a_host: ranks on each host, before the next one gets some.
         options: of mpiexec.
+        outlives: whether a shell stands between hydra and each rank: hydra ends all ranks of a
+            host, without a word to the others, where one of them is killed.
     """
     hosts = ["-launcher", "fork", "-hosts", ",".join(HOSTS), "-ppn", str(on_a_host)]
-    return [str(_mpiexec()), *options, *hosts, "-n", str(size), "sh", "-c", _NODE, "sh"]
+    shell = ["sh", "-c", _OUTLIVED if outlives else _NODE, "sh"]
+    return [str(_PLACE / "bin/mpiexec.hydra"), *options, *hosts, "-n", str(size), *shell]
 
 
 def mpi_job(
@@ -47,6 +62,7 @@ def mpi_job(
     size: int,
     on_a_host: int = 1,
     options: Sequence[str] = (),
+    outlives: bool = False,
     environment: Optional[Mapping[str, Optional[str]]] = None,
     **how: Any,
 ) -> Program:
@@ -54,6 +70,7 @@ def mpi_job(
 
     The caller has asked `why_no_mpi`.
     """
-    quiet = {"UCX_LOG_LEVEL": "error", **(environment or {})}
-    prefix = job_command(size, on_a_host, options)
-    return Program(source, *arguments, prefix=prefix, environment=quiet, **how)
+    prefix = job_command(size, on_a_host, options, outlives)
+    settings = {**SETTINGS, **(environment or {})}
+    limits = {"limit_s": LIMIT_S, **how}
+    return Program(source, *arguments, prefix=prefix, environment=settings, **limits)

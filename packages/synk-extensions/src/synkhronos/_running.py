@@ -10,7 +10,6 @@ import sys
 
 from synk_theano import StartError, mpi
 
-from . import _default
 from ._checking.script import run_script
 
 
@@ -24,9 +23,8 @@ def _main() -> int:
         mpi.serve()
         return 0
     status = run_script(sys.argv[1], sys.argv[2:])
-    _default.close_default()
     if world is not None:
-        world.end(status)
+        world.status = status  # it ends after all that the script has left open
     return status
 
 

@@ -34,6 +34,7 @@ _RECORD = {
     "when": str,
     "program": [str],
     "pid": int,
+    "host": str,
     "size": int,
     "master": int,
     "error": {"type": str, "message": str, "rank": (int, type(None))},
@@ -79,6 +80,7 @@ def load(path: Path) -> dict[str, Any]:
             f"{path}: got version {str(version)[:40]!r}, expected a flight record of version "
             f"{VERSION}"
         )
+    record.setdefault("host", "")  # before there were several
     _check(record, _RECORD, f"{path}: the record")
     try:
         local_time(record["when"])

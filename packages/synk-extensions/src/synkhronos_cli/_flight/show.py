@@ -99,9 +99,10 @@ def _print(path: Path, record: dict[str, Any], last: int) -> None:
     error = record["error"]
     say = _plainly(out)
     say(f"[bold]{escape(str(path))}[/]")
+    on_host = f" on host {escape(record['host'])}" if record["host"] else ""
     say(
         f"{local_time(record['when'])}, {escape(' '.join(record['program']))} "
-        f"(process {record['pid']}), {record['size']} ranks"
+        f"(process {record['pid']}{on_host}), {record['size']} ranks"
     )
     say("")
     say(f"[bold red]{escape(error['type'])}{_of_rank(error['rank'])}[/]")

@@ -29,6 +29,7 @@ from synk_theano._wire.messages import (
     ArrayRef,
     Call,
     Collective,
+    Extras,
     Hello,
     Join,
     Order,
@@ -165,6 +166,7 @@ class Controller:
         """Have the ranks that a launcher has started be the workers."""
         rank = self.rank
         rank.use(world)
+        world.in_use = True
         if rank.mirror is not None:
             self._shipping = Shipping(world.nodes, self._store, rank.arrays, self.acts, rank.mirror)
             self._box.host = world.hosts[0]
@@ -237,8 +239,10 @@ class Controller:
             return
         LATER.at_the_next_chance()
         self._stalls.began = time.monotonic()
+        joining = False
         try:
             self._pool.wait_ready(tick=lambda _late: self._stalls.check())
+            joining = True
             self._pool.send(pickle.dumps(Join()), "starting")
             enter: Optional[Enter] = None
             if self._world is not None:
@@ -247,6 +251,9 @@ class Controller:
                 enter = partial(synk_comm.join, self._group.ticket(self.rank.rank))
             self.rank.join(enter, self._settings.timeout_s, self._watch)
         except BaseException as error:
+            if joining and self._world is not None:
+                # Some ranks may wait for others inside of MPI.
+                self._world.lost = self._world.lost or "the ranks lost each other in their start"
             self._fail_start(error)
             raise
         if self._group is not None:
@@ -284,16 +291,14 @@ class Controller:
         # An interrupt anywhere in here leaves nothing half sent, and the lock free.
         try:
             self.lock.running = True
-            extras = self.acts.extras()
-            if self._shipping is not None:
-                extras = self._shipping.extend(extras, steps)
+            extras = self._extras(steps)
             order = Order(next(self._serials), steps, extras)
             self._interrupts.begin(order.serial)
             results = self.rank.perform(order, self.lock.began, timeout_s)
             struck = self._interrupts.finish()
             if extras is not None:
                 sent, extras = extras, None
-                self.acts.sent(sent)
+                self._taken_in(sent)
             if struck and self.rank.journal.on and all(isinstance(a, _CAN_BE_UNDONE) for a in acts):
                 self.rank.take_back(KeyboardInterrupt())
             self.replicas.done(acts)
@@ -307,9 +312,7 @@ class Controller:
             finally:
                 if self._closed is None:
                     self.replicas.failed(acts)
-                self.acts.failed(extras)
-                if self._shipping is not None:
-                    self._shipping.failed()
+                self._not_taken_in(extras)
             self._log(error)
             raise
         finally:
@@ -319,6 +322,23 @@ class Controller:
             self._box.forget()
             LATER.put_off()
         return results or []
+
+    def _extras(self, steps: Sequence[Step]) -> Optional[Extras]:
+        """Return what the ranks lack for these steps."""
+        extras = self.acts.extras()
+        return extras if self._shipping is None else self._shipping.extend(extras, steps)
+
+    def _taken_in(self, extras: Extras) -> None:
+        """Note that all ranks have these, even if the order is undone."""
+        self.acts.sent(extras)
+        if self._shipping is not None:
+            self._shipping.sent()
+
+    def _not_taken_in(self, extras: Optional[Extras]) -> None:
+        """Note that an order failed, and that ranks may lack what came with it."""
+        self.acts.failed(extras)
+        if self._shipping is not None:
+            self._shipping.failed()
 
     def _fail_start(self, error: BaseException) -> None:
         """Close, and raise the error for a failed start."""
@@ -432,6 +452,8 @@ class Controller:
         self._box.close()
         if self._shipping is not None:
             self._shipping.close()
+        if self._world is not None:
+            self._world.in_use = False
         self.replicas.close()
         self.rank.close()
         if self._group is not None:

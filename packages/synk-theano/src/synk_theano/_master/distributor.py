@@ -88,7 +88,7 @@ class Distributor:
             parts, (variables, compiled), length = pack(pickled_variables, pickled_functions)
             payload = self._store.make(dtype=np.uint8, shape=(length,), name="functions")
             for start, stop, part in parts:
-                payload.data[start:stop] = np.frombuffer(part, np.uint8)
+                payload.array[start:stop] = np.frombuffer(part, np.uint8)
             self._run(Distribute(self._store.ref(payload), variables, compiled))
         self._variables = self._here.registry.end
         self._forms.update((number, form) for number, form, _ in forms)

@@ -82,8 +82,6 @@ class Shipping:
 
     def extend(self, extras: Optional[Extras], steps: Sequence[Any]) -> Optional[Extras]:
         """Return what travels with an order of these steps: `extras`, and what hosts lack."""
-        self._made.clear()
-        self._sent.clear()
         if extras is not None:
             for key in extras.forget_arrays:
                 self._forget(key)
@@ -105,10 +103,16 @@ class Shipping:
                 for ref, wanted in self._wanted(act, step.origin, ranks):
                     shipments.extend(self._lacking(node, ref, wanted))
         if not mirrors and not shipments:
+            self.sent()
             return extras
         known = extras or Extras({})
         merged = _merged(shipments, len(self._ranks))
         return replace(known, mirrors=tuple(mirrors), shipments=merged)
+
+    def sent(self) -> None:
+        """After an order: all that it brought has arrived, also if it is undone now."""
+        self._made.clear()
+        self._sent.clear()
 
     def failed(self) -> None:
         """After an order failed: it is not known what has arrived of what it brought.
@@ -120,6 +124,7 @@ class Shipping:
             self._forget(key)
         for key in self._sent:
             self._forget_rows(key)
+        self.sent()
 
     def close(self) -> None:
         """Forget everything."""
@@ -134,7 +139,7 @@ class Shipping:
     def _forget_rows(self, key: int) -> None:
         presence, data = self._presence.pop(key, None), self._store.get(key)
         if presence is not None and data is not None:
-            data.presence.discard(presence)
+            data.untrack(presence)
 
     def _require_mirror(self, ref: ArrayRef, mirrors: List[NewMirror]) -> None:
         segment = ref.handle.name, ref.handle.nonce
@@ -215,21 +220,23 @@ class Shipping:
             wanted = 0, length
         if not row_nbytes or not length:
             return []
+        # First: an interrupt in between leaves no row that counts as present.
+        self._sent.add(ref.key)
         if data.is_exposed:
-            self._presence.pop(ref.key, None)
+            self._forget_rows(ref.key)
             rows: Any = np.unique(wanted) if isinstance(wanted, np.ndarray) else wanted
         else:
             identity = ref.handle.name, ref.handle.nonce, row_nbytes
             presence = self._presence.get(ref.key)
             if presence is None or presence.identity != identity:
-                presence = self._presence[ref.key] = Presence(data, identity)
+                self._forget_rows(ref.key)
+                presence = self._presence[ref.key] = data.track(Presence(identity))
             present = presence.of(node, length)
             rows = _absent(present, wanted)
             present[slice(*rows) if isinstance(rows, tuple) else rows] = True
         count = rows[1] - rows[0] if isinstance(rows, tuple) else len(rows)
         if not count:
             return []
-        self._sent.add(ref.key)
         nbytes = count * row_nbytes
         if data.is_exposed and not self._store.is_room(data):
             self._remind(data, nbytes)
@@ -240,8 +247,11 @@ class Shipping:
         return [Shipment(node, ref.key, row_nbytes, rows, content.tobytes())]
 
     def _remind(self, data: Data, nbytes: int) -> None:
-        sent = self._again.get(data.key, 0)
-        self._again[data.key] = sent + nbytes
+        sent = self._again.get(data.key)
+        # The first time, it would have travelled anyway.
+        self._again[data.key] = 0 if sent is None else sent + nbytes
+        if sent is None:
+            return
         if sent < REMIND_NBYTES <= sent + nbytes:
             warn_user(
                 f"{data!r} is sent to other hosts anew with each call, because the program has a "
@@ -269,15 +279,15 @@ def refs_of(act: Act) -> List[ArrayRef]:
 
 def _merged(shipments: Sequence[Shipment], nodes: int) -> Tuple[Shipment, ...]:
     """Return shipments, one in place of those that bring the same rows to each of `nodes` hosts."""
-    if nodes < 2:
-        return tuple(shipments)
-    alike: Dict[Any, List[Shipment]] = {}
+    alike: Dict[Any, Dict[int, Shipment]] = {}
     for one in shipments:
         rows = one.rows.tobytes() if isinstance(one.rows, np.ndarray) else one.rows
-        alike.setdefault((one.key, rows), []).append(one)
+        # Several acts may want the same: it travels once.
+        alike.setdefault((one.key, one.row_nbytes, rows), {})[one.node] = one
     found: List[Shipment] = []
-    for several in alike.values():
-        if len({one.node for one in several}) == nodes:
+    for by_node in alike.values():
+        several = list(by_node.values())
+        if 1 < nodes == len(several):
             found.append(several[0]._replace(node=EVERY_NODE))
         else:
             found += several

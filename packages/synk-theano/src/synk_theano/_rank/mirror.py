@@ -18,7 +18,7 @@ from synk_theano._wire.messages import EVERY_NODE, ArrayRef, Extras, NewMirror, 
 from synk_theano.exceptions import SharedMemoryFull
 
 PIECE_NBYTES = 1 << 26
-"""Bytes of selected rows that are copied at a time."""
+"""Bytes of rows that travel at a time: each time has its own limit of time."""
 
 
 class Mirror:
@@ -131,8 +131,8 @@ class Mirror:
         if near.rank == 0:
             try:
                 made = [self._new(mirror) for mirror in mirrors]
-            except SharedMemoryFull as error:
-                near.broadcast_object(str(error))
+            except Exception as error:
+                near.broadcast_object(f"host {self._host}: {type(error).__name__}: {error}")
                 raise
             near.broadcast_object([synk_shm.handle(memory) for memory in made])
         else:
@@ -185,10 +185,15 @@ class Mirror:
 
 
 def _pieces(shipment: Shipment) -> Iterator[Union[slice, np.ndarray]]:
-    """Yield the rows: those that lie together at once, others in pieces that are copied."""
-    if not isinstance(shipment.rows, np.ndarray):
-        yield slice(*shipment.rows)
-        return
+    """Yield the rows in pieces; those that do not lie together are copied."""
     count = max(PIECE_NBYTES // shipment.row_nbytes, 1)
+    if not isinstance(shipment.rows, np.ndarray):
+        begin, end = shipment.rows
+        if shipment.data is not None:
+            yield slice(begin, end)
+            return
+        for start in range(begin, end, count):
+            yield slice(start, min(start + count, end))
+        return
     for start in range(0, len(shipment.rows), count):
         yield shipment.rows[start : start + count]

@@ -122,6 +122,7 @@ class Rank(Workplace):
                 self.flights = self.mirror.flights(WORDS * self.size)
                 if self.flights is not None:
                     self.flight = Flight(self.flights, self.rank)
+                host.barrier()  # so that who fails until here fails at the start
             self.comm = self.device.connect(host)
 
     def perform(
@@ -262,6 +263,10 @@ class Rank(Workplace):
             self._line.give(order, timeout_s)
 
     def _take_in(self, extras: Extras) -> None:
+        if self.mirror is not None:
+            # First: nothing fails between the ranks' agreement on the order and this.
+            self.mirror.forget(extras.forget_arrays)
+            self.mirror.take_in(extras)
         for number in extras.forget_acts:
             self._forget_act(number)
         self.arrays.forget(extras.forget_arrays)
@@ -276,9 +281,6 @@ class Rank(Workplace):
             # Graphs are cycles, and little else here triggers a collection. In the master it is
             # the user's program that decides.
             gc.collect()
-        if self.mirror is not None:
-            self.mirror.forget(extras.forget_arrays)
-            self.mirror.take_in(extras)
         for number, act in extras.acts.items():
             self.acts[number] = _PREPARED[type(act)](self, act)
 
@@ -328,6 +330,7 @@ class Rank(Workplace):
             self.comm.close()
         if self.mirror is not None:
             self.mirror.close()
+        self.flights = None
         self.times = None
         self.flight.close()
         self.journal.close()

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import math
 import sys
-import weakref
+import threading
 from typing import Any, Deque, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -44,7 +44,6 @@ class Data:
         named: whether new memory has a name, by which workers find it though this process ends.
         is_exposed: whether the program may have views through which it writes unnoticed. Then other
             hosts get the rows that they need anew with each call; see `seal`.
-        presence: which rows other hosts have, by what sends them there.
     """
 
     # Of all runtimes of this process: a `Data` may be input to another one's function.
@@ -72,7 +71,7 @@ class Data:
         self.named = True
         self._unlinked = False
         self.is_exposed = False
-        self.presence: weakref.WeakSet[Presence] = weakref.WeakSet()
+        self._tracking: Tuple[Presence, ...] = ()
         self.free_memory()
 
     @property
@@ -86,7 +85,7 @@ class Data:
 
     @property
     def array(self) -> np.ndarray:
-        """The NumPy array, for who does not write to it."""
+        """The NumPy array, for those who do not write to it."""
         if self._data is None:
             raise InputValueError(f"{self!r} has no value yet; use set_value()")
         return self._data
@@ -107,9 +106,21 @@ class Data:
         self._note_written()
         self.is_exposed = False
 
+    def track(self, presence: Presence) -> Presence:
+        """Have `presence` lose what is written from now on; return it."""
+        self._tracking += (presence,)
+        return presence
+
+    def untrack(self, presence: Presence) -> None:
+        """Undo `track`."""
+        self._tracking = tuple(one for one in self._tracking if one is not presence)
+
     def _note_written(self, key: Any = ...) -> None:
-        """Have other hosts get rows anew: those of an index as in ``d[key] = value``."""
-        for presence in self.presence:
+        """Have other hosts get rows anew: those of an index as in ``d[key] = value``.
+
+        After the writing: what another thread sent meanwhile may be old.
+        """
+        for presence in self._tracking:
             presence.lose(key, len(self.array) if self._ndim else 1)
 
     @property
@@ -171,8 +182,10 @@ class Data:
         """
         value = self.condition_data(input_data, force_cast)
         self._allocate(value.shape, oversize, keep=False)
-        self._note_written()
-        self.array[...] = value
+        try:
+            self.array[...] = value
+        finally:
+            self._note_written()
 
     def condition_data(self, input_data: Any, force_cast: bool = False) -> np.ndarray:
         """Return the array, of right dtype and ndim, that `set_value` would store.
@@ -246,7 +259,11 @@ class Data:
             self._set(self._memory[:size].reshape(shape))
 
     def _set(self, array: Optional[np.ndarray]) -> None:
-        self._data = array
+        before, self._data = self._data, array
+        if before is None or array is None or before.shape[1:] != array.shape[1:]:
+            # Rows are others now, and what is written to them says nothing about the old ones.
+            for presence in self._tracking:
+                presence.lose(..., 0)
         self._version += 1
         self.token = (self.key, self._version)
 
@@ -299,9 +316,11 @@ class Data:
         return found
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        array = self.array
-        self._note_written(key)
-        array[key] = value
+        try:
+            self.array[key] = value
+        finally:
+            if self._tracking:
+                self._note_written(key)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -330,24 +349,25 @@ class Presence:
     """Which rows of a `Data` each other host has as they are now.
 
     Args:
-        data: it.
         identity: of its memory and of its rows' form; rows in another one are others.
     """
 
-    def __init__(self, data: Data, identity: Any) -> None:
+    def __init__(self, identity: Any) -> None:
         self.identity = identity
         self._nodes: Dict[int, np.ndarray] = {}
-        data.presence.add(self)
+        # A program may write in another thread than the one that calls functions.
+        self._lock = threading.RLock()
 
     def of(self, node: int, length: int) -> np.ndarray:
         """Return a boolean for each of `length` rows, to read and to write."""
-        present = self._nodes.get(node)
-        if present is None or len(present) < length:
-            longer = np.zeros(length, bool)
-            if present is not None:
-                longer[: len(present)] = present
-            present = self._nodes[node] = longer
-        return present[:length]
+        with self._lock:
+            present = self._nodes.get(node)
+            if present is None or len(present) < length:
+                longer = np.zeros(length, bool)
+                if present is not None:
+                    longer[: len(present)] = present
+                present = self._nodes[node] = longer
+            return present[:length]
 
     def lose(self, key: Any, length: int) -> None:
         """Forget rows: those that `key` selects of an array with `length` of them."""
@@ -356,12 +376,13 @@ class Presence:
         if isinstance(row, (list, np.ndarray)):
             row = np.asarray(row)
             known = row.ndim == 1 and row.dtype.kind in "iub"
-        for node in self._nodes:
-            if known:
-                with contextlib.suppress(IndexError):  # which the array raises, too
-                    self.of(node, length)[row] = False
-            else:
-                self._nodes[node][...] = False
+        with self._lock:
+            for node in self._nodes:
+                if known:
+                    with contextlib.suppress(IndexError):  # which the array raises, too
+                        self.of(node, length)[row] = False
+                else:
+                    self._nodes[node][...] = False
 
 
 def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) -> np.ndarray:

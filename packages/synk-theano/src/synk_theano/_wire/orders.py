@@ -76,7 +76,7 @@ class OrderLine:
             return Order(serial, steps)
         padded = np.empty(_padded(length), np.uint8)
         self._broadcast(padded, self._master)
-        # From the master alone, through memory that only its children can open.
+        # From the master alone: through memory that only its children can open, or by MPI.
         extras: Extras = pickle.loads(padded[:length].tobytes())
         return Order(serial, steps if extras.steps is None else extras.steps, extras)
 

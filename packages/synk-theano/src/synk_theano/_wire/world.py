@@ -11,6 +11,7 @@ import faulthandler
 import importlib.metadata
 import os
 import platform
+import select
 import socket
 import sys
 import time
@@ -76,6 +77,9 @@ class World:
         members: the ranks.
         lost: why no runtime can be started any more; "" as long as one can.
         gone: ranks that have ended. Nothing may be sent to them: some MPIs would hang or crash.
+        in_use: whether a runtime has the workers.
+        status: with which the program ends, for MPI where that has to end the ranks.
+        sending: requests that may be under way, with what they send.
 
     Raises:
         StartError: MPI cannot be used, does not fit the launcher, or the ranks do not fit together.
@@ -108,6 +112,11 @@ class World:
         self.rank, self.size = everyone.rank, everyone.size
         self.lost = ""
         self.gone: Set[int] = set()
+        self.in_use = False
+        self.status = 0
+        # MPI reads a buffer until its request is done.
+        self.sending: List[Tuple[Any, bytes]] = []
+        self._master_end: Any = None
         self._ended = False
         self._tags = 0
         try:
@@ -154,15 +163,15 @@ class World:
         return self.nodes[rank] == 0
 
     def threads(self, rank: int) -> int:
-        """Return the threads with which the ranks of a node use each of its cores once.
-
-        If the launcher has bound ranks to cores, these are the rank's own; else they are divided.
-        """
-        near = self.local_ranks(rank)
-        masks = {self.members[other].cores for other in near}
+        """Return the threads with which the ranks of a node use each of its cores once: the rank's
+        cores, divided among those that may use them, too."""
         own = self.members[rank]
-        cores = min(len(own.cores), own.quota)
-        return max(1, cores if len(masks) > 1 else cores // len(near))
+        sharing = [
+            other
+            for other in self.local_ranks(rank)
+            if not set(own.cores).isdisjoint(self.members[other].cores)
+        ]
+        return max(1, min(len(own.cores), own.quota) // max(len(sharing), 1))
 
     def offset_s(self, rank: int) -> float:
         """Return the seconds to add to a rank's `time.perf_counter` to get the master's."""
@@ -216,6 +225,23 @@ class World:
                     return
                 message.Recv([bytearray(status.Get_count(mpi.BYTE)), mpi.BYTE])
 
+    def prune(self) -> None:
+        """Forget what has been sent."""
+        self.sending = [pair for pair in self.sending if not pair[0].Test()]
+
+    def look_at_master(self) -> None:
+        """On a worker of the master's host, notice that the master's process has ended."""
+        if not self.rank or 0 in self.gone or not self.is_near(self.rank):
+            return
+        if self._master_end is None:
+            try:
+                self._master_end = select.poll()
+                self._master_end.register(os.pidfd_open(self.members[0].pid), select.POLLIN)
+            except OSError:  # it has ended, or this system has no such descriptors
+                return
+        if self._master_end.poll(0):
+            self.gone.add(0)
+
     def failed_ranks(self) -> Sequence[int]:
         """Return the ranks that MPI knows to have failed, after it has raised an error."""
         side = self.side
@@ -227,9 +253,10 @@ class World:
         ranks = self._mpi.Group.Translate_ranks(failed, None, side.Get_group())
         return [int(rank) for rank in ranks]
 
-    def end(self, status: int = 0) -> None:
+    def end(self) -> None:
         """In the master, let all ranks end, or abort them if some do not answer. Idempotent."""
-        if self._ended or self.rank:
+        # A forked child must not touch MPI.
+        if self._ended or self.rank or os.getpid() != self.members[0].pid:
             return
         self._ended = True
         channels = [self.channel(rank) for rank in range(1, self.size)]
@@ -237,14 +264,15 @@ class World:
             channel.close()
         until = time.monotonic() + END_TIMEOUT_S
         if self.lost or not all(channel.wait_for_end(until) for channel in channels):
-            self.abort(status or 1)
+            self.abort(self.status or 1)
         self.drop_messages()
 
     def abort(self, status: int) -> None:
         """End the processes of all ranks at once, with this status."""
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
-                stream.flush()
+                with contextlib.suppress(OSError, ValueError):  # its reader may be gone
+                    stream.flush()
         self._everyone.Abort(status)
 
 
@@ -262,8 +290,6 @@ class MpiChannel:
         self._world = world
         self._tag = tag
         self._status = world._mpi.Status()
-        # MPI reads a buffer until its request is done.
-        self._sending: List[Tuple[Any, bytes]] = []
         self._received: List[bytes] = []
         self._ended = self._closed = False
 
@@ -285,14 +311,15 @@ class MpiChannel:
             raise ChannelClosed(f"rank {self.peer} is gone")
         try:
             request = self._world.side.Isend([payload, mpi.BYTE], self.peer, self._tag)
-            self._sending = [pair for pair in self._sending if not pair[0].Test()]
+            self._world.sending.append((request, payload))
+            self._world.prune()
         except mpi.Exception:
             self._fail()
             raise ChannelClosed(f"rank {self.peer} is gone") from None
-        self._sending.append((request, payload))
 
     def _look(self) -> None:
         """Take in what has come."""
+        self._world.look_at_master()
         self._ended = self._ended or self.peer in self._world.gone
         if self._ended:
             return
@@ -367,14 +394,11 @@ class MpiChannel:
             if not self._ended or self._tag == _CONTROL_TAG:
                 self._post(b"")
         self._closed = True
-        # Small messages are on their way already; MPI must not read a buffer that is gone.
         until = time.monotonic() + 0.5
-        while self._sending and time.monotonic() < until:
-            try:
-                self._sending = [pair for pair in self._sending if not pair[0].Test()]
-            except self._world._mpi.Exception:
-                break
-            time.sleep(_NAP_S)
+        with contextlib.suppress(self._world._mpi.Exception):
+            while self._world.sending and time.monotonic() < until:
+                self._world.prune()
+                time.sleep(_NAP_S)
 
 
 def _own_info() -> RankInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
@@ -39,6 +40,7 @@ def serve_world(world: World) -> None:
                     serve(channel, hello, world, file.fd, limit.apply)
             finally:
                 limit.restore()
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing keeps the rank
             channel.wait_for_end(math.inf)
             if not collects:
                 gc.disable()
@@ -55,4 +57,5 @@ def serve_world(world: World) -> None:
         file.close()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
-                stream.flush()
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()

@@ -126,8 +126,11 @@ def profiled(hello: Hello) -> Iterator[None]:
         yield
     finally:
         profile.disable()
-        name = f"synkhronos_profile_rank{hello.rank}.prof"
-        profile.dump_stats(os.path.join(hello.directory, name))
+        path = os.path.join(hello.directory, f"synkhronos_profile_rank{hello.rank}.prof")
+        try:
+            profile.dump_stats(path)
+        except OSError as error:
+            sys.stderr.write(f"synkhronos: {path} was not written: {error}\n")
 
 
 def serve(

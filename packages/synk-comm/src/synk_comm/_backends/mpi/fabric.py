@@ -337,6 +337,7 @@ class MpiFabric(Fabric):
     # -- waiting ----------------------------------------------------------------------------
 
     def _enter(self) -> None:
+        self.notes.catch_up()
         if self.notes.failure is not None:
             raise again(self.notes.failure)
 
@@ -453,7 +454,10 @@ class MpiFabric(Fabric):
         share(None)  # all are here: the next call of MPI, which blocks, cannot wait for long
         color = self._mpi.UNDEFINED if mine is None else mine
         key = 0 if mine is None else groups[mine].index(self.rank)
-        comm = self._comm.Split(color, key)
+        try:
+            comm = self._comm.Split(color, key)
+        except self._mpi.Exception as exc:
+            raise self.notes.mpi_failed(exc) from exc
         return None if mine is None else MpiFabric(self._mpi, comm, self.watch)
 
     def abort(self, reason: str) -> None:

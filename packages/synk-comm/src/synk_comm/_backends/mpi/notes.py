@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import time
 from collections.abc import Collection
 from typing import Any, Callable, NamedTuple
 
@@ -17,6 +18,8 @@ from .requests import Outstanding
 
 CLOSE_S = 0.5
 """Seconds that closing waits for the others: MPI moves messages only while it is called."""
+_LONG_S, _LOOKS = 0.2, 50
+"""After so many seconds without a look at messages, and so many looks then."""
 CLOSED = "it has closed its communicator"
 _TAG = 1
 _NOTE = struct.Struct("<cQQ")  # kind, number, collectives that the sender has begun; then text
@@ -62,6 +65,7 @@ class Notes:
         self.failure: CommError | None = None
         self.reason: str | None = None
         self._has_left = False
+        self._heard = 0.0
 
     def _tell(self, kind: bytes, number: int, text: bytes, ranks: Collection[int]) -> None:
         for rank in ranks:
@@ -75,8 +79,20 @@ class Notes:
     def _tell_all(self, kind: bytes, number: int, text: bytes = b"") -> None:
         self._tell(kind, number, text, range(self._size))
 
+    def catch_up(self) -> None:
+        """Hear what came while this rank did other things: a call must not succeed after that.
+
+        The peers' parts of the call may have come, too, if they have given it up since.
+        """
+        silence_s = time.monotonic() - self._heard
+        if silence_s > SLICE_S:
+            # MPI takes in what has come bit by bit, each time that it is asked.
+            for _ in range(1 if silence_s < _LONG_S else _LOOKS):
+                self.hear()
+
     def hear(self) -> None:
         """Take in what the others have told, and which of them have ended."""
+        self._heard = time.monotonic()
         for rank in self.pids.gone():
             self.left.setdefault(rank, _Left("its process has ended"))
         try:

@@ -80,6 +80,7 @@ def make(  # noqa: PLR0915
             lock.pop()
             entered = True
             with io:
+                notes.catch_up()
                 if notes.failure is not None:
                     raise again(notes.failure)
                 seq = fabric.seq + 1

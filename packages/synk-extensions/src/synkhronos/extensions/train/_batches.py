@@ -194,5 +194,5 @@ class DrawnBatches:
             return values, False
         for data, array in zip(held, arrays):
             data.set_shape(array.shape)
-            data.data[...] = array
+            data[...] = array
         return held, True

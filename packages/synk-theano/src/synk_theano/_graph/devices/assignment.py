@@ -120,12 +120,7 @@ def choose(
             return Assignment(size, names, (line, *notes))
         if count:
             lines = (f"Synkhronos: GPUs are not used: {problem}; {DOCTOR}",)
-    held = device_in_use()
-    if held is not None:
-        raise StartError(
-            f"this process uses {held} already, so its shared variables lie on that device, which "
-            f"CPU processes do not have; use devices=[{held!r}, ...], or a new process"
-        )
+    _require_no_device()
     cores = available_cores()
     size = cores if n_parallel is None else whole(n_parallel, 1, MOST_RANKS, "n_parallel")
     whole(master_rank, 0, size - 1, "master_rank")
@@ -133,6 +128,19 @@ def choose(
     many = f"{size} processes on {cores} detected CPU cores"
     line = f"Synkhronos attempting to use {some if size <= cores else many}..."
     return Assignment(size, (), (*lines, line))
+
+
+def _require_no_device() -> None:
+    """
+    Raises:
+        StartError: this process uses a device already, and ranks are to be CPU processes.
+    """
+    held = device_in_use()
+    if held is not None:
+        raise StartError(
+            f"this process uses {held} already, so its shared variables lie on that device, which "
+            f"CPU processes do not have; use devices=[{held!r}, ...], or a new process"
+        )
 
 
 def choose_in_world(
@@ -181,6 +189,8 @@ def choose_in_world(
         if problem and use_gpu:
             raise StartError(f"use_gpu=True: {problem}; {DOCTOR}")
         names = () if problem else _gpus_of(world)
+    if not names:
+        _require_no_device()
     lines += _about_binding(world)
     chosen = Assignment(size, names, lines, hosts=hosts, gpus=_uuids(world, names))
     line = f"Synkhronos attempting to use {chosen.noun}..."
