@@ -149,7 +149,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 TABLE = re.compile(r"^<!-- figures: (.*?) -->\n+((?:\|.*\n)+)", re.MULTILINE)
-FIGURE = re.compile(r"^(?:\d[\d.,]*)(?: (?:us|ms|s|x))?$")
+FIGURE = re.compile(r"^(?:\d[\d.,]*)(?: (?:us|ms|s|x))?(?: \([\d.]+%\))?$")
 
 
 @pytest.mark.parametrize("page, least", [("performance", 5), ("scaling", 4)])

@@ -240,7 +240,13 @@ def draw(links: dict[str, Costs], path: Path) -> None:
         for colour, (name, costs) in zip(colours, links.items()):
             for place, (_, without, line) in enumerate(VARIANTS):
                 values = [100 * network.efficiency(costs, n, without) for n in ranks]
-                axes.plot(ranks, values, line, color=colour, label=None if place else name)
+                axes.plot(
+                    ranks,
+                    values,
+                    line,
+                    color=colour,
+                    label=None if place or axes is not panels[0] else name,
+                )
         axes.set_xscale("log", base=2)
         shown = ranks[::2]
         axes.set_xticks(shown, [f"{n:,}" for n in shown])
@@ -257,7 +263,7 @@ def draw(links: dict[str, Costs], path: Path) -> None:
     for name, _, line in VARIANTS:
         panels[0].plot([], [], line, color="#666666", label=name)
     places = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)}
-    figure.legend(ncols=3, fontsize=8.5, frameon=False, **places)
+    figure.legend(ncols=2, fontsize=8.5, frameon=False, **places)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
