@@ -287,7 +287,8 @@ def _merged(shipments: Sequence[Shipment], nodes: int) -> Tuple[Shipment, ...]:
     found: List[Shipment] = []
     for by_node in alike.values():
         several = list(by_node.values())
-        if 1 < nodes == len(several):
+        # Also to a single host: MPI's broadcast puts the rows where they belong, without copies.
+        if nodes == len(several):
             found.append(several[0]._replace(node=EVERY_NODE))
         else:
             found += several
@@ -299,8 +300,11 @@ def _absent(present: np.ndarray, wanted: Union[Bounds, np.ndarray]) -> Union[Bou
     if isinstance(wanted, np.ndarray):
         return np.unique(wanted[~present[wanted]])
     start, stop = wanted
-    rows = np.flatnonzero(~present[start:stop]) + start
-    if not len(rows):
+    absent = ~present[start:stop]
+    count = int(np.count_nonzero(absent))
+    if not count:
         return start, start
-    first, last = int(rows[0]), int(rows[-1])
-    return (first, last + 1) if last - first + 1 == len(rows) else rows
+    first, last = int(absent.argmax()), len(absent) - int(absent[::-1].argmax())
+    if last - first == count:
+        return start + first, start + last
+    return np.flatnonzero(absent) + start
