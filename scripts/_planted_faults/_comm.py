@@ -108,7 +108,7 @@ COMM = (
     ),
     _fault(
         "comm-mpi-record-unread",
-        "shortcuts",
+        "refusals",
         "_backends/mpi/shortcuts.py",
         "for first, stop, there in expected:",
         "for first, stop, there in expected[:1]:",

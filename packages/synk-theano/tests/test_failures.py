@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from _busy import await_stacks
 from _leaks import no_ranks_left
 from theano.compile.ops import as_op
 
@@ -356,6 +357,8 @@ def test_an_exception_out_of_a_signal_handler_in_a_worker_names_it():
         f = runtime.function([x], (y, "gather"))
         f(np.array([0.0, 1.0]))
         os.kill(runtime.worker_pids[0], signal.SIGUSR2)
+        # Else the next order may come first, and the handler amid its computation.
+        await_stacks(runtime._controller._pool, 1, "in _await_verdict")
         with pytest.raises(WorkerDied, match="gave up with ValueError: from a handler") as caught:
             f(np.zeros(2))
         assert (caught.value.rank, caught.value.exitcode) == (1, None)
