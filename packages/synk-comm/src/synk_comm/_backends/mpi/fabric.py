@@ -78,6 +78,8 @@ _SPINS = 50
 """Looks at a request before the first look at anything else."""
 _TURNS = 50
 """Looks at it before the next one at anything else, or before another rank has its turn."""
+_ALONE_S = 1e-4
+"""Seconds that a rank with a core of its own waits before it gives way: the core may be shared."""
 _SPIN_S, _LONG_S, _VERY_LONG_S = 5e-4, 0.1, 10.0
 _NAPS_S = (5e-5, 5e-4, 2e-3)
 """Seconds of a nap, after _SPIN_S, _LONG_S and _VERY_LONG_S seconds of waiting."""
@@ -137,6 +139,7 @@ class MpiFabric(Fabric):
         self.calm = True  # nothing of MPI's is outstanding, and all ranks have begun the same
         self.head: bytes | None = None
         self._alike = False
+        self._went_on = False  # after the first round of a call
         self.written = [b"", b""]  # what the record of a repeated call begins with
         # The last call that all ranks have entered: which turn, and the heads.
         self.latest: tuple[int, Sequence[bytes]] = (0, ())
@@ -202,6 +205,7 @@ class MpiFabric(Fabric):
             parity = self.seq & 1
             row = self.rows[parity]
             self.written[parity] = b""
+            self._went_on = False
             self.head = head
             length, digest = 0, bytes(16)
             if head is not None:
@@ -296,6 +300,7 @@ class MpiFabric(Fabric):
         with self.io:
             self._enter()
             self.calm = False
+            self._went_on = True
             yield self._bulk
             self.calm = True
 
@@ -304,7 +309,7 @@ class MpiFabric(Fabric):
 
     @property
     def is_first_round(self) -> bool:
-        return self.head is not None
+        return self.head is not None and not self._went_on
 
     def heads(self) -> list[bytes]:
         return list(self.latest[1])
@@ -396,7 +401,7 @@ class MpiFabric(Fabric):
                 return
             waited = now - began
             if waited < _SPIN_S or (waited < _VERY_LONG_S and not naps):
-                if self._crowded:
+                if self._crowded or waited > _ALONE_S:
                     os.sched_yield()
             else:
                 time.sleep(_NAPS_S[(waited > _LONG_S) + (waited > _VERY_LONG_S)])
