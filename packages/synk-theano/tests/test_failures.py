@@ -356,8 +356,9 @@ def test_an_exception_out_of_a_signal_handler_in_a_worker_names_it():
         runtime = Runtime(2)
         f = runtime.function([x], (y, "gather"))
         f(np.array([0.0, 1.0]))
+        # On a busy machine it may be behind, and the handler come amid its own work.
+        await_stacks(runtime._controller._pool, 1, "in take")
         os.kill(runtime.worker_pids[0], signal.SIGUSR2)
-        # Else the next order may come first, and the handler amid its computation.
         await_stacks(runtime._controller._pool, 1, "in _await_verdict")
         with pytest.raises(WorkerDied, match="gave up with ValueError: from a handler") as caught:
             f(np.zeros(2))
