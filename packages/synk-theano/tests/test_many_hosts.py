@@ -357,6 +357,31 @@ def test_arguments_have_to_fit_the_launcher(job):
     assert own == [2, pytest.approx(0, abs=1e-9)]
 
 
+UNREACHED = """
+from synk_theano._wire.channel import ChannelClosed
+from synk_theano._wire.world import MpiChannel
+send = MpiChannel.send
+
+def refuse(self, payload):
+    raise ChannelClosed("rank 1 is out of reach")
+
+if os.environ["PMI_RANK"] == "0":
+    MpiChannel.send = refuse
+said = [outcome(Runtime)]
+MpiChannel.send = send
+with Runtime() as runtime:
+    said.append(float(runtime.function([x], (x.sum(), "sum"))(X) - X.sum()))
+say(said=said)
+"""
+
+
+def test_a_runtime_that_could_not_start_does_not_use_the_ranks(job):
+    (found,) = finished(job(UNREACHED, size=2, on_a_host=1))
+    error, difference = found["said"]
+    assert error == ["StartError", "rank 1 is out of reach; start the program again"]
+    assert difference == pytest.approx(0, abs=1e-9)
+
+
 FOLDER = """
 import synk_theano._graph.environment as environment
 environment.current_folder = lambda: "/nowhere/at/all"

@@ -166,7 +166,6 @@ class Controller:
         """Have the ranks that a launcher has started be the workers."""
         rank = self.rank
         rank.use(world)
-        world.in_use = True
         if rank.mirror is not None:
             self._shipping = Shipping(world.nodes, self._store, rank.arrays, self.acts, rank.mirror)
             self._box.host = world.hosts[0]
@@ -177,13 +176,15 @@ class Controller:
             }
         tag = world.next_tag()
         variables = environment.variables_before_theano(bool(self._ranks.devices))
-        return MpiPool(
+        pool = MpiPool(
             world,
             [
                 replace(one, tag=tag, threads=world.threads(one.rank), environment=variables)
                 for one in hellos
             ],
         )
+        world.in_use = True
+        return pool
 
     @property
     def state(self) -> str:
