@@ -209,8 +209,9 @@ def run_all(chosen: list[DeviceSet], folder: Path, options: argparse.Namespace) 
     for device_set in chosen:
         reason = missing(device_set)
         for part in options.parts:
-            if reason is not None:
-                outcomes.append(Outcome(device_set.name, part, reason=reason))
+            alone = part == "failures" and device_set.hosts and "its programs have no launcher"
+            if reason or alone:
+                outcomes.append(Outcome(device_set.name, part, reason=reason or alone))
                 continue
             count = options.split
             if part == "failures" and options.jobs > 1:

@@ -1184,7 +1184,7 @@ def test_a_start_that_never_ends_is_given_up_in_time():
 
 
 def test_only_this_packages_communicators_can_be_wrapped():
-    with pytest.raises(TypeError, match="shm or zmq"):
+    with pytest.raises(TypeError, match="zmq or mpi"):
         nccl(object())
 
 
