@@ -29,30 +29,32 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["test_captured"])
 
 EVENTS = []
-"""What has happened on this rank: counts of pieces, and "wait" or "failed"."""
+"""What has been reduced on this rank: 1 for a piece in the vector, 2 for one elsewhere; then -n
+for the n pieces that are left at the end."""
 
 
 class Reduction:
-    """As synk_comm's, at once."""
+    """As synk_comm's. Even ranks read a piece when it is ready, odd ones as late as they may."""
 
     def __init__(self, comm, out, op, *, bounds, weight):
         said = comm.all_gather_object((op, out.shape, str(out.dtype), bounds))
         assert said == [said[0]] * comm.size
-        self.comm, self.out, self.bounds, self.weight = comm, out, bounds, weight
-        self.given = 0
+        self.comm, self.out, self.bounds, self.weight = comm, out, list(bounds), weight
+        self.pieces = []
 
-    def ready(self, count, x=None):
-        source = self.out if x is None else x
-        for begin, end in self.bounds[self.given : count]:
-            part = source[begin:end].copy()
-            self.out[begin:end] = self.comm.all_reduce(part, "avg", weight=self.weight)
-        self.given = max(self.given, count)
-        EVENTS.append(count)
+    def ready(self, x=None):
+        begin, end = self.bounds[len(self.pieces)]
+        piece = self.out[begin:end] if x is None else x
+        assert piece.shape == (end - begin,)
+        self.pieces.append(piece if self.comm.rank % 2 else piece.copy())
+        EVENTS.append(1 if x is None else 2)
 
-    def wait(self, x=None):
-        left = len(self.bounds) - self.given
-        self.ready(len(self.bounds), x)
-        EVENTS[-1] = ("wait", left)
+    def wait(self):
+        EVENTS.append(len(self.pieces) - len(self.bounds))
+        while len(self.pieces) < len(self.bounds):
+            self.ready()
+        for (begin, end), piece in zip(self.bounds, self.pieces):
+            self.out[begin:end] = self.comm.all_reduce(piece.copy(), "avg", weight=self.weight)
 
 
 def changes():
@@ -85,7 +87,7 @@ def _begin(comm, *arguments, **named):
 @as_op([T.dvector], [T.dvector])
 def events(values):
     """Return what has happened on this rank since it was asked last."""
-    told = np.array([x if isinstance(x, int) else -x[1] for x in EVENTS], float)
+    told = np.array(EVENTS, float)
     EVENTS.clear()
     return told
 
@@ -118,6 +120,10 @@ def overlapping(request, monkeypatch):
     monkeypatch.setattr(Cpu, "graphs", None)
     with Runtime(request.param) as runtime:
         yield Overlapping(runtime)
+
+
+OVERLAPPED = [*4 * [2], 1, *3 * [2], 0]
+"""Events of the function of `chain`: pieces of the last part, of the middle one, of the first."""
 
 
 def chain(runtime, sizes=(20, 3, 30), **options):
@@ -158,17 +164,33 @@ def step(runtime, f, v, rows, **options):
     return runtime.step(f.delayed(rows, **options), runtime.delayed.all_reduce(v, "avg", weights=f))
 
 
-def test_pieces_are_those_of_the_end_first():
-    assert pieces_of(100, 8) == ()
-    assert pieces_of(parts.SMALLEST_PIECE // 8 + 1, 8) == (
-        (1, parts.SMALLEST_PIECE // 8 + 1),
-        (0, 1),
-    )
-    large = pieces_of(1_000_003, 8 * 40)
-    assert len(large) == parts.MOST_PIECES
-    assert sorted(large)[0][0] == 0
-    assert large[0][1] == 1_000_003
-    assert all(one[0] == other[1] for one, other in zip(large, large[1:]))
+def test_pieces_make_up_the_vector_the_end_first():
+    least = parts.SMALLEST_PIECE // 8
+    assert pieces_of([100], 8) == ()
+    assert pieces_of([least - 1, 1], 8) == ()
+    assert pieces_of([], 8) == pieces_of([0, 0], 8) == ()
+    assert pieces_of([least, 1], 8) == ((least, least + 1, -1), (0, least, 0))
+    random = np.random.RandomState(0)
+    for _ in range(200):
+        sizes = (10 ** random.uniform(0, 7, random.randint(1, 30))).astype(int).tolist()
+        found = pieces_of(sizes, 8)
+        begins = np.cumsum([0, *sizes])
+        if not found:
+            assert sum(sizes) <= least
+            continue
+        assert found[0].end == sum(sizes)
+        assert found[-1].begin == 0
+        assert all(one.begin == other.end for one, other in zip(found, found[1:]))
+        longest = max(least, -(-sum(sizes) // parts.MOST_PIECES))
+        for begin, end, part in found:
+            assert 0 < end - begin <= longest
+            if part >= 0:
+                assert begins[part] <= begin < end <= begins[part + 1]
+                assert sizes[part] >= least
+            else:
+                assert not any(
+                    size >= least and b < end and begin < b + size for b, size in zip(begins, sizes)
+                )
 
 
 def test_the_average_begins_amid_the_function_and_is_exact(overlapping):
@@ -186,7 +208,7 @@ def test_the_average_begins_amid_the_function_and_is_exact(overlapping):
         told = overlapping.events()
         if call:
             # The first 30 elements are there when the others are not; nothing is left at the end.
-            assert told == [3, 4, 7, 0]
+            assert told == OVERLAPPED
         else:
             assert told == []
 
@@ -211,7 +233,7 @@ def test_what_cannot_overlap_is_as_ever(overlapping):
     step(runtime, f, v, data[: size - 1])  # the last rank has none
     check(data[: size - 1])
     runtime.step(f.delayed(data), f.delayed(data), runtime.delayed.all_reduce(v, weights=f))
-    assert overlapping.events() == [3, 4, 7, 0]
+    assert overlapping.events() == OVERLAPPED
     runtime.step(f.delayed(data), runtime.delayed.all_reduce(v))
     assert overlapping.events() == []
     runtime.step(f.delayed(data), runtime.delayed.all_reduce(v, "c_avg", weights=f))
@@ -221,7 +243,7 @@ def test_what_cannot_overlap_is_as_ever(overlapping):
     check(data)
     runtime.watch_finite(False)
     step(runtime, f, v, data)
-    assert overlapping.events() == [3, 4, 7, 0]
+    assert overlapping.events() == OVERLAPPED
 
 
 @pytest.mark.parametrize("what", ["used", "returned", "reads", "alone", "twice"])
@@ -252,6 +274,33 @@ def test_functions_that_do_more_with_the_vector(overlapping, what):
         for got in runtime.collectives.gather(v):
             np.testing.assert_allclose(got, want[::-1] if what == "alone" else want, rtol=1e-13)
     assert overlapping.events() == []
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_a_part_that_is_overwritten_later_is_copied(overlapping, overwritten):
+    runtime = overlapping.runtime
+    x = T.dvector("x")
+    v, w = theano.shared(np.zeros(40), "v"), theano.shared(np.zeros(20), "w")
+    a, b = x.sum() + T.arange(20.0), x.mean() + T.arange(20.0)
+    # In place, once it has been joined; so Theano's optimizer does it.
+    f = runtime.function(
+        [x], x.mean(), updates=[(v, T.concatenate([a, b])), (w, T.exp(a) if overwritten else a)]
+    )
+    for n in range(3):
+        data = np.arange(6.0) + n
+        step(runtime, f, v, data)
+        each = [
+            np.concatenate([of(rows) + np.arange(20.0) for of in (np.sum, np.mean)])
+            for rows in shares(data, runtime.size)
+        ]
+        for got in runtime.collectives.gather(v):
+            np.testing.assert_allclose(got, sum(each) / runtime.size, rtol=1e-13)
+        for rank, got in enumerate(runtime.collectives.gather(w)):
+            want = each[rank][:20]
+            np.testing.assert_allclose(got, np.exp(want) if overwritten else want, rtol=1e-13)
+        told = overlapping.events()
+        if n:
+            assert sorted(told) == [0, *(6 * [2] if not overwritten else [1, 1, 1, 2, 2, 2])]
 
 
 @pytest.mark.parametrize("where", ["before", "amid"])
@@ -372,9 +421,12 @@ def test_training_that_is_replayed_too(overlapping):
             runtime.collectives.broadcast(params[0])
         for one, other in zip(params, theirs):
             np.testing.assert_allclose(one.get_value(), other.get_value(), rtol=1e-9, atol=1e-12)
-        overlapped += overlapping.events() == [4, 9, 14, 0]
-    assert overlapped > 5
-    assert runtime.stats()["gradient"].graph == REPLAYED
+        overlapped += overlapping.events() == [*9 * [2], 0]
+    assert overlapped == 23
+    loaded = runtime._rank.functions[f.number]
+    assert loaded.replay == REPLAYED
+    recorded = loaded.captured(loaded.average.function, None)._shapes.values()
+    assert {len(shape._recorded) for shape in recorded} == {0, 4}
     for w in params:
         assert all((one == w.get_value()).all() for one in runtime.collectives.gather(w))
 

@@ -36,6 +36,8 @@ class OverlappedAverage:
         is_done: whether the last call has averaged the variable.
     """
 
+    takes_parts = True
+
     def __init__(
         self, here: Workplace, function: Any, parts: Parts, number: int, name: str
     ) -> None:
@@ -49,6 +51,7 @@ class OverlappedAverage:
         self._name = name
         self._storage = here.registry[number].container.storage
         self._reduction: Any = None
+        self._given = 0
         self._learned = -1
 
     @classmethod
@@ -67,10 +70,15 @@ class OverlappedAverage:
         self.parts.learn(self._storage[0].dtype.itemsize)
         self._learned = self._here.undone
 
-    def ready(self, count: int, x: Any = None) -> None:
-        """Have so many pieces reduced."""
+    def ready(self, sources: Sequence[Any]) -> None:
+        """Have the next pieces reduced."""
         self.started = True
-        self._apart(self._reduction.ready, count, x)
+        self._apart(self._reduce, sources)
+
+    def _reduce(self, sources: Sequence[Any]) -> None:
+        for source in sources:
+            self._reduction.ready(source)
+            self._given += 1
 
     def execute(
         self, function: Callable[..., List[Any]], arguments: Sequence[Any], counts: Sequence[int]
@@ -87,18 +95,21 @@ class OverlappedAverage:
         if not pieces or self._learned != self._here.undone:
             return function(*arguments)
         comm: Any = self._here.comm  # of devices
-        self.vector, self.started = self._room(), False
+        self.vector, self.started, self._given = self._room(), False, 0
+        bounds = [piece[:2] for piece in pieces]
         weight = float(counts[self._here.rank])
         try:
             begin = comm.partitioned_all_reduce
-            self._reduction = self._apart(begin, self.vector, "avg", bounds=pieces, weight=weight)
+            self._reduction = self._apart(begin, self.vector, "avg", bounds=bounds, weight=weight)
             try:
                 with self.parts.aimed(self):
                     results = function(*arguments)
                 value = self._storage[0]
                 if value.shape != self.vector.shape:
                     raise PartsChangedError
-                self._apart(self._reduction.wait, None if value is self.vector else value)
+                if value is not self.vector:
+                    self.ready([value[begin:end] for begin, end, _ in pieces[self._given :]])
+                self._apart(self._reduction.wait)
             except BaseException:
                 self._apart(self._reduction.wait)
                 raise

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
+from synk_comm._backends.nccl.arrays import DeviceArray
 from synk_comm._core.guard import Guard
 
 from .link import Link
@@ -33,12 +34,12 @@ class Part(NamedTuple):
     """A part of the vector.
 
     Attributes:
-        offset: of its first byte.
-        reduce: has it reduced, given the addresses to read from and to write to.
+        result: where it is to lie.
+        reduce: has it reduced, given the address to read it from.
     """
 
-    offset: int
-    reduce: Callable[[int, int], None]
+    result: DeviceArray
+    reduce: Callable[[int], None]
 
 
 class PartitionedReduction:
@@ -46,8 +47,8 @@ class PartitionedReduction:
 
     Args:
         guard: of the communicator: what fails here ends it.
-        address: returns where a vector like the result lies.
-        result: where that one lies.
+        find: returns where an array lies.
+        parts: in the order in which they come about.
         stack: closed when no more parts come.
     """
 
@@ -56,56 +57,63 @@ class PartitionedReduction:
         guard: Guard,
         link: Link,
         aside: Aside,
-        address: Callable[[Any], int],
-        result: int,
+        find: Callable[[Any], DeviceArray],
         parts: Sequence[Part],
         stack: contextlib.ExitStack,
     ) -> None:
         self._guard = guard
         self._link = link
         self._aside = aside
-        self._address = address
-        self._result = result
+        self._find = find
         self._parts = parts
         self._stack = stack
         self._given = 0
-        self._source = (None, result)
+        self._read: list[Any] = []
 
-    def ready(self, count: int, x: Any = None) -> None:
-        """Have the first ``count`` parts reduced, as far as they are not yet. Returns at once.
+    def ready(self, x: Any = None) -> None:
+        """Have the next part reduced. Returns at once.
 
-        The work that the main stream has been given so far computes them.
+        The work that the main stream has been given so far computes it.
 
         Args:
-            x: a vector like the result, in which the new parts lie; it must not change before
-                ``wait``. None if they are in the result already.
+            x: the part, which must not change before ``wait``; None if it lies where its result is
+                to lie.
         """
-        if count <= self._given:
-            return
-        if x is not self._source[0]:
-            self._source = (x, self._result if x is None else self._address(x))
+        result, reduce = self._parts[self._given]
+        source = result
+        if x is not None:
+            source = self._find(x)
+            check_like([source], [result])
+            self._read.append(x)
         driver, (main, stream, event) = self._link.driver, self._aside
         with self._guard, driver.entered(self._link.device):
             driver.record(event, main)
             driver.wait_for(stream, event)
-            # One by one, not as a group of NCCL's: other ranks may have other parts ready together.
-            while self._given < count:
-                offset, reduce = self._parts[self._given]
-                self._given += 1
-                reduce(self._source[1] + offset, self._result + offset)
+            self._given += 1
+            reduce(source.pointer)
 
-    def wait(self, x: Any = None) -> None:
-        """Have the remaining parts reduced, and the main stream wait for all. Returns at once.
+    def wait(self) -> None:
+        """Have the parts that are left reduced, and the main stream wait for all. Returns at once.
 
         A rank that fails to compute its parts must call this, too: the others' devices would wait
         for it for ever. The result is meaningless then, on all ranks.
-
-        Args:
-            x: as in ``ready``.
         """
-        self.ready(len(self._parts), x)
+        while self._given < len(self._parts):
+            self.ready()
         driver, (main, stream, event) = self._link.driver, self._aside
         with self._guard, driver.entered(self._link.device):
             driver.record(event, stream)
             driver.wait_for(main, event)
         self._stack.close()
+        self._read.clear()
+
+
+def check_like(given: Sequence[DeviceArray], outs: Sequence[DeviceArray]) -> None:
+    """Raise ValueError unless each out can receive the result for the array given."""
+    if len(given) != len(outs):
+        raise ValueError(f"out must be a list like x, of {len(given)} arrays, got {len(outs)}")
+    for x, out in zip(given, outs):
+        if x.kind != out.kind:
+            raise ValueError(
+                f"out must be like x, {x.dtype} {x.shape}, got {out.dtype} {out.shape}"
+            )

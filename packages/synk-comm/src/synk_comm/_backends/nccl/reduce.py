@@ -14,7 +14,7 @@ from synk_comm._core.ops import ReduceOp, check_weight
 
 from . import terms
 from .base import NcclBase, on_device
-from .partitioned import Aside, Part, PartitionedReduction
+from .partitioned import Aside, Part, PartitionedReduction, check_like
 
 _Calls = list[tuple[Any, ...]]
 
@@ -327,7 +327,7 @@ class NcclReductions(NcclBase):
         """Begin an all_reduce of a device vector whose parts come about one after the other.
 
         A collective: it compares the ranks' calls, as ``all_reduce`` does. Each rank then calls
-        ``ready`` of the result whenever further parts are there, and ``wait`` at the end, whatever
+        ``ready`` of the result for each part that is there, and ``wait`` at the end, whatever
         happens in between; no other call on device arrays may come before that. The parts are
         reduced on a stream of their own meanwhile.
 
@@ -362,34 +362,27 @@ class NcclReductions(NcclBase):
             ops = self._own_ops(plan, terms.plain_op(op, weights), weights, stack)
         parts = []
         for (begin, stop), count, how, nccl_op in zip(bounds, plan.counts, plan.hows, ops):
-            offset, nbytes = begin * result.itemsize, (stop - begin) * result.itemsize
+            pointer = result.pointer + begin * result.itemsize
+            part = result._replace(pointer=pointer, shape=(stop - begin,))
             what = (count, how.type, nccl_op)
-            parts.append(Part(offset, partial(self._reduce_part, what, nbytes, aside, deadline)))
-
-        def address(x: Any) -> int:
-            source = self._one(x, "x")
-            check_like([source], [result])
-            return source.pointer
-
-        return PartitionedReduction(
-            self._device_guard, self._link, aside, address, result.pointer, parts, stack
-        )
+            parts.append(Part(part, partial(self._reduce_part, part, what, aside, deadline)))
+        find = partial(self._one, name="x")
+        return PartitionedReduction(self._device_guard, self._link, aside, find, parts, stack)
 
     def _reduce_part(
         self,
+        part: DeviceArray,
         what: tuple[int, int, int],
-        nbytes: int,
         aside: Aside,
         deadline: float,
         source: int,
-        target: int,
     ) -> None:
-        link, stream = self._link, aside.stream
-        calls: _Calls = [(link.binding.all_reduce, source, target, *what, link.handle, stream)]
+        link, stream, to = self._link, aside.stream, part.pointer
+        calls: _Calls = [(link.binding.all_reduce, source, to, *what, link.handle, stream)]
         if self.size == 1:  # as in `_copy`
             calls = []
-            if source != target:
-                link.driver.copy_on(stream, target, source, nbytes)
+            if source != to:
+                link.driver.copy_on(stream, to, source, part.nbytes)
         link.run(calls, stream, deadline)
 
     def _aside_of(self, main: int) -> Aside:
@@ -398,17 +391,6 @@ class NcclReductions(NcclBase):
             with driver.entered(self.device):
                 self._aside = Aside(main, driver.stream(), driver.event())
         return self._aside
-
-
-def check_like(given: Sequence[DeviceArray], outs: Sequence[DeviceArray]) -> None:
-    """Raise ValueError unless each out can receive the result for the array given."""
-    if len(given) != len(outs):
-        raise ValueError(f"out must be a list like x, of {len(given)} arrays, got {len(outs)}")
-    for x, out in zip(given, outs):
-        if x.kind != out.kind:
-            raise ValueError(
-                f"out must be like x, {x.dtype} {x.shape}, got {out.dtype} {out.shape}"
-            )
 
 
 def _check_bounds(bounds: Sequence[tuple[int, int]], elements: int) -> None:

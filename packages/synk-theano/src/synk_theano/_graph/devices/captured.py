@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from functools import partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from operator import is_
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -74,7 +74,7 @@ class CapturedFunction:
         self._plain: Callable[..., List[Any]] = function
         self._graphs = graphs
         self._name = name
-        self._parts = parts or Parts(0, lambda *_: None)
+        self._parts = parts or Parts(lambda *_: None, ())
         self._shapes: OrderedDict[Any, _Shape] = OrderedDict()
         self._unused = 0
         self._replays = 0
@@ -252,10 +252,10 @@ class _Shape:
         self._graphs = graphs
         self._parts = parts
         self._calls = 0
-        # Between two of them so many pieces of the vector are ready that is made of parts.
         self._recorded: List[int] = []
-        self._ready: List[int] = []
+        # Of the vector that is made of parts: itself, and the pieces ready after each graph.
         self._vector: Any = None
+        self._pieces: List[List[Any]] = []
         # Of the graph: the arrays that it reads, and those of them that lie in one vector.
         self._inputs: List[Any] = []
         self._groups: List[_CommonInputs] = []
@@ -294,7 +294,7 @@ class _Shape:
         with self._graphs.own_memory():
             for graph in recorded:
                 self._graphs.forget(graph)
-            self._vector = None
+            self._vector, self._pieces = None, []
             self._inputs, self._groups, self._crossing = [], [], []
             self._results, self._packings = [], []
 
@@ -345,9 +345,12 @@ class _Shape:
                 self._vector = empty_like(aim.vector, aim.vector.shape, aim.vector.dtype)
 
             def run(cut: Callable[[], None]) -> None:
-                cuts = None if aim is None else _Cuts(self._vector, cut, self._ready)
+                cuts = None if aim is None else _Cuts(self._vector, cut)
                 with self._parts.aimed(cuts):
                     found[:] = self._machines.whole(*self._inputs, *self._crossing)
+                if cuts is not None:
+                    pieces = iter([self._vector[p.begin : p.end] for p in self._parts.pieces])
+                    self._pieces = [list(islice(pieces, count)) for count in cuts.counts]
                 for packing in self._packings:
                     packing.take(found, graphs)
                 for place in small:
@@ -401,10 +404,10 @@ class _Shape:
         self._load(values)
         graphs = self._graphs
         with graphs.entered():
-            for graph, ready in zip_longest(self._recorded, self._ready):
+            for graph, pieces in zip_longest(self._recorded, self._pieces):
                 graphs.launch(graph)
-                if aim is not None and ready:
-                    aim.ready(ready, self._vector)
+                if aim is not None and pieces:
+                    aim.ready(pieces)
             results = list(self._results)
             for place, result in enumerate(results):
                 if aim is not None and result is self._vector:
@@ -435,18 +438,23 @@ class _Shape:
 
 
 class _Cuts:
-    """Ends a graph whenever further parts of a vector are ready; see `Aim`."""
+    """Ends a graph whenever further pieces of a vector are ready; see `Aim`.
 
-    def __init__(self, vector: Any, cut: Callable[[], None], counts: List[int]) -> None:
+    Attributes:
+        counts: of these.
+    """
+
+    takes_parts = False  # another part of the graph may use their memory again
+    started = False
+
+    def __init__(self, vector: Any, cut: Callable[[], None]) -> None:
         self.vector = vector
-        self.started = False
+        self.counts: List[int] = []
         self._cut = cut
-        self._counts = counts
-        counts.clear()
 
-    def ready(self, count: int, x: Any = None) -> None:  # noqa: ARG002 - as of any aim
+    def ready(self, sources: Sequence[Any]) -> None:
         self._cut()
-        self._counts.append(count)
+        self.counts.append(len(sources))
 
 
 def _vectors_of(shapes: Tuple[Any, ...], values: Sequence[Any]) -> Optional[List[Any]]:

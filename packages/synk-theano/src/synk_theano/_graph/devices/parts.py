@@ -9,7 +9,19 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 from theano.gof import Op
 
@@ -18,11 +30,11 @@ from synk_theano._graph.transfer.flat import FlatFunction, flatten, is_flat_able
 from synk_theano._graph.transfer.linking import linked_by_kind
 from synk_theano._graph.values import concatenated
 
-MOST_PIECES = 16
-"""Pieces of a vector that are reduced one by one."""
+MOST_PIECES = 8
+"""Pieces of a vector that are reduced one by one, besides those that large parts make."""
 
 SMALLEST_PIECE = 4 << 20
-"""Bytes of a piece; of the last one, more than nothing."""
+"""Bytes of a piece; a part that is as large is in no piece with others."""
 
 
 class Aim(Protocol):
@@ -30,45 +42,58 @@ class Aim(Protocol):
 
     Attributes:
         vector: which is to hold them.
+        takes_parts: whether large parts need not be put there.
         started: whether others have been told of some.
     """
 
     vector: Any
+    takes_parts: bool
     started: bool
 
-    def ready(self, count: int, x: Any = None) -> None:
-        """Take note that so many pieces are in the vector; see `Parts.pieces`.
-
-        Args:
-            x: another vector, in which they are instead.
-        """
+    def ready(self, sources: Sequence[Any]) -> None:
+        """Take note of the next pieces: arrays, or None for those in the vector."""
 
 
 class PartsChangedError(Exception):
     """The parts have other sizes than before."""
 
 
+class Piece(NamedTuple):
+    """Elements of the vector that are reduced at once.
+
+    Attributes:
+        begin, end: in the vector.
+        part: the number of the only part that it lies in; -1 if there may be several.
+    """
+
+    begin: int
+    end: int
+    part: int
+
+
 class Parts:
     """The parts of one vector, and the executions of the function that joins it.
 
     Args:
-        count: of the parts.
         copy: copies a part to a vector, from some element on.
+        may_stay: for each part whether it keeps its value after it was computed.
 
     Attributes:
         aim: where the next execution puts the parts; None to join them at its end.
-        pieces: begin and end, in elements, of what is reduced at once: the last ones first, as a
-            gradient comes about. () before `learn`, and where it is not worth while.
+        pieces: in the order in which they come about: a gradient's last ones first. () before
+            `learn`, and where it is not worth while.
     """
 
-    def __init__(self, count: int, copy: Callable[[Any, int, Any], None]) -> None:
+    def __init__(self, copy: Callable[[Any, int, Any], None], may_stay: Sequence[bool]) -> None:
         self.aim: Optional[Aim] = None
-        self.pieces: Tuple[Tuple[int, int], ...] = ()
+        self.pieces: Tuple[Piece, ...] = ()
         self._copy = copy
+        self._may_stay = may_stay
+        self._stays: List[bool] = []
         self._found: Tuple[int, ...] = ()
-        self._begins: List[int] = [0] * (count + 1)
-        self._there = [False] * count
-        self._first = count
+        self._begins: List[int] = [0] * (len(may_stay) + 1)
+        self._there: List[Any] = []
+        self._first = 0
         self._ready = 0
 
     @property
@@ -79,7 +104,9 @@ class Parts:
     def learn(self, itemsize: int) -> None:
         """Expect in further executions parts of the sizes that they had in the last one."""
         self._begins = [0, *accumulate(self._found)]
-        self.pieces = pieces_of(self.size, itemsize)
+        self.pieces = pieces_of(self._found, itemsize)
+        alone = {piece.part for piece in self.pieces}
+        self._stays = [may and part in alone for part, may in enumerate(self._may_stay)]
 
     @contextmanager
     def aimed(self, aim: Optional[Aim]) -> Iterator[None]:
@@ -93,12 +120,12 @@ class Parts:
 
     def _begin(self, aim: Optional[Aim]) -> None:
         self.aim = aim
-        self._there = [False] * len(self._there)
-        self._first = len(self._there)
+        self._there = [None] * len(self._may_stay)
+        self._first = len(self._may_stay)
         self._ready = 0
 
     def take(self, place: int, part: Any) -> None:
-        """Put a part into the vector, amid the function.
+        """Take note of a part, amid the function.
 
         Raises:
             PartsChangedError: it has another size than before.
@@ -106,20 +133,31 @@ class Parts:
         aim = self.aim
         if aim is None:
             return
-        begins = self._begins
-        if part.size != begins[place + 1] - begins[place]:
+        begin, end = self._begins[place : place + 2]
+        if part.size != end - begin:
             raise PartsChangedError
-        self._copy(aim.vector, begins[place], part)
-        there = self._there
-        there[place] = True
-        while self._first and there[self._first - 1]:
+        stays = aim.takes_parts and self._stays[place] and part.flags["C_CONTIGUOUS"]
+        if not stays:
+            self._copy(aim.vector, begin, part)
+        self._there[place] = part if stays else _COPIED
+        while self._first and self._there[self._first - 1] is not None:
             self._first -= 1
-        pieces, ready, begin = self.pieces, self._ready, begins[self._first]
-        while ready < len(pieces) and pieces[ready][0] >= begin:
-            ready += 1
-        if ready > self._ready:
-            self._ready = ready
-            aim.ready(ready)
+        sources = []
+        while self._ready < len(self.pieces):
+            piece = self.pieces[self._ready]
+            if piece.begin < self._begins[self._first]:
+                break
+            sources.append(self._source(piece))
+            self._ready += 1
+        if sources:
+            aim.ready(sources)
+
+    def _source(self, piece: Piece) -> Any:
+        held: Any = _COPIED if piece.part < 0 else self._there[piece.part]
+        if held is _COPIED:
+            return None
+        begin = self._begins[piece.part]
+        return held[piece.begin - begin : piece.end - begin]
 
     def joined(self, parts: Sequence[Any]) -> Any:
         """Return the vector, at the end of the function."""
@@ -129,17 +167,39 @@ class Parts:
         return concatenated(parts)
 
 
-def pieces_of(size: int, itemsize: int) -> Tuple[Tuple[int, int], ...]:
-    """Return begin and end of the pieces in which a vector is reduced, the last ones first.
+_COPIED = object()
 
-    () if it is not worth while.
 
-    >>> pieces_of(10, SMALLEST_PIECE // 4)
-    ((6, 10), (2, 6), (0, 2))
+def pieces_of(sizes: Sequence[int], itemsize: int) -> Tuple[Piece, ...]:
+    """Return the pieces of a vector made of parts of these sizes, the last ones first.
+
+    () if there is just one.
+
+    >>> million = 1 << 20
+    >>> pieces = pieces_of([million // 2, million // 2, 2 * million], 4)
+    >>> [(begin / million, end / million, part) for begin, end, part in pieces]
+    [(2.0, 3.0, 2), (1.0, 2.0, 2), (0.0, 1.0, -1)]
     """
-    step = max(-(-SMALLEST_PIECE // itemsize), -(-size // MOST_PIECES))
-    pieces = [(max(stop - step, 0), stop) for stop in range(size, 0, -step)]
+    least, total = -(-SMALLEST_PIECE // itemsize), sum(sizes)
+    step = max(least, -(-total // MOST_PIECES))
+    pieces: List[Piece] = []
+    end = begin = total
+    for part, size in reversed(list(enumerate(sizes))):
+        if size >= least:
+            # What is behind it, then the part alone.
+            pieces += _cut(begin, end, step, -1)
+            end = begin - size
+            pieces += _cut(end, begin, step, part)
+        begin -= size
+    pieces += _cut(begin, end, step, -1)
     return tuple(pieces) if len(pieces) > 1 else ()
+
+
+def _cut(begin: int, end: int, step: int, part: int) -> List[Piece]:
+    """Return the pieces of a range, none longer than `step`, all about alike."""
+    count = -(-(end - begin) // step)
+    bounds = [begin + (end - begin) * n // count for n in range(count + 1)] if count else []
+    return [Piece(*ends, part) for ends in zip(bounds, bounds[1:])][::-1]
 
 
 class PartOp(Op):  # type: ignore[misc] # Theano has no types
@@ -195,7 +255,7 @@ def in_parts(
     found = _joining(flat, [container.storage is storage for container in function.input_storage])
     if found is None:
         return None
-    parts = Parts(len(flat.nodes[found][1]) - 1, copy)
+    parts = Parts(copy, _keep_their_values(flat, flat.nodes[found][1][1:]))
     with linked_by_kind():
         return rebuild(_telling(flat, found, parts)), parts
 
@@ -217,6 +277,33 @@ def _joining(flat: FlatFunction, is_variable: Sequence[bool]) -> Optional[int]:
             return place if is_join and flat.variable_types()[vector].ndim == 1 else None
         number += len(made)
     return None
+
+
+def _keep_their_values(flat: FlatFunction, numbers: Sequence[int]) -> List[bool]:
+    """Return for each variable whether nothing overwrites its memory once it was computed."""
+    origins: Dict[int, int] = {}  # of views, and of what is computed in place: the memory's owner
+    writers: Dict[int, Set[int]] = {}
+    makers: Dict[int, Tuple[int, int]] = {}
+    number = flat.first_made
+    for node, (place, sources, made) in enumerate(flat.nodes):
+        op = flat.ops[place]
+        views, destroyed = getattr(op, "view_map", {}), getattr(op, "destroy_map", {})
+        for output in range(len(made)):
+            for at in (*views.get(output, ()), *destroyed.get(output, ())):
+                makers[number + output] = node, sources[at]
+                origins[number + output] = origins.get(sources[at], sources[at])
+        for at in {at for each in destroyed.values() for at in each}:
+            writers.setdefault(origins.get(sources[at], sources[at]), set()).add(node)
+        number += len(made)
+
+    def keeps(number: int) -> bool:
+        origin, passed = origins.get(number, number), set()
+        while number in makers:
+            node, number = makers[number]
+            passed.add(node)
+        return origin >= flat.first_made and writers.get(origin, set()) <= passed
+
+    return [keeps(number) for number in numbers]
 
 
 def _telling(flat: FlatFunction, joining: int, parts: Parts) -> FlatFunction:
