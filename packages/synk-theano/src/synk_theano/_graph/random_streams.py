@@ -15,7 +15,8 @@ import zlib
 from typing import Any
 
 import numpy as np
-from theano.tensor.raw_random import RandomStateType
+
+from .engine import RandomStateType, next_stream
 
 _MRG_M1 = 2147483647
 _MRG_M2 = 2147462579
@@ -55,13 +56,11 @@ def _seed_sequence(words: np.ndarray, extra: int, rank: int) -> np.random.SeedSe
 
 def _reseed_mrg(state: np.ndarray, rank: int) -> np.ndarray:
     """Draw row 0 anew; the others follow at the distances of Theano's streams."""
-    from theano.sandbox.rng_mrg import ff_2p72
-
     generator = np.random.Generator(np.random.PCG64(_seed_sequence(state, state.size, rank)))
     rows = np.empty((state.size // 6, 6), dtype=np.int32)
     if len(rows):
         rows[0, :3] = generator.integers(1, _MRG_M1, size=3)
         rows[0, 3:] = generator.integers(1, _MRG_M2, size=3)
     for i in range(1, len(rows)):
-        rows[i] = ff_2p72(rows[i - 1])
+        rows[i] = next_stream(rows[i - 1])
     return rows.reshape(state.shape)

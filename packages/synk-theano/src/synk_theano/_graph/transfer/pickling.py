@@ -17,16 +17,19 @@ from contextlib import contextmanager
 from typing import Any, Iterable, Iterator, List, Optional, Tuple
 
 import cloudpickle
-from theano import gof
-from theano.compile import SharedVariable
-from theano.compile.function_module import Function
-from theano.compile.ops import FromFunctionOp
-from theano.tensor.raw_random import RandomStateType, random_state_type
 
+from synk_theano._graph.engine import (
+    Container,
+    FromFunctionOp,
+    Function,
+    RandomStateType,
+    SharedVariable,
+    linked_by_kind,
+    random_state_type,
+)
 from synk_theano._graph.shared import VariableRegistry
 
 from .flat import flatten, is_flat_able, rebuild
-from .linking import linked_by_kind
 
 RECURSION_LIMIT = 10_000
 """Calls that may be nested while pickling and building: Scan's inner graphs and the linker recurse.
@@ -78,7 +81,7 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, obj: Any) -> Optional[Tuple[str, int]]:
         if isinstance(obj, SharedVariable):
             return ("variable", self._registry.number_of(obj))
-        if isinstance(obj, gof.Container):
+        if isinstance(obj, Container):
             number = self._registry.known_number(obj.storage)
             return None if number is None else ("container", number)
         if type(obj) is list and len(obj) == 1:

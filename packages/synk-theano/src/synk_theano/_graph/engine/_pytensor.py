@@ -1,0 +1,219 @@
+"""PyTensor 3.3; see the package's docstring. What differs from `_theano` says so here."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Tuple
+
+import pytensor as library
+import pytensor.tensor as T
+from pytensor.compile import maker as _maker
+from pytensor.compile.executor import Function
+from pytensor.compile.io import In, Out
+from pytensor.compile.maker import FunctionMaker
+from pytensor.compile.mode import get_mode
+from pytensor.compile.ops import FromFunctionOp, deep_copy_op
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.gradient import DisconnectedInputError, DisconnectedType
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.destroyhandler import DestroyHandler
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import HasInnerGraph, Op
+from pytensor.graph.replace import clone_replace as clone
+from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import graph_inputs as leaves_of
+from pytensor.graph.type import Type
+from pytensor.graph.utils import MissingInputError
+from pytensor.link.basic import Container
+from pytensor.link.utils import raise_with_op as _raise_with_op
+from pytensor.raise_op import Assert
+from pytensor.scalar.basic import Mul, ScalarInnerGraphOp, Second, upcast
+from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.random.type import RandomType as RandomStateType
+from pytensor.tensor.random.type import random_generator_type as random_state_type
+from pytensor.tensor.shape import Reshape
+from pytensor.tensor.subtensor import Subtensor, get_idx_list
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.type_other import NoneTypeT, SliceType
+
+NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
+
+FLATTENS = False
+
+# It has no such operations.
+BatchNormTrain = Rebroadcast = ()
+
+# ---- what it is set to -----------------------------------------------------------------------
+
+_SHARED_OPTIONS = ("floatX", "cast_policy")
+
+
+def options() -> Dict[str, Any]:
+    """See `_theano`."""
+    return {name: getattr(library.config, name) for name in _SHARED_OPTIONS}
+
+
+def worker_variables(_on_device: bool) -> Dict[str, str]:
+    """Return nothing: the user's flags are in the environment, and there are no devices."""
+    return {}
+
+
+def slow_without_compiler() -> bool:
+    """Return False: Numba brings a compiler."""
+    return False
+
+
+def cache_folder() -> str:
+    """Return the folder of C code and of Numba's."""
+    return str(library.config.base_compiledir)
+
+
+def worker_cache() -> None:
+    """Do nothing: PyTensor looks for what others have compiled before it compiles."""
+
+
+refresh_cache = worker_cache
+
+
+# ---- graphs ----------------------------------------------------------------------------------
+
+
+def inner_outputs(op: Any) -> Sequence[Any]:
+    """See `_theano`."""
+    return op.fgraph.outputs if isinstance(op, HasInnerGraph) else ()
+
+
+def clients_of(_variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:
+    """Return nothing: a variable does not know its clients."""
+    return ()
+
+
+def with_pattern(variable: Any, like: Any) -> Any:
+    """See `_theano`. Shapes that are known besides stay known."""
+    pairs = list(enumerate(zip(variable.broadcastable, like.broadcastable)))
+    narrow = [axis for axis, (mine, wanted) in pairs if wanted and not mine]
+    wide = [axis for axis, (mine, wanted) in pairs if mine and not wanted]
+    variable = T.specify_broadcastable(variable, *narrow) if narrow else variable
+    return T.unbroadcast(variable, *wide) if wide else variable
+
+
+def shared_like(variable: Any, value: Any, name: str) -> Any:
+    """See `_theano`."""
+    shape = tuple(1 if is_one else None for is_one in variable.broadcastable)
+    return library.shared(value, name=name, shape=shape)
+
+
+def to_device(_value: Any, _type: Any) -> NoReturn:
+    """There are no devices."""
+    raise NotImplementedError
+
+
+def default_context() -> None:
+    """There are no devices."""
+
+
+def next_stream(_state: Any) -> NoReturn:
+    """There is no MRG_RandomStreams."""
+    raise NotImplementedError
+
+
+# ---- building functions ----------------------------------------------------------------------
+
+
+def without_test_values() -> Any:
+    """There are no test values."""
+    return nullcontext()
+
+
+linked_by_kind = without_test_values
+"""Linking is quick."""
+
+
+@contextmanager
+def out_of_place() -> Iterator[None]:
+    """See `_theano`."""
+    plain = _maker.construct_function_ins_and_outs
+
+    def construct(*arguments: Any, **settings: Any) -> Any:
+        inputs, outputs = plain(*arguments, **settings)
+        for item in inputs:
+            if item.shared:
+                item.mutable = False
+        return inputs, outputs
+
+    _maker.construct_function_ins_and_outs = construct
+    try:
+        yield
+    finally:
+        _maker.construct_function_ins_and_outs = plain
+
+
+# ---- compiled functions ----------------------------------------------------------------------
+
+
+def machine_of(function: Any) -> Any:
+    """See `_theano`."""
+    return function.vm
+
+
+def held_by(function: Any) -> Any:
+    """Return the maker: a function has no place for weak references."""
+    return function.maker
+
+
+def n_returned(function: Any) -> int:
+    """See `_theano`."""
+    return int(function._n_returned_outputs)
+
+
+def returns_results_alone(_function: Any) -> bool:
+    """Return True: there are neither dicts of results nor defaults."""
+    return True
+
+
+def raise_with_op(machine: Any, node: Any, thunk: Any) -> NoReturn:
+    """See `_theano`."""
+    _raise_with_op(None, node, thunk, storage_map=getattr(machine, "storage_map", None))
+    raise AssertionError("not reached")
+
+
+def extras_of(_function: Any) -> None:
+    """See `_theano`: nothing."""
+
+
+def link(
+    graph: Any,
+    inputs: Sequence[Any],
+    borrows: Sequence[bool],
+    mode: Any,
+    name: Optional[str],
+    returns: Tuple[bool, bool],
+    _extras: Any,
+) -> Any:
+    """See `_theano`. Prepared graphs have to be declared, and need an `Out` for each update."""
+    n_outputs = len(borrows)
+    borrows = [*borrows, *[False] * (len(graph.outputs) - n_outputs)]
+    maker = FunctionMaker(
+        inputs,
+        [Out(variable, borrow=borrow) for variable, borrow in zip(graph.outputs, borrows)],
+        mode=mode,
+        accept_inplace=True,
+        on_unused_input="ignore",
+        fgraph=graph,
+        name=name,
+        no_fgraph_prep=True,
+    )
+    maker.outputs = maker.outputs[:n_outputs]
+    maker.unpack_single, maker.return_none = returns
+    return maker.create([item.value for item in inputs])
+
+
+def state_of(value: Any) -> Any:
+    """See `_theano`."""
+    if isinstance(value, ScalarInnerGraphOp):
+        return value  # compared by its graph
+    if isinstance(value, HasInnerGraph):
+        return None
+    return vars(value) if isinstance(value, (Op, Type)) else None
