@@ -21,8 +21,9 @@ from .engine import (
     MissingInputError,
     SharedVariable,
     T,
+    build,
+    is_random,
     leaves_of,
-    library,
     linked_by_kind,
     out_of_place,
     with_pattern,
@@ -30,7 +31,6 @@ from .engine import (
 )
 from .flat_updates import is_flat, protected
 from .leaves import rowless_updates
-from .random_streams import is_random
 from .reduce_op import in_one_order
 from .spec import FunctionSpec, default_update_op
 from .transfer.pickling import deep_recursion
@@ -116,9 +116,7 @@ def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any
         linked_by_kind() if is_gpu else nullcontext(),
         out_of_place() if atomic else nullcontext(),
     ):
-        compiled = library.function(
-            inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs
-        )
+        compiled = build(inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs)
         compiled = in_one_order(compiled)
         return on_device(compiled, spec.host_outputs) if is_gpu else compiled
 

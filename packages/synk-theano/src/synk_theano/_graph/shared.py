@@ -20,7 +20,7 @@ from synk_theano._text import shown
 from synk_theano._weakqueue import QueuedRef
 from synk_theano.exceptions import NotSharedVariable
 
-from .engine import NAME, TITLE, SharedVariable
+from .engine import NAME, TITLE, SharedVariable, is_random
 from .values import on_host
 
 Storage = List[Any]
@@ -184,7 +184,7 @@ class VariableRegistry:
                 strict=variable.container.strict,
                 allow_downcast=variable.container.allow_downcast,
                 value=on_host(value_of(variable)),
-                is_random=bool(getattr(self._user(number).tag, "is_rng", False)),
+                is_random=is_random(self._user(number)),
             )
             for number, variable in self.variables.items()
             if number >= start

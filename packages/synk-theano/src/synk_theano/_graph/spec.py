@@ -13,8 +13,7 @@ from synk_theano._text import shown
 from synk_theano._warn import Place, user_place
 from synk_theano.exceptions import SpecError
 
-from .engine import NAME, TITLE, In, SharedVariable, T, Variable, library
-from .random_streams import is_random
+from .engine import NAME, TITLE, In, SharedVariable, T, Variable, is_random, library
 
 
 @dataclass(frozen=True)

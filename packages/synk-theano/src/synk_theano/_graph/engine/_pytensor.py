@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Sequence, Tuple
 
 import pytensor as library
 import pytensor.tensor as T
 from pytensor.compile import maker as _maker
 from pytensor.compile.executor import Function
+from pytensor.compile.inner_function import HasInnerFunction
 from pytensor.compile.io import In, Out
 from pytensor.compile.maker import FunctionMaker
 from pytensor.compile.mode import get_mode
@@ -91,12 +92,13 @@ def clients_of(_variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:
 
 
 def with_pattern(variable: Any, like: Any) -> Any:
-    """See `_theano`. Shapes that are known besides stay known."""
+    """See `_theano`. PyTensor forgets no length of 1 that it knows, but for those of an index."""
     pairs = list(enumerate(zip(variable.broadcastable, like.broadcastable)))
-    narrow = [axis for axis, (mine, wanted) in pairs if wanted and not mine]
-    wide = [axis for axis, (mine, wanted) in pairs if mine and not wanted]
-    variable = T.specify_broadcastable(variable, *narrow) if narrow else variable
-    return T.unbroadcast(variable, *wide) if wide else variable
+    for axis, (mine, wanted) in pairs:
+        if mine and not wanted:
+            variable = T.take(variable, T.arange(like.shape[axis]), axis=axis)
+    axes = [axis for axis, (mine, wanted) in pairs if wanted and not mine]
+    return T.specify_broadcastable(variable, *axes) if axes else variable
 
 
 def shared_like(variable: Any, value: Any, name: str) -> Any:
@@ -119,7 +121,24 @@ def next_stream(_state: Any) -> NoReturn:
     raise NotImplementedError
 
 
+def is_random(variable: Any) -> bool:
+    """See `_theano`: it has a type of its own."""
+    return isinstance(variable.type, RandomStateType)
+
+
 # ---- building functions ----------------------------------------------------------------------
+
+
+def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
+    """See `_theano`. The argument is deprecated, though not what it does."""
+
+    def changed(plain: Any) -> Any:
+        return lambda *arguments, **settings: plain(
+            *arguments, **{**settings, "no_default_updates": no_default_updates}
+        )
+
+    with _constructing(changed):
+        return library.function(inputs, outputs, **arguments)
 
 
 def without_test_values() -> Any:
@@ -131,19 +150,27 @@ linked_by_kind = without_test_values
 """Linking is quick."""
 
 
-@contextmanager
-def out_of_place() -> Iterator[None]:
+def out_of_place() -> Any:
     """See `_theano`."""
+
+    def changed(plain: Any) -> Any:
+        def construct(*arguments: Any, **settings: Any) -> Any:
+            inputs, outputs = plain(*arguments, **settings)
+            for item in inputs:
+                if item.shared:
+                    item.mutable = False
+            return inputs, outputs
+
+        return construct
+
+    return _constructing(changed)
+
+
+@contextmanager
+def _constructing(changed: Callable[[Any], Any]) -> Iterator[None]:
+    """For the duration of the block, change what clones the graph of a new function."""
     plain = _maker.construct_function_ins_and_outs
-
-    def construct(*arguments: Any, **settings: Any) -> Any:
-        inputs, outputs = plain(*arguments, **settings)
-        for item in inputs:
-            if item.shared:
-                item.mutable = False
-        return inputs, outputs
-
-    _maker.construct_function_ins_and_outs = construct
+    _maker.construct_function_ins_and_outs = changed(plain)
     try:
         yield
     finally:
@@ -217,3 +244,14 @@ def state_of(value: Any) -> Any:
     if isinstance(value, HasInnerGraph):
         return None
     return vars(value) if isinstance(value, (Op, Type)) else None
+
+
+# ---- pickling --------------------------------------------------------------------------------
+
+
+def reduced(obj: Any) -> Any:
+    """See `_theano`. What is compiled of an inner graph stays here: it is linked again there."""
+    if not isinstance(obj, HasInnerFunction):
+        return None
+    make, arguments, state, *more = obj.__reduce_ex__(2)
+    return make, arguments, {**state, "_fn": None}, *more

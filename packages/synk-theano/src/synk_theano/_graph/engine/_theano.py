@@ -149,7 +149,21 @@ def next_stream(state: Any) -> Any:
     return ff_2p72(state)
 
 
+def is_random(variable: Any) -> bool:
+    """Return whether a shared variable is the state of a random stream: it is tagged."""
+    return bool(getattr(variable.tag, "is_rng", False))
+
+
 # ---- building functions ----------------------------------------------------------------------
+
+
+def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
+    """Compile a function, as the engine's `function` does.
+
+    Args:
+        no_default_updates: True, or a list of variables whose default updates are left out.
+    """
+    return library.function(inputs, outputs, no_default_updates=no_default_updates, **arguments)
 
 
 def without_test_values() -> Any:
@@ -273,3 +287,17 @@ def state_of(value: Any) -> Any:
         value.init_c_code()
         return (value._c_code, tuple(value.inputs_type), tuple(value.outputs_type))
     return vars(value) if isinstance(value, _MADE_OF_ATTRIBUTES) else None
+
+
+# ---- pickling --------------------------------------------------------------------------------
+
+
+def reduced(obj: Any) -> Any:
+    """Return the reduced form of an object of the engine that must not be pickled as it is; None
+    for any other."""
+    # It is compared by identity, so a second one must not be made.
+    return (_random_state_type, ()) if type(obj) is RandomStateType else None
+
+
+def _random_state_type() -> Any:
+    return random_state_type

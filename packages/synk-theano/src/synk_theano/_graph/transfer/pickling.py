@@ -22,10 +22,9 @@ from synk_theano._graph.engine import (
     Container,
     FromFunctionOp,
     Function,
-    RandomStateType,
     SharedVariable,
     linked_by_kind,
-    random_state_type,
+    reduced,
 )
 from synk_theano._graph.shared import VariableRegistry
 
@@ -69,10 +68,6 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _random_state_type() -> Any:
-    return random_state_type
-
-
 class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: Any, registry: VariableRegistry, buffers: List[Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
@@ -101,10 +96,8 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 obj.otypes,
                 state["_FromFunctionOp__infer_shape"],
             )
-        if type(obj) is RandomStateType:
-            # It is compared by identity, so a second one must not be made.
-            return _random_state_type, ()
-        return super().reducer_override(obj)
+        form = reduced(obj)
+        return super().reducer_override(obj) if form is None else form
 
 
 class _GraphUnpickler(pickle.Unpickler):
