@@ -39,8 +39,8 @@ DEFAULT = "packages/synk-extensions/src/synkhronos/_default.py"
 ONE_DISTRIBUTION = {"synk_theano", "synk_theano_compat"}
 # Modules whose distribution has another name.
 DISTRIBUTIONS = {"sklearn": "scikit_learn", "zmq": "pyzmq"}
-# pygpu is on no Python index: it comes from the system's packages. PyTensor is used if it is there.
-BROUGHT_ALONG = {"pygpu", "pytensor"}
+# pygpu comes from the system: no Python index has it. PyTensor, with Numba, is used if it is there.
+BROUGHT_ALONG = {"pygpu", "pytensor", "numba"}
 # What a package has through a sibling that alone decides on the versions.
 THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano"}}
 LONGEST = 600

@@ -22,6 +22,8 @@ from .engine import (
     SharedVariable,
     T,
     build,
+    compile_ahead,
+    compiles_late,
     is_random,
     leaves_of,
     linked_by_kind,
@@ -33,6 +35,7 @@ from .flat_updates import is_flat, protected
 from .leaves import rowless_updates
 from .reduce_op import in_one_order
 from .spec import FunctionSpec, default_update_op
+from .transfer.flat import flatten, is_flat_able, rebuild
 from .transfer.pickling import deep_recursion
 from .values import is_device_type
 
@@ -118,6 +121,11 @@ def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any
     ):
         compiled = build(inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs)
         compiled = in_one_order(compiled)
+        if compiles_late(compiled):
+            # Rebuilt, as the workers do: with the same order, theirs has the same key.
+            if is_flat_able(compiled) and not compiled.profile:
+                compiled = rebuild(flatten(compiled))
+            compile_ahead(compiled)
         return on_device(compiled, spec.host_outputs) if is_gpu else compiled
 
 

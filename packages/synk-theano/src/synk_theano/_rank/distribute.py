@@ -9,7 +9,7 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from synk_theano._graph import random_streams
-from synk_theano._graph.engine import refresh_cache
+from synk_theano._graph.engine import compile_ahead, refresh_cache
 from synk_theano._graph.transfer.pickling import loads
 from synk_theano._plan.rows import Bounds
 from synk_theano._watch.flight import KINDS, Phase
@@ -71,7 +71,9 @@ class PreparedDistribution:
         recipes, forms = self._load(payload, act.functions)
         for recipe in recipes:
             here.functions[recipe.function_id] = LoadedFunction(recipe)
+        here.flight.enter(Phase.COMPILE)
         for function_id, form, function in forms:
+            compile_ahead(function)
             here.functions[function_id].forms[form] = function
 
     def _load(self, payload: np.ndarray, extents: Sequence[Bounds], copied: bool = True) -> Any:

@@ -56,6 +56,8 @@ __all__ = [
     "cache_folder",
     "clients_of",
     "clone",
+    "compile_ahead",
+    "compiles_late",
     "deep_copy_op",
     "default_context",
     "extras_of",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Sequence, Tuple
 
+import numba
+import numpy as np
 import pytensor as library
 import pytensor.tensor as T
+from numba.core.dispatcher import Dispatcher
 from pytensor.compile import maker as _maker
 from pytensor.compile.executor import Function
 from pytensor.compile.inner_function import HasInnerFunction
@@ -42,6 +47,9 @@ from pytensor.tensor.type_other import NoneTypeT, SliceType
 NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
 
 FLATTENS = False
+
+# Reductions inside a graph are Python's: they cannot be otherwise.
+warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
 
 # It has no such operations.
 BatchNormTrain = Rebroadcast = ()
@@ -138,7 +146,7 @@ def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **argum
         )
 
     with _constructing(changed):
-        return library.function(inputs, outputs, **arguments)
+        return _with_machine(library.function(inputs, outputs, **arguments))
 
 
 def without_test_values() -> Any:
@@ -178,6 +186,79 @@ def _constructing(changed: Callable[[Any], Any]) -> Iterator[None]:
 
 
 # ---- compiled functions ----------------------------------------------------------------------
+
+
+class _JitMachine:
+    """What runs a function of Numba's, in place of PyTensor's own machine.
+
+    Numba compiles a function anew for each memory layout of its arguments: here they have one. And
+    it makes the updates, so that a call needs no wrapper.
+    """
+
+    need_update_inputs = False
+
+    def __init__(self, function: Any) -> None:
+        thunk = function.vm
+        self.jit_fn = thunk.jit_fn
+        self.allow_gc = thunk.allow_gc
+        self.storage_map = thunk.storage_map
+        self._graph = function.maker.fgraph
+        self._inputs = thunk.inputs
+        self._outputs = thunk.outputs
+        self._updates = [
+            (thunk.inputs[target], place)
+            for place, target in (self._graph.update_mapping or {}).items()
+        ]
+
+    def __call__(self) -> Any:
+        try:
+            results = self.jit_fn(*[_in_one_layout(place[0]) for place in self._inputs])
+        except Exception:
+            node = next((v.owner for v in self._graph.outputs if v.owner is not None), None)
+            if node is None:
+                raise
+            _raise_with_op(self._graph, node, self)
+        results = list(results or ())
+        for place, value in zip(self._outputs, results):
+            place[0] = value
+        for place, number in self._updates:
+            place[0] = results[number]
+        return results
+
+    def compile(self) -> None:
+        """Compile for arguments of the one layout, or load what another process has compiled."""
+        values = tuple(
+            np.empty((0,) * variable.ndim, variable.dtype)
+            if place[0] is None
+            else _in_one_layout(place[0])
+            for variable, place in zip(self._graph.inputs, self._inputs)
+        )
+        takes_all = inspect.getfullargspec(self.jit_fn.py_func).varargs is not None
+        self.jit_fn.compile(tuple(map(numba.typeof, (values,) if takes_all else values)))
+
+
+def _in_one_layout(value: Any) -> Any:
+    """Return an array in C order, aligned and writable; any other value unchanged."""
+    if type(value) is not np.ndarray or value.flags.carray:
+        return value
+    return np.array(value, order="C")
+
+
+def _with_machine(function: Any) -> Any:
+    if isinstance(getattr(getattr(function, "vm", None), "jit_fn", None), Dispatcher):
+        function.vm = _JitMachine(function)
+    return function
+
+
+def compiles_late(function: Any) -> bool:
+    """See `_theano`: Numba does."""
+    return isinstance(function.vm, _JitMachine)
+
+
+def compile_ahead(function: Any) -> None:
+    """See `_theano`."""
+    if compiles_late(function):
+        function.vm.compile()
 
 
 def machine_of(function: Any) -> Any:
@@ -234,7 +315,7 @@ def link(
     )
     maker.outputs = maker.outputs[:n_outputs]
     maker.unpack_single, maker.return_none = returns
-    return maker.create([item.value for item in inputs])
+    return _with_machine(maker.create([item.value for item in inputs]))
 
 
 def state_of(value: Any) -> Any:

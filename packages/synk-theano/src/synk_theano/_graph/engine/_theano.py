@@ -205,6 +205,16 @@ def machine_of(function: Any) -> Any:
     return function.fn
 
 
+def compiles_late(_function: Any) -> bool:
+    """Return whether a function is compiled in its first call, and kept under a key of its nodes'
+    order."""
+    return False
+
+
+def compile_ahead(_function: Any) -> None:
+    """Compile what would be compiled in the first call, unless another process has."""
+
+
 def held_by(function: Any) -> Any:
     """Return what goes together with a compiled function, and can be weakly referenced."""
     return function
