@@ -42,10 +42,14 @@ ALL = os.environ.get("SYNK_TESTS") == "all"
 QUICK = ["linker=py", "DebugMode.check_c=False", "traceback.limit=0"]
 FLAGS = [*([] if ALL else QUICK), "optimizer_excluding=fusion"]
 os.environ.setdefault("THEANO_FLAGS", ",".join(FLAGS))
+# PyTensor's own in Python round otherwise, and Numba compiles for seconds, so it is C code there.
+# SYNK_LINKER=numba has all tests computed by Numba, as users have it.
+LINKER = os.environ.get("SYNK_LINKER", "cvm")
+os.environ.setdefault("PYTENSOR_FLAGS", f"linker={LINKER},optimizer_excluding=fusion")
 # What is compiled goes into a cache of this checkout's own; the user's home is left alone. Suites
 # that run at the same time each have one, because Theano says on stderr when it waits for another's
 # compiler. It is set in a file: tests that have flags of their own have this, too.
-CACHE = ROOT / "build" / "theano" / (Path(REPORT).stem if REPORT else "by-hand")
+CACHE = ROOT / "build" / "engines" / (Path(REPORT).stem if REPORT else "by-hand")
 CACHE.mkdir(parents=True, exist_ok=True)
 SETTINGS = CACHE / "theanorc"
 CXXFLAGS = quick_flags(ROOT / "build" / "headers")
@@ -53,7 +57,7 @@ CONTENT = f"[global]\nbase_compiledir = {CACHE}\n[gcc]\ncxxflags = {CXXFLAGS}\n"
 # Others may be reading it.
 if not SETTINGS.exists() or SETTINGS.read_text(encoding="utf-8") != CONTENT:
     SETTINGS.write_text(CONTENT, encoding="utf-8")
-os.environ["THEANORC"] = str(SETTINGS)
+os.environ["THEANORC"] = os.environ["PYTENSORRC"] = str(SETTINGS)
 if "XDG_CACHE_HOME" not in os.environ:
     cache_home = str(ROOT / "build" / "cache")
     if not re.fullmatch(r"[\w./+@~=-]+", cache_home, re.ASCII):
@@ -75,13 +79,13 @@ def linker(request: pytest.FixtureRequest) -> Iterator[None]:
     if not changes:
         yield
         return
-    import theano
+    from synk_testing.engine import engine
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in changes.items():
-            patch.setattr(theano.config, name, value)
+            patch.setattr(engine.config, name, value)
         # Theano keeps the mode that it has made of the settings.
-        patch.setattr(theano.compile.mode, "instantiated_default_mode", None)
+        patch.setattr(engine.compile.mode, "instantiated_default_mode", None, raising=False)
         yield
 
 

@@ -39,8 +39,8 @@ DEFAULT = "packages/synk-extensions/src/synkhronos/_default.py"
 ONE_DISTRIBUTION = {"synk_theano", "synk_theano_compat"}
 # Modules whose distribution has another name.
 DISTRIBUTIONS = {"sklearn": "scikit_learn", "zmq": "pyzmq"}
-# What no Python index has: it comes from the system's packages.
-ON_NO_INDEX = {"pygpu"}
+# pygpu comes from the system: no Python index has it. PyTensor, with Numba, is used if it is there.
+BROUGHT_ALONG = {"pygpu", "pytensor", "numba"}
 # What a package has through a sibling that alone decides on the versions.
 THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano"}}
 LONGEST = 600
@@ -55,7 +55,8 @@ ROOMS = {
     "synk_shm": ("exceptions", "_segments", "_processes", "_arrays", "testing"),
     "synk_theano": (
         *("exceptions", "flight", "_cores", "_text", "_tracebacks", "_warn", "_weakqueue"),
-        *("_plan", "_wire", "_graph", "_watch", "_rank", "_workers", "mpi", "_master", "_api"),
+        *("_plan", "_wire", "_graph", "engine", "_watch", "_rank", "_workers", "mpi"),
+        *("_master", "_api"),
     ),
     "synk_theano_compat": ("_toolchain", "_cuda", "locks", "_patches", "_hook", "_status"),
     "synkhronos_cli": ("_terminal", "_probe", "_clean", "_flight", "_doctor", "_programs", "_app"),
@@ -64,9 +65,11 @@ ROOMS = {
         *("data_module", "function_module", "extensions", "_checking", "_benchmarks"),
     ),
 }
-# Only these import the engine. in_graph offers what users write into their graphs.
-ENGINE = {"theano", "pygpu"}
-KNOW_THE_ENGINE = ("synk_theano/_graph/", "synk_theano/in_graph.py")
+# Only these import an engine, or know its GPUs.
+ENGINES = {"theano", "pytensor", "pygpu"}
+KNOW_ENGINES = ("synk_theano/_graph/engine/", "synk_theano/_graph/devices/")
+# What is for one of them alone.
+OF_ONE_ENGINE = ("synkhronos/extensions/lasagne.py",)
 
 
 def files() -> list[tuple[str, Path]]:
@@ -142,19 +145,34 @@ def test_every_package_is_here() -> None:
         assert (top / "py.typed").is_file(), f"{name} publishes no types"
 
 
-def test_imports_point_down_and_only_one_room_knows_the_engine() -> None:
+def test_imports_point_down_and_only_one_room_knows_engines() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {imported}"
         for name, path in files()
         for line, imported in imports(path)
-        if imported in FORBIDDEN[name] | (set() if may_know_the_engine(name, path) else ENGINE)
+        if imported in FORBIDDEN[name] | (set() if may_know_engines(name, path) else ENGINES)
     ]
     assert wrong == []
 
 
-def may_know_the_engine(package: str, path: Path) -> bool:
+@pytest.mark.parametrize("engine", ["_theano", "_pytensor"])
+def test_each_engine_defines_all_names(engine: str) -> None:
+    """One that it lacks would be missed only where this engine is."""
+    top = MODULES["synk_theano"] / "_graph/engine"
+    defined: set[str] = set()
+    for node in tree(top / f"{engine}.py").body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            defined.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.FunctionDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Assign):
+            defined.update(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+    assert set(names_listed_in(top / "__init__.py")) - defined == set()
+
+
+def may_know_engines(package: str, path: Path) -> bool:
     place = path.relative_to(MODULES[package].parent).as_posix()
-    return package != "synk_theano" or place.startswith(KNOW_THE_ENGINE)
+    return package == "synk_theano_compat" or place.startswith((*KNOW_ENGINES, *OF_ONE_ENGINE))
 
 
 def test_packages_use_only_the_public_names_of_the_others() -> None:
@@ -322,7 +340,7 @@ def test_libraries_have_no_print_no_global_statement_and_no_star_import() -> Non
 
 def test_files_are_private_unless_they_are_the_documented_exceptions() -> None:
     public = {"__init__", "__main__", "exceptions", "testing", "abc", "locks", "run", "cuda"}
-    public |= {"in_graph", "flight", "mpi"}
+    public |= {"in_graph", "flight", "mpi", "engine"}
     wrong = [
         str(path.relative_to(ROOT))
         for name, path in files()
@@ -334,19 +352,24 @@ def test_files_are_private_unless_they_are_the_documented_exceptions() -> None:
     assert wrong == []
 
 
-# The compatibility layer is imported at every start of Python, so it imports and offers nothing.
-@pytest.mark.parametrize("name", sorted(set(MODULES) - {"synk_theano_compat"}))
-def test_public_names_are_listed_and_exist(name: str) -> None:
-    module = tree(MODULES[name] / "__init__.py")
+def names_listed_in(path: Path) -> list[str]:
+    """Return the `__all__` of a module."""
     listed = [
         node.value
-        for node in module.body
+        for node in tree(path).body
         if isinstance(node, (ast.Assign, ast.AnnAssign))
         for target in getattr(node, "targets", None) or [node.target]
         if isinstance(target, ast.Name) and target.id == "__all__"
     ]
-    assert len(listed) == 1, f"{name}/__init__.py has to define __all__ once"
-    names = ast.literal_eval(listed[0])
+    assert len(listed) == 1, f"{path} has to define __all__ once"
+    names: list[str] = ast.literal_eval(listed[0])
+    return names
+
+
+# The compatibility layer is imported at every start of Python, so it imports and offers nothing.
+@pytest.mark.parametrize("name", sorted(set(MODULES) - {"synk_theano_compat"}))
+def test_public_names_are_listed_and_exist(name: str) -> None:
+    names = names_listed_in(MODULES[name] / "__init__.py")
     assert len(names) == len(set(names))
     imported = __import__(name)
     assert [public for public in names if not hasattr(imported, public)] == []
@@ -360,7 +383,7 @@ def test_each_package_declares_what_it_imports(package: Path) -> None:
     for extra in described.get("optional-dependencies", {}).values():
         texts += extra
     declared = {Requirement(text).name.lower().replace("-", "_") for text in texts}
-    declared |= THROUGH_SIBLINGS.get(package.name, set()) | ON_NO_INDEX
+    declared |= THROUGH_SIBLINGS.get(package.name, set()) | BROUGHT_ALONG
     own = {path.name for path in (package / "src").iterdir()}
     # Programs import the files beside them.
     own |= {path.stem for path in (package / "src/synkhronos_examples").rglob("*.py")}

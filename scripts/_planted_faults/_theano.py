@@ -28,7 +28,7 @@ THEANO = (
     _fault(
         "theano-linking-constants",
         "linking",
-        "synk_theano/_graph/transfer/linking.py",
+        "synk_theano/_graph/engine/_theano_linking.py",
         "inputs.append((variable.type, variable.signature()))",
         "inputs.append(variable.type)",
         "Nodes that differ by a constant alone share C code, which has the first one's constant.",

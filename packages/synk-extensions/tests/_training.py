@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 
 import numpy as np
-import theano
-import theano.tensor as T
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
 
 import synkhronos as synk
 from synk_testing import children
+from synk_testing.engine import STREAMS, T, engine
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     Callback,
@@ -22,7 +19,6 @@ from synkhronos.extensions.train import (
 )
 
 ROWS, FEATURES = 50, 4
-STREAMS = {"mrg": MRG_RandomStreams, "numpy": RandomStreams}
 
 
 def dataset(rows=ROWS, seed=1):
@@ -50,12 +46,12 @@ class Model:
         slow=lambda value: value,
     ):
         self.x, self.y = T.dmatrix("x"), T.dvector("y")
-        self.w = theano.shared(np.zeros(FEATURES), name="w")
-        self.b = theano.shared(0.0, name="b")
-        self.rate = theano.shared(0.05, name="rate")
+        self.w = engine.shared(np.zeros(FEATURES), name="w")
+        self.b = engine.shared(0.0, name="b")
+        self.rate = engine.shared(0.05, name="rate")
         self.params = [self.w, self.b]
-        self.mean = theano.shared(np.zeros(FEATURES), name="mean")
-        self.count = theano.shared(0, name="count")
+        self.mean = engine.shared(np.zeros(FEATURES), name="mean")
+        self.count = engine.shared(0, name="count")
         seen = self.x
         if noise:
             streams = STREAMS[noise](seed=11)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
-import theano
-import theano.tensor as T
 from _update_problem import NAMES, data, start_values
+
+from synk_testing.engine import T, engine
 
 # NumPy computes, so that hundreds of small graphs need no C compiler; what is under test are the
 # graphs, and these are the same. test_train.py runs the rules compiled.
-MODE = theano.Mode(linker="py", optimizer="fast_compile")
+MODE = engine.Mode(linker="py", optimizer="fast_compile")
 TOLERANCE = 1e-10
 
 
 def make_params(dtype="float64"):
     patterns = [None, None, (False, True), (), (True, True)]
     return [
-        theano.shared(value, name=name, broadcastable=pattern)
+        engine.shared(value, name=name, broadcastable=pattern)
         for value, name, pattern in zip(start_values(dtype), NAMES, patterns)
     ]
 
@@ -28,8 +28,8 @@ def loss_of(x, W, b, column, scale, last):
 
 
 def run_split(rule_updates, x):
-    f_grad = theano.function([x], updates=rule_updates.grad_updates, mode=MODE)
-    f_step = theano.function([], updates=rule_updates.param_updates, mode=MODE)
+    f_grad = engine.function([x], updates=rule_updates.grad_updates, mode=MODE)
+    f_step = engine.function([], updates=rule_updates.param_updates, mode=MODE)
     for batch in data():
         f_grad(batch)
         f_step()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 
 import synkhronos as synk
 from synk_testing import children
+from synk_testing.engine import T, engine, softmax
 from synkhronos.extensions import updates
 from synkhronos.extensions.batches import index_batches
 from synkhronos.extensions.train import (
@@ -32,12 +31,12 @@ class Model:
     def __init__(self):
         rng = np.random.RandomState(5)
         self.x, self.y = T.dmatrix("x"), T.ivector("y")
-        self.W = theano.shared(rng.randn(FEATURES, HIDDEN) * 0.3, name="W")
-        self.b = theano.shared(np.zeros(HIDDEN), name="b")
-        self.V = theano.shared(rng.randn(HIDDEN, CLASSES) * 0.3, name="V")
+        self.W = engine.shared(rng.randn(FEATURES, HIDDEN) * 0.3, name="W")
+        self.b = engine.shared(np.zeros(HIDDEN), name="b")
+        self.V = engine.shared(rng.randn(HIDDEN, CLASSES) * 0.3, name="V")
         self.params = [self.W, self.b, self.V]
-        self.prediction = T.nnet.softmax(T.tanh(self.x.dot(self.W) + self.b).dot(self.V))
-        self.loss = T.nnet.categorical_crossentropy(self.prediction, self.y).mean()
+        self.prediction = softmax(T.tanh(self.x.dot(self.W) + self.b).dot(self.V))
+        self.loss = -T.log(self.prediction[T.arange(self.y.shape[0]), self.y]).mean()
         self.error = T.neq(self.prediction.argmax(axis=1), self.y).mean(dtype="float64")
 
     def values(self):
@@ -146,7 +145,7 @@ def test_parameters_are_apart_unless_that_is_quicker(processes, flat):
 def test_flat_grad_holds_the_whole_batchs_gradient_in_every_rank(processes):
     model = Model()
     x, y = dataset(5)
-    expected = theano.function([model.x, model.y], T.grad(model.loss, model.params))(x, y)
+    expected = engine.function([model.x, model.y], T.grad(model.loss, model.params))(x, y)
     train = make_train_function(model.loss, model.params, [model.x, model.y], updates.sgd, 0.1)
     train(x, y)
     for rank in range(processes):
@@ -208,8 +207,8 @@ def test_data_that_lies_scattered_in_shared_variables(processes):
 
     def build(make):
         model = Model()
-        s_x = theano.shared(x, name="s_x")
-        s_y = theano.shared(y, name="s_y")
+        s_x = engine.shared(x, name="s_x")
+        s_y = engine.shared(y, name="s_y")
         train = make(
             model.loss,
             model.params,
@@ -236,7 +235,7 @@ def test_data_that_lies_scattered_in_shared_variables(processes):
 
 @with_two
 def test_a_loss_without_data(processes):
-    w = theano.shared(np.ones(3), name="w")
+    w = engine.shared(np.ones(3), name="w")
     train = make_train_function(T.sum(w**2), w, [], updates.sgd, 0.25)
     assert [float(train()), float(train())] == [3.0, 0.75]
     for rank in range(processes):
@@ -327,7 +326,7 @@ def test_the_master_need_not_be_rank_0(processes):
 
 
 def test_a_rule_of_lasagne_is_refused_in_words():
-    x, w = T.vector("x"), theano.shared(np.ones(()), "w")
+    x, w = T.vector("x"), engine.shared(np.ones(()), "w")
 
     def adam(loss, params, learning_rate=0.1):
         return {w: w - learning_rate * T.grad(loss, w)}

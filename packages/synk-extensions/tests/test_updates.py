@@ -6,14 +6,12 @@ import importlib.util
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from _update_graphs import MODE, TOLERANCE, largest_difference, loss_of, make_params, run_split
 from _update_problem import CASES, FORMULAS, STEPS, data, numpy_gradients, start_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from theano.gradient import disconnected_grad
 
+from synk_testing.engine import T, change_flags, engine
 from synkhronos.extensions import updates
 
 DEFAULTS = {
@@ -78,7 +76,7 @@ def test_ten_steps_equal_lasagne_in_plain_theano(name, arguments):
     run_split(getattr(updates, name)(loss_of(x, *params), params, **arguments), x)
 
     twins = make_params()
-    f = theano.function([x], updates=reference(loss_of(x, *twins), twins, **arguments), mode=MODE)
+    f = engine.function([x], updates=reference(loss_of(x, *twins), twins, **arguments), mode=MODE)
     for batch in data():
         f(batch)
 
@@ -91,7 +89,7 @@ def test_the_vector_between_the_halves_is_what_moves_the_parameters(name):
     x = T.dmatrix("x")
     params = make_params()
     split = getattr(updates, name)(loss_of(x, *params), params, **CASES[name])
-    theano.function([x], updates=split.grad_updates, mode=MODE)(data()[0])
+    engine.function([x], updates=split.grad_updates, mode=MODE)(data()[0])
     assert largest_difference(params, start_values()) == 0  # the first half moves none
 
     rng = np.random.RandomState(9)
@@ -101,7 +99,7 @@ def test_the_vector_between_the_halves_is_what_moves_the_parameters(name):
             store.set_value(grad)
     else:
         split.flat_grad.set_value(np.concatenate([grad.ravel() for grad in grads]))
-    theano.function([], updates=split.param_updates, mode=MODE)()
+    engine.function([], updates=split.param_updates, mode=MODE)()
 
     trackers = [FORMULAS[name](value, **CASES[name]) for value in start_values()]
     for tracker in trackers:
@@ -117,16 +115,16 @@ def test_the_vector_between_the_halves_is_what_moves_the_parameters(name):
 )
 def test_flat_vector_is_the_gradients_end_to_end_for_any_shapes(shapes, name):
     rng = np.random.RandomState(1)
-    params = [theano.shared(np.asarray(rng.randn(*shape)), name="p") for shape in shapes]
+    params = [engine.shared(np.asarray(rng.randn(*shape)), name="p") for shape in shapes]
     weights = [np.asarray(rng.randn(*shape)) for shape in shapes]
     loss = sum(T.sum(param * weight) for param, weight in zip(params, weights))
     split = getattr(updates, name)(loss, params, **CASES[name])
 
-    theano.function([], updates=split.grad_updates, mode=MODE)()
+    engine.function([], updates=split.grad_updates, mode=MODE)()
     expected = np.concatenate([weight.ravel() for weight in weights])
     np.testing.assert_array_equal(split.flat_grad.get_value(), expected)
 
-    theano.function([], updates=split.param_updates, mode=MODE)()
+    engine.function([], updates=split.param_updates, mode=MODE)()
     assert [param.get_value().shape for param in params] == shapes
 
 
@@ -179,7 +177,7 @@ def test_lr_is_learning_rate_and_may_be_a_shared_variable(name):
     rest = {key: value for key, value in CASES[name].items() if key != "learning_rate"}
     rule = getattr(updates, name)
     by_number, by_shared = make_params(), make_params()
-    rate = theano.shared(np.float32(99.0), name="rate")
+    rate = engine.shared(np.float32(99.0), name="rate")
     run_split(rule(loss_of(x, *by_number), by_number, lr=0.25, **rest), x)
     split = rule(loss_of(x, *by_shared), by_shared, rate, **rest)
     rate.set_value(np.float32(0.25))
@@ -202,7 +200,7 @@ def test_lr_is_learning_rate_and_may_be_a_shared_variable(name):
 )
 def test_everything_stays_in_the_parameters_dtype(name, dtype, floatx):
     x = T.matrix("x", dtype=dtype)
-    with theano.change_flags(floatX=floatx):
+    with change_flags(floatX=floatx):
         params = make_params(dtype)
         split = getattr(updates, name)(loss_of(x, *params), params, **CASES[name])
     for target, expression in split.grad_updates + split.param_updates:
@@ -219,8 +217,8 @@ def test_list_of_gradients_is_taken_as_it_is():
     params, twins = make_params(), make_params()
     clipped = [T.clip(g, -0.01, 0.01) for g in T.grad(loss_of(x, *params), params)]
     split = updates.sgd(clipped, params, 1.0)
-    theano.function([x], updates=split.grad_updates, mode=MODE)(data()[0])
-    theano.function([], updates=split.param_updates, mode=MODE)()
+    engine.function([x], updates=split.grad_updates, mode=MODE)(data()[0])
+    engine.function([], updates=split.param_updates, mode=MODE)()
     expected = [
         twin.get_value() - np.clip(grad, -0.01, 0.01)
         for twin, grad in zip(twins, numpy_gradients(data()[0], *start_values()))
@@ -232,25 +230,25 @@ def test_list_of_gradients_is_taken_as_it_is():
 @pytest.mark.parametrize("turn", [lambda g: g.T, lambda g: g[:1]], ids=["transposed", "a row"])
 def test_given_gradients_of_another_shape_are_refused(rule, turn):
     """End to end in a vector, the elements of a transposed one would fit, in other places."""
-    W, b = theano.shared(np.ones((2, 3)), name="W"), theano.shared(np.ones(3), name="b")
+    W, b = engine.shared(np.ones((2, 3)), name="W"), engine.shared(np.ones(3), name="b")
     x = T.dmatrix("x")
     grads = T.grad(T.sum(T.sqr(x.dot(W)) + b), [W, b])
     split = rule([turn(grads[0]), grads[1]], [W, b], 0.1)
-    f = theano.function([x], updates=split.grad_updates, mode=MODE)
+    f = engine.function([x], updates=split.grad_updates, mode=MODE)
     with pytest.raises(AssertionError, match=r"parameter W has another shape.*expected \(2, 3\)"):
         f(np.ones((4, 2)))
 
 
 def test_a_single_parameter_needs_no_list():
-    w = theano.shared(np.ones(3), name="w")
+    w = engine.shared(np.ones(3), name="w")
     split = updates.sgd(T.sum(w**2), w, 0.25)
-    theano.function([], updates=split.grad_updates, mode=MODE)()
-    theano.function([], updates=split.param_updates, mode=MODE)()
+    engine.function([], updates=split.grad_updates, mode=MODE)()
+    engine.function([], updates=split.param_updates, mode=MODE)()
     np.testing.assert_array_equal(w.get_value(), [0.5, 0.5, 0.5])
 
 
 def test_gradient_of_a_wider_loss_is_stored_in_the_parameters_dtype():
-    w = theano.shared(np.ones(3, "float32"), name="w")
+    w = engine.shared(np.ones(3, "float32"), name="w")
     loss = T.sum(T.dvector("x") * w)
     split = updates.adam(loss, [w])
     assert split.flat_grad.dtype == split.grad_updates[0][1].dtype == "float32"
@@ -258,18 +256,18 @@ def test_gradient_of_a_wider_loss_is_stored_in_the_parameters_dtype():
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - {"sgd_nonflat"}))
 def test_mixed_dtypes_are_refused_by_name(name):
-    narrow = theano.shared(np.ones(2, "float32"), name="narrow")
-    wide = theano.shared(np.ones(2, "float64"), name="wide")
+    narrow = engine.shared(np.ones(2, "float32"), name="narrow")
+    wide = engine.shared(np.ones(2, "float64"), name="wide")
     with pytest.raises(TypeError, match=r"narrow: float32, wide: float64.*sgd_nonflat"):
         getattr(updates, name)(T.sum(narrow * wide), [narrow, wide], 0.1)
 
 
 def test_mixed_dtypes_work_unflattened():
-    narrow = theano.shared(np.ones(2, "float32"), name="narrow")
-    wide = theano.shared(np.full(2, 3.0), name="wide")
+    narrow = engine.shared(np.ones(2, "float32"), name="narrow")
+    wide = engine.shared(np.full(2, 3.0), name="wide")
     split = updates.sgd_nonflat(T.sum(narrow * wide), [narrow, wide], 0.5)
-    theano.function([], updates=split.grad_updates, mode=MODE)()
-    theano.function([], updates=split.param_updates, mode=MODE)()
+    engine.function([], updates=split.grad_updates, mode=MODE)()
+    engine.function([], updates=split.param_updates, mode=MODE)()
     np.testing.assert_array_equal(narrow.get_value(), [-0.5, -0.5])
     np.testing.assert_array_equal(wide.get_value(), [2.5, 2.5])
     assert narrow.dtype == "float32"
@@ -277,9 +275,9 @@ def test_mixed_dtypes_work_unflattened():
 
 @pytest.mark.parametrize("rule", [updates.sgd, updates.sgd_nonflat, updates.adam])
 def test_parameters_that_the_loss_does_not_use_are_named(rule):
-    used, unused = theano.shared(np.ones(3), name="w"), theano.shared(np.ones(2), name="unused")
-    cut = theano.shared(np.ones(3), name="cut")
-    loss = T.sum(used * disconnected_grad(cut))
+    used, unused = engine.shared(np.ones(3), name="w"), engine.shared(np.ones(2), name="unused")
+    cut = engine.shared(np.ones(3), name="cut")
+    loss = T.sum(used * engine.gradient.disconnected_grad(cut))
     with pytest.raises(
         ValueError, match=r"does not use params\[1\] \(unused\), params\[2\] \(cut\)"
     ):
@@ -295,7 +293,7 @@ def test_parameters_that_the_loss_does_not_use_are_named(rule):
         (
             TypeError,
             "n has dtype int64",
-            lambda w: (T.sum(w), [theano.shared(np.arange(3), name="n")], 0.1),
+            lambda w: (T.sum(w), [engine.shared(np.arange(3), name="n")], 0.1),
         ),
         (TypeError, "with 1 dimensions; expected a scalar", lambda w: (w * 2, [w], 0.1)),
         (ValueError, "got 2 gradients for 1 parameters", lambda w: ([w, w], [w], 0.1)),
@@ -308,4 +306,4 @@ def test_parameters_that_the_loss_does_not_use_are_named(rule):
 @pytest.mark.parametrize("rule", [updates.sgd, updates.sgd_nonflat, updates.adam])
 def test_errors_name_what_was_got_and_expected(rule, error, message, build):
     with pytest.raises(error, match=message):
-        rule(*build(theano.shared(np.ones(3), name="w")))
+        rule(*build(engine.shared(np.ones(3), name="w")))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import theano.tensor as T
 from _update_graphs import largest_difference, loss_of, make_params
 from _update_problem import numpy_gradients, start_values
 
 import synkhronos as synk
 from synk_testing import children
+from synk_testing.engine import T
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import make_train_function, make_train_function_theano
 

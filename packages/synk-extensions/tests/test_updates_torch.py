@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from _update_graphs import MODE, TOLERANCE, loss_of, make_params
 from _update_problem import data
 
+from synk_testing.engine import T, engine
 from synkhronos.extensions import updates
 
 REFERENCE = json.loads(Path(__file__).with_name("torch_reference.json").read_text(encoding="utf-8"))
@@ -70,8 +69,8 @@ def _steps(rule, settings):
     x = T.dmatrix("x")
     params = make_params()
     split = rule(loss_of(x, *params), params, **settings)
-    f_grad = theano.function([x], updates=split.grad_updates, mode=MODE)
-    f_step = theano.function([], updates=split.param_updates, mode=MODE)
+    f_grad = engine.function([x], updates=split.grad_updates, mode=MODE)
+    f_step = engine.function([], updates=split.param_updates, mode=MODE)
     for batch in data():
         f_grad(batch)
         f_step()

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 import cloudpickle
 import numpy as np
 import pytest
-import theano.tensor as T
 from _leaks import no_ranks_left
-from theano.compile.ops import as_op
 
+from synk_testing.engine import T, as_op
 from synk_theano import Runtime
 
 # Workers do not find the folder of the tests.

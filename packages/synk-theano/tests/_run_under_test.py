@@ -13,8 +13,8 @@ PROGRAM = """
 import os, sys
 os.umask(0)
 import json, time
-import numpy as np, theano, theano.tensor as T
-from theano.compile.ops import as_op
+import numpy as np
+from synk_testing.engine import T, as_op, engine
 from synk_theano import Runtime
 from synk_theano.exceptions import WorkerDied
 
@@ -29,7 +29,7 @@ def behave(values):
     return values * 2
 
 x = T.dvector("x")
-w = theano.shared(np.arange(4.0), name="w")
+w = engine.shared(np.arange(4.0), name="w")
 with Runtime(int(sys.argv[3]), use_gpu=False, backend=sys.argv[1]) as runtime:
     print(json.dumps({"workers": runtime.worker_pids}), flush=True)
     f = runtime.function([x], [(behave(x).sum(), "sum"), (x, "gather")], mode="FAST_COMPILE")

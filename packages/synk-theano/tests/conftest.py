@@ -34,7 +34,7 @@ def by_value(request):
 
 @pytest.fixture(scope="session", autouse=True)
 def frozen():
-    """Looks for garbage leave out what was there before the first test: all of Theano."""
+    """Looks for garbage leave out what was there before the first test: all of the engine."""
     gc.collect()
     gc.freeze()
     yield
@@ -50,11 +50,11 @@ def no_leaks():
 
 @pytest.fixture(scope="session")
 def zygote():
-    """A process that has imported Theano and this package: to fork programs from takes no time.
+    """A process that has imported the engine and this package: to fork programs from takes no time.
 
     What is about the start itself is started: by `synk_testing.run`.
     """
-    with Zygote("import synk_shm, synk_theano, theano, theano.tensor") as made:
+    with Zygote("import synk_shm, synk_theano, synk_testing.engine") as made:
         yield made
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
-from theano import sparse
 
+from synk_testing.engine import T, engine
 from synk_theano import Runtime
 from synk_theano.exceptions import (
     BatchError,
@@ -43,7 +41,7 @@ def test_wrong_calls(pair, f):
 
 
 def test_what_is_no_name_no_flag_and_no_number_is_refused_in_few_words(pair, f):
-    x, s = T.vector("x"), theano.shared(np.zeros(3), "s")
+    x, s = T.vector("x"), engine.shared(np.zeros(3), "s")
     before = len(pair._rank.functions)
     with pytest.raises(SpecError, match="expected a str"):
         pair.function([x], (x.sum(), "sum"), name=slice(None))
@@ -58,6 +56,7 @@ def test_what_is_no_name_no_flag_and_no_number_is_refused_in_few_words(pair, f):
 
 
 def test_sparse_inputs_are_refused_with_a_sentence(pair):
+    sparse = pytest.importorskip("theano.sparse")
     x, m = T.vector("x"), sparse.csr_matrix("m")
     total = sparse.basic.sp_sum(m)
     for inputs, whole in (([m], []), ([x], [m])):
@@ -73,7 +72,7 @@ def test_wrong_data(pair, f):
     with pytest.raises(BatchError, match="too short for the batch"):
         f(pair.data(X, minibatch=True), 1, batch=slice(0, 7))
     with pytest.raises(InputTypeError, match="no scattered"):
-        pair.function([], (theano.shared(1.0) * 1, "sum"))(batch=[1])
+        pair.function([], (engine.shared(1.0) * 1, "sum"))(batch=[1])
     row = T.frow("row")
     g = pair.function([T.fmatrix("m")], row.sum(), bcast_inputs=[row], on_unused_input="ignore")
     with pytest.raises(InputValueError, match="broadcastable"):
@@ -82,7 +81,7 @@ def test_wrong_data(pair, f):
 
 def test_variables_that_are_no_inputs_are_named(pair):
     x, y, z, v = T.vectors("x", "y", "z", "v")
-    w = theano.shared(np.zeros(3), "w")
+    w = engine.shared(np.zeros(3), "w")
     before = len(pair._rank.functions)
     with pytest.raises(SpecError, match=r"function 'f' needs values of y, .*bcast_inputs="):
         pair.function([x], (x * y).sum(), name="f")
@@ -102,8 +101,8 @@ def test_inputs_of_different_lengths(pair):
 
 
 def test_wrong_batch_s_is_refused_on_all_ranks_before_any_computes(pair):
-    s = theano.shared(np.zeros(1), name="s")
-    n = theano.shared(np.zeros(()), name="n")
+    s = engine.shared(np.zeros(1), name="s")
+    n = engine.shared(np.zeros(()), name="n")
     g = pair.function([], (s.sum(), "sum"), updates=[(n, n + 1)], sliceable_shareds=[s])
     pair.collectives.scatter(s, np.arange(5.0))
     with pytest.raises(SynkError) as caught:
@@ -144,7 +143,7 @@ def test_a_closed_runtime_says_so():
         lambda: runtime.function([x], x.sum()),
         lambda: runtime.data(1.0),
         runtime.distribute,
-        lambda: runtime.collectives.broadcast(theano.shared(1.0)),
+        lambda: runtime.collectives.broadcast(engine.shared(1.0)),
     ):
         with pytest.raises(Closed, match=r"closed \(by close\(\)\); call fork\(\)"):
             act()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 
+from synk_testing.engine import T, engine
 from synk_theano.exceptions import InputTypeError, InputValueError
 
 
@@ -108,5 +107,5 @@ def test_freed_memory_is_unmapped_with_the_next_command(pair):
     key = data._ref().key
     assert key in pair._rank.arrays._held
     data.free_memory()
-    pair.collectives.get_shapes(theano.shared(1.0))
+    pair.collectives.get_shapes(engine.shared(1.0))
     assert key not in pair._rank.arrays._held

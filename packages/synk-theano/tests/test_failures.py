@@ -14,16 +14,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from _busy import await_stacks
 from _leaks import no_ranks_left
-from theano.compile.ops import as_op
 
 import synk_comm
 from synk_comm.cuda import CudaError
 from synk_testing import descriptors, wait_gone
+from synk_testing.engine import T, as_op, engine
 from synk_theano import Runtime, flight
+from synk_theano.engine import FLAGS, Apply, Op
 from synk_theano.exceptions import (
     Closed,
     InputValueError,
@@ -57,7 +56,7 @@ def fail(values):
 
 def test_an_exception_in_a_worker_is_raised_in_the_master(runtime):
     x, y = misbehaving(fail)
-    s = theano.shared(np.zeros(()), name="s")
+    s = engine.shared(np.zeros(()), name="s")
     f = runtime.function([x], (y.sum(), "sum"), updates=[(s, s + 1)], name="touchy")
     bad = np.zeros(8)
     bad[-1] = 1
@@ -215,14 +214,14 @@ def test_an_exception_that_does_not_travel_still_tells(pair):
 
 
 def test_a_function_that_cannot_be_built_in_a_worker_leaves_the_runtime_usable(pair):
-    class Brittle(theano.Op):
+    class Brittle(Op):
         __props__ = ()
 
         def __init__(self, home):
             self.home = home
 
         def make_node(self, x):
-            return theano.Apply(self, [x], [x.type()])
+            return Apply(self, [x], [x.type()])
 
         def perform(self, node, inputs, outputs):
             outputs[0][0] = inputs[0]
@@ -231,7 +230,7 @@ def test_a_function_that_cannot_be_built_in_a_worker_leaves_the_runtime_usable(p
             raise RuntimeError("not in this house")
 
     x = T.dvector("x")
-    s = theano.shared(np.zeros(3), name="fresh")
+    s = engine.shared(np.zeros(3), name="fresh")
     brittle = pair.function([x], (Brittle(1)(x) + s.sum(), "gather"))
     for _ in range(2):
         with pytest.raises(WorkerFailed, match="not in this house"):
@@ -306,7 +305,7 @@ def test_a_worker_killed_between_calls_is_noticed_in_the_next():
     runtime.distribute()
     os.kill(runtime.worker_pids[0], signal.SIGKILL)
     with pytest.raises(WorkerDied, match=r"SIGKILL while it was (starting|waiting for an order)"):
-        runtime.collectives.get_shapes(theano.shared(1.0))
+        runtime.collectives.get_shapes(engine.shared(1.0))
     assert runtime.closed
 
 
@@ -333,7 +332,7 @@ def test_an_exit_status_that_the_program_has_taken_is_not_made_up(how):
             if how == "waits for any child":
                 os.waitpid(pid, 0)
             with pytest.raises(WorkerDied, match="rank 1 ended, or closed its connect") as caught:
-                runtime.collectives.get_shapes(theano.shared(1.0))
+                runtime.collectives.get_shapes(engine.shared(1.0))
         finally:
             signal.signal(signal.SIGCHLD, before)
         assert (caught.value.exitcode, caught.value.signal) == (None, None)
@@ -418,7 +417,9 @@ def test_a_stall_is_told_while_it_lasts():
 
 EARLY = """
 import os, signal, time, warnings
-import numpy as np, theano.tensor as T
+import numpy as np
+from synk_theano.engine import FLAGS, Apply, Op
+from synk_testing.engine import T, as_op, engine
 import synk_comm
 from synk_theano import Runtime, flight
 assert os.getpgrp() == os.getpid()
@@ -446,8 +447,9 @@ def test_nor_does_it_end_workers_that_still_start(run_script):
 
 SLOW = """
 import os, signal, threading, time
-import numpy as np, theano, theano.tensor as T
-from theano.compile.ops import as_op
+import numpy as np
+from synk_theano.engine import FLAGS, Apply, Op
+from synk_testing.engine import T, as_op, engine
 from synk_theano import Runtime
 from synk_shm.testing import no_segments_left
 from synk_testing import BUT_PROCESSES, nothing_left
@@ -473,7 +475,7 @@ x = T.dvector("x")
 def test_ctrl_c_interrupts_the_workers_and_all_goes_on(run_script):
     """Ctrl-C while the master waits for a worker: KeyboardInterrupt, and nothing has changed."""
     code = """
-s = theano.shared(np.zeros(()), "s")
+s = engine.shared(np.zeros(()), "s")
 with nothing_left(without=BUT_PROCESSES), no_segments_left():
     runtime = Runtime(2)
     f = runtime.function([x], (slow(x), "gather"), updates=[(s, s + 1)])
@@ -558,7 +560,9 @@ f(np.ones(2))
 def test_whatever_ends_the_master_ends_the_workers(run_script, end):
     code = f"""
 import os, sys
-import numpy as np, theano.tensor as T
+import numpy as np
+from synk_theano.engine import FLAGS, Apply, Op
+from synk_testing.engine import T, as_op, engine
 import synk_comm
 from synk_theano import Runtime, flight
 runtime = Runtime(2)
@@ -577,7 +581,7 @@ print(*runtime.worker_pids, flush=True)
 
 
 def test_a_worker_that_cannot_start_is_named_with_the_cause(monkeypatch):
-    monkeypatch.setenv("THEANO_FLAGS", "floatX=nonsense")
+    monkeypatch.setenv(FLAGS, "floatX=nonsense")
     with no_ranks_left():
         runtime = Runtime(2)
         with pytest.raises(StartError, match=r"(?s)rank 1.*nonsense"):

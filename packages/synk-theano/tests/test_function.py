@@ -8,13 +8,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 import synk_comm
+from synk_testing.engine import STREAMS, T, as_op, engine
 from synk_theano import DecompositionWarning, Runtime
 from synk_theano._plan.rows import split_rows
 from synk_theano.exceptions import BatchError, InputValueError, SynkError, WorkerFailed
@@ -128,7 +126,7 @@ def test_outputs_come_back_as_from_theano(pair):
     value = rows(5)
     assert pair.function([x], x.mean())(value).shape == ()
     assert isinstance(pair.function([x], [x.mean()])(value), list)
-    s = theano.shared(np.zeros(3))
+    s = engine.shared(np.zeros(3))
     assert pair.function([x], updates=[(s, x.sum(axis=0))])(value) is None
     f = pair.function([x], [x.mean(), (x.sum(), "sum"), (x.max(), "max")], name="three")
     every = np.array([value.mean(), value.sum(), value.max()])
@@ -164,7 +162,7 @@ def test_float32_data_is_taken_by_float64_variables_as_in_theano(pair):
     x = T.dmatrix("x")
     f = pair.function([x], (x * x).mean())
     value = rows(7).astype("float32")
-    expected = theano.function([x], (x * x).mean())(value)
+    expected = engine.function([x], (x * x).mean())(value)
     np.testing.assert_allclose(f(pair.data(value)), expected, rtol=1e-15)
     np.testing.assert_allclose(
         f(value, batch=[0, 2, 4]), (value[[0, 2, 4]].astype(float) ** 2).mean()
@@ -172,9 +170,9 @@ def test_float32_data_is_taken_by_float64_variables_as_in_theano(pair):
 
 
 def test_a_function_without_inputs_averages_ranks_equally(runtime):
-    s = theano.shared(np.zeros(()), "s")
+    s = engine.shared(np.zeros(()), "s")
     f = runtime.function([], [s * 1.0, (s * 1.0, "sum")], updates=[(s, s + 1)])
-    runtime.collectives.scatter(v := theano.shared(np.zeros(1)), np.arange(float(runtime.size)))
+    runtime.collectives.scatter(v := engine.shared(np.zeros(1)), np.arange(float(runtime.size)))
     g = runtime.function([], [v[0], (v, "gather")])
     assert f()[1] == 0
     assert f() == [1.0, runtime.size]
@@ -187,10 +185,10 @@ def test_updates_in_slices_are_computed_from_the_original_values_and_applied_onc
     value = rows(13)
 
     def build():
-        w = theano.shared(np.ones(3), "w")
-        v = theano.shared(np.zeros(3), "v")
-        n = theano.shared(np.asarray(0), "n")
-        high = theano.shared(np.full(3, -9.0), "high")
+        w = engine.shared(np.ones(3), "w")
+        v = engine.shared(np.zeros(3), "v")
+        n = engine.shared(np.asarray(0), "n")
+        high = engine.shared(np.full(3, -9.0), "high")
         gradient = T.grad(T.tanh(x.dot(w)).mean(), w)
         updates = [
             (v, 0.9 * v - 0.1 * gradient),
@@ -208,7 +206,7 @@ def test_updates_in_slices_are_computed_from_the_original_values_and_applied_onc
     by_rank = [runtime.collectives.get_value(rank, variables) for rank in range(runtime.size)]
     for (start, stop), got in zip(split_rows(13, runtime.size), by_rank):
         serial_variables, serial_updates = build()
-        serial = theano.function([x], updates=[update[:2] for update in serial_updates])
+        serial = engine.function([x], updates=[update[:2] for update in serial_updates])
         for _ in range(3):
             serial(value[start:stop])
         for variable, result in zip(serial_variables, got):
@@ -223,7 +221,7 @@ def test_each_update_accumulates_by_its_own_operation(pair):
     meanings = [np.mean, np.sum, np.max, np.min, np.prod]
     value = np.round(rows(10, 2)) + 0.5  # sums of these are exact
     for n_outputs in (0, 1, 3, 9):
-        shareds = [theano.shared(np.zeros(2), op) for op in ops]
+        shareds = [engine.shared(np.zeros(2), op) for op in ops]
         news = [x.mean(0), x.sum(0), x.max(0), x.min(0), x.prod(0), shareds[5] + 1]
         f = pair.function(
             [x],
@@ -244,11 +242,11 @@ def test_each_update_accumulates_by_its_own_operation(pair):
 
 
 def test_gradient_averages_are_exact_with_the_rows_as_weights(runtime):
-    w = theano.shared(np.ones(3), "w")
-    g = theano.shared(np.full(3, np.nan), "g")
+    w = engine.shared(np.ones(3), "w")
+    g = engine.shared(np.full(3, np.nan), "g")
     gradient = T.grad(T.tanh(x.dot(w)).mean(), w)
     f = runtime.function([x], updates=[(g, gradient)])
-    serial = theano.function([x], gradient)
+    serial = engine.function([x], gradient)
     for count in (1, 2, 5, 53):
         value = rows(count)
         f(value, num_slices=2)
@@ -273,7 +271,7 @@ def test_row_share_weighs_executions_by_their_rows(runtime):
 def test_sliceable_shared_variables_are_replaced_everywhere(runtime):
     """Used directly, twice, by two givens and in an update; against the whole data in NumPy."""
     a, b = T.vector("a"), T.vector("b")
-    s, q = theano.shared(np.zeros(1), "s"), theano.shared(np.zeros(()), "q")
+    s, q = engine.shared(np.zeros(1), "s"), engine.shared(np.zeros(()), "q")
     outputs = [((a * b * s).sum(), "sum"), (s * s).mean(), ((s - s).sum() + s.shape[0], "sum")]
     f = runtime.function(
         [],
@@ -304,9 +302,9 @@ def test_sliceable_shared_variables_are_replaced_everywhere(runtime):
 def test_updates_without_rows(runtime):
     """Counters, rates and running schedules go on everywhere; what rows go into stays."""
     x, rate = T.vector("x"), T.scalar("rate")
-    count, last, total = (theano.shared(0.0, name) for name in ("count", "last", "total"))
-    noise = MRG_RandomStreams(5).normal((1,))[0]
-    drawn = theano.shared(0.0, "drawn")
+    count, last, total = (engine.shared(0.0, name) for name in ("count", "last", "total"))
+    noise = [*STREAMS.values()][-1](5).normal(size=(1,))[0]
+    drawn = engine.shared(0.0, "drawn")
     f = runtime.function(
         [x],
         [(x.sum(), "sum")],
@@ -335,7 +333,7 @@ def test_updates_without_rows(runtime):
 
 
 def test_updates_without_rows_of_sliceables(pair):
-    s, count, total = (theano.shared(np.zeros(n), str(n)) for n in (1, 2, 3))
+    s, count, total = (engine.shared(np.zeros(n), str(n)) for n in (1, 2, 3))
     f = pair.function(
         [],
         [(s.sum(), "sum")],
@@ -352,8 +350,8 @@ def test_updates_without_rows_of_sliceables(pair):
 
 def test_inputs_and_sliceables_of_different_lengths_are_refused_in_every_form_of_call(runtime):
     """The weights of an average are the rows of the inputs: others would be weighed wrongly."""
-    x, q = T.vector("x"), theano.shared(0.0, "q")
-    s = theano.shared(np.zeros(1), "s")
+    x, q = T.vector("x"), engine.shared(0.0, "q")
+    s = engine.shared(np.zeros(1), "s")
     f = runtime.function(
         [x],
         [(x.mean(), "avg"), (s.mean(), "avg")],
@@ -375,7 +373,7 @@ def test_inputs_and_sliceables_of_different_lengths_are_refused_in_every_form_of
 
 @pytest.mark.parametrize("num_slices", [1, 2])
 def test_batch_s_selects_rows_on_each_rank(pair, num_slices):
-    s, x = theano.shared(np.zeros(1), "s"), T.vector("x")
+    s, x = engine.shared(np.zeros(1), "s"), T.vector("x")
     f = pair.function([], [(s, "gather")], sliceable_shareds=[s])
     g = pair.function([x], (s * x).mean(), sliceable_shareds=[s])
     pair.collectives.scatter(s, np.arange(10.0))
@@ -432,7 +430,7 @@ def test_build_inputs_and_as_theano(pair):
 
 
 def test_functions_are_distributed_when_they_are_first_called(pair):
-    s = theano.shared(np.zeros(3), "s")
+    s = engine.shared(np.zeros(3), "s")
     f = pair.function([x], updates=[(s, s + x.sum(axis=0))])
     f(np.ones((4, 3)))
     g = pair.function([x], [(s.sum() * x[:, 0], "gather")])
@@ -460,7 +458,7 @@ def test_results_are_collected_in_the_master_only(trio, monkeypatch):
     for options in ({}, {"num_slices": 2}, {"batch": [8, 0, 1]}):
         chosen = value[options.get("batch", slice(None))]
         np.testing.assert_array_equal(f(value, **options)[2], chosen)
-    s = theano.shared(np.zeros(2), "s")
+    s = engine.shared(np.zeros(2), "s")
     for rank in range(3):
         trio.collectives.set_value(rank, s, np.full(2, rank + 1.0))
     trio.collectives.reduce(s, op="sum")
@@ -479,7 +477,7 @@ def last():
 
 
 def test_one_rule_splits_rows_whichever_rank_is_the_master(last):
-    x, s = T.matrix("x"), theano.shared(np.zeros((1, 2)), "s")
+    x, s = T.matrix("x"), engine.shared(np.zeros((1, 2)), "s")
     f = last.function([x], [(x, None), (x, "gather"), x.mean()])
     for count in (3, 4, 5, 7, 9):
         value = rows(count, 2)
@@ -498,7 +496,7 @@ def test_one_rule_splits_rows_whichever_rank_is_the_master(last):
 
 
 def test_the_masters_own_result_needs_rows_there(last, pair):
-    x, s = T.vector("x"), theano.shared(np.zeros(1), "s")
+    x, s = T.vector("x"), engine.shared(np.zeros(1), "s")
     f = last.function([x], (x, None))
     with pytest.raises(InputValueError, match="gets none of 1 rows"):
         f(np.ones(1))
@@ -513,21 +511,20 @@ def test_the_masters_own_result_needs_rows_there(last, pair):
 
 
 def test_dropout_masks_differ_by_rank_and_follow_from_the_seed(pair):
-    from theano.sandbox.rng_mrg import MRG_RandomStreams
-    from theano.tensor.shared_randomstreams import RandomStreams
-
     x = T.vector("x")
     with Runtime(2) as another:
-        for streams in (MRG_RandomStreams, RandomStreams):
+        for streams in STREAMS.values():
             draws = []
             for runtime in (another, pair):
-                f = runtime.function([x], (streams(7).uniform(x.shape) + 0 * x, "gather"), **FAST)
+                f = runtime.function(
+                    [x], (streams(7).uniform(size=x.shape) + 0 * x, "gather"), **FAST
+                )
                 draws.append(np.array([f(np.zeros(200), num_slices=n) for n in (1, 1, 3)]))
             np.testing.assert_array_equal(draws[0], draws[1])
             first, second = draws[0][:, :100], draws[0][:, 100:]
             assert not np.intersect1d(first, second).size
             assert len(np.unique(draws[0])) == 600
-            serial = theano.function([x], streams(7).uniform(x.shape), **FAST)
+            serial = engine.function([x], streams(7).uniform(size=x.shape), **FAST)
             for own in first[:2]:
                 np.testing.assert_array_equal(serial(np.zeros(100)), own)
 
@@ -548,9 +545,9 @@ def test_arrays_are_selected_before_they_are_copied(runtime, batch):
 def test_default_updates_count_once_however_a_call_is_sliced(runtime):
     """A default update is applied once; an explicit update takes its place."""
     x = T.vector("x")
-    counter = theano.shared(np.zeros(()), "counter")
+    counter = engine.shared(np.zeros(()), "counter")
     counter.default_update = counter + 1
-    other = theano.shared(np.ones(()), "other")
+    other = engine.shared(np.ones(()), "other")
     other.default_update = other + 100
     f = runtime.function(
         [x], (x.sum() + 0 * (counter + other), "sum"), updates=[(other, other * 2)]
@@ -563,26 +560,22 @@ def test_default_updates_count_once_however_a_call_is_sliced(runtime):
 
 
 def test_explicit_updates_of_random_states_advance_with_every_slice(runtime):
-    from theano.tensor.shared_randomstreams import RandomStreams
-
     x = T.vector("x")
-    stream = RandomStreams(3)
-    draw = stream.uniform(x.shape)
+    stream = STREAMS["numpy"](3)
+    draw = stream.uniform(size=x.shape)
     f = runtime.function([x], (draw + 0 * x, "gather"), updates=stream.updates())
     first, second = f(np.zeros(40), num_slices=4), f(np.zeros(40), num_slices=2)
     assert len(np.unique(np.concatenate([first, second]))) == 80
 
 
 def test_a_sliced_call_without_rows_changes_nothing_to_nan(runtime):
-    x, s = T.vector("x"), theano.shared(np.ones(()), "s")
+    x, s = T.vector("x"), engine.shared(np.ones(()), "s")
     f = runtime.function([x], (x.sum(), "sum"), updates=[(s, s * 0.5 + x.sum())])
     assert f(np.empty(0), num_slices=3) == 0
     assert runtime.collectives.gather(s).tolist() == [1.0] * runtime.size
 
 
 def test_row_share_is_one_again_after_a_failure_and_in_another_runtime(pair):
-    from theano.compile.ops import as_op
-
     @as_op([T.dvector], [T.dvector])
     def touchy(values):
         if values.max() > 0:

@@ -11,12 +11,10 @@ import time
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from _busy import calling_in_threads
-from theano.compile.ops import as_op
 
 import synk_shm
+from synk_testing.engine import T, as_op, engine
 from synk_theano import Runtime
 from synk_theano._master import acts
 from synk_theano.exceptions import (
@@ -50,7 +48,7 @@ def test_weights_are_those_of_the_last_call_that_succeeded(pair, between):
         with pytest.raises(WorkerFailed):
             f(np.array([1.0, -1.0]))
     assert f.rows == (5, 4)
-    w = theano.shared(np.zeros(1))
+    w = engine.shared(np.zeros(1))
     for at_once in (True, False):
         pair.collectives.set_value(1, w, np.array([9.0]))
         w.set_value(np.zeros(1))
@@ -175,7 +173,7 @@ def test_an_interrupt_at_any_line_leaves_the_runtime_usable_or_closed():
 
 
 def test_delayed_collectives_read_their_values_when_the_step_begins(pair):
-    w = theano.shared(np.zeros(2))
+    w = engine.shared(np.zeros(2))
     data = pair.data(np.arange(4.0))
     scatter = pair.delayed.scatter(w, data)
     chosen = pair.delayed.set_value(1, w, data, batch=slice(1, None))
@@ -199,14 +197,14 @@ def test_data_are_not_copied_by_accident(pair):
 def test_one_row_by_type_stays_one_row(pair):
     row = T.row("row")
     f = pair.function([row], (row.sum(axis=0), "sum"))
-    values = np.array([[1.0, 2.0]], theano.config.floatX)
+    values = np.array([[1.0, 2.0]], engine.config.floatX)
     np.testing.assert_array_equal(f(values, batch=[0]), [1, 2])
     with pytest.raises(InputValueError, match="6 rows are selected"):
         f(values, batch=[0] * 6)
 
 
 def test_a_broadcast_after_an_act_that_changes_the_shape(pair):
-    w = theano.shared(np.arange(4.0))
+    w = engine.shared(np.arange(4.0))
     double = pair.function([], [], updates=[(w, T.concatenate([w, w]))], **FAST)
     pair.step(double, pair.delayed.broadcast(w))
     assert pair.collectives.get_lengths(w) == (8, 8)
@@ -239,7 +237,7 @@ def test_data_of_another_runtime_are_forgotten_too(pair):
 
 def test_what_is_no_number_is_refused_in_words(pair):
     f = pair.function([x], (x.sum(), "sum"), **FAST)
-    w = theano.shared(np.zeros(2))
+    w = engine.shared(np.zeros(2))
     for weights in (5, "ab", [1, "b"]):
         with pytest.raises(InputTypeError, match="one number for each"):
             pair.collectives.all_reduce(w, "avg", weights=weights)
@@ -273,7 +271,7 @@ def other_pair():
 
 def test_what_only_the_master_has_is_found(other_pair):
     pair, x = other_pair, T.dvector("x")
-    rate = theano.shared(np.ones(()), name="rate")
+    rate = engine.shared(np.ones(()), name="rate")
     f = pair.function([x], ((x * rate).sum(), "sum"), name="f", **FAST)
     f(np.ones(4))
     assert pair.lint() == []
@@ -292,8 +290,8 @@ def test_what_only_the_master_has_is_found(other_pair):
 
 
 def test_digests_are_equal_where_values_are(runtime):
-    s = theano.shared(np.arange(6.0).reshape(2, 3))
-    t = theano.shared(np.zeros((0, 2)))
+    s = engine.shared(np.arange(6.0).reshape(2, 3))
+    t = engine.shared(np.zeros((0, 2)))
     digests, others = runtime.collectives.get_digests([s, t])
     assert len(set(digests)) == len(set(others)) == 1
     assert digests[0] != others[0]

@@ -6,10 +6,10 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 
+from synk_testing.engine import T, engine
 from synk_theano._graph.spec import make_spec
+from synk_theano.engine import TITLE
 from synk_theano.exceptions import OpError, SpecError
 
 
@@ -20,12 +20,12 @@ def x():
 
 @pytest.fixture
 def counter():
-    return theano.shared(np.asarray(0), name="counter")
+    return engine.shared(np.asarray(0), name="counter")
 
 
 @pytest.fixture
 def weight():
-    return theano.shared(np.zeros(3), name="weight")
+    return engine.shared(np.zeros(3), name="weight")
 
 
 def test_outputs_in_all_forms(x):
@@ -69,20 +69,21 @@ def test_averages_of_integers_are_refused(x, counter):
 
 def test_wrong_forms_are_refused(x, weight):
     mean = x.mean()
+    stateful = engine.In(x, update=x + 1)
     for words, inputs, outputs, options in (
         ("expected a list or tuple", x, mean, {}),
         ("implicit inputs", [weight], mean, {}),
-        ("expected a Theano variable", [3.0], mean, {}),
+        (f"expected a {TITLE} variable", [3.0], mean, {}),
         ("bcast_inputs", [T.scalar("a")], mean, {}),
-        ("expected a Theano variable", [x], [3], {}),
+        (f"expected a {TITLE} variable", [x], [3], {}),
         (r"of type dict, .* give list\(d.values\(\)\)", [x], {"mean": mean}, {}),
         ("keyword argument 'update'; did you mean updates=", [x], mean, {"update": []}),
         ("argument 'bogus', expected one of .*'sliceable_shareds'", [x], mean, {"bogus": 1}),
-        ("expected a Theano shared variable", [x], None, {"updates": [(x, x)]}),
+        (f"expected a {TITLE} shared variable", [x], None, {"updates": [(x, x)]}),
         ("shared variable, new value", [x], None, {"updates": [(weight,)]}),
         ("replacement", [x], None, {"givens": [(x,)]}),
-        ("value or an update", [theano.In(x, value=np.zeros((2, 2)))], mean, {}),
-        ("same memory", [theano.In(x, mutable=True)], mean, {}),
+        ("value or an update", [stateful], mean, {}),
+        ("same memory", [engine.In(x, mutable=True)], mean, {}),
     ):
         with pytest.raises(SpecError, match=words):
             make_spec(inputs, outputs, **options)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 
+from synk_testing.engine import T, engine
 from synk_theano import Runtime
 from synk_theano.exceptions import InputTypeError, InputValueError, WorkerFailed
 
@@ -18,8 +17,8 @@ FAST = {"mode": "FAST_COMPILE"}
 def linear_regression(runtime):
     """Weights, a gradient function and an update function, and one step in NumPy."""
     x, y = T.matrix("x"), T.vector("y")
-    w = theano.shared(np.ones(3), name="w")
-    g = theano.shared(np.zeros(3), name="g")
+    w = engine.shared(np.ones(3), name="w")
+    g = engine.shared(np.zeros(3), name="g")
     loss = T.sqr(x.dot(w) - y).mean()
     gradient = runtime.function(
         [x, y], loss, updates=[(g, T.grad(loss, w))], name="gradient", **FAST
@@ -69,7 +68,7 @@ def test_a_function_twice_in_a_step_has_two_sets_of_inputs(runtime):
 
 
 def test_more_acts_than_a_line_holds(runtime):
-    s = theano.shared(np.zeros(()), name="s")
+    s = engine.shared(np.zeros(()), name="s")
     f = runtime.function([], updates=[(s, s + 1)], **FAST)
     assert runtime.step(*[f] * 20) == [None] * 20
     assert runtime.collectives.gather(s).tolist() == [20.0] * runtime.size
@@ -78,8 +77,8 @@ def test_more_acts_than_a_line_holds(runtime):
 
 def test_all_collectives_can_be_acts(runtime):
     size = runtime.size
-    s = theano.shared(np.arange(3.0), name="s")
-    t = theano.shared(np.zeros(4), name="t")
+    s = engine.shared(np.arange(3.0), name="s")
+    t = engine.shared(np.zeros(4), name="t")
     d = runtime.delayed
     results = runtime.step(
         d.broadcast(s, np.arange(3.0)),
@@ -105,7 +104,7 @@ def test_all_collectives_can_be_acts(runtime):
 
 
 def test_what_is_wrong_in_any_act_is_found_before_anything_is_sent(runtime):
-    s = theano.shared(np.zeros(()), name="s")
+    s = engine.shared(np.zeros(()), name="s")
     count = runtime.function([], updates=[(s, s + 1)], **FAST)
     f = runtime.function([x], (x.sum(), "sum"), **FAST)
     for bad, error in [
@@ -123,7 +122,7 @@ def test_what_is_wrong_in_any_act_is_found_before_anything_is_sent(runtime):
 
 
 def test_weights_of_a_function_need_a_call_with_rows(runtime):
-    g = theano.shared(np.ones(2), name="g")
+    g = engine.shared(np.ones(2), name="g")
     f = runtime.function([x], (x.sum(), "sum"), name="f", **FAST)
     with pytest.raises(InputValueError, match="was not called yet"):
         runtime.collectives.all_reduce(g, weights=f)
@@ -145,7 +144,7 @@ def test_functions_of_another_runtime_are_refused(pair):
         with pytest.raises(InputTypeError, match="another runtime"):
             pair.step(f.delayed(np.zeros(2)))
         with pytest.raises(InputValueError, match="another runtime"):
-            pair.collectives.all_reduce(theano.shared(1.0), weights=f)
+            pair.collectives.all_reduce(engine.shared(1.0), weights=f)
         with pytest.raises(InputTypeError):
             pair.check(f)
 
@@ -153,7 +152,7 @@ def test_functions_of_another_runtime_are_refused(pair):
 def test_an_act_is_known_by_the_names_of_its_arguments_too():
     """``through_host=True`` and ``weights_of=1`` are equal values of different arguments."""
     with Runtime(2) as runtime:
-        x, s = T.dvector(), theano.shared(np.zeros(()), name="s")
+        x, s = T.dvector(), engine.shared(np.zeros(()), name="s")
         runtime.function([], [])
         f = runtime.function([x], x.sum())
         assert f.number == 1

@@ -76,7 +76,7 @@ _HOMES = {
 }
 """Where what users meet is defined. Workers, which need half of the package, import no more."""
 
-_MODULES = ("flight", "in_graph", "mpi", "testing")
+_MODULES = ("engine", "flight", "in_graph", "mpi", "testing")
 
 __all__ = [
     "AlreadyForked",

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import theano.tensor as T
-
+from ._graph.engine import T
 from ._graph.reduce_op import AllReduce
 from ._plan.ops import normalize
 from .exceptions import OpError, SpecError

@@ -10,10 +10,9 @@ import contextlib
 from typing import Any, Callable, Dict, List
 
 import numpy as np
-import theano
-import theano.tensor as T
 
 import synkhronos as synk
+from synk_theano.engine import T, library
 
 from .peers import Peers
 from .plain import FUNCTIONS, TheanoProcesses, values
@@ -34,7 +33,7 @@ def measure_call(fork: ForkArguments, size: int) -> Measurement:
         synk.fork(**fork, verbose=False)
         x = T.fmatrix("x")
         f = synk.function([x], x.sum(), name="bench call")
-        plain = theano.function([x], x.sum())
+        plain = library.function([x], x.sum())
         synk.distribute()
         rows = np.ones((4 * size, 1), "float32")
         data = f.build_inputs(rows)
@@ -88,7 +87,7 @@ def measure_allreduce(fork: ForkArguments, size: int) -> Measurement:
     rows = []
     with Peers(size) as peers:
         synk.fork(**fork, verbose=False)
-        variables = [theano.shared(np.ones(256 * kib, "float32")) for kib in _KIB]
+        variables = [library.shared(np.ones(256 * kib, "float32")) for kib in _KIB]
         touch = synk.function([], [v.sum() for v in variables], name="bench all_reduce")
         synk.distribute()
         touch()
@@ -117,13 +116,13 @@ def measure_scaling(fork: ForkArguments, size: int) -> Measurement:
     rows, results = [], []
     for what, function in FUNCTIONS.items():
         expected = function(np, array, matrix).mean(dtype=float)
-        x, w = T.fmatrix("x"), theano.shared(matrix)
+        x, w = T.fmatrix("x"), library.shared(matrix)
         y = function(T, x, w).mean()
         with contextlib.ExitStack() as stack:
             if isinstance(w.type, T.TensorType):
                 peers = stack.enter_context(TheanoProcesses(what, _ROWS)).measures
             else:
-                peers = {"plain Theano": timed(theano.function([x], y), array)}
+                peers = {"plain Theano": timed(library.function([x], y), array)}
             for n in _counts(size):
                 synk.fork(**_first(fork, n), verbose=False)
                 f = synk.function([x], y, name="bench scaling")

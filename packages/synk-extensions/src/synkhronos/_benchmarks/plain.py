@@ -14,9 +14,9 @@ from time import perf_counter
 from typing import Any, Callable, Dict, List
 
 import numpy as np
-import theano
-import theano.tensor as T
 from threadpoolctl import threadpool_info
+
+from synk_theano.engine import T, library
 
 FUNCTIONS: Dict[str, Callable[[Any, Any, Any], Any]] = {
     "entry by entry": lambda m, x, _: m.tanh(x) * m.exp(-x * x) + m.log1p(x * x),
@@ -93,7 +93,7 @@ def _main(what: str, rows: int) -> None:
     """Print the number of threads; then make a call for each line read, and print its seconds."""
     array, matrix = values(rows)
     x = T.fmatrix("x")
-    f = theano.function([x], FUNCTIONS[what](T, x, theano.shared(matrix)).mean())
+    f = library.function([x], FUNCTIONS[what](T, x, library.shared(matrix)).mean())
     f(array)
     _say(max(pool["num_threads"] for pool in threadpool_info()))
     for _ in sys.stdin:

@@ -45,6 +45,7 @@ from synk_theano._graph.devices.assignment import (
 )
 from synk_theano._graph.devices.graphs import checked_policy
 from synk_theano._graph.devices.precision import checked_precision
+from synk_theano._graph.engine import TITLE
 from synk_theano._graph.environment import compiler_note
 from synk_theano._graph.facts import unequal_replicas
 from synk_theano._graph.rowwise.check import Verdicts, check_spec, check_updates, warn_of_wrong
@@ -315,7 +316,7 @@ class Runtime:
         if not isinstance(function, Function) or not function.belongs_to(self._executor):
             raise InputTypeError(
                 f"check(): got {shown(function)}, expected what function() of this runtime has "
-                f"returned, not a Theano function"
+                f"returned, not a {TITLE} function"
             )
         return Verdicts(check_spec(function.spec), check_updates(function.spec))
 

@@ -1,7 +1,8 @@
-"""Find out whether other users could write the compiled modules and pickles that Theano reads.
+"""Find out whether other users could write the compiled modules and pickles that the engine
+reads.
 
-Theano loads both from its compile directory without a check, so a user who can put a file there, or
-replace the directory, can make this user's programs run any code.
+Engines load both from their compile directory without a check, so a user who can put a file there,
+or replace the directory, can make this user's programs run any code.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import grp
 import os
 import pwd
 import stat
-from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional
+from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional
 
 from synk_theano._warn import warn_user
+
+from . import engine
 
 ROOT = 0
 _ENTER = stat.S_IXGRP | stat.S_IXOTH
@@ -120,7 +123,7 @@ def is_private_group(gid: int) -> bool:
 
 
 def cache_danger(folder: str) -> Optional[str]:
-    """Return how another user could change what Theano reads from its compile directory; else None.
+    """Return how another user could change what the engine loads from its cache; else None.
 
     Checks the path to it, and the folders of modules in it.
     """
@@ -142,20 +145,18 @@ def cache_danger(folder: str) -> Optional[str]:
 
 
 def warn_of_cache() -> None:
-    """Warn (`UserWarning`) if another user could change Theano's compile directory.
+    """Warn (`UserWarning`) if another user could change the engine's compile directory.
 
     Costs a system call for each folder on the path, and for each entry of the directory.
     """
-    import theano
-
-    folder: Any = theano.config.compiledir
-    found = cache_danger(str(folder))
+    folder = engine.cache_folder()
+    found = cache_danger(folder)
     if found is not None:
         warn_user(
-            f"Theano's compile directory {folder} is not safe: {found}. Theano loads code from "
-            f"there, so another user could make this program run theirs. Expected folders that "
-            f"only user {os.geteuid()} can write: `chmod go-w` them, or choose another directory, "
-            f"as in THEANO_FLAGS=base_compiledir=$HOME/.theano; if you do not trust its content, "
-            f"remove it",
+            f"{engine.TITLE}'s compile directory {folder} is not safe: {found}. {engine.TITLE} "
+            f"loads code from there, so another user could make this program run theirs. Expected "
+            f"folders that only user {os.geteuid()} can write: `chmod go-w` them, or choose "
+            f"another directory, as in {engine.FLAGS}=base_compiledir=$HOME/.{engine.NAME}; if "
+            f"you do not trust its content, remove it",
             UserWarning,
         )

@@ -1,4 +1,4 @@
-"""FunctionSpec -> compiled Theano functions. Only this file calls `theano.function`.
+"""FunctionSpec -> compiled functions. Only this file calls the engine's `function`.
 
 A spec has up to seven forms (see `Form`): the plain one is built with the function, the others when
 a call first needs them.
@@ -6,33 +6,40 @@ a call first needs them.
 
 from __future__ import annotations
 
-import sys
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Iterator, List
-
-import theano
-import theano.tensor as T
-from theano.compile import SharedVariable
-from theano.configparser import change_flags
-from theano.gof import MissingInputError, graph
+from typing import Any, List
 
 from synk_theano._text import clipped
 from synk_theano._wire.messages import Form
 from synk_theano.exceptions import InputValueError, SpecError
 
 from .devices.ends import on_device
+from .engine import (
+    Constant,
+    MissingInputError,
+    SharedVariable,
+    T,
+    build,
+    compile_ahead,
+    compiles_late,
+    is_random,
+    leaves_of,
+    linked_by_kind,
+    out_of_place,
+    with_pattern,
+    without_test_values,
+)
 from .flat_updates import is_flat, protected
 from .leaves import rowless_updates
-from .random_streams import is_random
 from .reduce_op import in_one_order
 from .spec import FunctionSpec, default_update_op
-from .transfer.linking import linked_by_kind
+from .transfer.flat import flatten, is_flat_able, rebuild
 from .transfer.pickling import deep_recursion
 from .values import is_device_type
 
-# Threads may build functions at the same time, but Theano's settings are those of the process.
+# Threads may build functions at the same time, but the engine's settings are those of the process.
 _building = threading.RLock()
 
 
@@ -49,7 +56,7 @@ def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> 
     updates and default updates of random states.
     """
     # Inputs that are added here have no test values; the user's graph has been tested.
-    with _building, deep_recursion(), change_flags(compute_test_value="off"):
+    with _building, deep_recursion(), without_test_values():
         try:
             return _compiled(spec, form, is_gpu, atomic)
         except MissingInputError as error:
@@ -63,8 +70,8 @@ def _without_value(spec: FunctionSpec) -> str:
     wanted += [value for _, value in spec.givens]
     missing = [
         leaf
-        for leaf in graph.inputs(wanted, blockers=known)
-        if leaf not in known and not isinstance(leaf, (SharedVariable, graph.Constant))
+        for leaf in leaves_of(wanted, blockers=known)
+        if leaf not in known and not isinstance(leaf, (SharedVariable, Constant))
     ]
     if not missing:
         return ""
@@ -81,11 +88,11 @@ def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any
     if form.select == "range":
         start, stop = T.lscalar("start"), T.lscalar("stop")
         inputs += [start, stop]
-        givens += [(s, _like(s, s[start:stop])) for s in spec.sliceable]
+        givens += [(s, with_pattern(s[start:stop], s)) for s in spec.sliceable]
     elif form.select == "index":
         index = T.lvector("index")
         inputs.append(index)
-        givens += [(s, _like(s, s[index])) for s in spec.sliceable]
+        givens += [(s, with_pattern(s[index], s)) for s in spec.sliceable]
     givens += spec.givens
 
     outputs = [
@@ -112,10 +119,13 @@ def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any
         linked_by_kind() if is_gpu else nullcontext(),
         out_of_place() if atomic else nullcontext(),
     ):
-        compiled = theano.function(
-            inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs
-        )
+        compiled = build(inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs)
         compiled = in_one_order(compiled)
+        if compiles_late(compiled):
+            # Rebuilt, as the workers do: with the same order, theirs has the same key.
+            if is_flat_able(compiled) and not compiled.profile:
+                compiled = rebuild(flatten(compiled))
+            compile_ahead(compiled)
         return on_device(compiled, spec.host_outputs) if is_gpu else compiled
 
 
@@ -135,37 +145,11 @@ def without_rows(spec: FunctionSpec) -> FunctionSpec:
     )
 
 
-@contextmanager
-def out_of_place() -> Iterator[None]:
-    """For the duration of the block, build functions that overwrite no shared variable's value.
-
-    Theano makes operations work in place on a variable that is updated. A function that fails in
-    the middle would then leave it overwritten in part.
-
-    No other thread of this package may build functions meanwhile.
-    """
-    # The name in `theano.compile` is the function, not the module.
-    pfunc: Any = sys.modules["theano.compile.pfunc"]
-    plain = pfunc.orig_function
-
-    def orig_function(inputs: Any, *arguments: Any, **settings: Any) -> Any:
-        for item in inputs:
-            if item.shared:
-                item.mutable = False
-        return plain(inputs, *arguments, **settings)
-
-    pfunc.orig_function = orig_function
-    try:
-        yield
-    finally:
-        pfunc.orig_function = plain
-
-
 def with_default_updates(spec: FunctionSpec, plain: Any) -> FunctionSpec:
     """Return `spec` with the default updates of its variables among those that accumulate.
 
     Args:
-        plain: the plain form, with the default updates that Theano has found.
+        plain: the plain form, with the default updates that the engine has found.
     """
     explicit = [target for target, _, _ in spec.updates]
     found = [
@@ -191,10 +175,3 @@ def check_sliceable(spec: FunctionSpec, plain: Any) -> None:
             raise InputValueError(
                 f"{variable} is listed in sliceable_shareds, but the function does not use it"
             )
-
-
-def _like(variable: Any, selected: Any) -> Any:
-    """Return `selected` with the broadcast pattern of `variable` (a slice loses that of axis 0)."""
-    if selected.broadcastable != variable.broadcastable:
-        return T.patternbroadcast(selected, variable.broadcastable)
-    return selected

@@ -13,11 +13,10 @@ from synk_theano._cores import threads_per_rank
 from synk_theano._wire.launcher import belongs_to_launcher
 from synk_theano.exceptions import StartError
 
+from . import engine
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Names of variables that the libraries read when they are loaded."""
-
-_SHARED_OPTIONS = ("floatX", "cast_policy", "exception_verbosity", "warn_float64")
-"""Theano options that programs set after importing it, and that matter when graphs are run."""
 
 _MALLOC_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -25,9 +24,6 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20
 """Bytes at most (see mallopt(3)); larger blocks always go back to the kernel."""
 
 _KEPT_BYTES = 256 << 20
-
-_NO_DEVICE = "device=cpu,force_device=True,init_gpu_device=,contexts="
-"""Flags with which Theano initializes no device when it is imported."""
 
 
 def import_path() -> Tuple[str, ...]:
@@ -59,16 +55,14 @@ def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
         on_device: whether the worker will initialize a device of its own, not the one that the
             user's flags name for this process.
     """
-    import theano
-
     environment = {k: v for k, v in os.environ.items() if not belongs_to_launcher(k)}
-    # Theano sets it for processes that are forked from one that uses a GPU; workers are not.
+    # Theano sets this for processes that are forked from one that uses a GPU; workers are not.
     environment.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)
-    environment.update(variables_before_theano(on_device))
-    if not theano.config.cxx:
-        # This process's Theano has warned the user; workers need not repeat it.
+    environment.update(engine.worker_variables(on_device))
+    if not engine.library.config.cxx:
+        # This process's engine has warned the user; workers need not repeat it.
         old = environment.get("PYTHONWARNINGS", "")
-        filters = [old, "ignore::UserWarning:theano.configdefaults"]
+        filters = [old, f"ignore::UserWarning:{engine.NAME}.configdefaults"]
         environment["PYTHONWARNINGS"] = ",".join(filter(None, filters))
     environment["PYTHONPATH"] = os.pathsep.join(import_path())
     for name in THREAD_VARIABLES:
@@ -76,31 +70,9 @@ def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
     return environment
 
 
-def variables_before_theano(on_device: bool) -> Dict[str, str]:
-    """Return the variables that a worker's Theano reads when it is imported."""
-    import theano
-
-    flags = [os.environ.get("THEANO_FLAGS", "")]
-    if on_device or _lacks_its_device():
-        flags.append(_NO_DEVICE)
-    if not theano.config.cxx:
-        flags.append("cxx=")
-    return {"THEANO_FLAGS": ",".join(filter(None, flags))}
-
-
-def _lacks_its_device() -> bool:
-    """Return whether flags name a GPU that Theano has already reported that it cannot use."""
-    import theano
-
-    named = str(theano.config.device).startswith(("cuda", "opencl"))
-    return named and getattr(getattr(theano, "gpuarray", None), "pygpu", None) is None
-
-
 def compiler_note() -> Tuple[str, ...]:
     """Return lines to report if there is no compiler."""
-    import theano
-
-    if theano.config.cxx or "cxx=" in os.environ.get("THEANO_FLAGS", ""):
+    if not engine.slow_without_compiler():
         return ()
     line = (
         "Synkhronos: there is no C++ compiler, so functions are computed in Python, many times "
@@ -109,19 +81,10 @@ def compiler_note() -> Tuple[str, ...]:
     return (line,)
 
 
-def theano_options() -> Dict[str, Any]:
-    """Return options of this process's Theano that the workers have to share."""
-    import theano
-
-    return {name: getattr(theano.config, name) for name in _SHARED_OPTIONS}
-
-
-def apply_theano_options(options: Dict[str, Any]) -> None:
-    """Set the options that `theano_options` returned in the master."""
-    import theano
-
+def apply_options(options: Dict[str, Any]) -> None:
+    """Set the options that `engine.options` returned in the master."""
     for name, value in options.items():
-        setattr(theano.config, name, value)
+        setattr(engine.library.config, name, value)
 
 
 def keep_freed_memory() -> None:

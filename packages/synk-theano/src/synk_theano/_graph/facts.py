@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
-from theano.compile import SharedVariable
-
 from synk_theano._warn import Place
 
+from .engine import SharedVariable
 from .leaves import differs_by_rank, is_row_share, lineage_of
 from .random_streams import is_random_state
 from .shared import value_of

@@ -1,4 +1,4 @@
-"""Calls of compiled functions without `theano.Function.__call__`, for arguments known to fit.
+"""Calls of compiled functions without `Function.__call__`, for arguments known to fit.
 
 That wrapper checks each argument, measures times and restores defaults, which takes some two
 microseconds, more than a small computation. The results are the same without it.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Callable, List, Sequence
 
 import numpy as np
-from theano import gof
-from theano.compile.function_module import Function
+
+from .engine import Function, machine_of, n_returned, raise_with_op, returns_results_alone
 
 
 def trusting(function: Any, arrays: Sequence[np.ndarray]) -> Callable[..., List[Any]]:
@@ -39,9 +39,8 @@ def needs_no_wrapper(function: Any) -> bool:
         and not function.profile
         and not function.return_none
         and not function.unpack_single
-        and function.output_keys is None
-        and not getattr(function.fn, "need_update_inputs", True)
-        and not any(refeed for _, refeed, _ in function.defaults)
+        and returns_results_alone(function)
+        and not getattr(machine_of(function), "need_update_inputs", True)
     )
 
 
@@ -59,10 +58,10 @@ def _wrapped(function: Any) -> Callable[..., List[Any]]:
 
 def bare(function: Any) -> Callable[..., List[Any]]:
     """Return a callable that computes `function` of arguments that fit; see `needs_no_wrapper`."""
-    machine = function.fn
+    machine = machine_of(function)
     places = [container.storage for container in function.input_storage]
     given = [c.storage for c in function.input_storage if c.required]
-    count = function.n_returned_outputs
+    count = n_returned(function)
     found = [container.storage for container in function.output_storage]
     # With allow_gc the machine frees its own intermediate results.
     freed = []
@@ -91,11 +90,7 @@ def bare(function: Any) -> Callable[..., List[Any]]:
 
 
 def _raise_with_op(machine: Any) -> None:
-    """Raise the error that is being handled, with Theano's description of the operation."""
+    """Raise the error that is being handled, with the engine's description of the operation."""
     position = machine.position_of_error
     thunk = machine.thunks[position] if hasattr(machine, "thunks") else None
-    gof.link.raise_with_op(
-        node=machine.nodes[position],
-        thunk=thunk,
-        storage_map=getattr(machine, "storage_map", None),
-    )
+    raise_with_op(machine, machine.nodes[position], thunk)

@@ -18,15 +18,26 @@ import math
 import weakref
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-import theano
-import theano.tensor as T
-from theano.compile import Rebroadcast, SharedVariable
-from theano.compile.mode import get_mode
-from theano.gof import Apply, Constant, Op
-from theano.tensor.basic import NotScalarConstantError, Reshape, get_scalar_constant_value
-from theano.tensor.elemwise import DimShuffle, Elemwise
-from theano.tensor.subtensor import Subtensor, get_idx_list
-
+from .engine import (
+    FLATTENS,
+    Apply,
+    Constant,
+    DimShuffle,
+    Elemwise,
+    NotScalarConstantError,
+    Op,
+    Rebroadcast,
+    Reshape,
+    SharedVariable,
+    Subtensor,
+    T,
+    clients_of,
+    get_idx_list,
+    get_mode,
+    get_scalar_constant_value,
+    library,
+    to_device,
+)
 from .shared import value_of
 from .values import empty_like, in_c_order, is_array, is_device_type
 
@@ -43,10 +54,10 @@ Shape = Tuple[int, ...]
 Update = Tuple[Any, Any]
 
 
-class Flatten(Op):  # type: ignore[misc] # Theano has no types
+class Flatten(Op):  # type: ignore[misc] # engines have no types
     """The elements of arrays of these shapes, in C order, end to end in one vector.
 
-    The result may share the memory of its inputs, of which Theano knows nothing: see `protected`.
+    The result may share its inputs' memory, of which the engine knows nothing: see `protected`.
     """
 
     __props__ = ("shapes",)
@@ -67,10 +78,10 @@ class Flatten(Op):  # type: ignore[misc] # Theano has no types
         outputs[0][0] = _joined(inputs, self.shapes) if whole is None else whole
 
 
-class Unflatten(Op):  # type: ignore[misc] # Theano has no types
+class Unflatten(Op):  # type: ignore[misc] # engines have no types
     """The parts of a vector, as arrays of these types and shapes: views of it.
 
-    Theano knows nothing of that: it would copy each part.
+    The engine knows nothing of that: it would copy each part.
     """
 
     __props__ = ("shapes", "types")
@@ -86,7 +97,7 @@ class Unflatten(Op):  # type: ignore[misc] # Theano has no types
     def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:
         """Make the views, and remember what they are views of."""
         (vector,) = inputs
-        if not _is_fresh(node.inputs[0]):
+        if not _is_fresh(node):
             vector = vector.copy()
         parts = _parts(vector, self.shapes)
         _remember(vector, parts, self.shapes)
@@ -94,19 +105,19 @@ class Unflatten(Op):  # type: ignore[misc] # Theano has no types
             output[0] = part
 
 
-def _is_fresh(vector: Any) -> bool:
-    """Return whether a vector was computed for one `Unflatten` alone, in memory of its own."""
+def _is_fresh(node: Any) -> bool:
+    """Return whether a vector was computed for this `Unflatten` alone, in memory of its own."""
+    (vector,) = node.inputs
     owner = vector.owner
     if owner is None or isinstance(owner.op, Flatten) or getattr(owner.op, "view_map", None):
         return False
-    takers = (client for client, _ in vector.clients if client != "output")
-    return sum(isinstance(taker.op, Unflatten) for taker in takers) == 1
+    return sum(isinstance(taker.op, Unflatten) for taker, _ in clients_of(vector, node)) == 1
 
 
 def protected(mode: Any) -> Any:
     """Return a mode for functions with flat updates: each call computes into new memory.
 
-    Theano does not know what lies in whose memory, so nothing may be overwritten: no operation
+    The engine does not know what lies in whose memory, so nothing may be overwritten: no operation
     works in place, and no result is kept for the next call to reuse.
     """
     return get_mode(mode).excluding("inplace").clone(link_kwargs={"allow_gc": True})
@@ -326,13 +337,13 @@ def flat_updates(updates: Iterable[Update], least: Optional[int] = None) -> List
             are quicker so, more on processors than on GPUs.
 
     Returns:
-        The updates, in the order of before, for `Runtime.function`; a function compiled by plain
-        Theano may overwrite values in place, and must not have them.
+        The updates, in the order of before, for `Runtime.function`; a function compiled by the
+        engine alone may overwrite values in place, and must not have them.
     """
     pairs = [(update[0], update[1]) for update in updates]
     flat = list(pairs)
-    if str(theano.config.mode).lower().startswith("debug"):
-        return flat  # it checks that results share no memory but as an op's `view_map` says
+    if not FLATTENS or str(library.config.mode).lower().startswith("debug"):
+        return flat  # DebugMode checks that results share no memory but as an op's `view_map` says
     runs: Dict[Any, List[List[_Member]]] = {}
     for place, (target, value) in enumerate(pairs):
         member = _member(place, target, value)
@@ -388,9 +399,7 @@ def _together(run: Sequence[_Member], joined: Dict[Any, Any]) -> List[Any]:
         vectors[vector, start] = vector[start:stop]
     value = _rebuilt(first.value, first.shape, vectors, {})
     if is_device_type(first.target.type):
-        from theano.gpuarray.basic_ops import GpuFromHost
-
-        value = GpuFromHost(first.target.type.context_name)(value)
+        value = to_device(value, first.target.type)
     results: List[Any] = Unflatten(shapes, tuple(m.target.type for m in run))(value)
     return results
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
-import theano
-from theano.compile import In
 
 from synk_theano._plan.rows import Selection
 from synk_theano._text import clipped, shown
 from synk_theano._wire.data import Data, unmasked
 from synk_theano.exceptions import InputTypeError, InputValueError
 
+from .engine import In, upcast
 from .spec import FunctionSpec
 
 
@@ -88,7 +87,7 @@ class Signature:
     def accepted(self, place: int, value: Any) -> Any:
         """Return the input as `Data`, or as an array that the variable takes.
 
-        A dtype that Theano would convert without loss stays as it is: each rank converts its own
+        A dtype that converts without loss stays as it is: each rank converts its own
         rows.
 
         Raises:
@@ -150,7 +149,7 @@ class Signature:
             )
         if self._downcasts[place]:
             return
-        if theano.scalar.upcast(variable.dtype, dtype.name) != variable.dtype:
+        if upcast(variable.dtype, dtype.name) != variable.dtype:
             raise InputTypeError(
                 f"{self.what(place)}: got dtype {dtype}, expected {variable.dtype} or a dtype "
                 f"that converts to it without loss; convert an array with "

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
-import theano
-from theano.compile import SharedVariable
-from theano.gof import Constant
-from theano.scalar import Mul, Second
-from theano.tensor.elemwise import DimShuffle, Elemwise
-from theano.tensor.nnet.bn import AbstractBatchNormTrain
 
+from .engine import (
+    BatchNormTrain,
+    Constant,
+    DimShuffle,
+    Elemwise,
+    Mul,
+    Second,
+    SharedVariable,
+    library,
+)
 from .random_streams import is_random_state
 from .reduce_op import is_reduced
 from .spec import FunctionSpec
@@ -129,8 +133,8 @@ def depends_on_rows(leaves: Leaves, spec: FunctionSpec) -> bool:
 
 def new_row_share() -> Any:
     """Return a shared scalar of 1 for which `is_row_share` is true, also after its runtime ends."""
-    one = np.asarray(1.0, dtype=theano.config.floatX)
-    variable = theano.shared(one, name="row_share")
+    one = np.asarray(1.0, dtype=library.config.floatX)
+    variable = library.shared(one, name="row_share")
     variable.tag.synk_row_share = True
     return variable
 
@@ -249,7 +253,7 @@ class _LeafSets:
             return []
         if _takes_only_a_shape(owner):
             return list(owner.inputs[1:])
-        if isinstance(owner.op, AbstractBatchNormTrain):
+        if isinstance(owner.op, BatchNormTrain):
             # The old running averages (inputs 5 and 6) only go into the new ones (outputs 3 and 4).
             place = owner.outputs.index(variable) - 3
             return owner.inputs[:5] + (owner.inputs[5 + place :][:1] if place >= 0 else [])

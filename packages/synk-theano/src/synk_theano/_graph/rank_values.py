@@ -6,8 +6,8 @@ import copy
 from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
-from theano.gof import Apply, Op
 
+from .engine import Apply, Op
 from .shared import value_of
 from .values import is_array
 
@@ -31,7 +31,7 @@ class RankValues:
     """The current values of shared variables on all ranks.
 
     Arrays are fetched into the master. Collectives do not take other values, such as the states of
-    random streams: a Theano function copies them on each rank.
+    random streams: a function copies them on each rank.
 
     Args:
         shared: the variables of one function.

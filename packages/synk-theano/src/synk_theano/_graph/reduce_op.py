@@ -1,7 +1,7 @@
-"""The Theano operation that reduces over ranks in the middle of a graph, and graphs that have it.
+"""The operation that reduces over ranks in the middle of a graph, and graphs that have it.
 
-`_rank.in_graph` connects it to the other ranks. Outside of a call of this library, as in plain
-Theano, in `as_theano()` and on a single rank, it returns its input.
+`_rank.in_graph` connects it to the other ranks. Outside of a call of this library, as in the plain
+engine, in `as_theano()` and on a single rank, it returns its input.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ from dataclasses import replace
 from typing import Any, List, Sequence
 
 import numpy as np
-import theano.tensor as T
-from theano.gof import Apply, Op, Variable
-from theano.gof.graph import ancestors
-from theano.gradient import DisconnectedType
 
 from synk_theano.exceptions import SpecError
 
+from .engine import NAME, Apply, DisconnectedType, Op, T, ancestors, inner_outputs
 from .transfer.flat import flatten, is_flat_able, rebuild
 
 MEETING = "synk_meeting"
 """Name of the tag under which a node finds the object that meets the other ranks."""
 
 
-class AllReduce(Op):  # type: ignore[misc] # Theano has no types
+class AllReduce(Op):  # type: ignore[misc] # engines have no types
     r"""Rank r's output is :math:`s_r^p \sum_k s_k^q x_k`, with its share of the rows, s.
 
     Second output: a token, which the next one of a graph takes as a further input, so that all
@@ -58,7 +55,7 @@ class AllReduce(Op):  # type: ignore[misc] # Theano has no types
         outputs[0][0] = np.array(x) if meeting is None else meeting.all_reduce(x, self)
         outputs[1][0] = np.zeros((), np.int8)
 
-    def infer_shape(self, node: Any, shapes: Sequence[Any]) -> List[Any]:  # noqa: ARG002 - Theano's
+    def infer_shape(self, node: Any, shapes: Sequence[Any]) -> List[Any]:  # noqa: ARG002 - the engine's
         """Return the input's shape, and a scalar's."""
         return [shapes[0], ()]
 
@@ -76,7 +73,7 @@ class AllReduce(Op):  # type: ignore[misc] # Theano has no types
         """Apply it to the points: it is linear."""
         return [None, None] if points[0] is None else self(points[0])
 
-    def do_constant_folding(self, node: Any) -> bool:  # noqa: ARG002
+    def do_constant_folding(self, *_node: Any) -> bool:
         """Return False: the other ranks do not take part in compiling."""
         return False
 
@@ -102,7 +99,7 @@ def reductions_of(function: Any) -> List[Any]:
 def in_one_order(function: Any) -> Any:
     """Return a compiled function whose reductions run in the same order on every rank.
 
-    Theano's linkers may run independent nodes in any order, which may be another one in a function
+    Linkers may run independent nodes in any order, which may be another one in a function
     that is built again. Here each reduction depends on the one before it.
 
     Raises:
@@ -122,7 +119,7 @@ def in_one_order(function: Any) -> Any:
     if any(type(node.op).__name__ == "IfElse" for node in nodes):
         raise SpecError(
             f"{name} has an in-graph all_reduce and an ifelse, so a rank may skip a reduction that "
-            f"others wait in; use theano.tensor.switch in place of ifelse"
+            f"others wait in; use {NAME}.tensor.switch in place of ifelse"
         )
     if not is_flat_able(function):
         raise SpecError(
@@ -144,10 +141,5 @@ def in_one_order(function: Any) -> Any:
 
 def _reduces_inside(op: Any) -> bool:
     """Return whether the inner graph of an operation (Scan, OpFromGraph) reduces over ranks."""
-    for held in (getattr(op, name, None) for name in ("outputs", "local_outputs")):
-        if not isinstance(held, (list, tuple)) or not all(isinstance(v, Variable) for v in held):
-            continue
-        inner = {v.owner.op for v in ancestors(list(held)) if v.owner is not None}
-        if any(isinstance(each, AllReduce) or _reduces_inside(each) for each in inner):
-            return True
-    return False
+    inner = {v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner is not None}
+    return any(isinstance(each, AllReduce) or _reduces_inside(each) for each in inner)

@@ -1,4 +1,4 @@
-"""The registry of Theano shared variables: variable <-> number, the same on every rank.
+"""The registry of shared variables: variable <-> number, the same on every rank.
 
 A shared variable's identity is the one-element list in which its value lies
 (``sv.container.storage``): compiled functions hold that list, clones of the variable share it.
@@ -16,13 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
 
-from theano.compile import SharedVariable
-from theano.gof.utils import scratchpad
-
 from synk_theano._text import shown
 from synk_theano._weakqueue import QueuedRef
 from synk_theano.exceptions import NotSharedVariable
 
+from .engine import NAME, TITLE, SharedVariable, is_random
 from .values import on_host
 
 Storage = List[Any]
@@ -50,15 +48,15 @@ class VariableRecord:
 
 
 def require_shared(variable: Any) -> None:
-    """Return if `variable` is a Theano shared variable.
+    """Return if `variable` is a shared variable.
 
     Raises:
         NotSharedVariable: it is not.
     """
     if not isinstance(variable, SharedVariable):
         raise NotSharedVariable(
-            f"got {shown(variable)} of type {type(variable).__name__}, expected a Theano shared "
-            f"variable; make one with theano.shared(value)"
+            f"got {shown(variable)} of type {type(variable).__name__}, expected a "
+            f"{TITLE} shared variable; make one with {NAME}.shared(value)"
         )
 
 
@@ -186,7 +184,7 @@ class VariableRegistry:
                 strict=variable.container.strict,
                 allow_downcast=variable.container.allow_downcast,
                 value=on_host(value_of(variable)),
-                is_random=bool(getattr(self._user(number).tag, "is_rng", False)),
+                is_random=is_random(self._user(number)),
             )
             for number, variable in self.variables.items()
             if number >= start
@@ -229,7 +227,7 @@ def _clone(variable: Any) -> Any:
     """Return a variable with the same storage that keeps nothing else of this one alive."""
     clone = variable.clone()
     clone.container = copy.copy(variable.container)
-    clone.tag = scratchpad()
+    clone.tag = type(variable.tag)()
     for name in _KEPT_TAGS:
         if hasattr(variable.tag, name):
             setattr(clone.tag, name, getattr(variable.tag, name))

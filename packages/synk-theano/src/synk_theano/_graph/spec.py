@@ -8,17 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-import theano
-import theano.tensor as T
-from theano.compile import In, SharedVariable
-from theano.gof import Variable
-
 from synk_theano._plan.ops import OUTPUT_OPS, UPDATE_OPS, check_dtype, is_through_host, normalize
 from synk_theano._text import shown
 from synk_theano._warn import Place, user_place
 from synk_theano.exceptions import SpecError
 
-from .random_streams import is_random
+from .engine import NAME, TITLE, In, SharedVariable, T, Variable, is_random, library
 
 
 @dataclass(frozen=True)
@@ -26,14 +21,14 @@ class FunctionSpec:
     """A function as written, in canonical form.
 
     Attributes:
-        inputs: scattered, then broadcast ones (variables, or `theano.In`).
+        inputs: scattered, then broadcast ones (variables, or `In`).
         host_outputs: for each output, whether it is collected through host memory even if it is
             computed on a device: "c_avg" and the like.
         returns: form of the results: "single", "list" or "none".
         updates: (shared variable, new value, op over slices).
         accumulated: the updates, default ones included, that a sliced call applies once, at its
             end: all but those of random states.
-        kwargs: arguments passed on to `theano.function`.
+        kwargs: arguments passed on to the engine's `function`.
         built_at: the user's line.
     """
 
@@ -53,12 +48,12 @@ class FunctionSpec:
 
     @property
     def variables(self) -> Tuple[Any, ...]:
-        """The inputs' Theano variables."""
+        """The inputs' variables."""
         return tuple(i.variable if isinstance(i, In) else i for i in self.inputs)
 
 
 _OWN_NAMES = ("bcast_inputs", "sliceable_shareds")
-"""Arguments of `function()` that `theano.function()` does not have."""
+"""Arguments of `function()` that the engine's `function()` does not have."""
 
 
 def unnamed(function_id: int) -> str:
@@ -129,7 +124,7 @@ def make_spec(
 
 def _require_known(names: Mapping[str, Any]) -> None:
     """Raise `SpecError`, with the likeliest cure, for a keyword that nothing takes."""
-    parameters = inspect.signature(theano.function).parameters
+    parameters = inspect.signature(library.function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return  # replaced by another function, which raises itself
     known = {*parameters, *_OWN_NAMES}
@@ -156,26 +151,26 @@ def _inputs(value: Any, what: str) -> List[Any]:
         if isinstance(item, In):
             if item.value is not None or item.update is not None:
                 raise SpecError(
-                    f"{what}[{place}]: theano.In with a value or an update is not supported; "
+                    f"{what}[{place}]: {NAME}.In with a value or an update is not supported; "
                     f"use a shared variable"
                 )
             if item.mutable:
                 raise SpecError(
-                    f"{what}[{place}]: theano.In(mutable=True) is not supported, because all ranks "
+                    f"{what}[{place}]: {NAME}.In(mutable=True) is not supported, because all ranks "
                     f"read inputs from the same memory"
                 )
             item = item.variable
         if isinstance(item, SharedVariable) or not isinstance(item, Variable):
             raise SpecError(
                 f"{what}[{place}]: got {shown(item)} of type {type(item).__name__}, expected a "
-                f"Theano variable such as T.matrix() (shared variables are implicit inputs: not "
+                f"{TITLE} variable such as T.matrix() (shared variables are implicit inputs: not "
                 f"listed)"
             )
         if not hasattr(item.type, "broadcastable"):
             raise SpecError(
                 f"{what}[{place}]: got {item} of type {item.type}, expected a tensor, whose rows "
                 f"can be shared; pass data, indices and indptr of a sparse matrix, or keep it in a "
-                f"shared variable"
+                f"{TITLE} shared variable"
             )
     return items
 
@@ -205,8 +200,8 @@ def _output(item: Any, what: str) -> _Output:
     if not isinstance(item, Variable):
         is_dict = isinstance(item, Mapping)
         raise SpecError(
-            f"{what}: got {shown(item)} of type {type(item).__name__}, expected a Theano variable "
-            f"or (variable, op)"
+            f"{what}: got {shown(item)} of type {type(item).__name__}, expected a "
+            f"{TITLE} variable or (variable, op)"
             + (", or a list of these: of a dict give list(d.values())" if is_dict else "")
         )
     plain = normalize(op, OUTPUT_OPS, what)
@@ -261,6 +256,6 @@ def _givens(givens: Any) -> Tuple[Tuple[Any, Any], ...]:
 def _require_shared(variable: Any, what: str) -> None:
     if not isinstance(variable, SharedVariable):
         raise SpecError(
-            f"{what}: got {shown(variable)} of type {type(variable).__name__}, expected a Theano "
-            f"shared variable"
+            f"{what}: got {shown(variable)} of type {type(variable).__name__}, expected a "
+            f"{TITLE} shared variable"
         )

@@ -10,8 +10,8 @@ import sys
 from typing import Any, Sequence, Tuple
 
 import numpy as np
-from theano.gof import Variable
-from theano.tensor import TensorType
+
+from .engine import TensorType, Variable, default_context
 
 
 def is_on_device(value: Any) -> bool:
@@ -21,11 +21,10 @@ def is_on_device(value: Any) -> bool:
 
 
 def is_on_default_device(value: Any) -> bool:
-    """Return whether a value is an array on the device of Theano's default context."""
+    """Return whether a value is an array on the device of the default context."""
     if not is_on_device(value):
         return False
-    default = sys.modules["theano.gpuarray.type"].get_context(None)
-    return bool(value.context is default)
+    return bool(value.context is default_context())
 
 
 def is_array(value: Any) -> bool:
@@ -39,7 +38,7 @@ def is_tensor_variable(value: Any) -> bool:
 
 
 def is_device_type(type_: Any) -> bool:
-    """Return whether variables of this Theano type have their values on a device."""
+    """Return whether variables of this type have their values on a device."""
     return hasattr(type_, "context_name") and hasattr(type_, "typecode")
 
 

@@ -14,6 +14,7 @@ from collections import deque
 from time import perf_counter
 from typing import Any, Callable, Deque, Dict, Hashable, List, Optional, Sequence, Set
 
+from synk_theano._graph.engine import held_by
 from synk_theano._rank.workplace import Workplace
 from synk_theano._weakqueue import QueuedRef
 from synk_theano._wire.messages import Act, Call, Collective, Extras, Prefetch, Step
@@ -274,7 +275,7 @@ class Garbage:
         loaded = self._here.functions.pop(number, None)
         if loaded is not None:
             for form in loaded.compiled():
-                self._registry.watch(form)
+                self._registry.watch(held_by(form))
         self._functions.pop(number, None)
 
     def _forget_variables(self) -> None:

@@ -13,6 +13,7 @@ from synk_theano._graph.compile import (
     without_rows,
 )
 from synk_theano._graph.leaves import new_row_share, replicated_updates
+from synk_theano._graph.random_streams import require_reseedable
 from synk_theano._graph.reduce_op import reductions_of
 from synk_theano._graph.spec import FunctionSpec, unnamed
 from synk_theano._rank.functions import LoadedFunction
@@ -45,6 +46,10 @@ class Builder:
         """Compile the plain form; return the spec with Theano's default updates, and that form."""
         plain = self._compile(spec, PLAIN)
         check_sliceable(spec, plain)
+        if self._here.reseeds and self._here.size > 1:
+            replacing = [value for _, value in spec.givens]
+            updated = [value for _, value, _ in spec.updates]
+            require_reseedable(plain, [*spec.outputs, *updated, *replacing])
         return with_default_updates(spec, plain), plain
 
     def enter(self, spec: FunctionSpec, plain: Any) -> int:

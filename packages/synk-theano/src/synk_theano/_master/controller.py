@@ -20,7 +20,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import numpy as np
 
 import synk_comm
-from synk_theano._graph import environment
+from synk_theano._graph import engine, environment
 from synk_theano._graph.devices.assignment import Assignment, take
 from synk_theano._rank.rank import Enter, Rank
 from synk_theano._text import text_of
@@ -175,7 +175,7 @@ class Controller:
                 if not world.is_near(other)
             }
         tag = world.next_tag()
-        variables = environment.variables_before_theano(bool(self._ranks.devices))
+        variables = engine.worker_variables(bool(self._ranks.devices))
         pool = MpiPool(
             world,
             [

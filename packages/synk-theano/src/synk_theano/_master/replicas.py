@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from numpy.random import RandomState
 
+from synk_theano._graph.engine import TITLE
 from synk_theano._graph.leaves import is_row_share
 from synk_theano._graph.random_streams import is_random_state
 from synk_theano._graph.shared import Storage, value_of
@@ -162,7 +163,7 @@ class Replicas:
         have = "has" if len(news) == 1 else "have"
         warn_user(
             f"{names} {have} been given a value in the master only, by set_value() of the variable "
-            f"itself or by a Theano function: the workers go on with the old one, in function "
+            f"itself or by a {TITLE} function: the workers go on with the old one, in function "
             f"{self._name(act)!r}. Call broadcast() after it, or broadcast(variables, values) in "
             f"its place.",
             ReplicaWarning,

@@ -8,6 +8,7 @@ from typing import Any, Deque, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 
 import synk_shm
+from synk_theano._graph.engine import TITLE
 from synk_theano._graph.values import is_tensor_variable
 from synk_theano._text import shown
 from synk_theano._weakqueue import QueuedRef
@@ -49,7 +50,7 @@ class DataStore:
         if var is not None:
             if not is_tensor_variable(var):
                 raise InputTypeError(
-                    f"data(): got var={shown(var)}, expected a Theano variable of tensor type"
+                    f"data(): got var={shown(var)}, expected a {TITLE} variable of tensor type"
                 )
             dtype = var.dtype if dtype is None else dtype
             ndim = var.ndim if ndim is None else ndim
@@ -62,7 +63,7 @@ class DataStore:
         if dtype is None or ndim is None:
             raise InputTypeError(
                 f"data(): got dtype={dtype}, ndim={ndim}, expected both to be known; give a value, "
-                f"a Theano variable (var=), or dtype= and ndim= (or shape=)"
+                f"a {TITLE} variable (var=), or dtype= and ndim= (or shape=)"
             )
         data = Data(dtype, ndim, minibatch, name)
         data.named = self._named

@@ -9,12 +9,12 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from synk_theano._graph import random_streams
+from synk_theano._graph.engine import compile_ahead, refresh_cache
 from synk_theano._graph.transfer.pickling import loads
 from synk_theano._plan.rows import Bounds
 from synk_theano._watch.flight import KINDS, Phase
 from synk_theano._watch.spans import shifted
 from synk_theano._wire.messages import Distribute, RecordSpans
-from synk_theano_compat import locks
 
 from .functions import LoadedFunction
 from .workplace import Workplace
@@ -61,7 +61,7 @@ class PreparedDistribution:
     def _take_over(self, payload: np.ndarray) -> None:
         here, act = self._here, self._act
         # The master has compiled everything: with its cache, nothing is compiled here.
-        locks.refresh_cache()
+        refresh_cache()
         for record in self._load(payload, act.variables, copied=False):
             value = record.value
             if record.is_random and here.seed is not None:
@@ -71,7 +71,9 @@ class PreparedDistribution:
         recipes, forms = self._load(payload, act.functions)
         for recipe in recipes:
             here.functions[recipe.function_id] = LoadedFunction(recipe)
+        here.flight.enter(Phase.COMPILE)
         for function_id, form, function in forms:
+            compile_ahead(function)
             here.functions[function_id].forms[form] = function
 
     def _load(self, payload: np.ndarray, extents: Sequence[Bounds], copied: bool = True) -> Any:

@@ -57,6 +57,7 @@ class Workplace:
         serial: of the order under way.
         undone: serial of the last order that was undone, on all ranks; 0 for none.
         doing: the act under way, in words.
+        reseeds: whether each worker seeds the states of random streams for itself.
         seed: for the states of random streams that arrive here; None keeps them as they are.
         check_finite: runs an execution and raises `NotFinite`, while `watch_finite()` is on; in a
             list, like a variable's value, for the journal.
@@ -90,6 +91,7 @@ class Workplace:
         self.serial = 0
         self.undone = 0
         self.doing = ""
+        self.reseeds = settings.reseeds
         self.seed = rank if settings.reseeds and not self.is_master else None
         self.check_finite: List[Optional[Callable[[Any], List[Any]]]] = [None]
         self.comm: synk_comm.Communicator = NotJoined()  # type: ignore[assignment]

@@ -31,6 +31,7 @@ class Phase(IntEnum):
     END = 9
     CLOSE = 10
     FAIL = 11
+    COMPILE = 12
 
 
 OWN_WORK = (Phase.COPY, Phase.COMPUTE, Phase.SLICE)

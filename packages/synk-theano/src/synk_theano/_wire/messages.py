@@ -353,7 +353,7 @@ class Hello:
     ticket: str
     sys_path: Tuple[str, ...]
     directory: str
-    theano_config: Dict[str, Any]
+    options: Dict[str, Any]
     times: ArrayRef
     flight: ArrayRef
     contexts: Mapping[Optional[str], str]

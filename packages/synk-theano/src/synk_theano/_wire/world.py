@@ -42,7 +42,8 @@ NODE_VARIABLE = "SYNKHRONOS_NODE"
 _CONTROL_TAG, _FIRST_TAG, _LAST_TAG = 1, 2, 30000
 _PINGS = 20
 _NAP_S, _LONG_NAP_S, _LONG_S = 2e-4, 2e-3, 1.0
-_DISTRIBUTIONS = ("numpy", "Theano", "synk-shm", "synk-comm", "synk-theano", "synkhronos")
+_ENGINES = ("Theano", "pytensor")
+_DISTRIBUTIONS = ("numpy", *_ENGINES, "synk-shm", "synk-comm", "synk-theano", "synkhronos")
 
 
 class RankInfo(NamedTuple):

@@ -69,6 +69,7 @@ class BlackBox:
             Phase.IDLE: "waiting for an order",
             Phase.TAKE_IN: "taking in what is new",
             Phase.DISTRIBUTE: "taking over functions and variables",
+            Phase.COMPILE: "compiling functions",
             Phase.COPY: f"copying rows for {act}",
             Phase.COMPUTE: f"computing {act}",
             Phase.SLICE: f"computing slice {detail} of {act}",

@@ -20,7 +20,7 @@ from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Un
 
 import synk_comm
 import synk_shm
-from synk_theano._graph import environment
+from synk_theano._graph import engine, environment
 from synk_theano._graph.devices.assignment import Assignment
 from synk_theano._rank.workplace import Workplace
 from synk_theano._wire.channel import ChannelClosed
@@ -137,8 +137,8 @@ class WorkerPool:
             if ranks and time.monotonic() > deadline:
                 raise StartError(
                     f"{self._name(ranks[0])} was not ready in {timeout_s:g} s; the machine "
-                    f"may be busy, or Theano's compile directory be locked (see `theano-cache "
-                    f"unlock`)"
+                    f"may be busy, or {engine.TITLE}'s compile directory be locked (see "
+                    f"`{engine.NAME}-cache unlock`)"
                 )
 
     def _await(self, workers: Sequence[Worker], timeout_s: float) -> List[Worker]:
@@ -334,7 +334,7 @@ def hellos_of(
         ranks: their devices.
         times, flight: see `Hello`.
     """
-    options, import_path = environment.theano_options(), environment.import_path()
+    options, import_path = engine.options(), environment.import_path()
     folder, authkey = environment.current_folder(), bytes(current_process().authkey)
     return [
         Hello(
@@ -345,7 +345,7 @@ def hellos_of(
             ticket="",
             sys_path=import_path,
             directory=folder,
-            theano_config=options,
+            options=options,
             times=times,
             flight=flight,
             contexts=ranks.contexts(rank),

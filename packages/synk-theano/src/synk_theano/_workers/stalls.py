@@ -44,6 +44,9 @@ class StallWatch:
 
     def check(self) -> None:
         """Warn if the order has taken too long; called while the master waits."""
+        if any(self._box.flights[rank].phase[0] == Phase.COMPILE for rank in self._workers):
+            self.began = time.monotonic()  # a compiler takes as long as it takes
+            return
         seconds = time.monotonic() - self.began
         began, warned_s = self._warned
         if seconds < (2 * warned_s if began == self.began else self._stall_s):

@@ -230,17 +230,17 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
 
     import synk_shm
     from synk_theano._graph.devices.assignment import take
-    from synk_theano._graph.environment import apply_theano_options, keep_freed_memory
+    from synk_theano._graph.engine import worker_cache
+    from synk_theano._graph.environment import apply_options, keep_freed_memory
     from synk_theano._rank.rank import Rank
     from synk_theano._watch.flight import Flight
-    from synk_theano_compat import locks
 
     from .interrupts import obey
 
     current_process().authkey = hello.authkey
     keep_freed_memory()
-    apply_theano_options(hello.theano_config)
-    locks.worker_cache()
+    apply_options(hello.options)
+    worker_cache()
     settings, threads = hello.settings, hello.threads
     device = take(hello.contexts, settings.nccl, settings.graphs, settings.precision)
     is_near = world is None or world.is_near(hello.rank)

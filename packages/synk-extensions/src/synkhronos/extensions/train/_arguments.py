@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from theano.compile import SharedVariable
+from synk_theano.engine import SharedVariable
 
 from ._state import TrainingState, storage_of
 

@@ -12,12 +12,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import theano
-import theano.tensor as T
-from theano.gof import Apply, Op
-from theano.tensor.raw_random import RandomStateType, random_state_type
 
 import synkhronos as synk
+from synk_theano.engine import Apply, Op, RandomStateType, T, random_state_type
 from synkhronos import _default
 
 _KEYS = 624  # 32-bit words of the Mersenne twister, each exact in a float64
@@ -156,7 +153,7 @@ class AllRanks:
 
 def is_float(variable: Any) -> bool:
     """Return whether a shared variable holds floating-point numbers, which can be averaged."""
-    return getattr(variable, "dtype", None) in theano.tensor.float_dtypes
+    return str(getattr(variable, "dtype", "")).startswith("float")
 
 
 def _is_object(variable: Any) -> bool:
@@ -199,7 +196,7 @@ class ToRow(Op):
     def make_node(self, state: Any) -> Any:
         return Apply(self, [state], [T.dmatrix()])
 
-    def perform(self, node: Any, inputs: Any, output_storage: Any, params: Any = None) -> None:  # noqa: ARG002 - Theano's signature
+    def perform(self, node: Any, inputs: Any, output_storage: Any, params: Any = None) -> None:  # noqa: ARG002 - the engine's signature
         output_storage[0][0] = to_row(inputs[0])[np.newaxis]
 
 
@@ -211,5 +208,5 @@ class FromRow(Op):
     def make_node(self, row: Any) -> Any:
         return Apply(self, [T.as_tensor_variable(row)], [random_state_type()])
 
-    def perform(self, node: Any, inputs: Any, output_storage: Any, params: Any = None) -> None:  # noqa: ARG002 - Theano's signature
+    def perform(self, node: Any, inputs: Any, output_storage: Any, params: Any = None) -> None:  # noqa: ARG002 - the engine's signature
         output_storage[0][0] = from_row(inputs[0][0])

@@ -1,4 +1,4 @@
-"""The training step in plain Theano, in one process: the reference for the parallel step."""
+"""The training step in the plain engine, in one process: the reference for the parallel step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import theano
-import theano.tensor as T
+
+from synk_theano.engine import T, library
 
 from ._arguments import call_of_1_0, data_and_rows
 from ._state import TrainingState
@@ -25,8 +25,8 @@ class SerialTrainFunction:
     """A training step in this process; made by ``make_train_function_theano``.
 
     Attributes:
-        grad_function: Theano function that writes the gradient into :attr:`flat_grad`.
-        update_function: Theano function that moves the parameters from there.
+        grad_function: function that writes the gradient into :attr:`flat_grad`.
+        update_function: function that moves the parameters from there.
         flat_grad: The flat shared vector (a list of shared variables for ``sgd_nonflat``).
         state: :class:`TrainingState`: the shared variables that a step changes.
         output_names: For each output of a call, the name of its expression, or None.
@@ -55,7 +55,7 @@ class SerialTrainFunction:
         self.n_scattered = len(inputs)
         self._sliceable = list(sliceable_shareds)
         rows = [T.lvector("rows")] if self._sliceable else []
-        self.grad_function = theano.function(
+        self.grad_function = library.function(
             [*rows, *inputs, *bcast_inputs],
             [output for output, _ in pairs],
             updates=[*grad_updates, *(update[:2] for update in updates)],
@@ -63,7 +63,7 @@ class SerialTrainFunction:
             givens=[*((shared, shared[rows[0]]) for shared in self._sliceable), *givens],
             name=f"{name}: gradient",
         )
-        self.update_function = theano.function([], updates=param_updates, name=f"{name}: update")
+        self.update_function = library.function([], updates=param_updates, name=f"{name}: update")
         self._names = [variable.name for variable in [*inputs, *bcast_inputs]]
 
     def build_inputs(self, *data: Any, **_options: Any) -> Any:

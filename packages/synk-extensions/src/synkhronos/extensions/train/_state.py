@@ -10,10 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from theano.compile import SharedVariable
-from theano.gof import Variable
-from theano.gof.graph import inputs as leaves
-from theano.tensor.raw_random import RandomStateType
+from synk_theano.engine import RandomStateType, SharedVariable, Variable, leaves_of
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ def _shared_leaves(expressions: Iterable[Any]) -> list[Any]:
     found: dict[int, Any] = {}
     waiting = [expression for expression in expressions if isinstance(expression, Variable)]
     while waiting:
-        reached, waiting = leaves(waiting), []
+        reached, waiting = leaves_of(waiting), []
         for leaf in reached:
             if not isinstance(leaf, SharedVariable):
                 continue

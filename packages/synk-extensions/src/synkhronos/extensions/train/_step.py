@@ -17,10 +17,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from theano.gof import Variable
-
 import synkhronos as synk
 from synk_theano import brief_traceback, flat_updates
+from synk_theano.engine import Variable
 
 from ._arguments import call_of_1_0, data_and_rows
 from ._batches import DrawnBatches, with_next

@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from typing import Any, Callable, TypeVar, cast
 
 import numpy as np
-import theano.tensor as T
-from theano.compile import SharedVariable
-from theano.gof import Variable
-from theano.gradient import DisconnectedInputError
-from theano.tensor.opt import Assert
+
+from synk_theano.engine import (
+    NAME,
+    TITLE,
+    Assert,
+    DisconnectedInputError,
+    SharedVariable,
+    T,
+    Variable,
+)
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
@@ -49,9 +54,9 @@ def check_params(params: Any) -> list[Any]:
     for index, param in enumerate(params):
         if not isinstance(param, SharedVariable):
             raise TypeError(
-                f"params[{index}] is {param!r} of type {type(param).__name__}; expected a Theano "
-                "shared variable (theano.shared(...), or what lasagne.layers.get_all_params("
-                "network, trainable=True) returns)"
+                f"params[{index}] is {param!r} of type {type(param).__name__}; expected a "
+                f"{TITLE} shared variable ({NAME}.shared(...), or what "
+                "lasagne.layers.get_all_params(network, trainable=True) returns)"
             )
         if not str(param.dtype).startswith("float"):
             raise TypeError(
@@ -105,8 +110,8 @@ def gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
         ndim = getattr(loss_or_grads, "ndim", None)
         got = f"{loss_or_grads!r}" + (f" with {ndim} dimensions" if ndim else "")
         raise TypeError(
-            f"the loss is {got}; expected a scalar Theano expression (for instance the mean over "
-            "the rows of the batch), or a list of gradients"
+            f"the loss is {got}; expected a scalar {TITLE} expression (for instance the mean "
+            "over the rows of the batch), or a list of gradients"
         )
     for index, (grad, param) in enumerate(zip(grads, params)):
         if grad.ndim != param.ndim:
@@ -158,7 +163,7 @@ def scalar(value: Any, dtype: str, name: str) -> Any:
     if isinstance(value, numbers.Real) or (isinstance(value, np.ndarray) and value.ndim == 0):
         return T.constant(np.asarray(value, dtype=dtype))
     raise TypeError(
-        f"{name} is {value!r} of type {type(value).__name__}; expected a number or a Theano scalar"
+        f"{name} is {value!r} of type {type(value).__name__}; expected a number or a {TITLE} scalar"
     )
 
 

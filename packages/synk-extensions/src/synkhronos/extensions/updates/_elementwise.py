@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import theano.tensor as T
+from synk_theano.engine import T
 
 
 def larger(x: Any, y: Any) -> Any:

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import theano
-import theano.tensor as T
 
+from synk_theano.engine import T, library, shared_like, with_pattern
 from synkhronos.extensions.updates._arguments import (
     check_params,
     common_dtype,
@@ -52,9 +51,9 @@ class FlatGradient:
         self.dtype = common_dtype(self._params)
         grads = gradients(loss_or_grads, self._params)
         zeros = np.zeros(vars_flat_size(self._params), self.dtype)
-        self.vector = theano.shared(zeros, name="flat_grad")
+        self.vector = library.shared(zeros, name="flat_grad")
         # A vector that is known to have one element gets a broadcastable type of its own.
-        self.updates = [(self.vector, T.patternbroadcast(flatten_vars(grads), (False,)))]
+        self.updates = [(self.vector, with_pattern(flatten_vars(grads), self.vector))]
 
     def __iter__(self) -> Iterator[tuple[Any, Any, State]]:
         parts = unflatten_vars(self.vector, self._params)
@@ -63,7 +62,7 @@ class FlatGradient:
 
     def scalar_state(self, name: str) -> Any:
         """Return a new shared scalar 0, one for all parameters, of their dtype."""
-        return theano.shared(np.zeros((), self.dtype), name=name)
+        return library.shared(np.zeros((), self.dtype), name=name)
 
     def split(self, param_updates: Sequence[tuple[Any, Any]]) -> SplitUpdates:
         """Return the result of a rule."""
@@ -96,7 +95,7 @@ def unflatten_vars(flat_var: Any, variables: Sequence[Any]) -> list[Any]:
     parts = []
     for variable, place in zip(variables, places(variables)):
         part = flat_var[place].reshape(_value(variable).shape)
-        parts.append(T.patternbroadcast(part, variable.broadcastable))
+        parts.append(with_pattern(part, variable))
     return parts
 
 
@@ -145,9 +144,7 @@ def places(params: Sequence[Any]) -> list[slice]:
 
 def zeros_like(param: Any, name: str) -> Any:
     """Return a shared variable of zeros with the shape, dtype and pattern of ``param``."""
-    return theano.shared(
-        np.zeros(_value(param).shape, param.dtype), name=name, broadcastable=param.broadcastable
-    )
+    return shared_like(param, np.zeros(_value(param).shape, param.dtype), name)
 
 
 def _value(param: Any) -> Any:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import theano.tensor as T
-
+from synk_theano.engine import T
 from synkhronos.extensions.updates._arguments import scalar
 from synkhronos.extensions.updates._flatten import SplitUpdates, places
 from synkhronos.extensions.updates._wrapping import (

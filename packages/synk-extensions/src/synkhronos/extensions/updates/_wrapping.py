@@ -14,9 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import theano
-from theano.gof import Variable
-
+from synk_theano.engine import Variable, clone
 from synkhronos.extensions.updates._arguments import check_params, label, scalar
 from synkhronos.extensions.updates._flatten import SplitUpdates
 
@@ -73,7 +71,7 @@ def with_gradients(parts: SplitUpdates, gradients: Sequence[Any]) -> SplitUpdate
         for store, gradient in zip(stores(parts), gradients)
     ]
     targets, values = zip(*parts.param_updates)
-    return parts._replace(param_updates=list(zip(targets, theano.clone(list(values), replace))))
+    return parts._replace(param_updates=list(zip(targets, clone(list(values), replace))))
 
 
 def with_values(parts: SplitUpdates, new_value: Callable[[Any, Any], Any]) -> SplitUpdates:

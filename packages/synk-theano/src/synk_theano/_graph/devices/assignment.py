@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import synk_comm
 from synk_comm import cuda
 from synk_theano._cores import available_cores
+from synk_theano._graph.engine import library
 from synk_theano._plan.rows import is_int
 from synk_theano._wire.world import World
 from synk_theano.exceptions import InputTypeError, InputValueError, StartError
@@ -304,9 +305,7 @@ def _groups(devices: Any) -> List[Tuple[str, ...]]:
 
 def _names_in_flags() -> List[str]:
     """Return the names of contexts that Theano's flag ``contexts`` defines."""
-    import theano
-
-    pairs = filter(None, theano.config.contexts.split(";"))
+    pairs = filter(None, library.config.contexts.split(";"))
     return [pair.partition("->")[0].strip() for pair in pairs]
 
 
@@ -342,9 +341,7 @@ def why_no_pygpu() -> str:
         importlib.import_module("pygpu")
     except Exception as error:  # noqa: BLE001 - one made for another NumPy raises anything
         return f"Theano's GPU back end needs pygpu, which cannot be imported ({error})"
-    import theano
-
-    return "" if theano.config.cxx else "Theano's GPU back end needs a C++ compiler (g++)"
+    return "" if library.config.cxx else "Theano's GPU back end needs a C++ compiler (g++)"
 
 
 def device_in_use() -> Optional[str]:
@@ -381,8 +378,7 @@ def take(contexts: Contexts, nccl: bool, graphs: str = "never", precision: str =
     problem = why_no_pygpu()
     if problem:
         raise StartError(f"device {name}: {problem}; {DOCTOR}")
-    import theano.gpuarray
-
+    importlib.import_module("theano.gpuarray")
     held = device_in_use()
     if held is not None and held != name:
         raise StartError(
@@ -393,15 +389,15 @@ def take(contexts: Contexts, nccl: bool, graphs: str = "never", precision: str =
         exclude_tf32(held)
     try:
         # If it is in use already, this makes new variables and functions use it.
-        theano.gpuarray.use(_known_as(name) if held else name)
-        context = theano.gpuarray.get_context(None)
+        library.gpuarray.use(_known_as(name) if held else name)
+        context = library.gpuarray.get_context(None)
         for named, other in contexts.items():
             if named is not None:
                 name = other
                 _name_context(named, other)
         for named, other in contexts.items():
             if other.startswith("cuda"):
-                set_matrix_products(theano.gpuarray.get_context(named), precision == "tf32")
+                set_matrix_products(library.gpuarray.get_context(named), precision == "tf32")
     except StartError:
         raise
     except Exception as error:

@@ -101,7 +101,6 @@ def pure_form(function: Any) -> Pure:
         update_mapping={},
         unpack_single=False,
         return_none=False,
-        output_keys=None,
         trust_input=True,
     )
     on_host = [place for place, number in enumerate(flat.outputs) if not reading.device[number]]

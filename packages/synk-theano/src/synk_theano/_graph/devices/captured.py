@@ -20,10 +20,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
+from synk_theano._graph.engine import linked_by_kind
 from synk_theano._graph.fast_call import bare
 from synk_theano._graph.flat_updates import whole_of, wholes_among
 from synk_theano._graph.transfer.flat import rebuild
-from synk_theano._graph.transfer.linking import linked_by_kind
 from synk_theano._graph.values import empty_like, is_on_device
 
 from .capturable import NotCapturableError, Pure, pure_form

@@ -12,10 +12,10 @@ import mmap
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
-import theano
 
 import synk_comm
 from synk_comm import cuda
+from synk_theano._graph.engine import library
 from synk_theano._graph.values import is_on_device, on_host
 from synk_theano_compat._cuda.stream import stream_of
 
@@ -137,7 +137,7 @@ class Gpu:
             self._driver = driver = cuda.Driver()
             # With streams of its own for copies, libgpuarray orders them with events that only it
             # knows; the default stream waits for all of its streams.
-            stream = stream_of(context) if theano.config.gpuarray.single_stream else 0
+            stream = stream_of(context) if library.config.gpuarray.single_stream else 0
             self._pages = LockedPages(driver, ordinal_of(driver, name, context), stream)
 
     @property

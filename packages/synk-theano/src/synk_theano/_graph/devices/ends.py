@@ -13,8 +13,7 @@ import sys
 from dataclasses import replace
 from typing import Any, Dict, List, Sequence, Set, Tuple
 
-from theano.compile.ops import deep_copy_op
-
+from synk_theano._graph.engine import deep_copy_op
 from synk_theano._graph.transfer.flat import (
     FlatFunction,
     FlatInput,

@@ -23,11 +23,9 @@ from typing import (
     Tuple,
 )
 
-from theano.gof import Op
-
+from synk_theano._graph.engine import Op, linked_by_kind
 from synk_theano._graph.shared import Storage
 from synk_theano._graph.transfer.flat import FlatFunction, flatten, is_flat_able, rebuild
-from synk_theano._graph.transfer.linking import linked_by_kind
 from synk_theano._graph.values import concatenated
 
 MOST_PIECES = 8
@@ -58,7 +56,7 @@ class PartsChangedError(Exception):
     """The parts have other sizes than before."""
 
 
-class Piece(NamedTuple):
+class VectorPiece(NamedTuple):
     """Elements of the vector that are reduced at once.
 
     Attributes:
@@ -86,7 +84,7 @@ class Parts:
 
     def __init__(self, copy: Callable[[Any, int, Any], None], may_stay: Sequence[bool]) -> None:
         self.aim: Optional[Aim] = None
-        self.pieces: Tuple[Piece, ...] = ()
+        self.pieces: Tuple[VectorPiece, ...] = ()
         self._copy = copy
         self._may_stay = may_stay
         self._stays: List[bool] = []
@@ -152,7 +150,7 @@ class Parts:
         if sources:
             aim.ready(sources)
 
-    def _source(self, piece: Piece) -> Any:
+    def _source(self, piece: VectorPiece) -> Any:
         held: Any = _COPIED if piece.part < 0 else self._there[piece.part]
         if held is _COPIED:
             return None
@@ -170,7 +168,7 @@ class Parts:
 _COPIED = object()
 
 
-def pieces_of(sizes: Sequence[int], itemsize: int) -> Tuple[Piece, ...]:
+def pieces_of(sizes: Sequence[int], itemsize: int) -> Tuple[VectorPiece, ...]:
     """Return the pieces of a vector made of parts of these sizes, the last ones first.
 
     () if there is just one.
@@ -182,7 +180,7 @@ def pieces_of(sizes: Sequence[int], itemsize: int) -> Tuple[Piece, ...]:
     """
     least, total = -(-SMALLEST_PIECE // itemsize), sum(sizes)
     step = max(least, -(-total // MOST_PIECES))
-    pieces: List[Piece] = []
+    pieces: List[VectorPiece] = []
     end = begin = total
     for part, size in reversed(list(enumerate(sizes))):
         if size >= least:
@@ -195,11 +193,11 @@ def pieces_of(sizes: Sequence[int], itemsize: int) -> Tuple[Piece, ...]:
     return tuple(pieces) if len(pieces) > 1 else ()
 
 
-def _cut(begin: int, end: int, step: int, part: int) -> List[Piece]:
+def _cut(begin: int, end: int, step: int, part: int) -> List[VectorPiece]:
     """Return the pieces of a range, none longer than `step`, all about alike."""
     count = -(-(end - begin) // step)
     bounds = [begin + (end - begin) * n // count for n in range(count + 1)] if count else []
-    return [Piece(*ends, part) for ends in zip(bounds, bounds[1:])][::-1]
+    return [VectorPiece(*ends, part) for ends in zip(bounds, bounds[1:])][::-1]
 
 
 class PartOp(Op):  # type: ignore[misc] # Theano has no types

@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, FrozenSet, List, Optional, Sequence, Tuple
 
+from synk_theano._graph.engine import NAME
 from synk_theano._graph.leaves import differs_by_rank, lineage_of
 from synk_theano._graph.random_streams import is_random_state
 from synk_theano._graph.spec import FunctionSpec
@@ -117,7 +118,7 @@ def _walk(spec: FunctionSpec) -> Optional[Walk]:
     ends += [replacement for _, replacement in spec.givens]
     known = {variable: _source(variable) for variable in sources}
     walk = Walk(known, find_reshapes(ends))
-    # As in Theano, each replacement is built with those before it in place.
+    # As in the engine, each replacement is built with those before it in place.
     for key, replacement in spec.givens:
         walk.values[key] = walk.value(replacement)
         if replacement in walk.random:
@@ -240,7 +241,7 @@ def _node(node: Any) -> str:
     return text + (f" at {place}" if place else "")
 
 
-_NOT_USERS = ("theano", "synk_theano")
+_NOT_USERS = (NAME, "synk_theano")
 
 
 def _written_at(variable: Any) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple
 
-from theano.tensor.subtensor import get_idx_list
-from theano.tensor.type_other import NoneTypeT, SliceType
+from synk_theano._graph.engine import NoneTypeT, SliceType, get_idx_list
 
 from .layout import length_layout
 from .reduced import union

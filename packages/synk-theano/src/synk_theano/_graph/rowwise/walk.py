@@ -41,8 +41,8 @@ from typing import (
 )
 
 import numpy as np
-from theano.gof import Apply, Constant, Variable
 
+from synk_theano._graph.engine import NAME, Apply, Constant, Variable
 from synk_theano._graph.reduce_op import AllReduce
 
 ROW = "row"
@@ -163,7 +163,7 @@ _RULES: Dict[str, _Rule] = {}
 def rule(
     *names: str, takes: str = "known", with_walk: bool = False
 ) -> Callable[[Handler], Handler]:
-    """Register the rule of Theano's own operations with these class names.
+    """Register the rule of the engine's own operations with these class names.
 
     Args:
         takes: the inputs that the rule takes: "known" ones; "mixed" ones, too; or "all", unknown
@@ -181,8 +181,8 @@ def rule(
 
 
 def _find_rule(op_class: type) -> Optional[_Rule]:
-    """Return the rule of a class of Theano or ours, or of its parent; None for users' classes."""
-    if op_class.__module__.split(".")[0] not in ("theano", "synk_theano"):
+    """Return the rule of a class of the engine's or ours, or its parent's; None for users'."""
+    if op_class.__module__.split(".")[0] not in (NAME, "synk_theano"):
         return None
     for base in op_class.__mro__:
         if base.__name__ in _RULES:
@@ -239,7 +239,7 @@ def unruled(node: Any, values: Sequence[Value]) -> Value:
 
 
 def constant_value(variable: Any) -> Value:
-    """Return the value of a Theano constant."""
+    """Return the value of a constant."""
     data = variable.data
     if not isinstance(data, (np.ndarray, np.number, np.bool_, int, float)):
         return FIXED

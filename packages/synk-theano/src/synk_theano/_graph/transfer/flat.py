@@ -1,4 +1,4 @@
-"""Compiled Theano functions in flat form, to send and to build again.
+"""Compiled functions in flat form, to send and to build again.
 
 The flat form of a function is its optimised graph as a list of nodes in topological order. So depth
 does not matter (pickle would recurse too deep at a few hundred layers), and the original graph, the
@@ -15,25 +15,32 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
-from theano import gof
-from theano.compile import SharedVariable
-from theano.compile.function_module import Function, FunctionMaker
-from theano.compile.io import In, Out
-from theano.scalar.basic import Composite, specific_out, transfer_type
 
-from .linking import processor_flags, quick_outputs, take_processor_flags
+from synk_theano._graph.engine import (
+    Apply,
+    Container,
+    DestroyHandler,
+    Function,
+    FunctionGraph,
+    FunctionMaker,
+    In,
+    SharedVariable,
+    extras_of,
+    link,
+    state_of,
+)
 
 _SETTINGS = ("mutable", "borrow", "strict", "allow_downcast", "implicit", "shared")
 
 
 @dataclass(frozen=True)
 class FlatInput:
-    """An input of the function, as in `theano.In`.
+    """An input of the function, as in `In`.
 
     Attributes:
         holder: the shared variable or container that holds its value; None for an argument.
         default: value of an argument that has one.
-        settings: arguments of `theano.In` by name.
+        settings: arguments of `In` by name.
     """
 
     cls: type
@@ -65,10 +72,9 @@ class FlatFunction:
     mode: Any
     unpack_single: bool
     return_none: bool
-    output_keys: Any
     name: Optional[str]
     trust_input: bool
-    processor_flags: Optional[Tuple[str, ...]]
+    extras: Any
 
     @property
     def first_made(self) -> int:
@@ -84,7 +90,6 @@ class FlatFunction:
 
 
 _PLAIN = (str, bytes, int, float, complex, np.generic, np.dtype, type)
-_MADE_OF_ATTRIBUTES = (gof.PureOp, gof.Type, specific_out, transfer_type)
 
 
 class _Distinct:
@@ -99,9 +104,7 @@ class _Distinct:
         """Return the index of the item, or of one that is the same; append it if there is none."""
         place = self._by_identity.get(id(item))
         if place is None:
-            place = len(self.items)
-            if not hasattr(item, "fn"):  # Scan and similar ops hold a compiled function
-                place = self._by_value.setdefault((item, _state(item)), place)
+            place = self._by_value.setdefault((item, _state(item)), len(self.items))
             if place == len(self.items):
                 self.items.append(item)
             self._by_identity[id(item)] = place
@@ -122,13 +125,10 @@ def _state(value: Any) -> Any:
         return frozenset((_state(key), _state(item)) for key, item in value.items())
     if isinstance(value, slice):
         return (slice, _state(value.start), _state(value.stop), _state(value.step))
-    if isinstance(value, Composite):
-        # Its C code: the graph that it was made from is a different object each time.
-        value.init_c_code()
-        return (type(value), value._c_code, _state(value.inputs_type), _state(value.outputs_type))
-    if isinstance(value, _MADE_OF_ATTRIBUTES):
-        return (type(value), _state(vars(value)))
-    return ("object", id(value))
+    state = state_of(value)
+    if state is None:
+        return ("object", id(value))
+    return (type(value), _state(state) if isinstance(state, Mapping) else state)
 
 
 def is_flat_able(function: Any) -> bool:
@@ -177,10 +177,9 @@ def flatten(function: Any) -> FlatFunction:
         mode=maker.mode,
         unpack_single=maker.unpack_single,
         return_none=maker.return_none,
-        output_keys=maker.output_keys,
         name=maker.name,
         trust_input=function.trust_input,
-        processor_flags=processor_flags(),
+        extras=extras_of(function),
     )
 
 
@@ -188,7 +187,7 @@ def _flatten_input(spec: Any, variable: Any, container: Any) -> FlatInput:
     holder = default = None
     if isinstance(spec.variable, SharedVariable):
         holder = spec.variable
-    elif isinstance(spec.value, gof.Container):
+    elif isinstance(spec.value, Container):
         holder = spec.value
     elif spec.value is not None:
         # An input with a state: the current value, not the one that it was made with.
@@ -206,7 +205,7 @@ def _flatten_input(spec: Any, variable: Any, container: Any) -> FlatInput:
 
 
 def rebuild(flat: FlatFunction) -> Any:
-    """Build the Theano function that `flat` describes, with its shared variables' storage."""
+    """Build the function that `flat` describes, with its shared variables' storage."""
     variables: List[Any] = []
     for item in flat.inputs:
         if isinstance(item.holder, SharedVariable):
@@ -216,42 +215,25 @@ def rebuild(flat: FlatFunction) -> Any:
     variables += [cls(type_, data, name) for cls, type_, data, name in flat.constants]
     for op, inputs, outputs in flat.nodes:
         made = [flat.types[type_].make_variable(name) for type_, name in outputs]
-        gof.Apply(flat.ops[op], [variables[i] for i in inputs], made)
+        Apply(flat.ops[op], [variables[i] for i in inputs], made)
         variables += made
     graph_outputs = [variables[i] for i in flat.outputs]
-    graph = gof.FunctionGraph(
+    graph = FunctionGraph(
         variables[: len(flat.inputs)],
         graph_outputs,
         clone=False,
         update_mapping=flat.update_mapping,
     )
     # It orders nodes so that all read a value before an in-place operation overwrites it.
-    graph.attach_feature(gof.DestroyHandler())
+    graph.attach_feature(DestroyHandler())
 
     updates = iter(graph.outputs[len(flat.borrowed_outputs) :])
     specs = [
         _rebuild_input(item, variable, next(updates) if item.has_update else None)
         for item, variable in zip(flat.inputs, graph.inputs)
     ]
-    results = [
-        Out(variable, borrow=borrow)
-        for variable, borrow in zip(graph.outputs, flat.borrowed_outputs)
-    ]
-    maker = FunctionMaker(
-        specs,
-        results,
-        mode=flat.mode,
-        accept_inplace=True,
-        on_unused_input="ignore",
-        fgraph=graph,
-        output_keys=flat.output_keys,
-        name=flat.name,
-    )
-    maker.unpack_single = flat.unpack_single
-    maker.return_none = flat.return_none
-    take_processor_flags(flat.processor_flags)
-    with quick_outputs(graph):
-        function = maker.create([spec.value for spec in specs], trustme=True)
+    returns = flat.unpack_single, flat.return_none
+    function = link(graph, specs, flat.borrowed_outputs, flat.mode, flat.name, returns, flat.extras)
     function.trust_input = flat.trust_input
     return function
 

@@ -17,16 +17,18 @@ from contextlib import contextmanager
 from typing import Any, Iterable, Iterator, List, Optional, Tuple
 
 import cloudpickle
-from theano import gof
-from theano.compile import SharedVariable
-from theano.compile.function_module import Function
-from theano.compile.ops import FromFunctionOp
-from theano.tensor.raw_random import RandomStateType, random_state_type
 
+from synk_theano._graph.engine import (
+    Container,
+    FromFunctionOp,
+    Function,
+    SharedVariable,
+    linked_by_kind,
+    reduced,
+)
 from synk_theano._graph.shared import VariableRegistry
 
 from .flat import flatten, is_flat_able, rebuild
-from .linking import linked_by_kind
 
 RECURSION_LIMIT = 10_000
 """Calls that may be nested while pickling and building: Scan's inner graphs and the linker recurse.
@@ -66,10 +68,6 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _random_state_type() -> Any:
-    return random_state_type
-
-
 class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: Any, registry: VariableRegistry, buffers: List[Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
@@ -78,7 +76,7 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, obj: Any) -> Optional[Tuple[str, int]]:
         if isinstance(obj, SharedVariable):
             return ("variable", self._registry.number_of(obj))
-        if isinstance(obj, gof.Container):
+        if isinstance(obj, Container):
             number = self._registry.known_number(obj.storage)
             return None if number is None else ("container", number)
         if type(obj) is list and len(obj) == 1:
@@ -98,10 +96,8 @@ class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 obj.otypes,
                 state["_FromFunctionOp__infer_shape"],
             )
-        if type(obj) is RandomStateType:
-            # It is compared by identity, so a second one must not be made.
-            return _random_state_type, ()
-        return super().reducer_override(obj)
+        form = reduced(obj)
+        return super().reducer_override(obj) if form is None else form
 
 
 class _GraphUnpickler(pickle.Unpickler):

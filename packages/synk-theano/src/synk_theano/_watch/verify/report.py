@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from synk_theano._graph.engine import TITLE
 from synk_theano.exceptions import VerifyError
 
 
@@ -222,7 +223,7 @@ class Report:
         if self.ok and self.worst is None:
             verdict = "nothing could be compared"
         title = (
-            f"{self.name} on {len(self.rows)} ranks with {self.rows} rows, against plain Theano: "
+            f"{self.name} on {len(self.rows)} ranks with {self.rows} rows, against plain {TITLE}: "
             f"{verdict}"
         )
         lines = [title, *(f"  {drift}" for drift in self.drifts)]
@@ -303,7 +304,7 @@ def _diagnoses(comparisons: Sequence[Comparison], unequal: Sequence[str]) -> Lis
                 f"all_reduce() that, and update from it (see make_train_function)"
             )
         elif what in faulty:
-            texts.append(f"{what}: the ranks did not compute what plain Theano does on their rows")
+            texts.append(f"{what}: the ranks did not compute what plain {TITLE} does on their rows")
         else:
             texts.append(
                 f"{what}: the ranks computed their rows correctly, but {op!r} of the parts is not "
