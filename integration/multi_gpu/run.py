@@ -145,7 +145,7 @@ def run_unit(unit: Unit, folder: Path, options: argparse.Namespace) -> Outcome:
             forget(record, spoiled)
             continue
         if running is None:
-            if status not in (0, 1, 5):
+            if status not in (0, 1, 5) or (status == 1 and not results):
                 outcome.trouble = f"pytest ended with status {status}\n{_tail(log)}"
             break
         text = f"the process ended with status {status} in this test\n{_tail(log)}"
