@@ -243,6 +243,30 @@ def test_a_rank_that_is_killed_ends_the_job(job, row):
     assert "EXIT CODE: 9" in done.out + done.err
 
 
+BETWEEN = """
+runtime = Runtime()
+runtime.function([x], (x.sum(), "sum"))(X)
+pid = runtime.worker_pids[0]
+runtime.close()
+os.kill(pid, signal.SIGKILL)
+while os.path.exists(f"/proc/{pid}"):
+    time.sleep(0.01)
+say(said=outcome(lambda: Runtime().distribute()))
+"""
+
+
+def test_a_rank_that_died_between_two_runtimes_is_named(job):
+    options = ["-disable-auto-cleanup"]
+    with job(BETWEEN, options=options, outlives=True) as program:
+        done = program.finish()
+    assert done.status != 0
+    assert facts(done), done.out + done.err
+    (found,) = facts(done)
+    name, text = found["said"]
+    assert name == "StartError"
+    assert "rank 1 on host hosta is gone" in text
+
+
 INTERRUPTED = """
 @as_op([T.dmatrix], [T.dmatrix])
 def slow(rows):

@@ -67,8 +67,12 @@ class MpiWorker:
         self.stack_file: Optional[StackFile] = None
         self.process: Optional[NearProcess] = None
         if world.is_near(self.rank):
-            with contextlib.suppress(OSError):  # it has ended, which `wait_ready` finds
+            try:
                 self.process = NearProcess(world.members[self.rank].pid)
+            except ProcessLookupError:
+                world.gone.add(self.rank)
+            except OSError:  # this system has no such descriptors
+                pass
         self.channel = world.channel(self.rank, hello.tag)
         world.channel(self.rank).send(pickle.dumps(hello))
 
