@@ -243,6 +243,38 @@ def test_a_rank_that_is_killed_ends_the_job(job, row):
     assert "EXIT CODE: 9" in done.out + done.err
 
 
+WAITS = """
+@as_op([T.dmatrix], [T.dmatrix])
+def slow(rows):
+    time.sleep(0.1 * float(rows.max() > 50))
+    return rows
+
+with Runtime() as runtime:
+    f = runtime.function([x], (slow(x).sum(), "sum"), name="f")
+    f(X)
+    runtime.stats(reset=True)
+    bad = X.copy()
+    bad[-1] = 99
+    for _ in range(3):
+        f(bad)
+    said = []
+    for reset in (False, True):
+        figures = runtime.stats(reset)["f"]
+        said.append([figures.slowest, figures.calls, figures.wait_s, figures.reduce_s])
+    say(said=said, after=sorted(runtime.stats()))
+"""
+
+
+def test_the_slowest_rank_of_another_host_is_told(job):
+    (found,) = finished(job(WAITS))
+    first, second = found["said"]
+    assert first == second
+    slowest, calls, wait_s, _ = first
+    assert (slowest, calls) == ([0, 0, 3], 3)
+    assert wait_s > 0.25
+    assert found["after"] == []
+
+
 BETWEEN = """
 runtime = Runtime()
 runtime.function([x], (x.sum(), "sum"))(X)
