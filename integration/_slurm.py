@@ -50,6 +50,7 @@ ReturnToService=2
 KillWait=5
 SlurmdParameters=config_overrides
 SwitchType=switch/none
+MpiDefault=pmi2
 NodeName={names} CPUs={cores} RealMemory=4000 State=UNKNOWN
 PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """

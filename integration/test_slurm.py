@@ -104,6 +104,7 @@ say(places=found.T.tolist(), total=total.tolist(), w=w.get_value().tolist())
             1,
             id="salloc mpiexec",
         ),
+        pytest.param(("salloc", "-N2", "-n4"), [*RUN, "--hosts", "h1:2,h2:2"], 1, id="--hosts"),
     ],
 )
 def test_a_job_computes_on_both_hosts(start, starts, by, readers):
