@@ -188,8 +188,7 @@ def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
     kills = [each for each in trials if "over" not in each]
     seconds = [each["seconds"] for each in kills if "seconds" in each]
     return {
-        "trials": len(trials),
-        "over": sum("over" in each for each in trials),
+        "kills": len(kills),
         "wrong": sum("trouble" in each for each in trials),
         "told": sum("error" in each for each in kills),
         "zero": sum(each.get("status") == 0 for each in kills),
@@ -207,7 +206,7 @@ def trials_of(name: str, options: argparse.Namespace, rng: random.Random) -> dic
             began = time.monotonic()
             program.finish()
             whole_s = time.monotonic() - began
-        while len(done) < options.trials:
+        while sum("over" not in each for each in done) < options.trials:
             done.append(trial(start, rng, whole_s, name == "openmpi"))
             if "trouble" in done[-1]:
                 print(json.dumps(done[-1]).replace("\\n", "\n"), flush=True)
@@ -218,7 +217,7 @@ def trials_of(name: str, options: argparse.Namespace, rng: random.Random) -> dic
 def main() -> int:
     """Run the trials; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=100, help="of each launcher (100)")
+    parser.add_argument("--trials", type=int, default=100, help="kills under each launcher (100)")
     parser.add_argument("--launchers", nargs="+", choices=LAUNCHERS, default=["mpich", "slurm"])
     parser.add_argument("--openmpi", default=sys.prefix, help="where Open MPI is installed")
     options = _results.begin(parser)

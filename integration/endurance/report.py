@@ -125,21 +125,21 @@ def kill_trials(result: dict[str, Any]) -> Iterator[str]:
 def host_kills(result: dict[str, Any]) -> Iterator[str]:
     """Yield what happened to jobs on two hosts of which a rank was killed."""
     launchers = result["launchers"].values()
-    yield f"### {sum(each['trials'] for each in launchers)} times `kill -9` on two hosts"
+    yield f"### {sum(each['kills'] for each in launchers)} times `kill -9` on two hosts"
     yield ""
     yield (
         "At a random moment a random rank of four, on two simulated hosts, was killed. "
         f"{sum(each['wrong'] for each in launchers)} jobs went otherwise than promised. Left "
-        f"behind, in all: {sum(len(each['left']) for each in launchers)} segments. *Over*: the "
-        "rank, or the program, had ended before. *Exception*: the program got one; else the job "
-        "was ended at once. The times are those from the kill to the end of the job."
+        f"behind, in all: {sum(len(each['left']) for each in launchers)} segments. "
+        "*Exception*: the program got one; else the job was ended at once. The times are those "
+        "from the kill to the end of the job; Slurm waited for 5 s between SIGTERM and SIGKILL."
     )
     yield ""
-    yield from _row("launcher", "jobs", "over", "exception", "status 0", "median", "worst")
-    yield from _row("---", *["--:"] * 6)
+    yield from _row("launcher", "kills", "exception", "status 0", "median", "worst")
+    yield from _row("---", *["--:"] * 5)
     for name, each in result["launchers"].items():
         words = f"{_LAUNCHED[name]}, {each['mpi']}"
-        counts = [str(each[key]) for key in ("trials", "over", "told", "zero")]
+        counts = [str(each[key]) for key in ("kills", "told", "zero")]
         yield from _row(words, *counts, _time(each["median_s"]), _time(each["worst_s"]))
 
 

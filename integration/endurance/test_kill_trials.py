@@ -50,7 +50,7 @@ def test_some_random_kills_on_two_hosts(tmp_path: Path, launcher: str) -> None:
     done = ran(sys.executable, *program, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(path.read_text(encoding="utf-8"))["launchers"][launcher]
-    assert (told["trials"], told["wrong"], told["left"]) == (8, 0, [])
+    assert (told["kills"], told["wrong"], told["left"]) == (8, 0, [])
 
 
 def trial(killed: str, seconds: float, **left: Any) -> dict[str, Any]:

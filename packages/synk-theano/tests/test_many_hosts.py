@@ -13,7 +13,8 @@ import pytest
 from synk_testing import mpi_job, why_no_mpi
 from synk_theano._graph.devices.assignment import choose_in_world
 from synk_theano._wire import launcher, world
-from synk_theano.exceptions import InputTypeError, InputValueError, StartError
+from synk_theano._workers import mpi_pool
+from synk_theano.exceptions import InputTypeError, InputValueError, StartError, WorkerDied
 
 PREAMBLE = """
 import json, os, signal, sys, time, warnings
@@ -482,6 +483,23 @@ def test_a_rank_that_keeps_others_waiting_is_shown_or_named(job):
 
 
 # The launcher, without MPI.
+
+
+def test_the_rank_that_mpi_has_reported_is_named_before_others_that_ended():
+    pool = object.__new__(mpi_pool.MpiPool)
+    members = [SimpleNamespace(host=f"host{rank}") for rank in range(4)]
+    pool._world = SimpleNamespace(members=members, gone=set(), lost="")
+    pool._first = None
+    pool._workers = [SimpleNamespace(rank=rank, is_gone=lambda: True) for rank in (1, 2, 3)]
+    pool.blame(-1)  # MPI does not know
+    with pytest.raises(StartError, match="rank 1 on host host1"):
+        pool.require_started([])
+    pool.blame(3)
+    with pytest.raises(WorkerDied) as caught:
+        pool.check("in a call")
+    assert (caught.value.rank, caught.value.host) == (3, "host3")
+    with pytest.raises(StartError, match="rank 3 on host host3"):
+        pool.require_started([])
 
 
 @pytest.mark.parametrize(
