@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import theano
 from _training import Model, StopAt, assert_same, dataset, without_seconds
 
+from synk_testing.engine import T, engine
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     Callback,
@@ -69,7 +69,7 @@ def random_values(model):
 def test_resuming_equals_an_uninterrupted_run_bit_for_bit(tmp_path, noise, rule, generator, stop):
     def build(folder, *callbacks):
         model = Model(rule=getattr(updates, rule), noise=noise, running=True)
-        valid = theano.function([model.x, model.y], model.clean)
+        valid = engine.function([model.x, model.y], model.clean)
         return model, plain(
             model,
             folder,
@@ -412,9 +412,9 @@ def test_a_damaged_file_changes_nothing(tmp_path, trained, damage, message):
 @functools.cache
 def another(params=("w", "v"), rule=updates.momentum, dtype="float64", width=3):
     """A model whose parameters are not those of the next test's checkpoint."""
-    x = theano.tensor.matrix("x", dtype=dtype)
-    shareds = [theano.shared(np.ones(width, dtype), name=name) for name in params]
-    rate = theano.shared(np.asarray(0.1, dtype), name="rate")
+    x = T.matrix("x", dtype=dtype)
+    shareds = [engine.shared(np.ones(width, dtype), name=name) for name in params]
+    rate = engine.shared(np.asarray(0.1, dtype), name="rate")
     loss = ((x.dot(sum(shareds)) - 1) ** 2).mean()
     train = make_train_function_theano(loss, shareds, [x], rule, learning_rate=rate)
     data = np.random.RandomState(3).randn(10, width).astype(dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import theano
 from _training import (
     FEATURES,
     ROWS,
@@ -20,6 +19,7 @@ from _training import (
 )
 
 import synkhronos as synk
+from synk_testing.engine import T, engine
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     Callback,
@@ -151,12 +151,12 @@ def test_data_in_shared_memory_is_taken_as_it_is(two_ranks):
 
 
 def test_default_updates_are_part_of_the_state():
-    x = theano.tensor.dmatrix("x")
-    w, inner, outer, mean = (theano.shared(1.0, name=n) for n in ("w", "inner", "outer", "mean"))
+    x = T.dmatrix("x")
+    w, inner, outer, mean = (engine.shared(1.0, name=n) for n in ("w", "inner", "outer", "mean"))
     inner.default_update = inner * 0.5
     outer.default_update = outer + inner  # reached through an update only
     # As Lasagne's batch normalisation: a clone is updated, whose value is the variable's own.
-    running = theano.clone(mean, share_inputs=False)
+    running = engine.clone(mean, share_inputs=False)
     running.default_update = 0.5 * running + 0.5 * x.mean()
     loss = (x * w).mean() + 0 * outer + 0 * running
     train = make_train_function_theano(loss, [w], [x], updates.momentum, learning_rate=0.1)
