@@ -15,6 +15,7 @@ from synkhronos.extensions.train import (
     make_train_function,
     make_train_function_theano,
 )
+from synkhronos.extensions.train._ranks import from_row, to_row
 
 TOLERANCE = 1e-10
 ROWS, FEATURES, HIDDEN, CLASSES = 160, 12, 16, 4  # 160 = 3 * 53 + 1: the last batch has one row
@@ -335,3 +336,12 @@ def test_a_rule_of_lasagne_is_refused_in_words():
     for make in (make_train_function, make_train_function_theano):
         with pytest.raises(TypeError, match=r"'adam' returned a dict.*synkhronos\.extensions"):
             make((x * w).mean(), [w], [x], adam)
+
+
+@pytest.mark.parametrize("name", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+def test_a_generator_goes_on_from_a_row_of_numbers(name):
+    state = np.random.Generator(getattr(np.random, name)(5))
+    state.random(3, np.float32)  # half of a word is left
+    again = from_row(to_row(state))
+    assert type(again.bit_generator) is type(state.bit_generator)
+    np.testing.assert_array_equal(again.random(100, np.float32), state.random(100, np.float32))

@@ -19,8 +19,8 @@ LIMIT_S = 120
 PROGRAM = """
 import signal, sys, time
 sys.path.insert(0, sys.argv[1])
-from synk_testing.engine import engine
-from synk_testing.engine import T
+from synk_testing.engine import T, engine
+from synk_theano.engine import Apply, Op
 from _training import Model, dataset
 import synkhronos as synk
 from synk_testing import children
@@ -36,10 +36,10 @@ def wait(seconds):
     while time.monotonic() - begin < seconds:
         time.sleep(0.01)
 
-class Slow(engine.gof.Op):
+class Slow(Op):
     __props__ = ()
     def make_node(self, value, seconds):
-        return engine.gof.Apply(self, [value, seconds], [value.type()])
+        return Apply(self, [value, seconds], [value.type()])
     def perform(self, node, inputs, outputs, params=None):
         wait(float(inputs[1]))
         outputs[0][0] = inputs[0]

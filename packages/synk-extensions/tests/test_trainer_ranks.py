@@ -19,7 +19,7 @@ from _training import (
 )
 
 import synkhronos as synk
-from synk_testing.engine import T, engine
+from synk_testing.engine import STREAMS, T, engine, theano_only
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     Callback,
@@ -74,7 +74,9 @@ def test_training_on_two_ranks_is_the_serial_one(two_ranks):
     assert [finding for finding in synk.lint() if "error" in repr(finding).lower()] == []
 
 
-@pytest.mark.parametrize("noise", ["numpy", pytest.param("mrg", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "noise", ["numpy", pytest.param([*STREAMS][-1], marks=pytest.mark.nightly)]
+)
 def test_resuming_on_two_ranks_equals_an_uninterrupted_run_bit_for_bit(two_ranks, tmp_path, noise):
     kind = {"noise": noise, "running": True}
 
@@ -150,6 +152,7 @@ def test_data_in_shared_memory_is_taken_as_it_is(two_ranks):
     assert_close(model.values(), other.values())
 
 
+@theano_only("clones with a default update of their own")
 def test_default_updates_are_part_of_the_state():
     x = T.dmatrix("x")
     w, inner, outer, mean = (engine.shared(1.0, name=n) for n in ("w", "inner", "outer", "mean"))

@@ -19,6 +19,7 @@ _ENGINES = ("theano", "pytensor")
 __all__ = [
     "FLAGS",
     "FLATTENS",
+    "HAS_DEVICES",
     "NAME",
     "TITLE",
     "Apply",

@@ -46,7 +46,7 @@ from pytensor.tensor.type_other import NoneTypeT, SliceType
 
 NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
 
-FLATTENS = False
+HAS_DEVICES = FLATTENS = False
 
 # Reductions inside a graph are Python's: they cannot be otherwise.
 warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")

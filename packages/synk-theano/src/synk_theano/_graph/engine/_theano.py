@@ -50,6 +50,9 @@ from ._theano_linking import linked_by_kind, processor_flags, quick_outputs, tak
 NAME, TITLE, FLAGS = "theano", "Theano", "THEANO_FLAGS"
 """Its module, its name in messages, and the variable in which users set its options."""
 
+HAS_DEVICES = True
+"""Whether there is a back end for GPUs."""
+
 FLATTENS = True
 """Whether `flat_updates` is of use: linkers run operations in Python as they are."""
 
