@@ -42,6 +42,15 @@ else:
 os.write(answer, json.dumps(found).encode())
 """
 
+# Gives a rank its GPU, and has NCCL believe in the hosts; then it is the program that follows.
+APART = """
+import os, sys
+rank, host = int(os.environ["PMI_RANK"]), os.environ["PMI_HOSTNAME"]
+visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(rank + 1)))
+os.environ.update(CUDA_VISIBLE_DEVICES=visible.split(",")[rank], NCCL_HOSTID=host)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
 
 @dataclass(frozen=True)
 class DeviceSet:
@@ -52,6 +61,7 @@ class DeviceSet:
         ranks: how many.
         devices: Theano's names, one per rank; () for what ``use_gpu`` gives.
         hosts: on how many, if MPI starts the ranks: all are this machine, and MPI believes in them.
+            A GPU belongs to one rank alone, and NCCL goes over the network.
     """
 
     name: str
@@ -66,7 +76,7 @@ class DeviceSet:
         if self.devices:
             return {"devices": list(self.devices)}
         if self.hosts:
-            return {"use_gpu": False}
+            return {"use_gpu": True, "nccl": True} if self.kind == "cuda" else {"use_gpu": False}
         return {"n_parallel": self.ranks, "use_gpu": self.kind != "cpu"}
 
     def command(self, module: str) -> list[str]:
@@ -75,7 +85,8 @@ class DeviceSet:
             return [sys.executable, "-m", module]
         per_host = -(-self.ranks // self.hosts)
         program = [sys.executable, "-m", "synkhronos._running", "-m", module]
-        return [*job_command(self.ranks, per_host), *program]
+        apart = [sys.executable, "-c", APART] if self.kind == "cuda" else []
+        return [*job_command(self.ranks, per_host), *apart, *program]
 
     @property
     def needs_cuda(self) -> int:
@@ -93,6 +104,7 @@ SETS = {
         DeviceSet("cuda-1", "cuda", 1),
         DeviceSet("cuda-2", "cuda", 2),
         DeviceSet("cuda-4", "cuda", 4),
+        DeviceSet("cuda-hosts-2", "cuda", 2, hosts=2),
         DeviceSet("cuda-shared-2", "cuda", 2, ("cuda0",) * 2),
     )
 }
@@ -118,8 +130,8 @@ def found() -> dict[str, Any]:
 
 def missing(device_set: DeviceSet) -> str | None:
     """Why the set cannot be used here, or None if it can."""
-    if device_set.hosts:
-        return why_no_mpi() or None
+    if device_set.hosts and why_no_mpi():
+        return why_no_mpi()
     if device_set.kind == "cpu":
         return None
     here = found()

@@ -37,19 +37,25 @@ import numpy as np, theano, theano.tensor as T
 import synkhronos as synk
 synk.fork(devices=json.loads(sys.argv[1]), verbose=False, graphs="always")
 x = T.fmatrix("x")
-w = theano.shared(np.full((2000, 2000), 1e-3, "float32"), name="w")
-g = theano.shared(np.zeros((2000, 2000), "float32"), name="g")
-y = T.tanh(x.dot(w)).dot(w)
-f = synk.function([x], y.mean(), updates=[(g, T.grad(y.mean(), w))], name="gradient")
-h = synk.function([], updates=[(w, w - np.float32(0.01) * g)])
+w, u = (theano.shared(np.full((2000, 2000), 1e-3, "float32"), name=name) for name in "wu")
+g = theano.shared(np.zeros(8_000_000, "float32"), name="g")
+y = T.tanh(x.dot(w)).dot(u)
+gradient = T.concatenate([part.flatten() for part in T.grad(y.mean(), [w, u])])
+f = synk.function([x], y.mean(), updates=[(g, gradient)], name="gradient")
+step_of = [(v, v - np.float32(0.01) * part.reshape((2000, 2000)))
+           for v, part in ((w, g[:4_000_000]), (u, g[4_000_000:]))]
+h = synk.function([], updates=step_of)
 rows = synk.data(np.random.RandomState(0).rand(4000, 2000).astype("float32"))
 def step():
-    synk.step(f.delayed(rows), synk.delayed.all_reduce(g), h)
-for _ in range(6):
+    # The average begins amid the gradient.
+    synk.step(f.delayed(rows), synk.delayed.all_reduce(g, weights=f), h)
+for _ in range(7):
     step()
 runtime = synk._default.default()
 graph = synk.stats()["gradient"].graph
-print(json.dumps({"workers": list(runtime.worker_pids), "graph": graph}), flush=True)
+average = runtime._rank.functions[f.number].average
+told = {"workers": list(runtime.worker_pids), "graph": graph}
+print(json.dumps({**told, "overlapped": average is not None and average.is_done}), flush=True)
 try:
     while True:
         began = time.monotonic()
@@ -72,7 +78,8 @@ def trial(devices: list[str], killed: str, wait_s: float, alone: bool = True) ->
     before, segments = memory_used(), shared_memory()
     with Program(PROGRAM, json.dumps(devices)) as program:
         started = program.answer()
-        workers, told["graph"] = started["workers"], started["graph"]
+        workers = started.pop("workers")
+        told.update(started)
         time.sleep(wait_s)
         told["memory_mib"] = [now - then for now, then in zip(memory_used(), before)]
         at = time.monotonic()
@@ -139,7 +146,9 @@ def main() -> int:
     trouble = wait_for_memory(before)
     left = [name for name in shared_memory() - segments if not name.endswith(".lock")]
     replayed = sum(told["graph"] == "replayed" for told in done)
-    print(f"{len(done)} trials, {replayed} under replay; left: {trouble or 'no memory'}, {left}")
+    overlapped = sum(told["overlapped"] for told in done)
+    print(f"{len(done)} trials, {replayed} under replay, {overlapped} with overlapped averages")
+    print(f"left: {trouble or 'no memory'}, {left}")
     if options.json:
         options.json.write_text(json.dumps(done), encoding="utf-8")
     for killed in ("worker", "master"):

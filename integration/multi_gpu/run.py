@@ -145,7 +145,7 @@ def run_unit(unit: Unit, folder: Path, options: argparse.Namespace) -> Outcome:
             forget(record, spoiled)
             continue
         if running is None:
-            if status not in (0, 1, 5):
+            if status not in (0, 1, 5) or (status == 1 and not results):
                 outcome.trouble = f"pytest ended with status {status}\n{_tail(log)}"
             break
         text = f"the process ended with status {status} in this test\n{_tail(log)}"
@@ -209,8 +209,9 @@ def run_all(chosen: list[DeviceSet], folder: Path, options: argparse.Namespace) 
     for device_set in chosen:
         reason = missing(device_set)
         for part in options.parts:
-            if reason is not None:
-                outcomes.append(Outcome(device_set.name, part, reason=reason))
+            alone = part == "failures" and device_set.hosts and "its programs have no launcher"
+            if reason or alone:
+                outcomes.append(Outcome(device_set.name, part, reason=reason or alone))
                 continue
             count = options.split
             if part == "failures" and options.jobs > 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import threading
 import time
 from typing import Any, Callable, Iterator
@@ -32,6 +33,8 @@ class FakeGpus:
         self._memory: dict[int, tuple[Array, int]] = {}
         self._streams: dict[tuple[int, int], list[Step]] = {}
         self._dying: list[int] = []
+        self._numbers = itertools.count(1000)
+        self._events: dict[int, list[bool]] = {}
         self.changed = threading.Condition(threading.RLock())
 
     # -- what tests and the fake NCCL use -------------------------------------------------
@@ -116,6 +119,24 @@ class FakeGpus:
         with self.changed:
             self.progress()
             return not self._streams.get((self._device(), 0 if stream == 1 else stream))
+
+    def stream(self) -> int:
+        """As of the driver."""
+        return next(self._numbers)
+
+    def event(self) -> int:
+        """As of the driver."""
+        return next(self._numbers)
+
+    def record(self, event: int, stream: int) -> None:
+        """As of the driver."""
+        self._events[event] = happened = [False]
+        self._later(stream, lambda: happened.__setitem__(0, True))
+
+    def wait_for(self, stream: int, event: int) -> None:
+        """As of the driver: for what was recorded last."""
+        happened = self._events[event]
+        self.enqueue(self._device(), stream, lambda: happened[0])
 
     def allocate(self, nbytes: int) -> int:
         """As of the driver. The memory holds garbage."""

@@ -57,7 +57,7 @@ ON_DEVICE, DIRTY, UPLOAD, DOWNLOAD = (1, 2, 2), (1, (5 << 32) + 2, 2), (1, 1, 2)
 
 def test_what_is_recorded_is_launched():
     driver, ran = Driver([KERNEL, MEMSET, ON_DEVICE, DIRTY]), []
-    assert driver.record_graph(STREAM, lambda: ran.append(list(driver.called))) == 88
+    assert driver.record_graphs(STREAM, lambda _: ran.append(list(driver.called))) == [88]
     assert ran == [["cuStreamBeginCapture_v2"]]
     driver.launch(88, STREAM)
     driver.drop_graph(88)
@@ -69,7 +69,7 @@ def test_what_is_recorded_is_launched():
 def test_what_reads_or_writes_host_memory_is_refused(node):
     driver = Driver([KERNEL, node])
     with pytest.raises(cuda.CudaError, match="host memory was recorded"):
-        driver.record_graph(STREAM, list)
+        driver.record_graphs(STREAM, lambda _: None)
     assert driver.called[-1] == "cuGraphDestroy"
 
 
@@ -77,10 +77,10 @@ def test_what_cannot_be_recorded():
     driver = Driver()
     driver.do_cuStreamEndCapture = lambda *_: 901
     with pytest.raises(cuda.CudaError, match="cannot be recorded"):
-        driver.record_graph(STREAM, list)
+        driver.record_graphs(STREAM, lambda _: None)
     driver = Driver(refused="cuGraphInstantiateWithFlags")
     with pytest.raises(cuda.CudaError, match=r"not permitted \(CUDA error 900\)"):
-        driver.record_graph(STREAM, list)
+        driver.record_graphs(STREAM, lambda _: None)
     assert driver.called[-1] == "cuGraphDestroy"
 
 
@@ -88,9 +88,32 @@ def test_what_cannot_be_recorded():
 def test_a_stream_does_not_go_on_recording_after_an_error(error):
     driver = Driver()
 
-    def run():
+    def run(_):
         raise error
 
     with pytest.raises(error):
-        driver.record_graph(STREAM, run)
+        driver.record_graphs(STREAM, run)
     assert driver.called == ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphDestroy"]
+
+
+def test_what_is_recorded_is_cut_into_several_graphs():
+    driver = Driver([KERNEL])
+    assert driver.record_graphs(STREAM, lambda cut: [cut(), cut()]) == [88] * 3
+    one = ["cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphGetNodes", "cuGraphGetNodes"]
+    one += ["cuGraphNodeGetType", "cuGraphInstantiateWithFlags", "cuGraphDestroy"]
+    assert driver.called == 3 * one
+
+
+def test_an_error_after_a_cut_leaves_no_graph():
+    driver = Driver([KERNEL])
+
+    def run(cut):
+        cut()
+        driver.nodes = [UPLOAD]
+        cut()
+
+    with pytest.raises(cuda.CudaError, match="host memory was recorded"):
+        driver.record_graphs(STREAM, run)
+    assert driver.called.count("cuGraphExecDestroy") == 1
+    ended = driver.called.count("cuStreamEndCapture")
+    assert driver.called.count("cuGraphDestroy") == ended > 2

@@ -16,6 +16,7 @@ from _fake_nccl import FakeNccl
 from synk_comm import (
     AbortedError,
     ClosedError,
+    CommError,
     CommTimeout,
     JoinError,
     MismatchError,
@@ -302,6 +303,125 @@ def test_reduce_scatter(ranks):
         np.testing.assert_allclose(inside, total, rtol=0)
         np.testing.assert_allclose(weighted, mean[rows], rtol=1e-14)
         np.testing.assert_array_equal(maximum, np.full((rank, 2), size - 1, "i4"))
+
+
+# -- in parts -----------------------------------------------------------------------------
+
+BOUNDS = [(7, 10), (3, 7), (0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"), [("sum", "f4"), ("avg", "f8"), ("avg", "c8"), ("sum", "c8"), ("max", "i4")]
+)
+def test_an_array_is_reduced_part_by_part(ranks, op, dtype):
+    parts = parts_of(ranks.size, (10,), dtype)
+
+    def run(comm):
+        out = ranks.put(comm, parts[comm.rank])
+        kept = ranks.put(comm, parts[comm.rank])
+        whole = comm.all_reduce(kept, op, weight=comm.rank + 1 if op == "avg" else None)
+        weight = comm.rank + 1 if op == "avg" else None
+        reduction = comm.partitioned_all_reduce(out, op, bounds=BOUNDS, weight=weight)
+        # Some ranks may have none ready before the end.
+        for _ in range(comm.rank):
+            reduction.ready()
+        reduction.wait()
+        reduction.wait()
+        return read(comm, out), whole.host()
+
+    for got, expected in ranks.run(run):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_parts_are_read_from_elsewhere(ranks):
+    parts = parts_of(ranks.size, (10,), "f8")
+
+    def run(comm):
+        out = ranks.put(comm, np.full(10, np.nan))
+        reduction = comm.partitioned_all_reduce(out, bounds=BOUNDS)
+        for begin, end in BOUNDS:
+            # Nobody else holds it, but it is read later.
+            reduction.ready(ranks.put(comm, parts[comm.rank][begin:end]))
+        with pytest.raises(IndexError):
+            reduction.ready()
+        reduction.wait()
+        return read(comm, out)
+
+    for got in ranks.run(run):
+        np.testing.assert_array_equal(got, sum(parts))
+
+
+def test_a_part_that_is_computed_after_a_call_is_not_read_before(pair):
+    """What is ready is what the main stream has been given before, and what follows waits."""
+
+    def run(comm):
+        gpus, out_bytes = pair.fake.gpus, 80
+        out = pair.put(comm, np.zeros(10))
+        held = [False]
+        reduction = comm.partitioned_all_reduce(out, bounds=BOUNDS)
+        gpus.enqueue(comm.device, 0, lambda: held[0])
+        source = pair.put(comm, np.arange(10.0) + comm.rank)
+        to, from_ = (a.__cuda_array_interface__["data"][0] for a in (out, source))
+        with gpus.entered(comm.device):
+            gpus.copy_on(0, to, from_, out_bytes)
+        for _ in BOUNDS:
+            reduction.ready()
+        assert not gpus.view(to, out_bytes, comm.device).any()
+        with gpus.changed:
+            held[0] = True
+            gpus.progress()
+        reduction.wait()
+        return read(comm, out)
+
+    for got in pair.run(run):
+        np.testing.assert_array_equal(got, 2 * np.arange(10.0) + 1)
+
+
+def test_parts_that_differ_are_a_mismatch_and_a_decline_leaves_them(pair):
+    def run(comm):
+        out = pair.put(comm, np.zeros(10))
+        bounds = BOUNDS if comm.rank else [(0, 10)]
+        with pytest.raises(MismatchError, match="different numbers of arrays"):
+            comm.partitioned_all_reduce(out, bounds=bounds)
+        with pytest.raises(MismatchError, match="different shapes"):
+            comm.partitioned_all_reduce(out, bounds=[(0, 4 + comm.rank), (4 + comm.rank, 10)])
+        if comm.rank:
+            comm.decline("no parts")
+        else:
+            with pytest.raises(PeerDeclined, match="no parts"):
+                comm.partitioned_all_reduce(out, bounds=BOUNDS)
+        for bounds in ([], [(0, 4)], [(0, 4), (4, 4), (4, 10)], [(0, 6), (5, 10)], [(0, 11)]):
+            with pytest.raises(ValueError, match="bounds must be begin and end"):
+                comm.partitioned_all_reduce(out, bounds=bounds)
+        with pytest.raises(ValueError, match="weight must be positive"):
+            comm.partitioned_all_reduce(out, "avg", weight=0, bounds=BOUNDS)
+        reduction = comm.partitioned_all_reduce(out, bounds=BOUNDS)
+        with pytest.raises(ValueError, match="out must be like x"):
+            reduction.ready(pair.put(comm, np.zeros(9)))
+        reduction.wait()
+
+    pair.run(run)
+    assert not [call for _, call in pair.fake.calls if call.elements == 10]
+
+
+def test_a_rank_that_fails_amid_its_parts_ends_the_group_for_all():
+    def run(comm, fake):
+        out = CudaArray.of(fake.gpus, np.zeros(10), comm.device)
+        reduction = comm.partitioned_all_reduce(out, bounds=BOUNDS)
+        reduction.ready()
+        if comm.rank:
+            fake.fail(1, 3)
+            with pytest.raises(NcclError):
+                reduction.ready()
+            with pytest.raises(AbortedError):
+                reduction.wait()
+        else:
+            reduction.wait()
+            with pytest.raises(CommError):
+                comm.synchronize(10)
+        comm.close()
+
+    broken_group(run)
 
 
 # -- movement -----------------------------------------------------------------------------
@@ -1065,7 +1185,7 @@ def test_a_start_that_never_ends_is_given_up_in_time():
 
 
 def test_only_this_packages_communicators_can_be_wrapped():
-    with pytest.raises(TypeError, match="shm or zmq"):
+    with pytest.raises(TypeError, match="zmq or mpi"):
         nccl(object())
 
 

@@ -211,29 +211,60 @@ class Driver:
 
     # -- graphs: work of a stream, recorded; their device must be entered -----------------
 
-    def record_graph(self, stream: int, run: Callable[[], object]) -> int:
-        """Return a graph for ``launch``, which performs what ``run`` enqueues on a stream.
+    def record_graphs(self, stream: int, run: Callable[[Callable[[], None]], object]) -> list[int]:
+        """Return graphs for ``launch``, which together perform what ``run`` enqueues on a stream.
 
-        Nothing is performed here. CudaError if it cannot be recorded, or if it copies from or to
-        host memory: that would be read or written at each launch, whatever it holds by then.
+        ``run`` gets a function that ends one graph and begins the next. Nothing is performed here.
+        CudaError if it cannot be recorded, or if it copies from or to host memory: that would be
+        read or written at each launch, whatever it holds by then.
         """
-        recorded, made = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuStreamBeginCapture_v2", stream, _RELAXED)
+        made: list[int] = []
+        recorded = ctypes.c_void_p()
+
+        def begin() -> None:
+            self._call("cuStreamBeginCapture_v2", stream, _RELAXED)
+
+        def end() -> None:
+            self._lib.cuStreamEndCapture(stream, ctypes.byref(recorded))
+
+        def cut() -> None:
+            end()
+            made.append(self._finished(recorded))
+            begin()
+
+        begin()
         try:
             try:
-                run()
+                run(cut)
             finally:
                 # Also after an error: the stream must not go on recording.
-                self._lib.cuStreamEndCapture(stream, ctypes.byref(recorded))
+                end()
+            made.append(self._finished(recorded))
+        except BaseException:
+            for graph in made:
+                self.drop_graph(graph)
+            raise
+        finally:
+            self._forget(recorded)
+        return made
+
+    def _finished(self, recorded: ctypes.c_void_p) -> int:
+        """Return a graph for ``launch`` of what was recorded, which is forgotten."""
+        made = ctypes.c_void_p()
+        try:
             if not recorded:
                 raise CudaError("something was enqueued, or waited for, that cannot be recorded")
             if not self._stays_on_devices(recorded):
                 raise CudaError("a copy from or to host memory was recorded")
             self._call("cuGraphInstantiateWithFlags", ctypes.byref(made), recorded, 0)
         finally:
-            if recorded:
-                self._lib.cuGraphDestroy(recorded)
+            self._forget(recorded)
         return made.value or 0
+
+    def _forget(self, recorded: ctypes.c_void_p) -> None:
+        if recorded:
+            self._lib.cuGraphDestroy(recorded)
+            recorded.value = None
 
     def _stays_on_devices(self, recorded: ctypes.c_void_p) -> bool:
         count = _SIZE()

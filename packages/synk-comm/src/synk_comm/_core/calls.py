@@ -276,6 +276,7 @@ _RULES = {
     "broadcast": _Rules("shapes"),
     "empty": _Rules("shapes"),
     "gather": _Rules("numbers of dimensions", optional=True),
+    "partitioned_all_reduce": _Rules("shapes"),
     "reduce": _Rules("shapes", optional=True),
     "reduce_scatter": _Rules("shapes"),
 }

@@ -274,7 +274,7 @@ class Garbage:
         self._replicas.forget_function(number)
         loaded = self._here.functions.pop(number, None)
         if loaded is not None:
-            for form in loaded.forms.values():
+            for form in loaded.compiled():
                 self._registry.watch(held_by(form))
         self._functions.pop(number, None)
 

@@ -16,6 +16,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from synk_theano._graph.devices.parts import Parts
 from synk_theano._graph.fast_call import trusting
 from synk_theano._graph.shared import changed_by, store, value_of
 from synk_theano._graph.values import is_device_type
@@ -24,9 +25,11 @@ from synk_theano._watch.flight import KINDS, Phase
 from synk_theano._wire.messages import ROWLESS, Call, Prefetch, Rows
 from synk_theano.exceptions import InputValueError, SynkError
 
+from .collectives import PreparedCollective
 from .finite.execution import Execution
 from .in_graph import reductions_in
 from .outputs import Accumulator, collect, collect_on_device, require_own_result
+from .overlap import OverlappedAverage
 from .workplace import Workplace
 
 # Members of enums are slow to look up in some versions of Python.
@@ -100,22 +103,51 @@ class PreparedCall:
                 self._copies = True
             elif i >= len(self._scattered) or self._index is None:
                 here.device.lock(array)
-        self._quick = trusting(self._function, inputs)
-        self._careful: Any = self._function
-        if self._quick is not self._function and self._reductions is None:
-            captured = loaded.captured(call.form, here.device)
-            if captured is not None and captured.is_possible:
-                self._quick = self._careful = captured
-        # These get new values: the journal keeps the old ones.
-        self._changed = changed_by(self._function)
-        if call.form.accumulate:
-            self._changed += [self._here.registry[n].container.storage for n in recipe.updated]
-        self._changed += [self._here.registry[n].container.storage for n in recipe.row_shares]
+        self._average: Optional[OverlappedAverage] = None
+        self._use(self._function)
         self.name = recipe.name
         self.doing = f"function {recipe.name!r}"
         self.synchronizes = any(op is not None for op in self._ops)
         nbytes = sum(array.nbytes for array in inputs)
         self.record = (KINDS.index("function"), recipe.function_id, rows, nbytes)
+
+    def _use(self, function: Any, parts: Optional[Parts] = None) -> None:
+        """Compute with this form, which may tell of parts of what it computes."""
+        recipe, registry = self._loaded.recipe, self._here.registry
+        self._function = function
+        inputs = [array for array, _ in self._scattered] + self._broadcast
+        self._quick = trusting(function, inputs)
+        self._careful: Any = function
+        if self._quick is not function and self._reductions is None:
+            captured = self._loaded.captured(function, self._here.device, parts)
+            if captured is not None and captured.is_possible:
+                self._quick = self._careful = captured
+        # These get new values: the journal keeps the old ones.
+        self._changed = changed_by(function)
+        if self._call.form.accumulate:
+            self._changed += [registry[n].container.storage for n in recipe.updated]
+        self._changed += [registry[n].container.storage for n in recipe.row_shares]
+
+    def precede(self, following: Any) -> None:
+        """Take note of the act that comes next in this order; None for none.
+
+        If it averages a variable that this call computes, the average may begin meanwhile.
+        """
+        here, loaded, form = self._here, self._loaded, self._call.form
+        averages = following.averages if isinstance(following, PreparedCollective) else None
+        self._average = None
+        if averages is None or averages[0] != self._call.function_id:
+            return
+        # All ranks see this alike.
+        if not self._whole or not all(self._counts) or self._reductions is not None:
+            return
+        key = form, averages[1]
+        if key not in loaded.averages:
+            loaded.averages[key] = OverlappedAverage.of(here, loaded.forms[form], key[1], self.name)
+        average = loaded.averages[key]
+        if average is not None and self._function is not average.function:
+            self._use(average.function, average.parts)
+        self._average = average
 
     def __call__(self, origin: int, place: int) -> Optional[CallResult]:
         """Do this rank's part, updates included. Blocks until all ranks have done theirs, if
@@ -131,6 +163,9 @@ class PreparedCall:
         here, counts = self._here, self._counts
         rank, recorder, flight = here.rank, here.recorder, here.flight
         here.journal.keep(self._changed)
+        self._loaded.average = average = self._average
+        if average is not None:
+            average.is_done = False
         begin = perf_counter()
         values: Optional[List[Any]]
         selection = None
@@ -240,10 +275,13 @@ class PreparedCall:
                 arguments = [bring(a) if b else a for a, b in zip(arguments, self._brought)]
                 self._here.recorder.add("copy", "to the device", began, perf_counter())
             self._here.flight.enter(_SLICE if self._piece else _COMPUTE, self._piece)
-            if reductions is None:
-                results: List[Any] = function(*arguments)
-            else:
+            results: List[Any]
+            if reductions is not None:
                 results = reductions.execute(function, arguments)
+            elif self._average is not None and self._here.check_finite[0] is None:
+                results = self._average.execute(function, arguments, self._counts)
+            else:
+                results = function(*arguments)
         except BaseException:
             # Theano does so only after a success; here it would keep shared memory alive.
             for container in self._function.input_storage[: len(arguments)]:

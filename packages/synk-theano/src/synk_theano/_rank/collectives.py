@@ -47,6 +47,11 @@ class PreparedCollective:
         values = (value_of(here.registry[number]) for number in act.variables)
         nbytes = sum(v.size * v.dtype.itemsize for v in values if is_array(v))
         self.record = (KINDS.index(act.kind), len(act.variables), 0, nbytes)
+        given, many = act.arguments, len(act.variables) > 1
+        # Number of a function, and of the variable that is averaged by the rows of its last call.
+        self.averages: Optional[Tuple[int, int]] = None
+        if given.get("weights_of") is not None and not many and "through_host" not in given:
+            self.averages = (given["weights_of"], act.variables[0])
 
     def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
         """Do this rank's part; `origin` is the lowest row of a selection."""
@@ -219,8 +224,12 @@ def all_reduce(
         weights_of: the number of a function that the same step has called before: its rows are
             the weights.
     """
+    average = None
     if weights_of is not None:
         loaded = here.functions[weights_of]
+        average = loaded.average
+        if average is not None and average.is_done:
+            return
         weights = loaded.counts
         if not any(weights):
             raise InputValueError(
@@ -237,6 +246,8 @@ def all_reduce(
     else:
         here.comm.all_reduce(None if weight == 0 else _bare(values), op, out=_bare(outs))
     _store_all(here, variables, outs)
+    if average is not None:
+        average.learn()
 
 
 def get_shapes(here: Workplace, variables: Sequence[int]) -> Optional[List[Tuple[Any, ...]]]:

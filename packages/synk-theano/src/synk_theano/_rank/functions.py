@@ -8,6 +8,7 @@ import numpy as np
 
 from synk_theano._graph.devices.captured import REPLAYED, CapturedFunction
 from synk_theano._graph.devices.device import AnyDevice
+from synk_theano._graph.devices.parts import Parts
 from synk_theano._graph.reduce_op import reductions_of
 from synk_theano._wire.messages import Form, Recipe
 
@@ -19,6 +20,8 @@ class LoadedFunction:
         recipe: its description.
         forms: its compiled forms.
         counts: the rows that each rank stood for in its last call.
+        averages: what averages a variable that a form computes, if possible; by both.
+        average: that of the last call, if it was to be averaged next.
         buffers: rows of inputs, by position and turn, reused from call to call.
         ahead: the call whose rows were taken last before it is made.
         turn: 1 or 2: which buffers those rows are in. Calls that take their rows themselves use
@@ -29,11 +32,13 @@ class LoadedFunction:
         self.recipe = recipe
         self.forms: Dict[Form, Any] = {}
         self.counts: Tuple[int, ...] = ()
+        self.averages: Dict[Tuple[Form, int], Any] = {}
+        self.average: Any = None
         self.ahead: Any = None
         self.turn = 1
         self.buffers: Dict[Tuple[int, int], np.ndarray] = {}
         self._reductions: Dict[Form, List[Any]] = {}
-        self._captured: Dict[Form, CapturedFunction] = {}
+        self._captured: Dict[Any, CapturedFunction] = {}
 
     @property
     def replay(self) -> str:
@@ -41,19 +46,32 @@ class LoadedFunction:
         states = [captured.state for captured in self._captured.values()]
         return REPLAYED if REPLAYED in states else next(iter(states), "")
 
-    def captured(self, form: Form, device: AnyDevice) -> Optional[CapturedFunction]:
-        """Return a form as it is recorded and replayed; None where that is not done."""
-        if form not in self._captured and device.graphs is not None:
-            self._captured[form] = CapturedFunction(
-                self.forms[form], device.graphs, self.recipe.name
+    def captured(
+        self, function: Any, device: AnyDevice, parts: Optional[Parts] = None
+    ) -> Optional[CapturedFunction]:
+        """Return a form as it is recorded and replayed; None where that is not done.
+
+        Args:
+            parts: what the form tells of them, if it does.
+        """
+        if function not in self._captured and device.graphs is not None:
+            self._captured[function] = CapturedFunction(
+                function, device.graphs, self.recipe.name, parts
             )
-        return self._captured.get(form)
+        return self._captured.get(function)
 
     def close(self) -> None:
         """Drop what was recorded."""
         for captured in self._captured.values():
             captured.close()
         self._captured.clear()
+        self.averages.clear()
+        self.average = None
+
+    def compiled(self) -> List[Any]:
+        """Return all compiled functions, which hold the variables that they use."""
+        more = [average.function for average in self.averages.values() if average is not None]
+        return [*self.forms.values(), *more]
 
     def reductions(self, form: Form) -> List[Any]:
         """Return the nodes of a form that reduce over ranks; searched once."""

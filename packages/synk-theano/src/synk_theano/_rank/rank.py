@@ -207,6 +207,8 @@ class Rank(Workplace):
                 return None
             flight.heed(self.serial)
             self.doing = act.doing
+            if self.device.takes_collectives and isinstance(act, PreparedCall):
+                act.precede(self.acts[steps[i + 1][0]] if i + 1 < len(steps) else None)
             recorder.place = serial, i
             flight.begin(serial, *act.record)
             results.append(act(origin, place))
@@ -226,6 +228,7 @@ class Rank(Workplace):
             return self.line.take()
         except synk_comm.PeerDeclined:
             self.flight.mark(self.serial, ActOutcome.UNDONE)
+            self.undone = self.serial
             self.journal.undo()
             raise
 
@@ -292,6 +295,7 @@ class Rank(Workplace):
 
     def _undo(self, known: int, order: Order, error: BaseException) -> None:
         """Drop everything that came with a failed order: the master counts nothing as sent."""
+        self.undone = order.serial
         self.journal.undo()
         self.recorder.place = None
         self.flight.mark(order.serial, ActOutcome.UNDONE)
@@ -309,6 +313,7 @@ class Rank(Workplace):
         The others wait for the next order; they undo this one when the master declines that.
         """
         self.in_step = False
+        self.undone = self.serial
         self.journal.undo()
         self.flight.mark(self.serial, ActOutcome.UNDONE)
         self._decline(error)

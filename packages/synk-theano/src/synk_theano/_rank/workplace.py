@@ -55,6 +55,7 @@ class Workplace:
         recorder: spans of time, while they are recorded.
         times: seconds of computing in the order under way, by act and rank; in shared memory.
         serial: of the order under way.
+        undone: serial of the last order that was undone, on all ranks; 0 for none.
         doing: the act under way, in words.
         reseeds: whether each worker seeds the states of random streams for itself.
         seed: for the states of random streams that arrive here; None keeps them as they are.
@@ -88,6 +89,7 @@ class Workplace:
         self.recorder = Recorder()
         self.times: Any = None
         self.serial = 0
+        self.undone = 0
         self.doing = ""
         self.reseeds = settings.reseeds
         self.seed = rank if settings.reseeds and not self.is_master else None

@@ -24,6 +24,7 @@ from synk_comm.cuda import Driver
 from synk_comm.exceptions import CommError
 
 from .link import Link
+from .partitioned import Aside
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -100,6 +101,7 @@ class NcclBase(ObjectMoves):
         self._settings = settings
         self._device_guard = _DeviceGuard(HostAndNccl(host, link))
         self._repeated: dict[Any, Any] = {}
+        self._aside: Aside | None = None
 
     def __repr__(self) -> str:
         return (

@@ -131,7 +131,7 @@ def nccl(
     """Make a communicator that takes device arrays too, from one that does not. A collective.
 
     Args:
-        comm: of back-end shm, zmq or local; it belongs to the result, or is closed if this fails.
+        comm: of back-end shm, zmq, mpi or local; the result owns it, and a failure closes it.
         stream: the CUDA stream to work on, as a number (``torch.cuda.Stream.cuda_stream``,
             ``cupy.cuda.Stream.ptr``); None takes that of the arrays, call by call. The same
             stream for all calls is safest: NCCL runs one after the other.
@@ -153,7 +153,7 @@ def nccl(
     if not isinstance(comm, RoundCommunicator):
         raise TypeError(
             f"expected a communicator made by this package, got {type(comm).__name__}; "
-            "open one with back-end shm or zmq first"
+            "open one with back-end shm, zmq or mpi first"
         )
 
     def load() -> tuple[Any, Driver]:

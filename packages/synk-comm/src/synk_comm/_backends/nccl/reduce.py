@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from synk_comm._backends.nccl.arrays import DeviceArray, is_pygpu, pygpu_place
@@ -13,6 +14,7 @@ from synk_comm._core.ops import ReduceOp, check_weight
 
 from . import terms
 from .base import NcclBase, on_device
+from .partitioned import Aside, Part, PartitionedReduction, check_like
 
 _Calls = list[tuple[Any, ...]]
 
@@ -313,16 +315,98 @@ class NcclReductions(NcclBase):
                 self._link.run(calls, stream, deadline)
         return out
 
+    def partitioned_all_reduce(
+        self,
+        out: Any,
+        op: str | ReduceOp = "sum",
+        *,
+        bounds: Sequence[tuple[int, int]],
+        weight: float | None = None,
+        timeout_s: float | None = None,
+    ) -> PartitionedReduction:
+        """Begin an all_reduce of a device vector whose parts come about one after the other.
 
-def check_like(given: Sequence[DeviceArray], outs: Sequence[DeviceArray]) -> None:
-    """Raise ValueError unless each out can receive the result for the array given."""
-    if len(given) != len(outs):
-        raise ValueError(f"out must be a list like x, of {len(given)} arrays, got {len(outs)}")
-    for x, out in zip(given, outs):
-        if x.kind != out.kind:
+        A collective: it compares the ranks' calls, as ``all_reduce`` does. Each rank then calls
+        ``ready`` of the result for each part that is there, and ``wait`` at the end, whatever
+        happens in between; no other call on device arrays may come before that. The parts are
+        reduced on a stream of their own meanwhile.
+
+        Args:
+            out: a device vector for the reduced parts, in which they may also come about.
+            op: as in ``all_reduce``.
+            bounds: begin and end of each part, in elements, in the order in which they come about;
+                the same on all ranks.
+            weight: of this rank in an average, greater than 0.
+            timeout_s: of the comparison, and of each call of NCCL.
+
+        Raises:
+            MismatchError: the ranks' parts or ops differ.
+            TypeError, ValueError: bad arguments, such as parts that overlap.
+            All errors of ``all_reduce``.
+        """
+        deadline = self._steps.deadline(timeout_s)
+        op = ReduceOp.parse(op)
+        weight = check_weight(weight, op)
+        if not weight:
             raise ValueError(
-                f"out must be like x, {x.dtype} {x.shape}, got {out.dtype} {out.shape}"
+                "every rank contributes to partitioned_all_reduce: weight must be positive"
             )
+        result = self._one(out, "out", written=True)
+        _check_bounds(bounds, result.elements)
+        kinds = tuple([(result.dtype, (stop - begin,)) for begin, stop in bounds])
+        plan = terms.plan("partitioned_all_reduce", op, -1, kinds, weight, True)
+        aside = self._aside_of(self._stream_for([result]))
+        stack = contextlib.ExitStack()
+        with self._device_guard:
+            weights = [theirs.weight for theirs in self._host.agree(plan.call, deadline)]
+            ops = self._own_ops(plan, terms.plain_op(op, weights), weights, stack)
+        parts = []
+        for (begin, stop), count, how, nccl_op in zip(bounds, plan.counts, plan.hows, ops):
+            pointer = result.pointer + begin * result.itemsize
+            part = result._replace(pointer=pointer, shape=(stop - begin,))
+            what = (count, how.type, nccl_op)
+            parts.append(Part(part, partial(self._reduce_part, part, what, aside, deadline)))
+        find = partial(self._one, name="x")
+        return PartitionedReduction(self._device_guard, self._link, aside, find, parts, stack)
+
+    def _reduce_part(
+        self,
+        part: DeviceArray,
+        what: tuple[int, int, int],
+        aside: Aside,
+        deadline: float,
+        source: int,
+    ) -> None:
+        link, stream, to = self._link, aside.stream, part.pointer
+        calls: _Calls = [(link.binding.all_reduce, source, to, *what, link.handle, stream)]
+        if self.size == 1:  # as in `_copy`
+            calls = []
+            if source != to:
+                link.driver.copy_on(stream, to, source, part.nbytes)
+        link.run(calls, stream, deadline)
+
+    def _aside_of(self, main: int) -> Aside:
+        if self._aside is None or self._aside.main != main:
+            driver = self._link.driver
+            with driver.entered(self.device):
+                self._aside = Aside(main, driver.stream(), driver.event())
+        return self._aside
+
+
+def _check_bounds(bounds: Sequence[tuple[int, int]], elements: int) -> None:
+    """Raise ValueError unless each element is in one part, and no part is empty."""
+    end = 0
+    for begin, stop in sorted(bounds):
+        if begin != end or stop <= begin:
+            break
+        end = stop
+    else:
+        if end == elements:
+            return
+    raise ValueError(
+        f"bounds must be begin and end of parts that have something, and together the {elements} "
+        f"elements of out, each once; got {list(bounds[:8])}"
+    )
 
 
 def _blocks(x: DeviceArray, size: int) -> list[DeviceArray]:

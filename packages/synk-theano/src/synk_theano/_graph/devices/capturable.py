@@ -16,6 +16,7 @@ from synk_theano._graph.transfer.flat import FlatFunction, FlatInput, flatten, i
 from synk_theano._graph.values import is_device_type
 
 from .ends import SHAPES
+from .parts import JoinedOp, PartOp
 
 _ANYWHERE = frozenset(("Assert", "DeepCopyOp", "Rebroadcast", "SpecifyShape", "ViewOp"))
 
@@ -216,7 +217,7 @@ class _Reading:
         ours = type(op).__module__.startswith("theano.")
         on_device = [self.device[number] for number in made]
         values = [self._valued[source] for source in sources if source in self._valued]
-        if name in SHAPES and ours:
+        if (name in SHAPES and ours) or isinstance(op, (PartOp, JoinedOp)):
             return
         if not any(on_device):
             if any(self.device[source] for source in sources):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from functools import partial
+from itertools import islice, zip_longest
 from operator import is_
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -27,6 +28,7 @@ from synk_theano._graph.values import empty_like, is_on_device
 
 from .capturable import NotCapturableError, Pure, pure_form
 from .device import is_of_the_group
+from .parts import Aim, Parts
 
 _logger = logging.getLogger(__name__)
 
@@ -63,12 +65,16 @@ class CapturedFunction:
         function: as compiled, or built again, for the default device.
         graphs: of that device.
         name: for the log.
+        parts: of a vector that the function tells of, if any.
     """
 
-    def __init__(self, function: Any, graphs: Any, name: str) -> None:
+    def __init__(
+        self, function: Any, graphs: Any, name: str, parts: Optional[Parts] = None
+    ) -> None:
         self._plain: Callable[..., List[Any]] = function
         self._graphs = graphs
         self._name = name
+        self._parts = parts or Parts(lambda *_: None, ())
         self._shapes: OrderedDict[Any, _Shape] = OrderedDict()
         self._unused = 0
         self._replays = 0
@@ -114,6 +120,10 @@ class CapturedFunction:
             if not isinstance(error, Exception) or is_of_the_group(error):
                 raise
             why = f"{type(error).__name__}: {error}"
+            if self._parts.aim is not None and self._parts.aim.started:
+                # What others have been told of cannot be computed again.
+                self._give_up(why, logging.WARNING)
+                raise
         # If this fails, too, the error is the function's own.
         results = self._plain(*arguments)
         self._give_up(why, logging.WARNING)
@@ -126,14 +136,15 @@ class CapturedFunction:
         hosted = self._machines.hosted(*values)
         n_crossing = len(hosted) - len(pure.on_host)
         values += hosted[:n_crossing]
-        key = tuple(value.shape for value in arguments)
+        aim = self._parts.aim
+        key = aim is None, *(value.shape for value in arguments)
         try:
             shape = self._shape(key, pure, self._machines)
-            results = shape.compute(values)
+            results = shape.compute(values, aim)
         except _ShapesChangedError:
             self._shapes.pop(key).close()
             shape = self._shape(key, pure, self._machines)
-            results = shape.compute(values)
+            results = shape.compute(values, aim)
         if shape.replays:
             self._replays += 1
         elif shape.problem:
@@ -148,7 +159,7 @@ class CapturedFunction:
     def _shape(self, key: Any, pure: Pure, machines: _Machines) -> _Shape:
         shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[key] = _Shape(machines, pure, self._graphs)
+            shape = self._shapes[key] = _Shape(machines, pure, self._graphs, self._parts)
             if len(self._shapes) > MOST_SHAPES:
                 oldest = self._shapes.popitem(last=False)[1]
                 self._unused += not oldest.replays
@@ -234,13 +245,17 @@ class _Shape:
         replays: whether it is.
     """
 
-    def __init__(self, machines: _Machines, pure: Pure, graphs: Any) -> None:
+    def __init__(self, machines: _Machines, pure: Pure, graphs: Any, parts: Parts) -> None:
         self.problem = ""
         self._machines = machines
         self._pure = pure
         self._graphs = graphs
+        self._parts = parts
         self._calls = 0
-        self._graph = 0
+        self._recorded: List[int] = []
+        # Of the vector that is made of parts: itself, and the pieces ready after each graph.
+        self._vector: Any = None
+        self._pieces: List[List[Any]] = []
         # Of the graph: the arrays that it reads, and those of them that lie in one vector.
         self._inputs: List[Any] = []
         self._groups: List[_CommonInputs] = []
@@ -252,30 +267,34 @@ class _Shape:
 
     @property
     def replays(self) -> bool:
-        return bool(self._graph) and self._calls >= _COMPARED and not self.problem
+        return bool(self._recorded) and self._calls >= _COMPARED and not self.problem
 
-    def compute(self, values: Sequence[Any]) -> List[Any]:
+    def compute(self, values: Sequence[Any], aim: Optional[Aim]) -> List[Any]:
         """Return outputs and new values, all of them new arrays.
+
+        Args:
+            aim: where a replay puts the vector that is made of parts; it may be put elsewhere.
 
         Raises:
             _ShapesChangedError: a variable's value has another shape than before.
         """
         self._calls += 1
         if self._calls > _COMPARED:
-            return self._replay(values)
+            return self._replay(values, aim)
         if self._calls == _COMPARED:
             return self._compare(values)
         results = self._run(self._copies(values))
         if self._calls == _RECORDED:
-            self._record(values, results)
+            self._record(values, results, aim)
         return results
 
     def close(self) -> None:
         """Drop the graph, and what it works on."""
-        graph, self._graph = self._graph, 0
+        recorded, self._recorded = self._recorded, []
         with self._graphs.own_memory():
-            if graph:
+            for graph in recorded:
                 self._graphs.forget(graph)
+            self._vector, self._pieces = None, []
             self._inputs, self._groups, self._crossing = [], [], []
             self._results, self._packings = [], []
 
@@ -290,7 +309,7 @@ class _Shape:
     def _run(self, inputs: List[Any]) -> List[Any]:
         """Return results in new arrays; the list of inputs is emptied."""
         graphs = self._graphs
-        with graphs.own_memory():
+        with graphs.own_memory(), self._parts.aimed(None):
             results = self._machines.whole(*inputs)
         copies = [result.copy() for result in results]
         with graphs.own_memory():
@@ -300,7 +319,7 @@ class _Shape:
 
     # -- with a graph ---------------------------------------------------------------------
 
-    def _record(self, values: Sequence[Any], results: Sequence[Any]) -> None:
+    def _record(self, values: Sequence[Any], results: Sequence[Any], aim: Optional[Aim]) -> None:
         graphs, pure = self._graphs, self._pure
         # The variables whose new values these are; None for outputs.
         total = len(results) + len(pure.on_host)
@@ -322,15 +341,22 @@ class _Shape:
             self._load(values)
             graphs.wait()
             found: List[Any] = []
+            if aim is not None:
+                self._vector = empty_like(aim.vector, aim.vector.shape, aim.vector.dtype)
 
-            def run() -> None:
-                found[:] = self._machines.whole(*self._inputs, *self._crossing)
+            def run(cut: Callable[[], None]) -> None:
+                cuts = None if aim is None else _Cuts(self._vector, cut)
+                with self._parts.aimed(cuts):
+                    found[:] = self._machines.whole(*self._inputs, *self._crossing)
+                if cuts is not None:
+                    pieces = iter([self._vector[p.begin : p.end] for p in self._parts.pieces])
+                    self._pieces = [list(islice(pieces, count)) for count in cuts.counts]
                 for packing in self._packings:
                     packing.take(found, graphs)
                 for place in small:
                     found[place] = None
 
-            self._graph = graphs.record(run)
+            self._recorded = graphs.record(run)
             self._results = found
 
     def _lay_out(self, values: Sequence[Any], updated: Sequence[int]) -> None:
@@ -374,14 +400,19 @@ class _Shape:
             raise _ShapesChangedError
         self._graphs.copy(target, value)
 
-    def _replay(self, values: Sequence[Any]) -> List[Any]:
+    def _replay(self, values: Sequence[Any], aim: Optional[Aim] = None) -> List[Any]:
         self._load(values)
         graphs = self._graphs
         with graphs.entered():
-            graphs.launch(self._graph)
+            for graph, pieces in zip_longest(self._recorded, self._pieces):
+                graphs.launch(graph)
+                if aim is not None and pieces:
+                    aim.ready(pieces)
             results = list(self._results)
             for place, result in enumerate(results):
-                if result is not None:
+                if aim is not None and result is self._vector:
+                    results[place] = aim.vector
+                elif result is not None:
                     results[place] = empty_like(result, result.shape, result.dtype)
                     graphs.copy(results[place], result)
             for packing in self._packings:
@@ -404,6 +435,26 @@ class _Shape:
         if again > SLOWEST * min(times) and not self.problem and not graphs.always:
             self.problem = f"it takes {1000 * min(times):.3g} ms, and a replay {1000 * again:.3g}"
         return plain[0]
+
+
+class _Cuts:
+    """Ends a graph whenever further pieces of a vector are ready; see `Aim`.
+
+    Attributes:
+        counts: of these.
+    """
+
+    takes_parts = False  # another part of the graph may use their memory again
+    started = False
+
+    def __init__(self, vector: Any, cut: Callable[[], None]) -> None:
+        self.vector = vector
+        self.counts: List[int] = []
+        self._cut = cut
+
+    def ready(self, sources: Sequence[Any]) -> None:
+        self._cut()
+        self.counts.append(len(sources))
 
 
 def _vectors_of(shapes: Tuple[Any, ...], values: Sequence[Any]) -> Optional[List[Any]]:

@@ -61,6 +61,10 @@ class Cpu:
     def enter(self) -> None:
         """Do nothing: every thread can compute."""
 
+    def copy_part(self, vector: np.ndarray, begin: int, part: np.ndarray) -> None:
+        """Copy a vector to a place in another one."""
+        vector[begin : begin + part.size] = part
+
     def empty(self, shape: Tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return an array for rows to copy into."""
         return np.empty(shape, dtype)
@@ -180,6 +184,16 @@ class Gpu:
     def takes_collectives(self) -> bool:
         """Return whether the communicator takes device arrays."""
         return self._comm is not None
+
+    def copy_part(self, vector: Any, begin: int, part: Any) -> None:
+        """Enqueue a copy of a vector to a place in another one; the device must be entered."""
+        size, itemsize = part.size, vector.itemsize
+        if part.flags["C_CONTIGUOUS"] and self._pages is not None:
+            if size:
+                target = vector.gpudata + begin * itemsize
+                self._driver.copy_on(self._pages.stream, target, part.gpudata, size * itemsize)
+        else:
+            vector[begin : begin + size] = part
 
     def empty(self, shape: Tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return an array in host memory with locked pages, for rows to copy into."""

@@ -13,7 +13,7 @@ import os
 import time
 import weakref
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, ContextManager, Iterator, Union
+from typing import Any, Callable, ContextManager, Iterator, List, Union
 
 from synk_comm import cuda
 from synk_theano._text import shown
@@ -153,14 +153,17 @@ class CudaGraphs:
         else:
             target[...] = source
 
-    def record(self, run: Callable[[], None]) -> int:
-        """Record what `run` enqueues, which is not performed; return the graph.
+    def record(self, run: Callable[[Callable[[], None]], object]) -> List[int]:
+        """Record what `run` enqueues, which is not performed; return the graphs.
+
+        Args:
+            run: gets a function that ends one graph and begins the next.
 
         Raises:
             CudaError: it cannot be recorded, or it copies from or to host memory.
         """
         with self.entered():
-            return self._driver.record_graph(self._stream, run)
+            return self._driver.record_graphs(self._stream, run)
 
     def launch(self, graph: int) -> None:
         """Enqueue a graph; its device must be entered."""

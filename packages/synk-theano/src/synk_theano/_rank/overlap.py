@@ -1,0 +1,143 @@
+"""Averages over ranks that begin while a function still computes: of a vector made of parts.
+
+In a step that calls a function and then averages what it has computed (`all_reduce` with the
+function's rows as weights), the average begins with the first parts. The ranks' calls are compared
+before the function runs. From then on a rank that fails gives the others something in place of what
+it lacks, so that their devices do not wait for it for ever. Then it declines, and all undo the
+step.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, Callable, List, Optional, Sequence
+
+from synk_theano._graph.devices.parts import Parts, PartsChangedError, in_parts
+from synk_theano._graph.values import empty_like
+from synk_theano._watch.flight import Phase
+from synk_theano.exceptions import InputValueError
+
+from .workplace import Workplace
+
+
+class OverlappedAverage:
+    """The average of one variable's new value, in the calls of one form of a function, on one rank.
+
+    It is an `Aim` of the parts.
+
+    Args:
+        function: which tells of the parts.
+        number: of the variable.
+        name: of the function.
+
+    Attributes:
+        vector: to which the ranks' average comes.
+        started: whether parts are being reduced already.
+        is_done: whether the last call has averaged the variable.
+    """
+
+    takes_parts = True
+
+    def __init__(
+        self, here: Workplace, function: Any, parts: Parts, number: int, name: str
+    ) -> None:
+        self.function = function
+        self.parts = parts
+        self.vector: Any = None
+        self.started = False
+        self.is_done = False
+        self._here = here
+        self._number = number
+        self._name = name
+        self._storage = here.registry[number].container.storage
+        self._reduction: Any = None
+        self._given = 0
+        self._learned = -1
+
+    @classmethod
+    def of(
+        cls, here: Workplace, function: Any, number: int, name: str
+    ) -> Optional[OverlappedAverage]:
+        """Return what averages the variable; None if the function does not join it from parts."""
+        found = in_parts(function, here.registry[number].container.storage, here.device.copy_part)
+        return None if found is None else cls(here, *found, number, name)
+
+    def learn(self) -> None:
+        """Overlap from the next call on: all ranks have averaged the variable after this one.
+
+        If the order is undone, all ranks forget it, as whatever they have learned before.
+        """
+        self.parts.learn(self._storage[0].dtype.itemsize)
+        self._learned = self._here.undone
+
+    def ready(self, sources: Sequence[Any]) -> None:
+        """Have the next pieces reduced."""
+        self.started = True
+        self._apart(self._reduce, sources)
+
+    def _reduce(self, sources: Sequence[Any]) -> None:
+        for source in sources:
+            self._reduction.ready(source)
+            self._given += 1
+
+    def execute(
+        self, function: Callable[..., List[Any]], arguments: Sequence[Any], counts: Sequence[int]
+    ) -> List[Any]:
+        """Run the function, and average the variable by these rows of each rank.
+
+        Does just the former while the sizes of the parts are not known. Blocks until all ranks have
+        come here.
+
+        Args:
+            function: this object's, or what computes the same.
+        """
+        pieces = self.parts.pieces
+        if not pieces or self._learned != self._here.undone:
+            return function(*arguments)
+        comm: Any = self._here.comm  # of devices
+        self.vector, self.started, self._given = self._room(), False, 0
+        bounds = [piece[:2] for piece in pieces]
+        weight = float(counts[self._here.rank])
+        try:
+            begin = comm.partitioned_all_reduce
+            self._reduction = self._apart(begin, self.vector, "avg", bounds=bounds, weight=weight)
+            try:
+                with self.parts.aimed(self):
+                    results = function(*arguments)
+                value = self._storage[0]
+                if value.shape != self.vector.shape:
+                    raise PartsChangedError
+                if value is not self.vector:
+                    self.ready([value[begin:end] for begin, end, _ in pieces[self._given :]])
+                self._apart(self._reduction.wait)
+            except BaseException:
+                self._apart(self._reduction.wait)
+                raise
+        except PartsChangedError:
+            raise InputValueError(
+                f"the arrays that function {self._name!r} joins for "
+                f"{self._here.registry.label(self._number)!r} have other sizes than in its last "
+                f"call; nothing was changed, and the same step can be made now"
+            ) from None
+        finally:
+            self._reduction = None
+        self._storage[0], self.vector = self.vector, None
+        self.is_done = True
+        return results
+
+    def _room(self) -> Any:
+        value, size = self._storage[0], self.parts.size
+        if value.shape == (size,):
+            return self._here.journal.room(self._number, self._storage)
+        return empty_like(value, (size,), value.dtype)
+
+    def _apart(self, act: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Do something that no signal interrupts: the ranks would lose each other."""
+        here, phase = self._here, self._here.flight.phase
+        began = perf_counter()
+        here.flight.enter(Phase.COLLECTIVE)
+        result = act(*arguments, **named)
+        here.recorder.add("collective", "average of parts", began, perf_counter())
+        here.flight.enter(*phase)
+        here.flight.heed(here.serial)
+        return result
