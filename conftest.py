@@ -49,7 +49,8 @@ os.environ.setdefault("PYTENSOR_FLAGS", f"linker={LINKER},optimizer_excluding=fu
 # What is compiled goes into a cache of this checkout's own; the user's home is left alone. Suites
 # that run at the same time each have one, because Theano says on stderr when it waits for another's
 # compiler. It is set in a file: tests that have flags of their own have this, too.
-CACHE = ROOT / "build" / "engines" / (Path(REPORT).stem if REPORT else "by-hand")
+ENGINE = "theano" if sys.version_info < (3, 12) else "pytensor"
+CACHE = ROOT / "build" / ENGINE / (Path(REPORT).stem if REPORT else "by-hand")
 CACHE.mkdir(parents=True, exist_ok=True)
 SETTINGS = CACHE / "theanorc"
 CXXFLAGS = quick_flags(ROOT / "build" / "headers")

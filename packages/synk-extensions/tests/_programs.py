@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib.util
 import os
 from pathlib import Path
 
@@ -41,7 +42,10 @@ def on_one_device():
 @functools.cache
 def zygote():
     """A process that has imported what the programs import: to fork them from takes no time."""
-    made = synk_testing.Zygote("import lasagne, synkhronos.extensions.train, theano.tensor")
+    known = "import synkhronos.extensions.train, synk_testing.engine"
+    if importlib.util.find_spec("lasagne") is not None:
+        known += ", lasagne"
+    made = synk_testing.Zygote(known)
     atexit.register(made.close)
     return made
 

@@ -57,7 +57,7 @@ class Model:
             streams = STREAMS[noise](seed=11)
             # MRG would seed 15360 streams, in seconds.
             few = {"nstreams": 60} if noise == "mrg" else {}
-            seen = seen * streams.binomial(seen.shape, p=0.8, dtype="float64", **few)
+            seen = seen * T.cast(streams.uniform(size=seen.shape, **few) < 0.8, "float64")
             # Of normal numbers NumPy draws two at a time, and keeps one for later.
             seen = seen + 0.01 * streams.normal((2,), dtype="float64", **few).sum()
         self.seen = seen

@@ -7,13 +7,12 @@ import os
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from _programs import zygote
 
 import synkhronos as synk
 from synk_shm.testing import no_segments_left
 from synk_testing import BUT_PROCESSES, nothing_left
+from synk_testing.engine import T, engine
 from synk_theano import Runtime
 from synk_theano._master.store import DataStore
 from synkhronos import exceptions
@@ -113,9 +112,10 @@ def test_everything_that_is_named_is_there():
 
 def test_nothing_works_before_fork():
     code = """
-import numpy as np, theano, theano.tensor as T
+import numpy as np
+from synk_testing.engine import T, engine
 import synkhronos as synk
-x, s = T.vector("x"), theano.shared(1.0)
+x, s = T.vector("x"), engine.shared(1.0)
 acts = [
     lambda: synk.function([x], x.mean()), lambda: synk.data(1.0), synk.distribute, synk.row_share,
     lambda: synk.broadcast(s), lambda: synk.scatter(s, [1.0]), lambda: synk.gather(s),
@@ -152,7 +152,7 @@ def test_fork_after_close_works_again_with_another_number():
 def test_fork_twice_is_refused_and_every_function_reaches_the_first(two):
     with pytest.raises(exceptions.AlreadyForked, match=r"call close\(\) first"):
         synk.fork(2)
-    s = theano.shared(np.zeros(2), name="s")
+    s = engine.shared(np.zeros(2), name="s")
     synk.scatter(s, np.arange(8.0), batch=slice(0, 6))
     assert synk.get_lengths(s) == (3, 3)
     assert synk.get_shapes(s) == ((3,), (3,))
@@ -239,9 +239,10 @@ def test_the_classes_are_where_release_one_had_them():
 
 OWN_FRAMES = """
 import traceback
-import numpy as np, theano, theano.tensor as T
+import numpy as np
+from synk_testing.engine import T, engine
 import synkhronos as synk
-from theano.compile.ops import as_op
+from synk_testing.engine import as_op
 
 @as_op([T.dvector], [T.dvector])
 def act(values):

@@ -6,11 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from _training import FEATURES, Model, dataset
 
 import synkhronos as synk
+from synk_testing.engine import T, engine
 from synk_theano import InputTypeError
 from synkhronos.extensions import updates
 from synkhronos.extensions.batches import index_batches
@@ -163,8 +162,8 @@ def test_the_serial_function_takes_the_same_steps(twins):
 
 def test_rows_of_resident_data_are_selected_on_each_rank(processes):
     rows = np.arange(8.0 * processes).reshape(-1, 2)
-    data = theano.shared(rows[:1], "data")
-    w = theano.shared(np.zeros(2), "w")
+    data = engine.shared(rows[:1], "data")
+    w = engine.shared(np.zeros(2), "w")
     loss = T.sqr(data - w).mean()
     train = make_train_function(loss, [w], [], updates.sgd, 0.1, sliceable_shareds=[data])
     synk.scatter(data, rows)

@@ -18,9 +18,9 @@ import warnings
 
 import numpy as np
 import pytest
-import theano
 from _training import FEATURES, ROWS, Model, assert_close, assert_same, dataset, without_seconds
 
+from synk_testing.engine import engine
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     Callback,
@@ -59,7 +59,7 @@ def numpy_training(epochs, batch_size, rates, seed=0):
 
 def test_epochs_are_those_of_numpy():
     model = Model(rule=updates.sgd)
-    valid = theano.function([model.x, model.y], [model.clean, model.error])
+    valid = engine.function([model.x, model.y], [model.clean, model.error])
     x_valid, y_valid = dataset(23, seed=2)
     trainer = Trainer(
         model.train,
@@ -92,7 +92,7 @@ def test_epochs_are_those_of_numpy():
 
 def test_a_line_is_printed_for_each_epoch(capsys):
     model = Model(rule=updates.sgd)
-    valid = theano.function([model.x, model.y], [model.clean, model.error])
+    valid = engine.function([model.x, model.y], [model.clean, model.error])
     trainer = Trainer(
         model.train,
         dataset(),
@@ -337,7 +337,7 @@ def test_early_stopping_leaves_the_last_parameters_unless_asked():
 def test_csv_log_has_a_line_per_epoch(tmp_path):
     path = tmp_path / "logs" / "run.csv"
     model = Model()
-    valid = theano.function([model.x, model.y], [model.clean, model.error])
+    valid = engine.function([model.x, model.y], [model.clean, model.error])
     trainer = Trainer(
         model.train,
         dataset(),
@@ -429,7 +429,7 @@ def test_ctrl_c_is_left_alone_in_threads_and_where_it_is_ignored():
         ),
         ({"learning_rate": 0.1}, TypeError, "learning_rate is 0.1; expected the scalar shared"),
         (
-            {"learning_rate": theano.shared(0.1, name="other")},
+            {"learning_rate": engine.shared(0.1, name="other")},
             ValueError,
             "learning_rate is other, which the training step does not read",
         ),
@@ -651,7 +651,7 @@ def test_what_callbacks_put_into_a_record_is_json_and_in_the_history(tmp_path):
 
 def test_outputs_that_no_log_can_hold_are_refused():
     model = Model()
-    valid = theano.function([model.x, model.y], [model.clean, model.error])
+    valid = engine.function([model.x, model.y], [model.clean, model.error])
     with pytest.raises(ValueError, match=r"valid returns 2 outputs; expected 1.*valid_names"):
         Trainer(model.train, dataset(), 16, valid=valid, valid_data=dataset(3))
     trainer = Trainer(

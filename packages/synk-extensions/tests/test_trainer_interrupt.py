@@ -19,8 +19,8 @@ LIMIT_S = 120
 PROGRAM = """
 import signal, sys, time
 sys.path.insert(0, sys.argv[1])
-import theano
-import theano.tensor as T
+from synk_testing.engine import T, engine
+from synk_theano.engine import Apply, Op
 from _training import Model, dataset
 import synkhronos as synk
 from synk_testing import children
@@ -36,10 +36,10 @@ def wait(seconds):
     while time.monotonic() - begin < seconds:
         time.sleep(0.01)
 
-class Slow(theano.gof.Op):
+class Slow(Op):
     __props__ = ()
     def make_node(self, value, seconds):
-        return theano.gof.Apply(self, [value, seconds], [value.type()])
+        return Apply(self, [value, seconds], [value.type()])
     def perform(self, node, inputs, outputs, params=None):
         wait(float(inputs[1]))
         outputs[0][0] = inputs[0]
@@ -59,7 +59,7 @@ class Tell(Callback):
 
 if kind == "parallel":
     synk.fork(2, use_gpu=False, verbose=False)
-seconds = theano.shared(0.0, name="seconds")
+seconds = engine.shared(0.0, name="seconds")
 model = Model(
     make_train_function if kind == "parallel" else make_train_function_theano,
     # All ranks take their time within the step.

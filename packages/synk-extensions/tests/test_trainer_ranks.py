@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import theano
 from _training import (
     FEATURES,
     ROWS,
@@ -20,6 +19,7 @@ from _training import (
 )
 
 import synkhronos as synk
+from synk_testing.engine import STREAMS, T, engine, theano_only
 from synkhronos.extensions import updates
 from synkhronos.extensions.train import (
     Callback,
@@ -74,7 +74,9 @@ def test_training_on_two_ranks_is_the_serial_one(two_ranks):
     assert [finding for finding in synk.lint() if "error" in repr(finding).lower()] == []
 
 
-@pytest.mark.parametrize("noise", ["numpy", pytest.param("mrg", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "noise", ["numpy", pytest.param([*STREAMS][-1], marks=pytest.mark.nightly)]
+)
 def test_resuming_on_two_ranks_equals_an_uninterrupted_run_bit_for_bit(two_ranks, tmp_path, noise):
     kind = {"noise": noise, "running": True}
 
@@ -150,13 +152,14 @@ def test_data_in_shared_memory_is_taken_as_it_is(two_ranks):
     assert_close(model.values(), other.values())
 
 
+@theano_only("clones with a default update of their own")
 def test_default_updates_are_part_of_the_state():
-    x = theano.tensor.dmatrix("x")
-    w, inner, outer, mean = (theano.shared(1.0, name=n) for n in ("w", "inner", "outer", "mean"))
+    x = T.dmatrix("x")
+    w, inner, outer, mean = (engine.shared(1.0, name=n) for n in ("w", "inner", "outer", "mean"))
     inner.default_update = inner * 0.5
     outer.default_update = outer + inner  # reached through an update only
     # As Lasagne's batch normalisation: a clone is updated, whose value is the variable's own.
-    running = theano.clone(mean, share_inputs=False)
+    running = engine.clone(mean, share_inputs=False)
     running.default_update = 0.5 * running + 0.5 * x.mean()
     loss = (x * w).mean() + 0 * outer + 0 * running
     train = make_train_function_theano(loss, [w], [x], updates.momentum, learning_rate=0.1)

@@ -23,12 +23,11 @@ from fractions import Fraction
 from typing import Any, Callable, Iterator, List, Tuple
 
 import numpy as np
-import theano
-import theano.tensor as T
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 import synk_shm
+from synk_testing.engine import T, engine
 from synk_theano.exceptions import NotSharedVariable, SynkError, WorkerFailed
 
 LONGER = os.environ.get("SYNK_TESTS") == "all"
@@ -135,8 +134,8 @@ ODD += [slice(None), slice(0, 2), slice(0, 0.5), slice(0, 2, 0), slice(0, 10**30
 ODD += [[], (), [[]], [[1], [1, 2]], [None], [True, False], [True, 2], [1.5, "a"], ["a", "b"]]
 ODD += [[[0, 1], [2]], [2**70], [list(range(2000))], list(range(5000))]
 # Variables that nobody knows, and arrays that are none.
-ODD += [T.matrix("stray"), theano.shared(np.zeros(2), name="stray")]
-ODD += [theano.shared([1, 2], name="generic")]
+ODD += [T.matrix("stray"), engine.shared(np.zeros(2), name="stray")]
+ODD += [engine.shared([1, 2], name="generic")]
 ODD += [Fibbing(5), Fibbing("abc"), Fibbing(np.array(["a"], object))]
 
 MAKERS: List[Callable[[], Any]] = [
@@ -256,10 +255,10 @@ class House:
             name="witness",
             mode="FAST_COMPILE",
         )
-        self.vector = theano.shared(np.zeros(3), name="vector")
-        self.matrix = theano.shared(np.zeros((2, 3), "float32"), name="matrix")
-        self.counts = theano.shared(np.zeros(3, "int64"), name="counts")
-        self.scalar = theano.shared(np.zeros(()), name="scalar")
+        self.vector = engine.shared(np.zeros(3), name="vector")
+        self.matrix = engine.shared(np.zeros((2, 3), "float32"), name="matrix")
+        self.counts = engine.shared(np.zeros(3, "int64"), name="counts")
+        self.scalar = engine.shared(np.zeros(()), name="scalar")
         self.variables = [self.vector, self.matrix, self.counts, self.scalar]
         self._held = [
             np.arange(3.0),

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
-import theano.tensor as T
 from hypothesis import strategies as st
+
+from synk_testing.engine import T
 
 LARGEST = {"f": 16.0, "i": 4000.0}
 CONSTANTS = (0.5, 3.0)

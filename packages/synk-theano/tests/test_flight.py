@@ -9,13 +9,11 @@ import time
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from _leaks import no_ranks_left
 from hypothesis import given
 from hypothesis import strategies as st
-from theano.compile.ops import as_op
 
+from synk_testing.engine import T, as_op, engine
 from synk_theano import Runtime, flight
 from synk_theano._watch.flight import KINDS, RECORDS, WORDS, ActOutcome, Flight, Phase
 from synk_theano.exceptions import WorkerDied, WorkerFailed
@@ -92,7 +90,7 @@ def fail():
 def test_a_failure_writes_what_every_rank_did(records):
     x, y = obedient(fail)
     with no_ranks_left(), Runtime(3) as runtime:
-        s = theano.shared(np.zeros(4), name="s")
+        s = engine.shared(np.zeros(4), name="s")
         f = runtime.function([x], (y, "gather"), name="touchy")
         f(np.zeros(7))
         runtime.collectives.broadcast(s)

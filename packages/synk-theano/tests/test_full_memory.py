@@ -10,11 +10,10 @@ import os
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from _leaks import no_ranks_left
 
 import synk_shm
+from synk_testing.engine import T, engine
 from synk_theano import Runtime, SharedMemoryFull, SynkError
 
 FULL = "asked for 38.2 MiB in /dev/shm: 1.0 MiB are free of 16.0 MiB in total"
@@ -76,7 +75,7 @@ def test_without_room_in_dev_shm_arrays_lie_beside_it(refuse, caplog, code):
         data.set_length(500)
         data[:] = rows
         np.testing.assert_allclose(f(data, num_slices=2)[0], rows.sum(axis=0))
-        shared = theano.shared(np.zeros(2))
+        shared = engine.shared(np.zeros(2))
         runtime.collectives.scatter(shared, np.arange(8.0))
         got = runtime.collectives.gather(shared)
         np.testing.assert_array_equal(got, np.arange(8.0).reshape(2, 4))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from _fuzz import anything, arrays, fuzzing, mostly
 from hypothesis import given
 from hypothesis import strategies as st
+
+from synk_testing.engine import T, engine
+from synk_theano.engine import MissingInputError
 
 RANKS = 3
 
@@ -28,7 +29,7 @@ def f(house):
 @pytest.fixture(scope="module")
 def strict(house):
     i = T.lvector("i")
-    b = theano.In(T.fcol("b"), strict=True)
+    b = engine.In(T.fcol("b"), strict=True)
     return house.runtime.function(
         [i, b], [(i.sum(), "sum"), (b.variable, None)], name="strict", mode="FAST_COMPILE"
     )
@@ -36,7 +37,7 @@ def strict(house):
 
 @pytest.fixture(scope="module")
 def g(house):
-    s = theano.shared(np.arange(7.0), name="s")
+    s = engine.shared(np.arange(7.0), name="s")
     total = house.runtime.function(
         [], [(s.sum(), "sum")], sliceable_shareds=[s], name="g", mode="FAST_COMPILE"
     )
@@ -206,7 +207,7 @@ def test_functions_of_anything(house, data):
         lambda: runtime.function(
             inputs, outputs, on_unused_input="ignore", mode="FAST_COMPILE", **given
         ),
-        (TypeError, ValueError, AttributeError, NotImplementedError, theano.gof.MissingInputError),
+        (TypeError, ValueError, AttributeError, NotImplementedError, MissingInputError),
     )
     if came and outputs == [(x.sum(), "sum")]:
         assert made is not None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import theano
 from _fuzz import anything, arrays, fuzzing, mostly
 from hypothesis import given
 from hypothesis import strategies as st
 
+from synk_testing.engine import engine
 from synk_theano._plan.collectives import COLLECTIVES
 
 RANKS = 3
@@ -120,7 +120,7 @@ def test_ranks_are_ints(house, rank):
 
 
 def test_a_generic_shared_variable_is_refused(house):
-    stray = theano.shared([1, 2], name="stray")
+    stray = engine.shared([1, 2], name="stray")
     came, error = house.attempt(lambda: house.runtime.collectives.broadcast(stray))
     assert not came
     assert "holds a list" in str(error)

@@ -6,12 +6,12 @@ import warnings
 
 import numpy as np
 import pytest
-import theano.tensor as T
 from _fuzz import anything, arrays, fuzzing, mostly
 from hypothesis import given
 from hypothesis import strategies as st
 
 import synk_shm
+from synk_testing.engine import T
 from synk_theano import Data
 from synk_theano.exceptions import SynkError
 

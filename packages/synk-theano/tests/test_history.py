@@ -7,10 +7,8 @@ import warnings
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
-from theano.tensor.shared_randomstreams import RandomStreams
 
+from synk_testing.engine import STREAMS, T, engine
 from synk_theano import LintWarning, Runtime
 from synk_theano._watch.history import REMINDERS
 
@@ -21,7 +19,7 @@ ROWS = np.arange(12.0).reshape(4, 3)
 
 
 def training(runtime):
-    w = theano.shared(np.ones(3), name="w")
+    w = engine.shared(np.ones(3), name="w")
     loss = T.sqr(x.dot(w)).mean()
     step = runtime.function(
         [x], loss, updates=[(w, w - 1e-4 * T.grad(loss, w))], name="train", **FAST
@@ -31,9 +29,9 @@ def training(runtime):
 
 def adam_like(runtime):
     """A step with a moment that has no name, as Lasagne's rules make them."""
-    w = theano.shared(np.ones(3), name="w")
+    w = engine.shared(np.ones(3), name="w")
     loss = T.sqr(x.dot(w)).mean()
-    moment = theano.shared(np.zeros(3))
+    moment = engine.shared(np.zeros(3))
     new_moment = 0.9 * moment + 0.1 * T.grad(loss, w)
     updates = [(moment, new_moment), (w, w - 1e-4 * new_moment)]
     return runtime.function([x], loss, updates=updates, **FAST), w
@@ -112,8 +110,8 @@ def test_who_averages_now_and_then_is_told_once_and_who_is_alone_never(size):
 
 def test_a_gradient_that_was_not_averaged_is_told():
     with Runtime(2) as runtime:
-        w = theano.shared(np.ones(3), name="w")
-        g = theano.shared(np.zeros(3), name="g")
+        w = engine.shared(np.ones(3), name="w")
+        g = engine.shared(np.zeros(3), name="g")
         loss = T.sqr(x.dot(w)).mean()
         gradient = runtime.function([x], loss, updates=[(g, T.grad(loss, w))], name="grad", **FAST)
         move = runtime.function([], updates=[(w, w - 1e-4 * g)], name="move", **FAST)
@@ -124,12 +122,13 @@ def test_a_gradient_that_was_not_averaged_is_told():
 
 
 PROGRAM = """
-import numpy as np, theano, theano.tensor as T
+import numpy as np
+from synk_testing.engine import T, engine
 from synk_theano import Runtime
 runtime = Runtime(2)
 x = T.dmatrix("x")
-w = theano.shared(np.ones(3), name="w")
-g = theano.shared(np.ones(3), name="g")
+w = engine.shared(np.ones(3), name="w")
+g = engine.shared(np.ones(3), name="g")
 grad = runtime.function([x], updates=[(g, x.mean(0))], name="grad", mode="FAST_COMPILE")
 move = runtime.function([], updates=[(w, w - g)], name="move", mode="FAST_COMPILE")
 grad(np.ones((4, 3)))
@@ -140,7 +139,7 @@ move()
 def test_the_end_of_the_program_tells_it_too(run_script):
     status, _, err = run_script(PROGRAM)
     assert status == 0, err
-    assert err.startswith("<string>:9: LintWarning: lint() finds in this program:"), err
+    assert err.startswith("<string>:10: LintWarning: lint() finds in this program:"), err
     assert "move reads 'g'" in err
 
 
@@ -176,10 +175,10 @@ def test_a_reminder_that_is_an_error_takes_nothing_away(monkeypatch, tmp_path):
 
 
 def test_stages_of_an_own_computation_are_no_mistake():
+    draw = STREAMS["numpy"](1).normal(size=(3,))
     with Runtime(2) as runtime, warnings.catch_warnings():
         warnings.simplefilter("error")
-        w, noise, fit, g = (theano.shared(np.zeros(3), name=name) for name in "wnfg")
-        draw = RandomStreams(1).normal((3,))
+        w, noise, fit, g = (engine.shared(np.zeros(3), name=name) for name in "wnfg")
         steps = [
             runtime.function([], updates=[(target, value)], name=name, **FAST)
             for target, value, name in (

@@ -6,12 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.nnet import bn
-from theano.tensor.shared_randomstreams import RandomStreams
 
+from synk_testing.engine import STREAMS, T, engine
 from synk_theano._graph.facts import Event, FunctionFacts, facts_of
 from synk_theano._graph.leaves import draws, lineage_of
 from synk_theano._graph.spec import make_spec
@@ -356,7 +352,7 @@ def facts(numbers, *args, **kwargs):
 
 
 def shared(*names):
-    return [theano.shared(np.ones(3), name=name) for name in names]
+    return [engine.shared(np.ones(3), name=name) for name in names]
 
 
 def test_facts_of_a_training_step():
@@ -402,10 +398,10 @@ def test_facts_with_givens_and_sliceable_variables():
     assert reads == {"w"}
 
 
-@pytest.mark.parametrize("streams", [RandomStreams, MRG_RandomStreams])
+@pytest.mark.parametrize("streams", STREAMS.values(), ids=STREAMS)
 def test_random_numbers_differ_by_rank_and_their_states_are_no_variables(streams):
     noise, w = shared("noise", "w")
-    draw = streams(seed=3).uniform((3,))
+    draw = streams(seed=3).uniform(size=(3,))
     _, reads, own, sources = facts(["noise", "w"], [], updates=[(noise, draw), (w, w + 1)])
     assert (reads, own, sources) == ({"w"}, {"noise"}, {"noise": set(), "w": {"w"}})
     spec = make_spec([x], [draw.sum() * x, x])
@@ -432,7 +428,7 @@ def test_default_updates_count_unless_they_are_ruled_out():
 
 
 def test_row_shares_differ_by_rank():
-    share, w = theano.shared(np.float64(1), name="share"), theano.shared(np.ones(3), name="w")
+    share, w = engine.shared(np.float64(1), name="share"), engine.shared(np.ones(3), name="w")
     share.tag.synk_row_share = True
     _, reads, own, sources = facts(["w"], [], updates=[(w, w * share)])
     assert (reads, own, sources) == ({"w"}, {"w"}, {"w": {"w"}})
@@ -440,7 +436,7 @@ def test_row_shares_differ_by_rank():
 
 def test_loops_are_seen_through():
     w, g = shared("w", "g")
-    total, _ = theano.scan(lambda row, acc: acc + row * w, sequences=x, outputs_info=T.zeros(3))
+    total, _ = engine.scan(lambda row, acc: acc + row * w, sequences=x, outputs_info=T.zeros(3))
     _, reads, own, _ = facts(["w", "g"], [x], updates=[(g, total[-1])])
     assert (reads, own) == ({"w"}, {"g"})
 
@@ -458,7 +454,7 @@ def test_deep_and_wide_graphs_are_walked_without_recursion():
 
 def test_zeros_like_a_variable_do_not_read_it():
     x = T.dmatrix("x")
-    h = theano.shared(np.zeros((2, 3)), name="h")
+    h = engine.shared(np.zeros((2, 3)), name="h")
     carry = make_spec([x], None, updates=[(h, T.tanh(h + x))])
     clear = make_spec([], None, updates=[(h, T.zeros_like(h))])
     numbers = {h: 0}.__getitem__
@@ -480,7 +476,8 @@ def test_what_is_multiplied_by_zero_counts_for_its_default_update_only():
 
 
 def test_running_averages_of_theanos_batch_normalization_are_the_ranks_own():
-    w, mean, var = (theano.shared(np.ones((1, 3)), name=name) for name in ("w", "mean", "var"))
+    w, mean, var = (engine.shared(np.ones((1, 3)), name=name) for name in ("w", "mean", "var"))
+    bn = pytest.importorskip("theano.tensor.nnet.bn")
     y, _, _, new_mean, new_var = bn.batch_normalization_train(
         x, w, w, running_mean=mean, running_var=var
     )

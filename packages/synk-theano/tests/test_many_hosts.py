@@ -19,9 +19,9 @@ from synk_theano.exceptions import InputTypeError, InputValueError, StartError, 
 PREAMBLE = """
 import json, os, signal, sys, time, warnings
 import numpy as np
-import theano
-import theano.tensor as T
-from theano.compile.ops import as_op
+from synk_testing.engine import engine
+from synk_testing.engine import T
+from synk_testing.engine import as_op
 import synk_theano
 from synk_theano import Runtime
 
@@ -80,7 +80,7 @@ WHOLE = """
 print("before fork", os.environ["PMI_RANK"], flush=True)
 runtime = Runtime()
 mean = runtime.function([x], [(x.mean(), "avg"), (x * 2, "gather")], name="mean")
-w = theano.shared(np.zeros(3), "w")
+w = engine.shared(np.zeros(3), "w")
 step = runtime.function([x], updates=[(w, w + x.sum(axis=0))], name="step")
 d = runtime.data(X)
 said = dict(size=runtime.size, repr=repr(runtime), pids=len(set(runtime.worker_pids)))
@@ -143,7 +143,7 @@ def picky(rows):
     return rows
 
 with Runtime() as runtime:
-    w = theano.shared(np.zeros(3), "w")
+    w = engine.shared(np.zeros(3), "w")
     f = runtime.function([x], (picky(x).sum(), "sum"), updates=[(w, w + x.sum(axis=0))], name="f")
     g = runtime.function([x], (x.sum(), "sum"))
     bad = X.copy()
@@ -310,7 +310,7 @@ def slow(rows):
     return rows
 
 with Runtime() as runtime:
-    w = theano.shared(np.zeros(3), "w")
+    w = engine.shared(np.zeros(3), "w")
     f = runtime.function([x], (slow(x).sum(), "sum"), updates=[(w, w + 1)])
     f(X)
     bad = X.copy()

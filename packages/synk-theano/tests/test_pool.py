@@ -197,7 +197,7 @@ def test_workers_that_are_not_ready_in_time_are_named():
     with no_ranks_left(), Runtime(3) as runtime:
         os.kill(runtime.worker_pids[0], signal.SIGSTOP)  # it will never be ready
         began = time.monotonic()
-        with pytest.raises(StartError, match=r"rank 1 was not ready in 0\.2 s.*theano-cache"):
+        with pytest.raises(StartError, match=r"rank 1 was not ready in 0\.2 s.*-cache unlock"):
             runtime._controller._pool.wait_ready(0.2)
         assert time.monotonic() - began < 0.2 + BUSY_S
         os.kill(runtime.worker_pids[0], signal.SIGCONT)
@@ -377,8 +377,9 @@ def test_workers_of_a_daemon_that_has_closed_its_streams_end_without_a_word():
 
 SETUPTOOLS = """
 import warnings
-import numpy as np, theano.tensor as T
-from theano.compile.ops import as_op
+import numpy as np
+from synk_testing.engine import T
+from synk_testing.engine import as_op
 from synk_theano import Runtime
 
 @as_op([T.dvector], [T.dvector])

@@ -13,11 +13,9 @@ from types import SimpleNamespace
 import cloudpickle
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
-from theano.compile.ops import as_op
 
 import synk_shm
+from synk_testing.engine import T, as_op, engine
 from synk_theano import BatchError, WorkerFailed
 from synk_theano._graph.devices.device import Cpu
 from synk_theano._graph.devices.host_memory import LockedPages
@@ -209,7 +207,7 @@ def test_bad_arguments_are_the_calls_own(made):
 
 def test_updates_happen_once(made):
     x = T.dmatrix("x")
-    total = theano.shared(np.zeros(3), name="total")
+    total = engine.shared(np.zeros(3), name="total")
     add = made.runtime.function([x], updates=[(total, total + x.sum(axis=0))], **FAST)
     calls = [add.delayed(made.data[0], batch=[i]) for i in range(2, 6)]
     for call, following in zip(calls, [*calls[1:], None]):

@@ -19,7 +19,6 @@ from typing import Any, Dict, List
 
 import numpy as np
 import pytest
-import theano
 from _calls import Call, drawn_call, values_for
 from _graphs import (
     Graph,
@@ -35,6 +34,7 @@ from _graphs import (
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from synk_testing.engine import engine
 from synk_theano import Runtime
 from synk_theano.exceptions import SynkError
 
@@ -70,13 +70,13 @@ class Case:
         self.eps = float(np.finfo(graph.dtype).eps)
         self.mode = self._mode()
         self.leaves = [
-            theano.shared(values_for(leaf, self.random, 0), name=f"x{i}")
+            engine.shared(values_for(leaf, self.random, 0), name=f"x{i}")
             if leaf.role == "sliceable"
             else variable_of(leaf, f"x{i}")
             for i, leaf in enumerate(graph.leaves)
         ]
         self.params = [
-            theano.shared(values_for(leaf, self.random), name=f"p{i}")
+            engine.shared(values_for(leaf, self.random), name=f"p{i}")
             if leaf.role == "shared"
             else variable_of(leaf, f"p{i}")
             for i, leaf in enumerate(graph.params)
@@ -87,7 +87,7 @@ class Case:
             zeros = np.zeros(
                 () if form == "counter" else node.tail, target_dtype(graph, form, node)
             )
-            self.targets.append(theano.shared(zeros, name=f"t{len(self.targets)}"))
+            self.targets.append(engine.shared(zeros, name=f"t{len(self.targets)}"))
         self.held = [[t.get_value() for t in self.targets]] * runtime.size
         self.olds: List[Any] = []
         self.function = self._function()
@@ -98,7 +98,7 @@ class Case:
         kind = self.draw(st.integers(0, 29))
         if kind == 13:
             return None
-        return theano.Mode("py", "fast_run") if kind % 5 == 4 else "FAST_COMPILE"
+        return engine.Mode("py", "fast_run") if kind % 5 == 4 else "FAST_COMPILE"
 
     def _function(self) -> Any:
         graph, draw = self.graph, self.draw
@@ -161,7 +161,7 @@ class Case:
         ]
         rows = [values[i] for _, i, _ in graph.outputs + graph.updates]
         with_rows = [v for v, leaf in zip(leaves, graph.leaves) if leaf.role != "given"]
-        return theano.function(
+        return engine.function(
             [*with_rows, *params, *targets],
             outputs + news + rows,
             mode=self.mode,

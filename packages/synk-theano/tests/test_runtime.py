@@ -9,15 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from _leaks import no_ranks_left
-from theano.compile.ops import as_op
 
 import synk_comm
 import synk_shm
 import synk_theano
 from synk_testing import run
+from synk_testing.engine import T, as_op, engine
 from synk_theano import Runtime
 from synk_theano._master.store import DataStore
 
@@ -54,7 +52,7 @@ def test_collectives_through_zeromq():
         mean, gathered = f(value)
         np.testing.assert_allclose(mean, value.mean())
         np.testing.assert_array_equal(gathered, value)
-        s = theano.shared(np.zeros(2), name="s")
+        s = engine.shared(np.zeros(2), name="s")
         runtime.collectives.scatter(s, np.arange(3.0))
         runtime.collectives.all_reduce(s, op="sum")
         assert s.get_value().tolist() == [3.0]
@@ -64,11 +62,12 @@ def test_a_second_master_at_the_same_time_does_not_interfere(trio, zygote):
     """Another program on this machine, with its own ranks, arrays and variables."""
     code = """
 import sys
-import numpy as np, theano, theano.tensor as T
+import numpy as np
+from synk_testing.engine import T, engine
 from synk_theano import Runtime
 x = T.dmatrix("x")
 with Runtime(2) as runtime:
-    s = theano.shared(np.zeros(2), "s")
+    s = engine.shared(np.zeros(2), "s")
     f = runtime.function([x], (x * -1, "gather"), updates=[(s, s + 1)], mode="FAST_COMPILE")
     data = runtime.data(np.ones((6, 2)))
     f(data)
@@ -120,8 +119,9 @@ def test_nothing_is_written_into_the_installed_packages():
 
 def test_float_precision_set_in_the_program_reaches_the_workers():
     code = """
-import numpy as np, theano, theano.tensor as T
-theano.config.floatX = "float32"
+import numpy as np
+from synk_testing.engine import T, engine
+engine.config.floatX = "float32"
 import synk_shm
 from synk_theano import Runtime
 x = T.matrix("x")

@@ -9,10 +9,8 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
-from theano.tensor.shared_randomstreams import RandomStreams
 
+from synk_testing.engine import STREAMS, T, engine
 from synk_theano import (
     Closed,
     InputTypeError,
@@ -33,8 +31,8 @@ FAST = {"mode": "FAST_COMPILE"}
 @pytest.fixture
 def trained(runtime):
     """A function that adds to `w` what is the same on all ranks, and `w`, `v`."""
-    w = theano.shared(np.zeros((3, 2)), name="w")
-    v = theano.shared(np.ones(4, "float32"), name="v")
+    w = engine.shared(np.zeros((3, 2)), name="w")
+    v = engine.shared(np.ones(4, "float32"), name="v")
     amount = T.dscalar("amount")
     f = runtime.function(
         [], w.sum(), bcast_inputs=[amount], updates=[(w, w + amount)], name="train", **FAST
@@ -129,7 +127,7 @@ def test_groups_of_ranks_and_collectives(runtime, trained):
 
 def test_a_function_that_is_gone_is_named_too(pair):
     """The program has let go of it after its last call."""
-    w = theano.shared(np.zeros(2), name="w")
+    w = engine.shared(np.zeros(2), name="w")
     f = pair.function([x], updates=[(w, w + x.sum())], name="warm-up", **FAST)
     g = pair.function([x], (x.sum(), "sum"), **FAST)
     f(np.arange(2.0))
@@ -144,7 +142,7 @@ def test_a_function_that_is_gone_is_named_too(pair):
 
 
 def test_raise(pair):
-    w = theano.shared(np.zeros(2), name="w")
+    w = engine.shared(np.zeros(2), name="w")
     f = pair.function([x], (x.sum(), "sum"), updates=[(w, w + x.mean())], name="apart", **FAST)
     with pair.watch_replicas(w, every=2, action="raise") as watch:
         f(np.ones(4))
@@ -185,7 +183,7 @@ def test_broadcast(runtime, trained):
 
 
 def test_several_watches(pair):
-    w, v = (theano.shared(np.ones(2), name=name) for name in "wv")
+    w, v = (engine.shared(np.ones(2), name=name) for name in "wv")
     f = pair.function([], w.sum(), updates=[(w, w * 2), (v, v * 2)], name="double", **FAST)
     f()
     often = pair.watch_replicas(w, every=1)
@@ -208,7 +206,7 @@ def test_several_watches(pair):
 
 
 def test_what_counts_as_a_call(pair):
-    w = theano.shared(np.zeros(2), name="w")
+    w = engine.shared(np.zeros(2), name="w")
     f = pair.function([x], (x.sum(), "sum"), updates=[(w, w + 1)], name="counted", **FAST)
     rows = np.ones(4)
     with pair.watch_replicas(w, every=1000) as watch:
@@ -227,7 +225,7 @@ def test_what_counts_as_a_call(pair):
 
 
 def test_verify_and_lint_are_not_disturbed(pair):
-    w = theano.shared(np.zeros(2), name="w")
+    w = engine.shared(np.zeros(2), name="w")
     f = pair.function([x], (x.sum(), "sum"), updates=[(w, w + x.mean())], name="loud", **FAST)
     f(np.ones(4))
     with pair.watch_replicas(w, every=1, action="raise"):
@@ -237,8 +235,10 @@ def test_verify_and_lint_are_not_disturbed(pair):
 
 
 def test_a_failed_call_does_not_count(pair):
-    w = theano.shared(np.zeros(2), name="w")
-    f = pair.function([x], T.stack([w, w])[T.cast(x.max(), "int64")].sum(), name="range", **FAST)
+    w = engine.shared(np.zeros(2), name="w")
+    f = pair.function(
+        [x], T.stack([w, 2 * w])[T.cast(x.max(), "int64")].sum(), name="range", **FAST
+    )
     with pair.watch_replicas(w, every=1) as watch:
         f(np.zeros(4))
         with pytest.raises(WorkerFailed):
@@ -258,7 +258,7 @@ def test_arrays_of_all_kinds(pair):
         np.asfortranarray(np.random.default_rng(0).standard_normal((70, 900))),
         np.random.default_rng(1).standard_normal(70_001),
     ]
-    variables = [theano.shared(value, name=f"v{i}") for i, value in enumerate(values)]
+    variables = [engine.shared(value, name=f"v{i}") for i, value in enumerate(values)]
     with pair.watch_replicas(variables, action="raise") as watch:
         assert watch.check() == []
         # In another order of memory they are the same.
@@ -278,15 +278,17 @@ def test_arrays_of_all_kinds(pair):
         with pytest.raises(ReplicasDiffer, match="'v1'"):
             watch.check()
         pair.collectives.set_value(1, variables[1], values[1])
-        negative = theano.shared(np.zeros(3), name="negative zeros")
+        negative = engine.shared(np.zeros(3), name="negative zeros")
         pair.collectives.set_value(1, negative, -np.zeros(3))
     with pair.watch_replicas(negative, action="raise") as watch, pytest.raises(ReplicasDiffer):
         watch.check()
 
 
 def test_bad_arguments(pair):
-    w = theano.shared(np.zeros(2), name="w")
-    state = RandomStreams(3).normal((2,)).rng
+    w = engine.shared(np.zeros(2), name="w")
+    stream = STREAMS["numpy"](3)
+    stream.normal(size=(2,))
+    state = stream.state_updates[0][0]
     for error, words, variables, options in (
         *((InputValueError, "every", w, {"every": n}) for n in (0, -1, 1.5, True, "often", None)),
         *(
@@ -304,7 +306,7 @@ def test_bad_arguments(pair):
 
 
 def test_not_from_inside_of_a_call(pair):
-    watch = pair.watch_replicas(theano.shared(np.zeros(2), name="w"))
+    watch = pair.watch_replicas(engine.shared(np.zeros(2), name="w"))
     with pair._controller.lock, pytest.raises(NestedCall):
         watch.check()
     assert watch.check() == []
@@ -312,7 +314,7 @@ def test_not_from_inside_of_a_call(pair):
 
 
 def test_it_ends_with_the_runtime():
-    w = theano.shared(np.zeros(2), name="w")
+    w = engine.shared(np.zeros(2), name="w")
     with Runtime(2, use_gpu=False) as runtime:
         watch = runtime.watch_replicas(w)
         assert watch.check() == []

@@ -11,12 +11,8 @@ import warnings
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
-from theano.compile.ops import as_op
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
 
+from synk_testing.engine import STREAMS, T, as_op, engine
 from synk_theano import (
     Closed,
     InputTypeError,
@@ -70,8 +66,8 @@ def owner_of(row, count, size):
 def logs(runtime, **settings):
     """A function that cannot stand negative rows, and the variables that it updates."""
     x = T.dmatrix("x")
-    w = theano.shared(np.ones(3), name="w")
-    calls = theano.shared(np.zeros((), "int64"), name="calls")
+    w = engine.shared(np.ones(3), name="w")
+    calls = engine.shared(np.zeros((), "int64"), name="calls")
     cost = T.log(x.dot(w)).mean()
     cost.name = "cost"
     updates = [(w, w + cost), (calls, calls + 1)]
@@ -197,7 +193,7 @@ def test_a_shared_variable_that_was_not_finite_is_named(watched):
 
 
 def test_the_new_value_of_a_variable(watched_pair):
-    w = theano.shared(np.zeros(2), name="w")
+    w = engine.shared(np.zeros(2), name="w")
     f = watched_pair.function([x], updates=[(w, w + T.sqrt(x).sum())], name="silent")
     f(np.ones(6))
     before = watched_pair.collectives.gather(w)
@@ -222,7 +218,7 @@ def test_rows_that_only_together_are_too_much(watched_pair):
 
 
 def test_what_every_row_gives_is_not_one_rows_fault(watched_pair):
-    w = theano.shared(np.zeros(()), name="w")
+    w = engine.shared(np.zeros(()), name="w")
     f = watched_pair.function([x], (x / w).mean(), name="divide")
     error = failure(watched_pair.master, f, np.ones(8))
     assert error.row in (0, 4)
@@ -232,7 +228,7 @@ def test_what_every_row_gives_is_not_one_rows_fault(watched_pair):
 
 
 def test_functions_without_rows(watched_pair):
-    w = theano.shared(np.array([1.0, -1.0]), name="w")
+    w = engine.shared(np.array([1.0, -1.0]), name="w")
     f = watched_pair.function([], T.log(w).sum(), name="no rows")
     error = failure(watched_pair.master, f)
     assert (error.row, error.share) == (None, None)
@@ -244,7 +240,7 @@ def test_functions_without_rows(watched_pair):
 
 
 def sliceable(runtime):
-    s = theano.shared(np.zeros((0, 2)), name="s")
+    s = engine.shared(np.zeros((0, 2)), name="s")
     f = runtime.function([], T.log(s).mean(), sliceable_shareds=[s], name="sliceable")
     return f, s
 
@@ -283,7 +279,7 @@ def test_rows_of_sliceable_variables(watched_pair):
 
 
 def test_scattered_rows_beside_sliceable_ones(watched_pair):
-    s = theano.shared(np.zeros(0), name="s")
+    s = engine.shared(np.zeros(0), name="s")
     f = watched_pair.function([x], T.log(x * s).mean(), sliceable_shareds=[s], name="both")
     watched_pair.collectives.scatter(s, np.ones(10))
     values = np.ones(10)
@@ -296,8 +292,8 @@ def test_scattered_rows_beside_sliceable_ones(watched_pair):
 
 def test_random_states_are_put_back(runtime):
     def drawing():
-        numpy_numbers, mrg_numbers = RandomStreams(5), MRG_RandomStreams(5)
-        noise = numpy_numbers.uniform(x.shape) + mrg_numbers.uniform(x.shape)
+        numpy_numbers, mrg_numbers = STREAMS["numpy"](5), [*STREAMS.values()][-1](5)
+        noise = numpy_numbers.uniform(size=x.shape) + mrg_numbers.uniform(size=x.shape)
         return runtime.function([x], (T.log(x) + noise, "gather"), name="noisy")
 
     ones, bad = np.ones(12), np.ones(12)
@@ -448,7 +444,7 @@ def test_a_search_can_be_interrupted(watched_pair, rank):
             time.sleep(0.4)
         return logs
 
-    w = theano.shared(np.zeros(()), name="w")
+    w = engine.shared(np.zeros(()), name="w")
     f = watched_pair.function([x], updates=[(w, w + slow_log(x).sum())], name="slow", **FAST)
     values = np.ones(2000)
     f(values)

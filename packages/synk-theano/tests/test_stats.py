@@ -6,10 +6,8 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
-import theano
-import theano.tensor as T
-from theano.compile.ops import as_op
 
+from synk_testing.engine import T, as_op, engine
 from synk_theano import Runtime
 from synk_theano._master.acts import LIMIT, ActTable
 from synk_theano._watch.stats import FunctionStats, Ledger, Performed, Stats
@@ -35,7 +33,7 @@ def test_the_slowest_rank_and_the_time_for_it_are_told(runtime):
     values[last] = 0.1
     for _ in range(3):
         f(values)
-    runtime.collectives.get_shapes(theano.shared(1.0))
+    runtime.collectives.get_shapes(engine.shared(1.0))
     stats = runtime.stats()
     assert set(stats) - {"distribute()"} == {"slow", "get_shapes()"}
     figures = stats["slow"]
@@ -105,7 +103,7 @@ def test_a_call_that_repeats_sends_nothing_new(pair, monkeypatch):
             f(data, small)
             pair.collectives.all_reduce(s)
 
-    s = theano.shared(np.ones(3))
+    s = engine.shared(np.ones(3))
     calls()
     del sent[:]
     calls()

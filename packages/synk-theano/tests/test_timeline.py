@@ -9,10 +9,8 @@ import time
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
-from theano.compile.ops import as_op
 
+from synk_testing.engine import T, as_op, engine
 from synk_theano import Closed, InputTypeError, InputValueError, Runtime, WorkerDied
 from synk_theano._watch.spans import Recorder
 from synk_theano._watch.timeline import trace_of
@@ -50,7 +48,7 @@ def assert_nested(events):
 
 def mean_and_rows(runtime):
     x = T.dmatrix("x")
-    total = theano.shared(np.zeros(3), name="total")
+    total = engine.shared(np.zeros(3), name="total")
     mean = runtime.function(
         [x], x.mean(), updates=[(total, total + x.sum(axis=0), "sum")], name="mean", **FAST
     )
@@ -277,7 +275,8 @@ def test_a_bad_path_starts_no_workers(tmp_path, monkeypatch):
 
 
 PROGRAM = """
-import sys, numpy as np, theano.tensor as T
+import sys, numpy as np
+from synk_testing.engine import T
 from synk_theano import Runtime
 runtime = Runtime(2)
 x = T.dvector("x")

@@ -14,7 +14,7 @@ from synk_theano import Runtime, SynkError, VerifyError, WorkerDied, WorkerFaile
 from synk_theano._watch.verify import verify
 from synk_theano._watch.verify.judge import combine
 from synk_theano._watch.verify.report import measure
-from synk_theano.engine import Assert
+from synk_theano.engine import TITLE, Assert
 from synk_theano.exceptions import InputTypeError, InputValueError
 
 x = T.matrix("x")
@@ -103,7 +103,7 @@ def test_a_training_step_with_all_ops_is_right(pair):
     assert ("update of w on rank 1", "parallel", "pieces") in compared
     assert 0 < report.worst.difference.error < report.worst.limit
     lines = str(report).splitlines()
-    assert lines[0] == "'train' on 2 ranks with (4, 3) rows, against plain Theano: ok"
+    assert lines[0] == f"'train' on 2 ranks with (4, 3) rows, against plain {TITLE}: ok"
     assert any("update of velocity" in line for line in lines)
 
 
@@ -362,7 +362,7 @@ def test_ranks_that_compute_something_else_are_found(pair):
     report = verify(Tampered(f, with_a_replica_off), pair, (rows(5),), {})
     assert wrong(report) >= {"output 0", "update of w on rank 1"}
     assert "pieces" in {c.against for c in report.wrong}
-    assert "the ranks did not compute what plain Theano does" in str(report)
+    assert f"the ranks did not compute what plain {TITLE} does" in str(report)
     np.testing.assert_array_equal(pair.collectives.get_value(1, w), np.ones(3))
 
     def updating_idle_ranks(function, *args, **kwargs):

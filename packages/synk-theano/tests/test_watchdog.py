@@ -10,13 +10,12 @@ import time
 
 import numpy as np
 import pytest
-import theano.tensor as T
 from _busy import computing, hold_the_lock
 from _leaks import no_ranks_left
-from theano.compile.ops import as_op
 
 import synk_shm
 from synk_testing import Program, children, is_there, shared_memory, wait_gone
+from synk_testing.engine import T, as_op
 from synk_theano import Runtime, WorkerDied
 from synk_theano._workers import watchdog
 
@@ -28,8 +27,9 @@ BUSY_S = 3.0
 
 PROGRAM = """
 import ctypes, os, sys, time
-import numpy as np, synk_shm, theano.tensor as T
-from theano.compile.ops import as_op
+import numpy as np, synk_shm
+from synk_testing.engine import T
+from synk_testing.engine import as_op
 from synk_theano import Runtime
 
 @as_op([T.dvector], [T.dvector])

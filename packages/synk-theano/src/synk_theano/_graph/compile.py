@@ -23,11 +23,11 @@ from .engine import (
     T,
     build,
     compile_ahead,
-    compiles_late,
     is_random,
     leaves_of,
     linked_by_kind,
     out_of_place,
+    to_build_again,
     with_pattern,
     without_test_values,
 )
@@ -35,7 +35,7 @@ from .flat_updates import is_flat, protected
 from .leaves import rowless_updates
 from .reduce_op import in_one_order
 from .spec import FunctionSpec, default_update_op
-from .transfer.flat import flatten, is_flat_able, rebuild
+from .transfer.flat import flatten, rebuild
 from .transfer.pickling import deep_recursion
 from .values import is_device_type
 
@@ -121,11 +121,10 @@ def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any
     ):
         compiled = build(inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs)
         compiled = in_one_order(compiled)
-        if compiles_late(compiled):
-            # Rebuilt, as the workers do: with the same order, theirs has the same key.
-            if is_flat_able(compiled) and not compiled.profile:
-                compiled = rebuild(flatten(compiled))
-            compile_ahead(compiled)
+        if to_build_again(compiled):
+            # As in the workers, which so find what is compiled here: its key is the nodes' order.
+            compiled = rebuild(flatten(compiled))
+        compile_ahead(compiled)
         return on_device(compiled, spec.host_outputs) if is_gpu else compiled
 
 

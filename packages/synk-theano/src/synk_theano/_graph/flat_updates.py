@@ -328,6 +328,8 @@ def flat_updates(updates: Iterable[Update], least: Optional[int] = None) -> List
     another, and of common scalars. The others stay as they are. Each element is computed by the
     same operations; a compiler may round a product and a sum together (FMA) in one form only.
 
+    PyTensor puts operations together itself: with it all updates stay as they are.
+
     The values of the targets become views of one array, on their device. Each part of it begins at
     a multiple of 128 bytes: a variable whose size is no such multiple is the last of its array.
 

@@ -116,7 +116,7 @@ def in_one_order(function: Any) -> Any:
     found = reductions_of(function)
     if not found:
         return function
-    if any(type(node.op).__name__ == "IfElse" for node in nodes):
+    if any(type(node.op).__name__ in ("IfElse", "LazyIfElse") for node in nodes):
         raise SpecError(
             f"{name} has an in-graph all_reduce and an ifelse, so a rank may skip a reduction that "
             f"others wait in; use {NAME}.tensor.switch in place of ifelse"

@@ -1,14 +1,14 @@
 """Values of shared variables on all ranks, or in this process alone: one interface for both.
 
 The Trainer and its checkpoints use it, so that they work with a parallel step and with its serial
-twin. Collectives carry arrays, but a state of ``RandomStreams`` is an object (NumPy's RandomState):
-two Ops convert between such a state and a row of numbers, inside functions of all ranks that gather
-and scatter the rows.
+twin. Collectives carry arrays, but a state of ``RandomStreams`` is an object of NumPy's: two
+Ops convert between such a state and a row of numbers, inside functions of all ranks that gather and
+scatter the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -161,12 +161,15 @@ def _is_object(variable: Any) -> bool:
     return isinstance(variable.type, RandomStateType)
 
 
-def to_row(state: np.random.RandomState) -> Any:
-    """Return a RandomState as a float64 array of shape ``(627,)``.
+def to_row(state: Any) -> Any:
+    """Return a RandomState or Generator as a float64 array of shape ``(627,)`` or ``(629,)``.
 
     Raises:
-        TypeError: It does not use the Mersenne twister.
+        TypeError: It uses none of NumPy's own bit generators; a RandomState, another one than the
+            Mersenne twister.
     """
+    if isinstance(state, np.random.Generator):
+        return _row_of_generator(state)
     saved: Any = state.get_state(legacy=False)
     if saved["bit_generator"] != "MT19937":
         raise TypeError(
@@ -179,13 +182,64 @@ def to_row(state: np.random.RandomState) -> Any:
     return row
 
 
-def from_row(row: Any) -> np.random.RandomState:
-    """Return the RandomState that :func:`to_row` converted."""
+def from_row(row: Any) -> Any:
+    """Return the RandomState or Generator that :func:`to_row` converted."""
+    if row[0] < 0:
+        return _generator_of_row(row)
     state = np.random.RandomState(0)
     key = row[:_KEYS].astype(np.uint32)
     position, has_gauss, gauss = row[_KEYS:]
     state.set_state(("MT19937", key, int(position), int(has_gauss), float(gauss)))
     return state
+
+
+_BITS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+_WORDS = 4  # of 32 bits: the longest number in a state has 128 bits
+
+
+def _row_of_generator(state: np.random.Generator) -> Any:
+    """Return the numbers of a state in 32-bit words, after one below 0 for the bit generator."""
+    saved: Any = state.bit_generator.state
+    if saved["bit_generator"] not in _BITS:
+        raise TypeError(
+            f"a random stream uses {saved['bit_generator']}; expected one of {', '.join(_BITS)}"
+        )
+    row, end = np.zeros(1 + _KEYS + _WORDS), 1
+    row[0] = -1 - _BITS.index(saved["bit_generator"])
+    for place, key in _numbers(saved):
+        number = place[key]
+        if isinstance(number, np.ndarray):
+            words = np.ascontiguousarray(number).view(np.uint32)
+        else:
+            words = np.frombuffer(int(number).to_bytes(4 * _WORDS, "little"), "<u4")
+        row[end : end + len(words)] = words
+        end += len(words)
+    return row
+
+
+def _generator_of_row(row: Any) -> np.random.Generator:
+    bits = getattr(np.random, _BITS[-1 - int(row[0])])(0)
+    saved, end = bits.state, 1
+    for place, key in _numbers(saved):
+        number = place[key]
+        size = number.view(np.uint32).size if isinstance(number, np.ndarray) else _WORDS
+        words = row[end : end + size].astype("<u4")
+        end += size
+        if isinstance(number, np.ndarray):
+            place[key] = words.view(number.dtype)
+        else:
+            place[key] = int.from_bytes(words.tobytes(), "little")
+    bits.state = saved
+    return np.random.Generator(bits)
+
+
+def _numbers(saved: Any) -> Iterator[tuple[Any, str]]:
+    """Yield where the numbers of a bit generator's state are: a dict, and a key."""
+    for key, value in sorted(saved.items()):
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        elif not isinstance(value, str):
+            yield saved, key
 
 
 class ToRow(Op):

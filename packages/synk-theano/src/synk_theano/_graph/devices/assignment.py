@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import synk_comm
 from synk_comm import cuda
 from synk_theano._cores import available_cores
-from synk_theano._graph.engine import library
+from synk_theano._graph.engine import HAS_DEVICES, TITLE, library
 from synk_theano._plan.rows import is_int
 from synk_theano._wire.world import World
 from synk_theano.exceptions import InputTypeError, InputValueError, StartError
@@ -305,7 +305,7 @@ def _groups(devices: Any) -> List[Tuple[str, ...]]:
 
 def _names_in_flags() -> List[str]:
     """Return the names of contexts that Theano's flag ``contexts`` defines."""
-    pairs = filter(None, library.config.contexts.split(";"))
+    pairs = filter(None, getattr(library.config, "contexts", "").split(";"))
     return [pair.partition("->")[0].strip() for pair in pairs]
 
 
@@ -325,7 +325,7 @@ def _with_held(
 
 
 def usable_gpus() -> Tuple[int, str]:
-    """Return the number of GPUs, and why Theano cannot use them ("" if it can)."""
+    """Return the number of GPUs, and why the engine cannot use them ("" if it can)."""
     try:
         count = cuda.Driver().device_count()
     except cuda.CudaError as error:
@@ -336,7 +336,9 @@ def usable_gpus() -> Tuple[int, str]:
 
 
 def why_no_pygpu() -> str:
-    """Return why Theano's GPU back end cannot be loaded; "" if it can."""
+    """Return why the engine's GPU back end cannot be loaded; "" if it can."""
+    if not HAS_DEVICES:
+        return f"{TITLE} has no GPU back end of its own, so functions run on the processor"
     try:
         importlib.import_module("pygpu")
     except Exception as error:  # noqa: BLE001 - one made for another NumPy raises anything

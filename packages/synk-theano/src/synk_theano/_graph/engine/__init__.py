@@ -19,6 +19,7 @@ _ENGINES = ("theano", "pytensor")
 __all__ = [
     "FLAGS",
     "FLATTENS",
+    "HAS_DEVICES",
     "NAME",
     "TITLE",
     "Apply",
@@ -57,7 +58,6 @@ __all__ = [
     "clients_of",
     "clone",
     "compile_ahead",
-    "compiles_late",
     "deep_copy_op",
     "default_context",
     "extras_of",
@@ -84,6 +84,7 @@ __all__ = [
     "shared_like",
     "slow_without_compiler",
     "state_of",
+    "to_build_again",
     "to_device",
     "upcast",
     "with_pattern",

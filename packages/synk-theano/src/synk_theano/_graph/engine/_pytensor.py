@@ -11,7 +11,6 @@ import numba
 import numpy as np
 import pytensor as library
 import pytensor.tensor as T
-from numba.core.dispatcher import Dispatcher
 from pytensor.compile import maker as _maker
 from pytensor.compile.executor import Function
 from pytensor.compile.inner_function import HasInnerFunction
@@ -24,13 +23,14 @@ from pytensor.gradient import DisconnectedInputError, DisconnectedType
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.destroyhandler import DestroyHandler
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.op import HasInnerGraph, Op
+from pytensor.graph.op import HasMultipleInnerGraph, Op
 from pytensor.graph.replace import clone_replace as clone
 from pytensor.graph.traversal import ancestors
 from pytensor.graph.traversal import graph_inputs as leaves_of
 from pytensor.graph.type import Type
 from pytensor.graph.utils import MissingInputError
 from pytensor.link.basic import Container
+from pytensor.link.numba.linker import NumbaLinker
 from pytensor.link.utils import raise_with_op as _raise_with_op
 from pytensor.raise_op import Assert
 from pytensor.scalar.basic import Mul, ScalarInnerGraphOp, Second, upcast
@@ -46,7 +46,7 @@ from pytensor.tensor.type_other import NoneTypeT, SliceType
 
 NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
 
-FLATTENS = False
+HAS_DEVICES = FLATTENS = False
 
 # Reductions inside a graph are Python's: they cannot be otherwise.
 warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
@@ -56,7 +56,7 @@ BatchNormTrain = Rebroadcast = ()
 
 # ---- what it is set to -----------------------------------------------------------------------
 
-_SHARED_OPTIONS = ("floatX", "cast_policy")
+_SHARED_OPTIONS = ("floatX", "cast_policy", "exception_verbosity")
 
 
 def options() -> Dict[str, Any]:
@@ -91,7 +91,8 @@ refresh_cache = worker_cache
 
 def inner_outputs(op: Any) -> Sequence[Any]:
     """See `_theano`."""
-    return op.fgraph.outputs if isinstance(op, HasInnerGraph) else ()
+    graphs = op.inner_graphs.values() if isinstance(op, HasMultipleInnerGraph) else ()
+    return [variable for graph in graphs for variable in graph.outputs]
 
 
 def clients_of(_variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:
@@ -138,15 +139,18 @@ def is_random(variable: Any) -> bool:
 
 
 def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
-    """See `_theano`. The argument is deprecated, though not what it does."""
+    """See `_theano`. The argument is deprecated, though not what it does.
+
+    A function of Numba's is not linked yet: see `to_build_again`.
+    """
 
     def changed(plain: Any) -> Any:
         return lambda *arguments, **settings: plain(
             *arguments, **{**settings, "no_default_updates": no_default_updates}
         )
 
-    with _constructing(changed):
-        return _with_machine(library.function(inputs, outputs, **arguments))
+    with _constructing(changed), _without_numba():
+        return library.function(inputs, outputs, **arguments)
 
 
 def without_test_values() -> Any:
@@ -172,6 +176,33 @@ def out_of_place() -> Any:
         return construct
 
     return _constructing(changed)
+
+
+@contextmanager
+def _without_numba() -> Iterator[None]:
+    """For the duration of the block, link no function by Numba, which never lets go of what it has
+    seen: of the user's shared variables, for one."""
+    plain = FunctionMaker.create
+
+    def create(self: Any, *arguments: Any, **settings: Any) -> Any:
+        if not isinstance(self.linker, NumbaLinker) or self.profile:
+            return plain(self, *arguments, **settings)
+        ends = [
+            [Container(end, [None]) for end in ends]
+            for ends in (self.fgraph.inputs, self.fgraph.outputs)
+        ]
+        returns = self.outputs, self.unpack_single, self.return_none
+        return Function(_unlinked, *ends, *returns, self, self.trust_input, self.name)
+
+    FunctionMaker.create = create
+    try:
+        yield
+    finally:
+        FunctionMaker.create = plain
+
+
+def _unlinked() -> NoReturn:
+    raise NotImplementedError("the function is to be built again")
 
 
 @contextmanager
@@ -244,20 +275,14 @@ def _in_one_layout(value: Any) -> Any:
     return np.array(value, order="C")
 
 
-def _with_machine(function: Any) -> Any:
-    if isinstance(getattr(getattr(function, "vm", None), "jit_fn", None), Dispatcher):
-        function.vm = _JitMachine(function)
-    return function
-
-
-def compiles_late(function: Any) -> bool:
-    """See `_theano`: Numba does."""
-    return isinstance(function.vm, _JitMachine)
+def to_build_again(function: Any) -> bool:
+    """See `_theano`."""
+    return function.vm is _unlinked
 
 
 def compile_ahead(function: Any) -> None:
     """See `_theano`."""
-    if compiles_late(function):
+    if isinstance(function.vm, _JitMachine):
         function.vm.compile()
 
 
@@ -315,14 +340,17 @@ def link(
     )
     maker.outputs = maker.outputs[:n_outputs]
     maker.unpack_single, maker.return_none = returns
-    return _with_machine(maker.create([item.value for item in inputs]))
+    function = maker.create([item.value for item in inputs])
+    if isinstance(maker.linker, NumbaLinker):
+        function.vm = _JitMachine(function)
+    return function
 
 
 def state_of(value: Any) -> Any:
     """See `_theano`."""
     if isinstance(value, ScalarInnerGraphOp):
         return value  # compared by its graph
-    if isinstance(value, HasInnerGraph):
+    if isinstance(value, HasMultipleInnerGraph):
         return None
     return vars(value) if isinstance(value, (Op, Type)) else None
 

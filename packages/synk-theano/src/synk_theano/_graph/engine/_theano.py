@@ -50,6 +50,9 @@ from ._theano_linking import linked_by_kind, processor_flags, quick_outputs, tak
 NAME, TITLE, FLAGS = "theano", "Theano", "THEANO_FLAGS"
 """Its module, its name in messages, and the variable in which users set its options."""
 
+HAS_DEVICES = True
+"""Whether there is a back end for GPUs."""
+
 FLATTENS = True
 """Whether `flat_updates` is of use: linkers run operations in Python as they are."""
 
@@ -102,7 +105,7 @@ def cache_folder() -> str:
 
 
 def inner_outputs(op: Any) -> Sequence[Any]:
-    """Return the outputs of an operation's inner graph (Scan, OpFromGraph); none if it has none."""
+    """Return the outputs of an operation's inner graphs (Scan, OpFromGraph), if it has some."""
     for held in (getattr(op, name, None) for name in ("outputs", "local_outputs")):
         if isinstance(held, (list, tuple)) and all(isinstance(v, Variable) for v in held):
             return held
@@ -205,9 +208,8 @@ def machine_of(function: Any) -> Any:
     return function.fn
 
 
-def compiles_late(_function: Any) -> bool:
-    """Return whether a function is compiled in its first call, and kept under a key of its nodes'
-    order."""
+def to_build_again(_function: Any) -> bool:
+    """Return whether what `build` has returned cannot run: it has to be flattened and rebuilt."""
     return False
 
 

@@ -206,12 +206,8 @@ def _flatten_input(spec: Any, variable: Any, container: Any) -> FlatInput:
 
 def rebuild(flat: FlatFunction) -> Any:
     """Build the function that `flat` describes, with its shared variables' storage."""
-    variables: List[Any] = []
-    for item in flat.inputs:
-        if isinstance(item.holder, SharedVariable):
-            variables.append(item.holder.clone())
-        else:
-            variables.append(item.type.make_variable(item.name))
+    # Not the shared variables: a linker may keep nodes for longer than their values are needed.
+    variables: List[Any] = [item.type.make_variable(item.name) for item in flat.inputs]
     variables += [cls(type_, data, name) for cls, type_, data, name in flat.constants]
     for op, inputs, outputs in flat.nodes:
         made = [flat.types[type_].make_variable(name) for type_, name in outputs]
