@@ -69,7 +69,7 @@ def test_arrays_of_any_rank_are_reduced(trio, shape):
 
 def test_ranks_meet_once_to_reduce(pair, monkeypatch):
     """They do not wait for each other again when all have the result, in host memory."""
-    s = theano.shared(np.ones(3))
+    s = engine.shared(np.ones(3))
     pair.collectives.all_reduce(s, "sum")
     met = []
     barrier = pair._rank.comm.barrier
