@@ -3,8 +3,8 @@
     python integration/endurance/report.py                  page and picture from results/*.json
     python integration/endurance/report.py --take build/endurance      keep the results there first
 
-A folder that is taken may have `soak.json`, `kill_trials.json`, and `faults.json`, the list that
-the fault suite writes to the file SYNK_THEANO_FAULTS_OUT.
+A folder that is taken may have `soak.json`, `kill_trials.json`, `host_kills.json`, and
+`faults.json`, the list that the fault suite writes to the file SYNK_THEANO_FAULTS_OUT.
 """
 
 from __future__ import annotations
@@ -37,10 +37,16 @@ _WORKED = {
     "mixed": "doing any of these",
 }
 
+_LAUNCHED = {
+    "mpich": "`mpiexec`",
+    "openmpi": "`mpiexec --with-ft ulfm`",
+    "slurm": "`srun --kill-on-bad-exit=1` of Slurm 22.05",
+}
+
 
 def take(folder: Path, results: Path) -> None:
     """Copy the results that a folder has."""
-    for name in ("soak.json", "kill_trials.json"):
+    for name in ("soak.json", "kill_trials.json", "host_kills.json"):
         if (folder / name).exists():
             content = json.loads((folder / name).read_text(encoding="utf-8"))
             _results.write(results / name, content)
@@ -61,7 +67,8 @@ def load(results: Path) -> dict[str, dict[str, Any]]:
 def page(results: dict[str, dict[str, Any]]) -> str:
     """Return the figures as a page of Markdown."""
     lines = [f"<!-- Made by integration/endurance/{Path(__file__).name}; not to be edited. -->"]
-    for kind, section in (("faults", faults), ("kill_trials", kill_trials), ("soak", soak)):
+    sections = (faults, kill_trials, host_kills, soak)
+    for kind, section in ((each.__name__, each) for each in sections):
         if kind in results:
             picture = ["", SHOWN] if kind == "soak" else []
             lines += ["", *section(results[kind]), *picture, "", _where(results[kind])]
@@ -113,6 +120,27 @@ def kill_trials(result: dict[str, Any]) -> Iterator[str]:
             if row["trials"]:
                 times = [_time(row[time]) for time in ("median_s", "p99_s", "worst_s")]
                 yield from _row(name, _WORKED[state], str(row["trials"]), *times)
+
+
+def host_kills(result: dict[str, Any]) -> Iterator[str]:
+    """Yield what happened to jobs on two hosts of which a rank was killed."""
+    launchers = result["launchers"].values()
+    yield f"### {sum(each['kills'] for each in launchers)} times `kill -9` on two hosts"
+    yield ""
+    yield (
+        "At a random moment a random rank of four, on two simulated hosts, was killed. "
+        f"{sum(each['wrong'] for each in launchers)} jobs went otherwise than promised. Left "
+        f"behind, in all: {sum(len(each['left']) for each in launchers)} segments. "
+        "*Exception*: the program got one; else the job was ended at once. The times are those "
+        "from the kill to the end of the job; Slurm waited for 5 s between SIGTERM and SIGKILL."
+    )
+    yield ""
+    yield from _row("launcher", "kills", "exception", "status 0", "median", "worst")
+    yield from _row("---", *["--:"] * 5)
+    for name, each in result["launchers"].items():
+        words = f"{_LAUNCHED[name]}, {each['mpi']}"
+        counts = [str(each[key]) for key in ("kills", "told", "zero")]
+        yield from _row(words, *counts, _time(each["median_s"]), _time(each["worst_s"]))
 
 
 def soak(result: dict[str, Any]) -> Iterator[str]:

@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import _results
+import host_kills
 import kill_trials
 import report
 import soak
@@ -38,6 +39,9 @@ def test_the_page_and_its_picture_are_part_of_the_documentation() -> None:
 def test_the_summaries_are_those_of_the_samples() -> None:
     trials = RECORDED["kill_trials"]
     assert kill_trials.summary(trials["trials"]) == trials["summary"]
+    for launcher in RECORDED["host_kills"]["launchers"].values():
+        told = host_kills.summary(launcher["each"])
+        assert told == {name: launcher[name] for name in told}
     samples = RECORDED["soak"]["samples"]
     assert soak.growths(samples) == RECORDED["soak"]["growths"]
     alone = soak.growths(soak.in_one_runtime(samples))
@@ -50,6 +54,9 @@ def test_what_is_recorded_is_good() -> None:
     assert told["wrong"] == 0
     assert set(told["leaks"].values()) == {0}
     assert soak.growing(RECORDED["soak"]) == []
+    for launcher in RECORDED["host_kills"]["launchers"].values():
+        assert launcher["kills"] >= 100
+        assert (launcher["wrong"], launcher["left"]) == (0, [])
 
 
 @pytest.mark.parametrize("kind", sorted(RECORDED))

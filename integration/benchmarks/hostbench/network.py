@@ -75,18 +75,32 @@ class Hosts:
     """Simulated hosts h1, h2, ...
 
     Attributes:
+        folder: on all of them, until their end.
         names: of the hosts.
     """
 
     def __init__(self, folder: Path, tag: str, names: Sequence[str]) -> None:
-        self._folder, self._tag = folder, tag
+        self.folder, self._tag = folder, tag
         self.names = tuple(names)
+
+    def inside_network(self, name: str) -> list[str]:
+        """Return what the command of a launcher begins with, which starts others by `remote`."""
+        return ["nsenter", "-t", str(self._pid(name)), "--net", "--uts", "--ipc"]
+
+    def on(self, name: str, inside: bool = False) -> list[str]:
+        """Return what a command on a host begins with.
+
+        Args:
+            inside: whether it ends with the host; else it is the very process that is started.
+        """
+        spaces = ["--net", "--uts", "--ipc", "--mount", *(["--pid"] if inside else [])]
+        return ["nsenter", "-t", str(self._pid(name)), *spaces, f"--wd={os.getcwd()}"]
 
     def command(self, mpiexec: str, ranks_each: int = 1) -> list[str]:
         """Return the command that starts ranks on all hosts, up to their program."""
-        inside = ["nsenter", "-t", str(self._pid("h1")), "--net", "--uts", "--ipc", mpiexec]
+        inside = [*self.inside_network("h1"), mpiexec]
         count = str(ranks_each * len(self.names))
-        remote = ["-launcher", "ssh", "-launcher-exec", str(self._folder / "remote")]
+        remote = ["-launcher", "ssh", "-launcher-exec", str(self.folder / "remote")]
         return [
             *inside,
             *remote,
@@ -107,7 +121,7 @@ class Hosts:
         os.kill(self._pid(name), signal.SIGKILL)
 
     def _pid(self, name: str) -> int:
-        return int((self._folder / f"{name}.pid").read_text())
+        return int((self.folder / f"{name}.pid").read_text())
 
 
 @contextlib.contextmanager

@@ -168,6 +168,16 @@ def test_whether_srun_fits(look, library, plugins, state):
     assert "mpiexec" not in items, "srun is enough"
 
 
+def test_the_mpich_of_pip_needs_short_addresses_under_srun(look, monkeypatch):
+    file = os.path.join(sys.prefix, "lib/libmpi.so.12")
+    of_pip = Answer({"name": "MPICH 5.0.2", "file": file, "mpi4py": "4.1.2"})
+    monkeypatch.delenv("MPIR_CVAR_CH4_NETMOD", raising=False)
+    item = look(of_pip, srun=PLUGINS)["srun"]
+    assert (item.state, item.cure) == (WARNING, "export MPIR_CVAR_CH4_NETMOD=ofi")
+    monkeypatch.setenv("MPIR_CVAR_CH4_NETMOD", "ofi")
+    assert look(of_pip, srun=PLUGINS)["srun"].state == GOOD
+
+
 def test_launchers_that_do_not_answer(look, monkeypatch, tmp_path):
     monkeypatch.setattr(mpi, "VERSION_TIMEOUT_S", 1.0)
     look(MPICH, mpiexec="")

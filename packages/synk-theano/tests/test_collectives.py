@@ -67,6 +67,20 @@ def test_arrays_of_any_rank_are_reduced(trio, shape):
     np.testing.assert_array_equal(on_all_ranks(trio, variable), [np.max(values, axis=0)] * 3)
 
 
+def test_ranks_meet_once_to_reduce(pair, monkeypatch):
+    """They do not wait for each other again when all have the result, in host memory."""
+    s = engine.shared(np.ones(3))
+    pair.collectives.all_reduce(s, "sum")
+    met = []
+    barrier = pair._rank.comm.barrier
+    monkeypatch.setattr(pair._rank.comm, "barrier", lambda: (met.append(1), barrier()))
+    pair.collectives.all_reduce(s, "sum")
+    assert not met
+    pair.collectives.broadcast(s)
+    assert met
+    assert pair.collectives.gather(s).tolist() == [[4.0] * 3] * 2
+
+
 def test_integers_sum_but_do_not_average(runtime):
     variable, values = spread(runtime, "int64")
     with pytest.raises(SpecError, match="an average of integers"):

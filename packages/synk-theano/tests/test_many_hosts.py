@@ -13,7 +13,8 @@ import pytest
 from synk_testing import mpi_job, why_no_mpi
 from synk_theano._graph.devices.assignment import choose_in_world
 from synk_theano._wire import launcher, world
-from synk_theano.exceptions import InputTypeError, InputValueError, StartError
+from synk_theano._workers import mpi_pool
+from synk_theano.exceptions import InputTypeError, InputValueError, StartError, WorkerDied
 
 PREAMBLE = """
 import json, os, signal, sys, time, warnings
@@ -243,6 +244,62 @@ def test_a_rank_that_is_killed_ends_the_job(job, row):
     assert "EXIT CODE: 9" in done.out + done.err
 
 
+WAITS = """
+@as_op([T.dmatrix], [T.dmatrix])
+def slow(rows):
+    time.sleep(0.1 * float(rows.max() > 50))
+    return rows
+
+with Runtime() as runtime:
+    f = runtime.function([x], (slow(x).sum(), "sum"), name="f")
+    f(X)
+    runtime.stats(reset=True)
+    bad = X.copy()
+    bad[-1] = 99
+    for _ in range(3):
+        f(bad)
+    said = []
+    for reset in (False, True):
+        figures = runtime.stats(reset)["f"]
+        said.append([figures.slowest, figures.calls, figures.wait_s, figures.reduce_s])
+    say(said=said, after=sorted(runtime.stats()))
+"""
+
+
+def test_the_slowest_rank_of_another_host_is_told(job):
+    (found,) = finished(job(WAITS))
+    first, second = found["said"]
+    assert first == second
+    slowest, calls, wait_s, _ = first
+    assert (slowest, calls) == ([0, 0, 3], 3)
+    assert wait_s > 0.25
+    assert found["after"] == []
+
+
+BETWEEN = """
+runtime = Runtime()
+runtime.function([x], (x.sum(), "sum"))(X)
+pid = runtime.worker_pids[0]
+runtime.close()
+os.kill(pid, signal.SIGKILL)
+while os.path.exists(f"/proc/{pid}"):
+    time.sleep(0.01)
+say(said=outcome(lambda: Runtime().distribute()))
+"""
+
+
+def test_a_rank_that_died_between_two_runtimes_is_named(job):
+    options = ["-disable-auto-cleanup"]
+    with job(BETWEEN, options=options, outlives=True) as program:
+        done = program.finish()
+    assert done.status != 0
+    assert facts(done), done.out + done.err
+    (found,) = facts(done)
+    name, text = found["said"]
+    assert name == "StartError"
+    assert "rank 1 on host hosta is gone" in text
+
+
 INTERRUPTED = """
 @as_op([T.dmatrix], [T.dmatrix])
 def slow(rows):
@@ -426,6 +483,23 @@ def test_a_rank_that_keeps_others_waiting_is_shown_or_named(job):
 
 
 # The launcher, without MPI.
+
+
+def test_the_rank_that_mpi_has_reported_is_named_before_others_that_ended():
+    pool = object.__new__(mpi_pool.MpiPool)
+    members = [SimpleNamespace(host=f"host{rank}") for rank in range(4)]
+    pool._world = SimpleNamespace(members=members, gone=set(), lost="")
+    pool._first = None
+    pool._workers = [SimpleNamespace(rank=rank, is_gone=lambda: True) for rank in (1, 2, 3)]
+    pool.blame(-1)  # MPI does not know
+    with pytest.raises(StartError, match="rank 1 on host host1"):
+        pool.require_started([])
+    pool.blame(3)
+    with pytest.raises(WorkerDied) as caught:
+        pool.check("in a call")
+    assert (caught.value.rank, caught.value.host) == (3, "host3")
+    with pytest.raises(StartError, match="rank 3 on host host3"):
+        pool.require_started([])
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ from synk_theano._graph.devices.parts import in_parts, pieces_of
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["test_captured"])
 
+OPEN = []
+"""Reductions of this rank that were begun, and whose end it has not said."""
+
 EVENTS = []
 """What has been reduced on this rank: 1 for a piece in the vector, 2 for one elsewhere; then -n
 for the n pieces that are left at the end."""
@@ -41,6 +44,7 @@ class Reduction:
         assert said == [said[0]] * comm.size
         self.comm, self.out, self.bounds, self.weight = comm, out, list(bounds), weight
         self.pieces = []
+        OPEN.append(self)
 
     def ready(self, x=None):
         begin, end = self.bounds[len(self.pieces)]
@@ -50,6 +54,7 @@ class Reduction:
         EVENTS.append(1 if x is None else 2)
 
     def wait(self):
+        OPEN.remove(self)
         EVENTS.append(len(self.pieces) - len(self.bounds))
         while len(self.pieces) < len(self.bounds):
             self.ready()
@@ -93,6 +98,12 @@ def events(values):
 
 
 @as_op([T.dvector], [T.dvector])
+def left_open(values):
+    """Return how many reductions this rank has left open."""
+    return values + len(OPEN)
+
+
+@as_op([T.dvector], [T.dvector])
 def picky(values):
     if values.size and values.max() > 100:
         raise ValueError("not this")
@@ -107,7 +118,12 @@ class Overlapping:
         x = T.dvector("x")
         runtime.function([x], (overlap_here(x), "gather"))(np.full(runtime.size, recording))
         self._events = runtime.function([x], (events(x), None))
+        self._left_open = runtime.function([x], (left_open(x), "gather"))
         self.events()
+
+    def require_all_ended(self):
+        """Others' devices would wait for a rank that has not said the end of a reduction."""
+        assert not self._left_open(np.zeros(self.runtime.size)).any()
 
     def events(self):
         return [int(n) for n in self._events(np.zeros(self.runtime.size))]
@@ -123,7 +139,9 @@ def overlapping(request, monkeypatch):
 
 
 OVERLAPPED = [*4 * [2], 1, *3 * [2], 0]
-"""Events of the function of `chain`: pieces of the last part, of the middle one, of the first."""
+LEFT = [*4 * [2], 1, -3, *3 * [1]]
+"""Events of the function of `chain`: pieces of the last part, of the middle one, of the first; and
+if it fails before the first."""
 
 
 def chain(runtime, sizes=(20, 3, 30), **options):
@@ -135,8 +153,9 @@ def chain(runtime, sizes=(20, 3, 30), **options):
         + picky(x[:, 0]).mean()
     )
     second = T.tanh(first[:1].sum() / 100) + T.zeros((sizes[1],), "float64")
-    third = picky(second) * T.arange(1.0, sizes[1] + 1).sum() / sizes[1]
-    third = third.mean() + T.arange(float(sizes[0]))
+    late = picky(x[:, 1] + 1e-30 * second[0])  # so it comes after the second part
+    third = second[0] * T.arange(1.0, sizes[1] + 1).sum() / sizes[1] + late.mean()
+    third = third + T.arange(float(sizes[0]))
     v = theano.shared(np.zeros(sum(sizes)), "v")
     made = T.concatenate([third, second, first])
     f = runtime.function([x], x.mean(), updates=[(v, made)], name="chain", **options)
@@ -144,7 +163,8 @@ def chain(runtime, sizes=(20, 3, 30), **options):
     def numpy_share(rows):
         a = rows.sum() + rows[:, 0].mean()
         b = np.tanh(a / 100)
-        c = b * np.arange(1.0, sizes[1] + 1).sum() / sizes[1] + np.arange(float(sizes[0]))
+        c = b * np.arange(1.0, sizes[1] + 1).sum() / sizes[1] + rows[:, 1].mean()
+        c = c + np.arange(float(sizes[0]))
         return np.concatenate([c, np.full(sizes[1], b), np.full(sizes[2], a)])
 
     return f, v, numpy_share
@@ -253,13 +273,13 @@ def test_functions_that_do_more_with_the_vector(overlapping, what):
     v, w = (theano.shared(np.zeros(40), name) for name in "vw")
     part = x.sum() + T.arange(20.0)
     made = T.concatenate([part, 2 * part])
-    outputs, updates = x.sum(), [(v, made)]
+    outputs, updates = x.mean(), [(v, made)]
     if what == "used":
-        outputs = T.sqr(made).sum()
+        outputs = (T.sqr(made).sum(), None)
     elif what == "returned":
-        outputs = [x.sum(), (made, "avg")]
+        outputs = [x.mean(), (made, None)]
     elif what == "reads":
-        outputs = x.sum() + v.sum()
+        outputs = x.mean() + v.sum()
     elif what == "alone":
         updates = [(v, T.concatenate([part, part])[::-1])]
     else:
@@ -303,36 +323,33 @@ def test_a_part_that_is_overwritten_later_is_copied(overlapping, overwritten):
             assert sorted(told) == [0, *(6 * [2] if not overwritten else [1, 1, 1, 2, 2, 2])]
 
 
-@pytest.mark.parametrize("where", ["before", "amid"])
+@pytest.mark.parametrize("rank", [0, -1])
+@pytest.mark.parametrize("column", [0, 1])  # before the first part, after the second
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_rank_that_fails_lets_the_others_go(overlapping, where, atomic):
+def test_a_rank_that_fails_lets_the_others_go(overlapping, atomic, column, rank):
     runtime = overlapping.runtime
-    if not atomic:
-        runtime._rank.journal.on = False  # as with fork(atomic=False), on the master
     f, v, numpy_share = chain(runtime)
     data = np.random.RandomState(0).randn(9, 4)
+    runtime._rank.journal.on = atomic  # on the master, as with fork(atomic=)
     for _ in range(3):
-        step(runtime, f, v, data)
-    before = runtime.collectives.gather(v)
-    bad = data.copy()
-    if where == "before":
-        bad[-1, 0] = 101
-    else:
-        bad[-1] = -1e300  # the second part is -1 there, and the sum is not finite
-    overlapping.events()
-    if where == "before":
-        with pytest.raises(WorkerFailed, match="not this"):
+        for _ in range(3):
+            step(runtime, f, v, data)
+            want = expected(numpy_share, data, runtime.size)
+            for got in runtime.collectives.gather(v):
+                np.testing.assert_allclose(got, want, rtol=1e-13)
+        before = runtime.collectives.gather(v)
+        assert overlapping.events() == 2 * OVERLAPPED
+        bad = data.copy()
+        bad[rank, column] = 101
+        with pytest.raises(ValueError, match="not this"):
             step(runtime, f, v, bad)
-        # The master gave all its pieces; the last rank, something in their place.
-        assert sum(overlapping.events()[:2]) > 0
+        if rank == 0:
+            # It gave what it had, and something in place of the rest.
+            assert overlapping.events() == ([-8, *8 * [1]] if column == 0 else LEFT)
+        overlapping.require_all_ended()
+        overlapping.events()
         if atomic:
             np.testing.assert_array_equal(runtime.collectives.gather(v), before)
-    for _ in range(2):
-        step(runtime, f, v, data)
-        want = expected(numpy_share, data, runtime.size)
-        for got in runtime.collectives.gather(v):
-            np.testing.assert_allclose(got, want, rtol=1e-13)
-    assert len(overlapping.events()) > 0
 
 
 def test_parts_of_other_sizes(overlapping):
@@ -341,7 +358,7 @@ def test_parts_of_other_sizes(overlapping):
     a, b = (theano.shared(np.arange(20.0), name) for name in "ab")
     v = theano.shared(np.zeros(0), "v")  # of another size at first
     made = T.concatenate([a * x.mean(), b + x.mean()])
-    f = runtime.function([x], x.sum(), updates=[(v, made)], name="sized")
+    f = runtime.function([x], x.mean(), updates=[(v, made)], name="sized")
     data = np.arange(float(2 * size))
 
     def check(n):

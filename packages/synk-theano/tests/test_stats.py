@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 
 from synk_testing.engine import T, as_op, engine
 from synk_theano import Runtime
 from synk_theano._master.acts import LIMIT, ActTable
-from synk_theano._watch.stats import FunctionStats, Stats
+from synk_theano._watch.stats import FunctionStats, Ledger, Performed, Stats
 from synk_theano._wire.messages import ArrayRef, Call, Collective, Form, Step, Stop
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -48,6 +49,26 @@ def test_the_slowest_rank_and_the_time_for_it_are_told(runtime):
     assert any(line.startswith("slow ") for line in text.splitlines())
     assert figures.graph == ""
     assert "CUDA graph" not in text
+
+
+def test_times_of_other_hosts_count_when_they_come():
+    """Rank 2 is on another host; in the second call it was quicker, in the third it has no log."""
+    ledger = Ledger(3, 0, is_whole=False)
+    first, last = ledger.tally("first"), ledger.tally("last")
+    call = SimpleNamespace(kind="call")
+    acts = [SimpleNamespace(tally=tally, event=call, nbytes=0) for tally in (first, last)]
+    for serial in (1, 2, 3):
+        times = np.array([1.0, 2.0, 0.0, 3.0, 1.0, 0.0])
+        ledger.observe(Performed(acts, times, 0.0, 10.0, serial))
+    assert ledger.lacks_times
+    ledger.complete([[], [], [(1, [6.0, 3.5]), (2, [0.5, 0.5])]])
+    assert not ledger.lacks_times
+    stats = ledger.stats(reset=False)
+    assert stats["first"].slowest == (0, 2, 1)
+    assert stats["last"].slowest == (2, 0, 1)
+    assert (stats["first"].compute_s, stats["last"].compute_s) == (3.0, 9.0)
+    assert (stats["first"].wait_s, stats["last"].wait_s) == (5.0 + 1.0 + 1.0, 0.5)
+    assert (stats["first"].reduce_s, stats["last"].reduce_s) == (0.0, 15.0 - 4.0 - 0.5)
 
 
 def test_the_table_says_what_is_replayed():

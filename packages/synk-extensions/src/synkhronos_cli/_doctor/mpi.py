@@ -18,6 +18,7 @@ VERSION_TIMEOUT_S = 20.0
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 """The families of MPI: a launcher of one starts no ranks of the other."""
 
+_NETMOD = "MPIR_CVAR_CH4_NETMOD"
 _INSTALL = "pip install 'synkhronos[mpi]'"
 _LOAD = "load the MPI of this cluster (module load ...), or pip install mpich"
 _MARKS = {
@@ -54,7 +55,7 @@ def examine_mpi() -> list[Item]:
     if mpiexec or not srun:
         items.append(_mpiexec(mpiexec, name))
     if srun:
-        items.append(_srun(srun, name))
+        items.append(_srun(srun, name, str(library.get("file"))))
     return items
 
 
@@ -92,7 +93,7 @@ def _mpiexec(path: str | None, library: str) -> Item:
     return Item("mpiexec", GOOD, f"{path}, of {found} ({version})")
 
 
-def _srun(path: str, library: str) -> Item:
+def _srun(path: str, library: str, file: str) -> Item:
     text, problem = output_of([path, "--mpi=list"], VERSION_TIMEOUT_S)
     if problem:
         return Item("srun", WARNING, f"{path} --mpi=list: {problem}")
@@ -100,6 +101,10 @@ def _srun(path: str, library: str) -> Item:
     known = {word for word in words if word in ("none", "pmi2", "cray_shasta") or "pmix" in word}
     offered = f"{path}, --mpi={', '.join(sorted(known)) or 'nothing'}"
     suits = {word for word in known - {"none"} if "pmix" in word or family(library) != OPEN_MPI}
+    if family(library) == MPICH and file.startswith(sys.prefix) and _NETMOD not in os.environ:
+        # Its addresses by UCX may be longer than a line that Slurm reads: ranks hang.
+        found = f"{offered}; Slurm may not read the addresses of pip's MPICH"
+        return Item("srun", WARNING, found, f"export {_NETMOD}=ofi")
     if suits:
         return Item("srun", GOOD, offered)
     return Item("srun", WARNING, f"{offered}: nothing for {library}", "start with mpiexec in a job")

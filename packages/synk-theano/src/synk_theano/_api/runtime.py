@@ -344,6 +344,7 @@ class Runtime:
 
     def stats(self, reset: bool = False) -> Stats:
         """Return the times of calls; see `synkhronos.stats`."""
+        self._executor.take_times()
         stats = self._executor.ledger.stats(checked_flag(reset, "reset"))
         for loaded in self._rank.functions.values():
             name = loaded.recipe.name

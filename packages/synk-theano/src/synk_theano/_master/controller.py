@@ -345,6 +345,7 @@ class Controller:
         """Close, and raise the error for a failed start."""
         # A worker that fails to join has reported why before the others lose it.
         failures = self._pool.failures(range(self.rank.size), 0, FAILURE_TIMEOUT_S)
+        self._blame(error)
         try:
             if isinstance(error, Exception) and (failures or not isinstance(error, SynkError)):
                 self._pool.require_started(failures)
@@ -397,12 +398,16 @@ class Controller:
         self._stalls.check()
         self._interrupts.install()
 
+    def _blame(self, error: BaseException) -> None:
+        """Note which rank was lost first, if MPI has reported one."""
+        if isinstance(error, synk_comm.PeerLost) and isinstance(self._pool, MpiPool):
+            self._pool.blame(error.rank)
+
     def _end_out_of_step(self, error: BaseException, doing: str) -> None:
         """End a group whose ranks have lost each other; raise `WorkerDied` if a death caused it."""
+        self._blame(error)
         try:
             self._pool.check(self._box.doing)
-            if isinstance(error, synk_comm.PeerLost) and isinstance(self._pool, MpiPool):
-                raise self._pool.lose(error.rank, self._box.doing(error.rank))
             if isinstance(error, synk_comm.AbortedError) and error.rank != self.rank.rank:
                 raise WorkerDied(error.rank, None, self._box.doing(error.rank), error.reason)
         except WorkerDied as died:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from time import perf_counter
@@ -24,7 +25,8 @@ from synk_theano._plan.rows import Bounds, Selection
 from synk_theano._watch.history import CallHistory
 from synk_theano._watch.stats import Ledger, Performed, Tally
 from synk_theano._wire.data import Data
-from synk_theano._wire.messages import Act, ArrayRef, Form, Rows, Step
+from synk_theano._wire.messages import Act, ArrayRef, Form, Rows, Step, TakeTimes
+from synk_theano.exceptions import NestedCall
 
 from .builder import Builder
 from .controller import Controller
@@ -89,7 +91,7 @@ class Executor:
         rank = controller.rank
         self.size, self.master = rank.size, rank.master
         self.lock = controller.lock
-        self.ledger = Ledger(self.size, self.master)
+        self.ledger = Ledger(self.size, self.master, is_whole=rank.mirror is None)
         self.observers: List[Callable[[Performed], None]] = [self.ledger.observe, history.observe]
         self.distributor = Distributor(rank, self.run_act, store, controller.garbage.collect)
         self._controller = controller
@@ -142,7 +144,8 @@ class Executor:
         finished = []
         for act, result in zip(prepared, results):
             finished.append(act.finish(result))
-        performed = Performed(prepared, controller.times, began - self.lock.began, run_s)
+        serial = controller.rank.serial
+        performed = Performed(prepared, controller.times, began - self.lock.began, run_s, serial)
         # Last: a warning of theirs may be an error, where the user's filters make it one.
         for observe in self.observers:
             observe(performed)
@@ -169,6 +172,15 @@ class Executor:
         # The figures of a call that had to wait for this begin now.
         self.lock.began = perf_counter()
         return result
+
+    def take_times(self) -> None:
+        """Add to the ledger what ranks of other hosts have logged, if there are any.
+
+        Within a call this does nothing: their figures come later.
+        """
+        if self.ledger.lacks_times and not self._controller.closed:
+            with contextlib.suppress(NestedCall), self.lock:
+                self.ledger.complete(self.run_act(TakeTimes(), tally=None))
 
     def data(self, value: Any = None, var: Any = None, **options: Any) -> Data:
         """Make a `Data`; see `synkhronos.data`."""

@@ -97,8 +97,11 @@ class Shipping:
                 act = self._acts.get(act.call)
             if not isinstance(act, (Call, Collective, Distribute)):
                 continue
-            for ref in refs_of(act):
+            refs = refs_of(act)
+            for ref in refs:
                 self._require_mirror(ref, mirrors)
+            if not refs:
+                continue
             for node, ranks in self._ranks.items():
                 for ref, wanted in self._wanted(act, step.origin, ranks):
                     shipments.extend(self._lacking(node, ref, wanted))

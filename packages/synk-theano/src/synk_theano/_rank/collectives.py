@@ -35,13 +35,13 @@ from .workplace import Workplace
 class PreparedCollective:
     """A collective that this rank has read and can perform again and again."""
 
-    # Other ranks may still be at work when the master has its result.
-    synchronizes = False
-
     def __init__(self, here: Workplace, act: Collective) -> None:
         self._here = here
         self._act = act
         self._perform = PERFORMERS[act.kind]
+        # After others, ranks may still be at work when the master has its result. After this, they
+        # only take values that they have; on a device they may still be computed.
+        self.synchronizes = act.kind == "all_reduce" and not here.device.is_gpu
         self._has_rows = act.arguments.get("rows") is not None
         self.name = self.doing = f"{act.kind}()"
         values = (value_of(here.registry[number]) for number in act.variables)

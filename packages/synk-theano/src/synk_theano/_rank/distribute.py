@@ -14,7 +14,7 @@ from synk_theano._graph.transfer.pickling import loads
 from synk_theano._plan.rows import Bounds
 from synk_theano._watch.flight import KINDS, Phase
 from synk_theano._watch.spans import shifted
-from synk_theano._wire.messages import Distribute, RecordSpans
+from synk_theano._wire.messages import Distribute, RecordSpans, TakeTimes
 
 from .functions import LoadedFunction
 from .workplace import Workplace
@@ -108,3 +108,23 @@ class PreparedRecording:
         except BaseException:
             here.recorder.restore((spans, lost))
             raise
+
+
+class PreparedTimes:
+    """An act of `TakeTimes`."""
+
+    name = doing = "stats()"
+    synchronizes = False
+    record = (KINDS.index("stats"), 0, 0, 0)
+
+    def __init__(self, here: Workplace, act: TakeTimes) -> None:
+        del act
+        self._here = here
+
+    def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
+        """Return all ranks' logs in the master."""
+        here = self._here
+        here.flight.enter(Phase.COLLECTIVE)
+        logs = here.comm.gather_object(list(here.log), root=here.master)
+        here.log.clear()
+        return logs

@@ -30,13 +30,14 @@ from synk_theano._wire.messages import (
     RecordSpans,
     Settings,
     Stop,
+    TakeTimes,
     WatchFinite,
 )
 from synk_theano._wire.orders import OrderLine
 
 from .call import PreparedCall, PreparedPrefetch
 from .collectives import PreparedCollective
-from .distribute import PreparedDistribution, PreparedRecording
+from .distribute import PreparedDistribution, PreparedRecording, PreparedTimes
 from .finite.finite import PreparedFiniteWatch
 from .workplace import NotJoined, Workplace
 
@@ -49,6 +50,7 @@ _PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
     Collective: PreparedCollective,
     Distribute: PreparedDistribution,
     RecordSpans: PreparedRecording,
+    TakeTimes: PreparedTimes,
     WatchFinite: PreparedFiniteWatch,
     Stop: lambda _here, _act: None,
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from synk_theano._graph.devices.device import AnyDevice, Cpu
 from synk_theano._graph.shared import VariableRegistry
 from synk_theano._watch.flight import WORDS, Flight
 from synk_theano._watch.spans import Recorder
+from synk_theano._watch.stats import LOGGED, LoggedTimes
 from synk_theano._wire.arrays import ArrayCache
 from synk_theano._wire.messages import Settings
 from synk_theano._wire.world import World
@@ -53,7 +55,9 @@ class Workplace:
         clock_offset_s: seconds to add to this host's `time.perf_counter` to get the master's.
         journal: the values that variables had before the order under way.
         recorder: spans of time, while they are recorded.
-        times: seconds of computing in the order under way, by act and rank; in shared memory.
+        times: seconds of computing in the order under way, by act and rank; in the memory that
+            the master's host shares.
+        log: of the latest orders, serial and own seconds by act, on other hosts.
         serial: of the order under way.
         undone: serial of the last order that was undone, on all ranks; 0 for none.
         doing: the act under way, in words.
@@ -88,6 +92,7 @@ class Workplace:
         self.journal = Journal(settings.atomic)
         self.recorder = Recorder()
         self.times: Any = None
+        self.log: Deque[LoggedTimes] = deque(maxlen=LOGGED)
         self.serial = 0
         self.undone = 0
         self.doing = ""

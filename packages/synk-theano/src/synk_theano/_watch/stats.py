@@ -1,14 +1,16 @@
 """Measure the time of each call, always: it costs a few additions.
 
 Every rank writes its seconds of computing into a vector in shared memory before the barrier that
-ends an order; the master reads it after the barrier. The time left after preparing, computing and
-waiting for a slower rank is that of collecting results and sending orders.
+ends an order; the master reads it after the barrier. Ranks of other hosts log theirs, and the
+master asks for the logs when it is asked for the figures. The time left after preparing, computing
+and waiting for a slower rank is that of collecting results and sending orders.
 """
 
 from __future__ import annotations
 
 import io
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from collections import deque
+from typing import Any, Deque, Dict, List, NamedTuple, Sequence, Tuple
 
 from synk_theano._graph.facts import PREFETCH
 from synk_theano._graph.spec import unnamed
@@ -25,12 +27,41 @@ class Performed(NamedTuple):
         times: seconds of computing, by act and rank.
         scatter_s: seconds until the order was given.
         run_s: seconds from then to its end.
+        serial: its number.
     """
 
     prepared: Sequence[Any]
     times: Any
     scatter_s: float
     run_s: float
+    serial: int = 0
+
+
+LOGGED = 1 << 13
+"""Orders whose times ranks of other hosts keep, until `stats()` asks for them. Of earlier ones the
+times of the master's host count alone."""
+
+LoggedTimes = Tuple[int, List[float]]
+"""The serial of an order, and the seconds that a rank computed in it, by act."""
+
+
+class _Incomplete(NamedTuple):
+    """A call that counts as if it had run on the master's host alone.
+
+    Attributes:
+        serial, place: its order, and its number in that.
+        tally: its own.
+        last: the tally of its order, which has the seconds that are nobody's.
+        longest: seconds of the slowest rank so far.
+        slowest: that rank.
+    """
+
+    serial: int
+    place: int
+    tally: Tally
+    last: Tally
+    longest: float
+    slowest: int
 
 
 class FunctionStats(NamedTuple):
@@ -164,11 +195,14 @@ class Ledger:
     Args:
         size: number of ranks.
         master: the rank that counts.
+        is_whole: whether all ranks are on its host, so that it sees all times.
     """
 
-    def __init__(self, size: int, master: int) -> None:
+    def __init__(self, size: int, master: int, is_whole: bool = True) -> None:
         self._size = size
         self._master = master
+        self._is_whole = is_whole
+        self._incomplete: Deque[_Incomplete] = deque(maxlen=LOGGED)
         self._tallies: Dict[str, Tally] = {}
 
     def tally(self, name: str) -> Tally:
@@ -187,10 +221,11 @@ class Ledger:
     def observe(self, performed: Performed) -> None:
         """Add the figures of an order; those shared by its acts count with the last act that is no
         prefetch."""
-        prepared, times, scatter_s, run_s = performed
+        prepared, times, scatter_s, run_s, serial = performed
+        incomplete = []
         size, start = self._size, 0
         tally = prepared[0].tally
-        for act in prepared:
+        for place, act in enumerate(prepared):
             if act.event.kind == PREFETCH:
                 start += size
                 continue
@@ -202,12 +237,41 @@ class Ledger:
             if ranks:
                 longest, own = max(ranks), ranks[self._master]
                 if longest > 0:
-                    tally.slowest[ranks.index(longest)] += 1
+                    slowest = ranks.index(longest)
+                    tally.slowest[slowest] += 1
+                    if not self._is_whole:
+                        incomplete.append((serial, place, tally, longest, slowest))
                     tally.compute_s += own
                     tally.wait_s += longest - own
                     run_s -= longest
         tally.scatter_s += scatter_s
         tally.reduce_s += max(run_s, 0.0)
+        for number, place, own_tally, longest, slowest in incomplete:
+            call = _Incomplete(number, place, own_tally, tally, longest, slowest)
+            self._incomplete.append(call)
+
+    @property
+    def lacks_times(self) -> bool:
+        """Whether ranks of other hosts have times that are not counted yet."""
+        return bool(self._incomplete)
+
+    def complete(self, logs: Sequence[Sequence[LoggedTimes]]) -> None:
+        """Count the times that ranks of other hosts have logged.
+
+        Args:
+            logs: by rank; empty on the master's host.
+        """
+        by_rank = {rank: dict(log) for rank, log in enumerate(logs) if log}
+        for serial, place, tally, last, longest, slowest in self._incomplete:
+            for rank, log in by_rank.items():
+                seconds = log[serial][place] if serial in log else 0.0
+                if seconds > longest:
+                    tally.slowest[slowest] -= 1
+                    tally.slowest[rank] += 1
+                    tally.wait_s += seconds - longest
+                    last.reduce_s = max(last.reduce_s - (seconds - longest), 0.0)
+                    longest, slowest = seconds, rank
+        self._incomplete.clear()
 
     def stats(self, reset: bool) -> Stats:
         """Return the figures of everything that ran; with `reset` start again from zero."""

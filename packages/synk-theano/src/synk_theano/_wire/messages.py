@@ -210,6 +210,11 @@ class RecordSpans:
 
 
 @dataclass(frozen=True)
+class TakeTimes:
+    """Bring the master the seconds that ranks of other hosts have logged."""
+
+
+@dataclass(frozen=True)
 class WatchFinite:
     """Switch the check for finite results on or off."""
 
@@ -221,7 +226,7 @@ class Stop:
     """End the worker."""
 
 
-Act = Union[Distribute, Call, Prefetch, Collective, RecordSpans, WatchFinite, Stop]
+Act = Union[Distribute, Call, Prefetch, Collective, RecordSpans, TakeTimes, WatchFinite, Stop]
 
 
 class Step(NamedTuple):

@@ -264,7 +264,7 @@ class World:
         for channel in channels:
             channel.close()
         until = time.monotonic() + END_TIMEOUT_S
-        if self.lost or not all(channel.wait_for_end(until) for channel in channels):
+        if self.lost or self.gone or not all(each.wait_for_end(until) for each in channels):
             self.abort(self.status or 1)
         self.drop_messages()
 
@@ -302,21 +302,22 @@ class MpiChannel:
         """
         del timeout_s
         self._look()
-        if self._ended or self._closed:
+        if self._closed or (self._ended and self.peer not in self._world.gone):
             raise ChannelClosed("the other side is gone")
         self._post(payload)
 
     def _post(self, payload: bytes) -> None:
         mpi = self._world._mpi
+        gone = f"rank {self.peer} on host {self._world.members[self.peer].host} is gone"
         if self.peer in self._world.gone:
-            raise ChannelClosed(f"rank {self.peer} is gone")
+            raise ChannelClosed(gone)
         try:
             request = self._world.side.Isend([payload, mpi.BYTE], self.peer, self._tag)
             self._world.sending.append((request, payload))
             self._world.prune()
         except mpi.Exception:
             self._fail()
-            raise ChannelClosed(f"rank {self.peer} is gone") from None
+            raise ChannelClosed(gone) from None
 
     def _look(self) -> None:
         """Take in what has come."""

@@ -67,8 +67,12 @@ class MpiWorker:
         self.stack_file: Optional[StackFile] = None
         self.process: Optional[NearProcess] = None
         if world.is_near(self.rank):
-            with contextlib.suppress(OSError):  # it has ended, which `wait_ready` finds
+            try:
                 self.process = NearProcess(world.members[self.rank].pid)
+            except ProcessLookupError:
+                world.gone.add(self.rank)
+            except OSError:  # this system has no such descriptors
+                pass
         self.channel = world.channel(self.rank, hello.tag)
         world.channel(self.rank).send(pickle.dumps(hello))
 
@@ -106,6 +110,7 @@ class MpiPool(WorkerPool):
     def __init__(self, world: World, hellos: Sequence[Hello]) -> None:
         super().__init__(())
         self._world = world
+        self._first: Optional[int] = None
         try:
             for hello in hellos:
                 self._workers.append(MpiWorker(world, hello))  # type: ignore[arg-type] # see there
@@ -178,8 +183,21 @@ class MpiPool(WorkerPool):
         if gone is not None:
             raise self.lose(gone.rank, doing(gone.rank) if callable(doing) else doing)
 
+    def blame(self, rank: int) -> None:
+        """Take this rank for the first that has ended: others may have ended because of that.
+
+        Args:
+            rank: -1 if MPI has failed without naming one.
+        """
+        if rank >= 0:
+            self._first = rank
+        else:
+            self._world.lost = self._world.lost or "MPI has failed"
+
     def _first_gone(self) -> Any:
-        return next((worker for worker in list(self._workers) if worker.is_gone()), None)
+        workers = list(self._workers)
+        gone = (worker for worker in workers if worker.rank == self._first or worker.is_gone())
+        return max(gone, key=lambda worker: worker.rank == self._first, default=None)
 
     def lose(self, rank: int, doing: str = "in its start") -> WorkerDied:
         """Note that a rank is lost, so that no further runtime can start; return the error."""

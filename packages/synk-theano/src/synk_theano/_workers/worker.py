@@ -172,8 +172,11 @@ def serve(
         channel.recv()  # Join
         _join(rank, hello, channel, watch, world)
         write = None if world is None else _writer(rank, world)
+        is_far = world is not None and not world.is_near(hello.rank)
         between()
         while _obey(rank, channel, write):
+            if is_far:
+                rank.log.append((rank.serial, rank.times[hello.rank :: hello.size].tolist()))
             between()
     except ChannelClosed:
         return
@@ -234,6 +237,7 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
     from synk_theano._graph.environment import apply_options, keep_freed_memory
     from synk_theano._rank.rank import Rank
     from synk_theano._watch.flight import Flight
+    from synk_theano._wire.orders import STEPS_IN_LINE
 
     from .interrupts import obey
 
@@ -248,9 +252,8 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
     rank = Rank(hello.rank, hello.size, hello.master, settings, device, flight, threads)
     if world is not None:
         rank.use(world)
-    # The master sees the times of its own host alone.
-    times: Any = synk_shm.attach(hello.times.handle) if is_near else np.empty(0)
-    rank.times = memoryview(times)
+    own = np.zeros(STEPS_IN_LINE * hello.size)  # the master asks for them when it needs them
+    rank.times = memoryview(synk_shm.attach(hello.times.handle) if is_near else own)  # type: ignore[arg-type] # NumPy 1 does not say so
     if settings.records:
         rank.recorder.start()
     if is_near:

@@ -57,7 +57,7 @@ def dot(node: Any, values: List[Value]) -> Value:
 
 
 @rule("Blockwise", takes="mixed")
-def blockwise(node: Any, values: List[Value]) -> Value:
+def blockwise(node: Any, values: List[Value]) -> Any:
     """Apply an operation to each item of a batch: followed for products of two matrices (`@`)."""
     if type(node.op.core_op).__name__ == "Dot" and all(v.ndim == 2 for v in node.inputs):
         return dot(node, values)

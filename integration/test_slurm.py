@@ -1,0 +1,311 @@
+"""Programs in jobs of Slurm: what starts, what ends, and what is told when a rank is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from _checkout import ROOT
+
+from synk_testing import why_no_mpi
+
+sys.path.append(str(ROOT / "integration/benchmarks"))
+
+import _slurm
+from hostbench import network
+
+pytestmark = pytest.mark.nightly
+
+SRUN = ("srun", "--mpi=pmi2", "-N2", "-n4")
+RUN = [str(Path(sys.executable).with_name("synkhronos")), "run"]
+BEGINNING = """
+import json, os, signal, sys, time
+print("read by a rank", flush=True)
+import numpy as np
+import theano
+import theano.tensor as T
+from theano.compile.ops import as_op
+import synkhronos as synk
+
+def say(**facts):
+    print("@" + json.dumps(facts), flush=True)
+
+x = T.dmatrix("x")
+X = np.arange(24.0).reshape(8, 3)
+try:
+"""
+END = """
+except (Exception, KeyboardInterrupt) as error:
+    say(error=[type(error).__name__, str(error)])
+    raise
+"""
+
+
+@pytest.fixture
+def slurm(request):
+    """Two hosts, and Slurm on them; a parameter is how it binds ranks to cores."""
+    problem = why_no_mpi() or network.missing() or _slurm.missing()
+    if problem:
+        pytest.skip(f"no Slurm: {problem}")
+    with _slurm.cluster(*getattr(request, "param", ())) as made:
+        yield made
+
+
+@pytest.fixture
+def start(slurm, tmp_path):
+    """Start a program on ranks: by `synkhronos run`, or by Python."""
+
+    def started(body, *arguments, starts=SRUN, by=RUN):
+        script = tmp_path / "train.py"
+        script.write_text(BEGINNING + "\n".join(f"    {line}" for line in body.split("\n")) + END)
+        return slurm.program([*by, str(script)], *arguments, starts=starts)
+
+    return started
+
+
+def facts(text):
+    """Return what a program has said."""
+    lines = [line for line in text.splitlines() if line.startswith("@")]
+    return [json.loads(line[1:]) for line in lines]
+
+
+# ---- beginnings ----------------------------------------------------------------------------------
+
+COMPUTES = """
+@as_op([T.dmatrix], [T.dmatrix])
+def places(rows):
+    place = int(os.uname().nodename[1:]), int(os.environ["PMI_RANK"])
+    return np.tile(np.array(place, float), (len(rows), 1))
+
+synk.fork(verbose=False, use_gpu=False)
+w = theano.shared(np.zeros(3), "w")
+f = synk.function([x], [(places(x), "gather"), (x.sum(axis=0), "sum")],
+                  updates=[(w, w + x.sum(axis=0))])
+found, total = f(synk.data(X))
+synk.all_reduce(w, op="sum")
+say(places=found.T.tolist(), total=total.tolist(), w=w.get_value().tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("starts", "by", "readers"),
+    [
+        pytest.param(SRUN, RUN, 1, id="srun synkhronos run"),
+        pytest.param(SRUN, [], 4, id="srun python"),
+        pytest.param(
+            ("salloc", "-N2", "-n4", str(Path(sys.executable).with_name("mpiexec"))),
+            RUN,
+            1,
+            id="salloc mpiexec",
+        ),
+        pytest.param(("salloc", "-N2", "-n4"), [*RUN, "--hosts", "h1:2,h2:2"], 1, id="--hosts"),
+    ],
+)
+def test_a_job_computes_on_both_hosts(start, starts, by, readers):
+    with start(COMPUTES, starts=starts, by=by) as program:
+        done = program.finish()
+    assert done.status == 0, done.out + done.err
+    assert done.out.count("read by a rank") == readers
+    (said,) = facts(done.out)
+    assert said["total"] == said["w"] == [84.0, 92.0, 100.0]
+    hosts, ranks = said["places"]
+    assert set(hosts) == {1, 2}
+    assert ranks == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("by", [RUN, []], ids=["synkhronos run", "python"])
+def test_ranks_that_do_not_find_each_other_are_an_error_and_no_masters(start, by):
+    with start(COMPUTES, starts=("srun", "--mpi=none", "-N2", "-n4"), by=by) as program:
+        done = program.finish()
+    assert done.status == 1
+    assert "srun has started 4 processes, but MPI sees 1" in done.err
+    assert "--mpi=pmi2" in done.err
+    assert not any("total" in said for said in facts(done.out))
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(3)", "raise ValueError('own')", ""])
+def test_the_status_is_that_of_the_program(start, ending):
+    with start(COMPUTES + ending) as program:
+        done = program.finish()
+    assert done.status == {"s": 3, "r": 1, "": 0}[ending[:1]], done.out + done.err
+
+
+# ---- ends ----------------------------------------------------------------------------------------
+
+STATES = """
+state, go = sys.argv[1:]
+synk.fork(verbose=False, use_gpu=False, timeout_s=5)
+f = synk.function([x], (x.sum(), "sum"))
+f(X)
+if state == "between":
+    synk.close()
+say(ready=True)
+while state == "in a call":
+    f(X)
+while not os.path.exists(go):
+    time.sleep(0.01)
+if state == "between":
+    synk.fork(verbose=False, use_gpu=False, timeout_s=5)
+    f = synk.function([x], (x.sum(), "sum"))
+f(X)
+"""
+
+
+def pid_of(program, rank):
+    """Return the process of a rank."""
+    for pid in program.members():
+        with contextlib.suppress(OSError):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"synkhronos._running" in words and b"SLURM_PROCID=%d" % rank in variables:
+                return pid
+    raise AssertionError(f"there is no rank {rank}")
+
+
+def wait_until_ready(program):
+    while not program.line().startswith("@"):
+        pass
+
+
+@pytest.mark.parametrize("state", ["in a call", "between two calls", "between"])
+@pytest.mark.parametrize("rank", [0, 1, 3])
+@pytest.mark.parametrize("options", [(), ("--kill-on-bad-exit=1",)], ids=["", "-K"])
+def test_a_killed_rank_ends_the_job(slurm, start, tmp_path, state, rank, options):
+    """Ranks 0, 1 and 2 are on one host. Without -K the end of rank 3 may show by timeout."""
+    with start(STATES, state, tmp_path / "go", starts=(*SRUN, *options)) as program:
+        wait_until_ready(program)
+        os.kill(pid_of(program, rank), signal.SIGKILL)
+        (tmp_path / "go").touch()
+        done = program.finish()
+    assert done.status != 0, done.out + done.err
+    assert f"task {rank}: Killed" in done.err or "tasks" in done.err
+    slurm.wait_until_idle()
+    if rank and not options and state == "between two calls":
+        (said,) = facts(done.out)
+        name, text = said["error"]
+        assert name == {1: "WorkerDied", 3: "WorkerStalled"}[rank]
+        assert f"rank {rank} " in text
+        assert f"on host {'h1' if rank == 1 else 'h2'}" in text
+
+
+# ---- signals -------------------------------------------------------------------------------------
+
+STRUCK = """
+mark = sys.argv[1]
+
+@as_op([T.dmatrix], [T.dmatrix])
+def slow(rows):
+    if rows.max() > 50:
+        open(mark + os.environ["SLURM_PROCID"], "w").close()
+        for _ in range(600):
+            time.sleep(0.1)
+    return rows
+
+asked = []
+if sys.argv[2] == "handled":
+    signal.signal(signal.SIGTERM, lambda *_: asked.append("SIGTERM"))
+synk.fork(verbose=False, use_gpu=False)
+w = theano.shared(np.zeros(3), "w")
+f = synk.function([x], (slow(x).sum(), "sum"), updates=[(w, w + 1)])
+f(X)
+if sys.argv[2] == "handled":
+    say(ready=True)
+    while not asked:
+        f(X)
+    say(asked=asked, w=w.get_value().tolist()[0] > 0)
+else:
+    bad = X.copy()
+    bad[-1] = 99
+    try:
+        f(bad)
+    except KeyboardInterrupt:
+        say(interrupted=True, w=w.get_value().tolist(), fine=float(f(X) - X.sum()))
+"""
+
+
+def wait_until_struck(program, tmp_path):
+    while not (tmp_path / "rank3").exists():
+        assert program.status is None, program.printed()
+        time.sleep(0.01)
+
+
+def test_an_interrupt_undoes_the_call_on_both_hosts(slurm, start, tmp_path):
+    with start(STRUCK, tmp_path / "rank", "by itself") as program:
+        wait_until_struck(program, tmp_path)
+        slurm.ran("scancel", "--signal=INT", "1.0")
+        done = program.finish()
+    assert facts(done.out) == [{"interrupted": True, "w": [1.0] * 3, "fine": 0.0}], done.err
+
+
+def test_ctrl_c_within_a_second_of_another_ends_the_job(slurm, start, tmp_path):
+    """So srun has it: the first one only reports."""
+    with start(STRUCK, tmp_path / "rank", "by itself") as program:
+        wait_until_struck(program, tmp_path)
+        while "one more within 1 sec to abort" not in program.err:
+            os.kill(program.pid, signal.SIGINT)
+            time.sleep(0.1)
+        os.kill(program.pid, signal.SIGINT)
+        done = program.finish()
+    assert done.status != 0
+    slurm.wait_until_idle()
+
+
+def test_the_program_decides_what_sigterm_means(slurm, start, tmp_path):
+    with start(STRUCK, tmp_path / "rank", "handled") as program:
+        wait_until_ready(program)
+        slurm.ran("scancel", "--signal=TERM", "1.0")
+        done = program.finish()
+    assert done.status == 0, done.out + done.err
+    assert facts(done.out) == [{"asked": ["SIGTERM"], "w": True}]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_job_that_is_cancelled_ends_on_both_hosts(slurm, start, tmp_path, number):
+    """By `scancel`; or srun itself gets SIGTERM."""
+    with start(STATES, "in a call", tmp_path / "go") as program:
+        wait_until_ready(program)
+        if number == signal.SIGTERM:
+            os.kill(program.pid, number)
+        else:
+            slurm.ran("scancel", "1")
+        done = program.finish()
+    assert done.status != 0, done.out + done.err
+    slurm.wait_until_idle()
+
+
+BOUND = """
+import threadpoolctl
+
+@as_op([T.dmatrix], [T.dmatrix])
+def cores(rows):
+    allowed = os.sched_getaffinity(0)
+    (pool,) = {pool["num_threads"] for pool in threadpoolctl.threadpool_info()}
+    place = len(allowed), min(allowed), pool
+    return np.tile(np.array(place, float), (len(rows), 1))
+
+synk.fork(verbose=False, use_gpu=False)
+say(cores=synk.function([x], (cores(x), "gather"))(X[:2]).tolist())
+"""
+
+
+@pytest.mark.parametrize("slurm", [(2, "task/affinity")], indirect=True, ids=[""])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("-N1", "-n2", "--cpu-bind=cores"), [[1, 0, 1], [1, 1, 1]]),
+        (("-N2", "-n2", "-c2", "--cpu-bind=cores"), [[2, 0, 2], [2, 0, 2]]),
+        (("-N1", "-n2", "--cpu-bind=none"), [[2, 0, 1], [2, 0, 1]]),
+    ],
+    ids=["one core each", "two cores each", "not bound"],
+)
+def test_ranks_use_the_cores_that_they_are_bound_to(start, options, expected):
+    with start(BOUND, starts=("srun", "--mpi=pmi2", *options)) as program:
+        done = program.finish()
+    assert done.status == 0, done.out + done.err
+    assert facts(done.out) == [{"cores": expected}]
