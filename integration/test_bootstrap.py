@@ -321,7 +321,7 @@ def test_a_newer_python_gets_an_environment_for_what_does_without_theano(
     into = [call for call in calls if call.startswith("-m pip --python .venv-newer/bin/python")]
     assert len(into) == 2
     assert "numpy" in into[0]
-    assert into[1].count("--editable") == 3
+    assert into[1].count("--editable") == 5
     # What cannot be had is left out, and holds up nothing.
     (checkout.root / ".venv" / ".ready").unlink()
     said, _, _ = checkout.set_up(NEWER=str(newer), FAIL="no network", ONLY="--python")

@@ -39,8 +39,8 @@ DEFAULT = "packages/synk-extensions/src/synkhronos/_default.py"
 ONE_DISTRIBUTION = {"synk_theano", "synk_theano_compat"}
 # Modules whose distribution has another name.
 DISTRIBUTIONS = {"sklearn": "scikit_learn", "zmq": "pyzmq"}
-# pygpu comes from the system: no Python index has it. PyTensor, with Numba, is used if it is there.
-BROUGHT_ALONG = {"pygpu", "pytensor", "numba"}
+# pygpu comes from the system: no Python index has it. Numba is PyTensor's.
+BROUGHT_ALONG = {"pygpu", "numba"}
 # What a package has through a sibling that alone decides on the versions.
 THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano"}}
 LONGEST = 600
@@ -165,7 +165,7 @@ def test_each_engine_defines_all_names(engine: str) -> None:
             defined.update(alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.FunctionDef):
             defined.add(node.name)
-        elif isinstance(node, ast.Assign):
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             defined.update(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
     assert set(names_listed_in(top / "__init__.py")) - defined == set()
 

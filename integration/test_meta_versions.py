@@ -49,8 +49,8 @@ def test_the_meta_package_brings_all_the_others() -> None:
     [
         ("synk-shm", ["3.9", "3.11", "3.13"], ["3.8"]),
         ("synk-comm", ["3.9", "3.11", "3.13"], ["3.8"]),
-        ("synk-theano", ["3.9", "3.10", "3.11"], ["3.8", "3.12"]),
-        ("synk-extensions", ["3.9", "3.10", "3.11"], ["3.8", "3.12"]),
+        ("synk-theano", ["3.9", "3.11", "3.14"], ["3.8", "3.15"]),
+        ("synk-extensions", ["3.9", "3.11", "3.14"], ["3.8", "3.15"]),
     ],
 )
 def test_supported_pythons(folder: str, allowed: list[str], refused: list[str]) -> None:

@@ -354,8 +354,8 @@ install() {
     echo "Ready: $("$venv/bin/python" --version) in $venv"
 }
 
-# The packages that do without Theano are also tested on the newest Python that there is. Where there
-# is none, or it cannot be had, this is left out.
+# On the newest Python that there is, the packages that do without Theano are tested, and functions of
+# PyTensor. Where there is none, or it cannot be had, this is left out.
 install_newer() {
     rm -rf "$newer"
     for version in 3.14 3.13 3.12; do
@@ -364,13 +364,15 @@ install_newer() {
             "$pyenv/versions/$version".*/bin/python; do
             this="import sys, venv; print('%d.%d' % sys.version_info[:2])"
             if [ "$("$path" -c "$this" 2>/dev/null </dev/null)" != "$version" ]; then continue; fi
-            echo "Creating $newer, with Python $version, to test synk-shm and synk-comm on ..."
+            echo "Creating $newer, with Python $version, for synk-shm, synk-comm and PyTensor ..."
             path=$("$path" -c 'import os, sys; print(os.path.realpath(sys.executable))')
             if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
                 try_pip --python "$newer/bin/python" install --no-compile poetry-core \
-                    numpy posix_ipc pyzmq mpi4py mpich pytest hypothesis psutil &&
+                    numpy posix_ipc pyzmq mpi4py mpich pytest hypothesis psutil \
+                    'pytensor>=3.3,<3.4' cloudpickle threadpoolctl rich typer &&
                 try_pip --python "$newer/bin/python" install --no-compile --no-deps --no-build-isolation \
                     --editable packages/synk-shm --editable packages/synk-comm \
+                    --editable packages/synk-theano --editable packages/synk-extensions \
                     --editable dev/synk-testing; then
                 return
             fi

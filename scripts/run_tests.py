@@ -104,6 +104,22 @@ PROCESSES = tests_of(
     *("test_runtime.py", "test_security.py", "test_stacks.py"),
 )
 
+# By C code; by Numba where a test says so. `SYNK_LINKER=numba` has all of them computed by Numba.
+PYTENSOR = (
+    *tests_of("synk-theano", "test_pytensor.py", "test_function.py", "test_collectives.py"),
+    *tests_of("synk-theano", "test_in_graph.py", "test_flat.py", "test_atomic.py", "test_step.py"),
+    *tests_of("synk-theano", "test_sequences.py", "test_verify.py", "test_failures.py"),
+    *tests_of("synk-extensions", "test_train.py", "test_updates_ranks.py"),
+)
+
+
+def with_pytensor() -> list[Suite]:
+    """Return the suite of what runs on both engines, where there is an environment for PyTensor."""
+    if not list(NEWER.parent.parent.glob("lib/python*/site-packages/pytensor")):
+        return []
+    return [Suite("synk-theano/pytensor", PYTENSOR, about_s=330, nightly_s=500, python=NEWEST)]
+
+
 SUITES = [
     Suite("synk-shm", tests_of("synk-shm"), about_s=300, nightly_s=300, python=NEWEST),
     Suite("synk-comm", tests_of("synk-comm"), about_s=510, nightly_s=900, python=NEWEST),
@@ -114,6 +130,7 @@ SUITES = [
         about_s=535,
         nightly_s=1100,
     ),
+    *with_pytensor(),
     Suite("synk-theano/processes", PROCESSES, about_s=280, nightly_s=400, alone=True),
     Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=135, nightly_s=1800),
     Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=365, nightly_s=350),

@@ -1,4 +1,4 @@
-"""Python, NumPy, Theano, compiler, BLAS, Lasagne, and the libraries for communication."""
+"""Python, NumPy, the graph engine, compiler, BLAS, Lasagne, and libraries for communication."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from importlib.util import find_spec
 from synkhronos_cli._probe import Answer, ask
 
 from .items import GOOD, MISSING, WARNING, Item
+
+OF_THEANO = sys.version_info < (3, 12)
+"""Whether functions are Theano's here; from Python 3.12 on they are PyTensor's."""
 
 GEMM_TIMEOUT_S = 120.0
 _SLOW_GFLOPS = 3.0
@@ -46,6 +49,13 @@ import synk_theano
 import lasagne, lasagne.layers
 answer(version=lasagne.__version__, path=lasagne.__file__)
 """
+_PYTENSOR = """
+import numpy as np, pytensor, pytensor.tensor as T
+x = T.matrix("x")
+assert pytensor.function([x], x.sum())(np.ones((2, 2))) == 4
+answer(version=f"{pytensor.__version__}, linker {pytensor.config.linker}", path=pytensor.__file__)
+"""
+PYTENSOR_TIMEOUT_S = 300.0  # Numba compiles the first function for tens of seconds
 _ZMQ = """
 import zmq
 answer(version=f"{zmq.__version__}, ZeroMQ {zmq.zmq_version()}", path=zmq.__file__)
@@ -71,9 +81,24 @@ def examine_software(compat: Answer) -> list[Item]:
     """
     if not _is_executable():
         return [_python()]  # everything else needs it
-    theano, compiler = _theano(compat), _compiler(compat)
     numpy = _numpy(ask(_NUMPY, IMPORT_TIMEOUT_S))
-    items = [_python(), _packages(), numpy, theano, compiler, _headers()]
+    items = [_python(), _packages(), numpy]
+    items += _theano_and_its_tools(compat) if OF_THEANO else [_pytensor()]
+    items.append(_module("pyzmq", ask(_ZMQ, IMPORT_TIMEOUT_S), "pip install pyzmq"))
+    items.append(_module("posix_ipc", ask(_POSIX_IPC, IMPORT_TIMEOUT_S), "pip install posix_ipc"))
+    shared = ask(_SHARED_ARRAY, IMPORT_TIMEOUT_S)
+    items.append(_module("shared arrays", shared, "python -m pip check"))
+    return items
+
+
+def _pytensor() -> Item:
+    cure = "pip install 'pytensor>=3.3,<3.4'"
+    return _module("PyTensor", ask(_PYTENSOR, PYTENSOR_TIMEOUT_S), cure)
+
+
+def _theano_and_its_tools(compat: Answer) -> list[Item]:
+    theano, compiler = _theano(compat), _compiler(compat)
+    items = [theano, compiler, _headers()]
     if theano.state != MISSING:
         gemm = ask(_GEMM, GEMM_TIMEOUT_S)
         damaged = bool(gemm.problem) and compiler.state == GOOD and _works_in_an_empty_folder()
@@ -82,10 +107,6 @@ def examine_software(compat: Answer) -> list[Item]:
         items.append(Item("Lasagne", WARNING, "not examined: it needs Theano"))
     else:
         items.append(_lasagne(compat, ask(_LASAGNE, IMPORT_TIMEOUT_S)))
-    items.append(_module("pyzmq", ask(_ZMQ, IMPORT_TIMEOUT_S), "pip install pyzmq"))
-    items.append(_module("posix_ipc", ask(_POSIX_IPC, IMPORT_TIMEOUT_S), "pip install posix_ipc"))
-    shared = ask(_SHARED_ARRAY, IMPORT_TIMEOUT_S)
-    items.append(_module("shared arrays", shared, "python -m pip check"))
     return items
 
 
@@ -141,9 +162,9 @@ def _python() -> Item:
     if not _is_executable():
         cure = "give this user the right to execute it, or make an environment of your own"
         return Item("Python", MISSING, f"{found}: cannot be executed", cure)
-    if (3, 9) <= sys.version_info[:2] <= (3, 11):
+    if (3, 9) <= sys.version_info[:2] <= (3, 14):
         return Item("Python", GOOD, found)
-    cure = "an environment of Python 3.9, 3.10 or 3.11"
+    cure = "an environment of Python 3.9 to 3.11, for Theano, or 3.12 to 3.14, for PyTensor"
     return Item("Python", MISSING, found, cure)
 
 
@@ -152,14 +173,15 @@ def _versions(compat: Answer) -> dict[str, str]:
 
 
 def _numpy(answer: Answer) -> Item:
-    name, cure = "NumPy", "pip install 'numpy>=1.21.6,<1.27'"
+    name, cure = "NumPy", f"pip install 'numpy{'>=1.21.6,<1.27' if OF_THEANO else '>=2'}'"
     if answer.problem:
         return Item(name, MISSING, answer.problem, cure)
     found = str(answer.get("version"))
     numbers = [int(part) for part in found.split(".")[:2] if part.isdigit()]
-    if [1, 21] <= numbers < [1, 27]:
+    if ([1, 21] <= numbers < [1, 27]) if OF_THEANO else numbers >= [2]:
         return Item(name, GOOD, f"{found}, {answer.get('path')}")
-    return Item(name, MISSING, f"{found}; Theano needs 1.21 to 1.26", cure)
+    needed = "Theano needs 1.21 to 1.26" if OF_THEANO else "PyTensor needs 2"
+    return Item(name, MISSING, f"{found}; {needed}", cure)
 
 
 def _theano(compat: Answer) -> Item:

@@ -21,6 +21,7 @@ __all__ = [
     "FLATTENS",
     "HAS_DEVICES",
     "NAME",
+    "OF_OTHER_FORM",
     "TITLE",
     "Apply",
     "Assert",

@@ -48,6 +48,14 @@ NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
 
 HAS_DEVICES = FLATTENS = False
 
+OF_OTHER_FORM = frozenset(
+    (
+        *("AdvancedIncSubtensor", "AdvancedSubtensor", "ArgSortOp", "Argmax", "IfElse", "Join"),
+        *("Print", "Scan", "SortOp", "SpecifyShape", "Split"),
+        "StructuredDot",
+    )
+)
+
 # Reductions inside a graph are Python's: they cannot be otherwise.
 warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, NoReturn, Optional, Sequence, Tuple
 
 import theano as library
 import theano.tensor as T
@@ -52,6 +52,10 @@ NAME, TITLE, FLAGS = "theano", "Theano", "THEANO_FLAGS"
 
 HAS_DEVICES = True
 """Whether there is a back end for GPUs."""
+
+OF_OTHER_FORM: FrozenSet[str] = frozenset()
+"""Names of operations whose axes or indices lie elsewhere than in Theano's of this name, for which
+the rules of `check` are made."""
 
 FLATTENS = True
 """Whether `flat_updates` is of use: linkers run operations in Python as they are."""

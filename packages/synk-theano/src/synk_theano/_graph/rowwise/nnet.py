@@ -70,6 +70,10 @@ def batched(node: Any, values: List[Value]) -> Value:
     spread = [values[i] for i in how.inputs if values[i].axis is not None]
     if not spread:
         return _of_reduced(node, how, values)
+    if name in _SOFTMAXES:
+        axes = getattr(node.op, "axis", (1,))  # Theano's are of each row of a matrix
+        if axes is None or 0 in axes or not all(value.axis in (0, *axes) for value in spread):
+            return unknown(node, "works along axes that this check does not follow")
     if any(value.axis != 0 for value in spread):
         if name in _SOFTMAXES:
             text = "is a softmax over rows: each rank normalizes by its own rows only"

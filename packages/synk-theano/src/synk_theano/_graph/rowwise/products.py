@@ -56,6 +56,14 @@ def dot(node: Any, values: List[Value]) -> Value:
     return rows(axis or 0, whole.layout, whole.degree + other.degree)
 
 
+@rule("Blockwise", takes="mixed")
+def blockwise(node: Any, values: List[Value]) -> Any:
+    """Apply an operation to each item of a batch: followed for products of two matrices (`@`)."""
+    if type(node.op.core_op).__name__ == "Dot" and all(v.ndim == 2 for v in node.inputs):
+        return dot(node, values)
+    return unknown(node)
+
+
 def _contracted(node: Any, left: Value, right: Value) -> Value:
     layout = merge_layouts(node, [left.layout, right.layout])
     if isinstance(layout, Value):

@@ -42,7 +42,7 @@ from typing import (
 
 import numpy as np
 
-from synk_theano._graph.engine import NAME, Apply, Constant, Variable
+from synk_theano._graph.engine import NAME, OF_OTHER_FORM, Apply, Constant, Variable
 from synk_theano._graph.reduce_op import AllReduce
 
 ROW = "row"
@@ -185,6 +185,8 @@ def _find_rule(op_class: type) -> Optional[_Rule]:
     if op_class.__module__.split(".")[0] not in (NAME, "synk_theano"):
         return None
     for base in op_class.__mro__:
+        if base.__name__ in OF_OTHER_FORM:
+            return None
         if base.__name__ in _RULES:
             return _RULES[base.__name__]
     return None

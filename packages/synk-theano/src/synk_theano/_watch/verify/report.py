@@ -92,9 +92,9 @@ def _errors(got: np.ndarray, expected: np.ndarray, scale: float) -> Any:
     unit = max(np.longdouble(scale) * kind.eps, np.longdouble(smallest))
     with np.errstate(invalid="ignore", over="ignore"):
         errors = np.abs(got.astype(wide) - expected.astype(wide)) / unit
-    odd = ~(np.isfinite(got) & np.isfinite(expected))
-    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
-    return np.where(odd, np.where(same, 0.0, np.inf), errors).astype(np.float64)
+        odd = ~(np.isfinite(got) & np.isfinite(expected))
+        same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+        return np.where(odd, np.where(same, 0.0, np.inf), errors).astype(np.float64)
 
 
 def _ulps(a: np.ndarray, b: np.ndarray) -> Any:
