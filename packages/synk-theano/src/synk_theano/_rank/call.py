@@ -128,26 +128,27 @@ class PreparedCall:
             self._changed += [registry[n].container.storage for n in recipe.updated]
         self._changed += [registry[n].container.storage for n in recipe.row_shares]
 
-    def precede(self, following: Any) -> None:
+    def precede(self, following: Any) -> Optional[OverlappedAverage]:
         """Take note of the act that comes next in this order; None for none.
 
-        If it averages a variable that this call computes, the average may begin meanwhile.
+        Returns:
+            What averages a variable that this call computes, if that is what the next act is to do,
+            and may begin meanwhile.
         """
         here, loaded, form = self._here, self._loaded, self._call.form
         averages = following.averages if isinstance(following, PreparedCollective) else None
         self._average = None
-        if averages is None or averages[0] != self._call.function_id:
-            return
         # All ranks see this alike.
-        if not self._whole or not all(self._counts) or self._reductions is not None:
-            return
-        key = form, averages[1]
-        if key not in loaded.averages:
-            loaded.averages[key] = OverlappedAverage.of(here, loaded.forms[form], key[1], self.name)
-        average = loaded.averages[key]
-        if average is not None and self._function is not average.function:
-            self._use(average.function, average.parts)
-        self._average = average
+        is_possible = self._whole and all(self._counts) and self._reductions is None
+        if averages is not None and averages[0] == self._call.function_id and is_possible:
+            key = form, averages[1]
+            if key not in loaded.averages:
+                found = OverlappedAverage.of(here, loaded.forms[form], averages[1])
+                loaded.averages[key] = found
+            self._average = average = loaded.averages[key]
+            if average is not None and self._function is not average.function:
+                self._use(average.function, average.parts)
+        return self._average
 
     def __call__(self, origin: int, place: int) -> Optional[CallResult]:
         """Do this rank's part, updates included. Blocks until all ranks have done theirs, if
@@ -163,9 +164,8 @@ class PreparedCall:
         here, counts = self._here, self._counts
         rank, recorder, flight = here.rank, here.recorder, here.flight
         here.journal.keep(self._changed)
-        self._loaded.average = average = self._average
-        if average is not None:
-            average.is_done = False
+        if self._average is not None:
+            self._average.is_done = False
         begin = perf_counter()
         values: Optional[List[Any]]
         selection = None

@@ -33,7 +33,13 @@ from .workplace import Workplace
 
 
 class PreparedCollective:
-    """A collective that this rank has read and can perform again and again."""
+    """A collective that this rank has read and can perform again and again.
+
+    Attributes:
+        averages: number of a function, and of the variable that is averaged by the rows of its last
+            call; None if the act does anything else.
+        average: what may have averaged it already, in the act before this one.
+    """
 
     def __init__(self, here: Workplace, act: Collective) -> None:
         self._here = here
@@ -48,19 +54,26 @@ class PreparedCollective:
         nbytes = sum(v.size * v.dtype.itemsize for v in values if is_array(v))
         self.record = (KINDS.index(act.kind), len(act.variables), 0, nbytes)
         given, many = act.arguments, len(act.variables) > 1
-        # Number of a function, and of the variable that is averaged by the rows of its last call.
         self.averages: Optional[Tuple[int, int]] = None
-        if given.get("weights_of") is not None and not many and "through_host" not in given:
-            self.averages = (given["weights_of"], act.variables[0])
+        if given.get("weights_of") is not None and given["op"] == "avg":
+            if not many and "through_host" not in given:
+                self.averages = (given["weights_of"], act.variables[0])
+        self.average: Any = None
 
     def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
         """Do this rank's part; `origin` is the lowest row of a selection."""
         here, act = self._here, self._act
+        average, self.average = self.average, None  # or it would keep a function alive
+        if average is not None and average.is_done:
+            return None
         more = {"origin": origin} if self._has_rows else {}
         began = perf_counter()
         here.flight.enter(Phase.COLLECTIVE)
         try:
-            return self._perform(here, act.variables, **act.arguments, **more)
+            result = self._perform(here, act.variables, **act.arguments, **more)
+            if average is not None:
+                average.learn()
+            return result
         finally:
             here.device.settle()
             here.recorder.add("collective", self.name, began, perf_counter())
@@ -224,12 +237,8 @@ def all_reduce(
         weights_of: the number of a function that the same step has called before: its rows are
             the weights.
     """
-    average = None
     if weights_of is not None:
         loaded = here.functions[weights_of]
-        average = loaded.average
-        if average is not None and average.is_done:
-            return
         weights = loaded.counts
         if not any(weights):
             raise InputValueError(
@@ -246,8 +255,6 @@ def all_reduce(
     else:
         here.comm.all_reduce(None if weight == 0 else _bare(values), op, out=_bare(outs))
     _store_all(here, variables, outs)
-    if average is not None:
-        average.learn()
 
 
 def get_shapes(here: Workplace, variables: Sequence[int]) -> Optional[List[Tuple[Any, ...]]]:

@@ -21,7 +21,6 @@ class LoadedFunction:
         forms: its compiled forms.
         counts: the rows that each rank stood for in its last call.
         averages: what averages a variable that a form computes, if possible; by both.
-        average: that of the last call, if it was to be averaged next.
         buffers: rows of inputs, by position and turn, reused from call to call.
         ahead: the call whose rows were taken last before it is made.
         turn: 1 or 2: which buffers those rows are in. Calls that take their rows themselves use
@@ -33,7 +32,6 @@ class LoadedFunction:
         self.forms: Dict[Form, Any] = {}
         self.counts: Tuple[int, ...] = ()
         self.averages: Dict[Tuple[Form, int], Any] = {}
-        self.average: Any = None
         self.ahead: Any = None
         self.turn = 1
         self.buffers: Dict[Tuple[int, int], np.ndarray] = {}
@@ -66,7 +64,6 @@ class LoadedFunction:
             captured.close()
         self._captured.clear()
         self.averages.clear()
-        self.average = None
 
     def compiled(self) -> List[Any]:
         """Return all compiled functions, which hold the variables that they use."""

@@ -12,10 +12,9 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any, Callable, List, Optional, Sequence
 
-from synk_theano._graph.devices.parts import Parts, PartsChangedError, in_parts
+from synk_theano._graph.devices.parts import Parts, VectorPiece, in_parts
 from synk_theano._graph.values import empty_like
 from synk_theano._watch.flight import Phase
-from synk_theano.exceptions import InputValueError
 
 from .workplace import Workplace
 
@@ -28,7 +27,6 @@ class OverlappedAverage:
     Args:
         function: which tells of the parts.
         number: of the variable.
-        name: of the function.
 
     Attributes:
         vector: to which the ranks' average comes.
@@ -38,9 +36,7 @@ class OverlappedAverage:
 
     takes_parts = True
 
-    def __init__(
-        self, here: Workplace, function: Any, parts: Parts, number: int, name: str
-    ) -> None:
+    def __init__(self, here: Workplace, function: Any, parts: Parts, number: int) -> None:
         self.function = function
         self.parts = parts
         self.vector: Any = None
@@ -48,27 +44,26 @@ class OverlappedAverage:
         self.is_done = False
         self._here = here
         self._number = number
-        self._name = name
         self._storage = here.registry[number].container.storage
         self._reduction: Any = None
         self._given = 0
         self._learned = -1
 
     @classmethod
-    def of(
-        cls, here: Workplace, function: Any, number: int, name: str
-    ) -> Optional[OverlappedAverage]:
+    def of(cls, here: Workplace, function: Any, number: int) -> Optional[OverlappedAverage]:
         """Return what averages the variable; None if the function does not join it from parts."""
         found = in_parts(function, here.registry[number].container.storage, here.device.copy_part)
-        return None if found is None else cls(here, *found, number, name)
+        return None if found is None else cls(here, *found, number)
 
     def learn(self) -> None:
         """Overlap from the next call on: all ranks have averaged the variable after this one.
 
         If the order is undone, all ranks forget it, as whatever they have learned before.
         """
-        self.parts.learn(self._storage[0].dtype.itemsize)
-        self._learned = self._here.undone
+        value = self._storage[0]
+        if self._here.device.reduces(value):
+            self.parts.learn(value.dtype.itemsize)
+            self._learned = self._here.undone
 
     def ready(self, sources: Sequence[Any]) -> None:
         """Have the next pieces reduced."""
@@ -94,36 +89,33 @@ class OverlappedAverage:
         pieces = self.parts.pieces
         if not pieces or self._learned != self._here.undone:
             return function(*arguments)
-        comm: Any = self._here.comm  # of devices
         self.vector, self.started, self._given = self._room(), False, 0
-        bounds = [piece[:2] for piece in pieces]
-        weight = float(counts[self._here.rank])
         try:
-            begin = comm.partitioned_all_reduce
-            self._reduction = self._apart(begin, self.vector, "avg", bounds=bounds, weight=weight)
-            try:
-                with self.parts.aimed(self):
-                    results = function(*arguments)
-                value = self._storage[0]
-                if value.shape != self.vector.shape:
-                    raise PartsChangedError
-                if value is not self.vector:
-                    self.ready([value[begin:end] for begin, end, _ in pieces[self._given :]])
+            self._apart(self._begin, pieces, float(counts[self._here.rank]))
+            with self.parts.aimed(self):
+                results = function(*arguments)
+            value = self._storage[0]
+            self.is_done = value.shape == self.vector.shape
+            if self.is_done and value is not self.vector:
+                self.ready([value[begin:end] for begin, end, _ in pieces[self._given :]])
+            # If the sizes have changed, what was reduced is not that; the next act is to do it all.
+            self._apart(self._reduction.wait)
+            if self.is_done:
+                self._storage[0] = self.vector
+        except BaseException:
+            if self._reduction is not None:
                 self._apart(self._reduction.wait)
-            except BaseException:
-                self._apart(self._reduction.wait)
-                raise
-        except PartsChangedError:
-            raise InputValueError(
-                f"the arrays that function {self._name!r} joins for "
-                f"{self._here.registry.label(self._number)!r} have other sizes than in its last "
-                f"call; nothing was changed, and the same step can be made now"
-            ) from None
+            raise
         finally:
-            self._reduction = None
-        self._storage[0], self.vector = self.vector, None
-        self.is_done = True
+            self._reduction = self.vector = None
         return results
+
+    def _begin(self, pieces: Sequence[VectorPiece], weight: float) -> None:
+        comm: Any = self._here.comm  # of devices
+        bounds = [(piece.begin, piece.end) for piece in pieces]
+        self._reduction = comm.partitioned_all_reduce(
+            self.vector, "avg", bounds=bounds, weight=weight
+        )
 
     def _room(self) -> Any:
         value, size = self._storage[0], self.parts.size

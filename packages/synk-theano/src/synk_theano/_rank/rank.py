@@ -203,14 +203,18 @@ class Rank(Workplace):
             self._take_in(extras)
         results = []
         place, synchronized = self.rank, self.size == 1
+        average = None  # what an act may do for the one after it
         for i, (number, origin) in enumerate(steps):
             act = self.acts[number]
             if act is None:
                 return None
             flight.heed(self.serial)
             self.doing = act.doing
-            if self.device.takes_collectives and isinstance(act, PreparedCall):
-                act.precede(self.acts[steps[i + 1][0]] if i + 1 < len(steps) else None)
+            if self.device.takes_collectives:
+                if isinstance(act, PreparedCollective):
+                    act.average = average
+                following = self.acts[steps[i + 1][0]] if i + 1 < len(steps) else None
+                average = act.precede(following) if isinstance(act, PreparedCall) else None
             recorder.place = serial, i
             flight.begin(serial, *act.record)
             results.append(act(origin, place))

@@ -365,7 +365,7 @@ class NcclReductions(NcclBase):
             pointer = result.pointer + begin * result.itemsize
             part = result._replace(pointer=pointer, shape=(stop - begin,))
             what = (count, how.type, nccl_op)
-            parts.append(Part(part, partial(self._reduce_part, part, what, aside, deadline)))
+            parts.append(Part(part, partial(self._reduce_part, part, what, aside, timeout_s)))
         find = partial(self._one, name="x")
         return PartitionedReduction(self._device_guard, self._link, aside, find, parts, stack)
 
@@ -374,7 +374,7 @@ class NcclReductions(NcclBase):
         part: DeviceArray,
         what: tuple[int, int, int],
         aside: Aside,
-        deadline: float,
+        timeout_s: float | None,
         source: int,
     ) -> None:
         link, stream, to = self._link, aside.stream, part.pointer
@@ -383,7 +383,7 @@ class NcclReductions(NcclBase):
             calls = []
             if source != to:
                 link.driver.copy_on(stream, to, source, part.nbytes)
-        link.run(calls, stream, deadline)
+        link.run(calls, stream, self._steps.deadline(timeout_s))
 
     def _aside_of(self, main: int) -> Aside:
         if self._aside is None or self._aside.main != main:

@@ -16,7 +16,7 @@ import numpy as np
 import synk_comm
 from synk_comm import cuda
 from synk_theano._graph.engine import library
-from synk_theano._graph.values import is_on_device, on_host
+from synk_theano._graph.values import is_on_default_device, is_on_device, on_host
 from synk_theano_compat._cuda.stream import stream_of
 
 from .graphs import CudaGraphs
@@ -60,6 +60,10 @@ class Cpu:
 
     def enter(self) -> None:
         """Do nothing: every thread can compute."""
+
+    def reduces(self, value: Any) -> bool:  # noqa: ARG002 - as of any device
+        """Return False: there is no device."""
+        return False
 
     def copy_part(self, vector: np.ndarray, begin: int, part: np.ndarray) -> None:
         """Copy a vector to a place in another one."""
@@ -184,6 +188,10 @@ class Gpu:
     def takes_collectives(self) -> bool:
         """Return whether the communicator takes device arrays."""
         return self._comm is not None
+
+    def reduces(self, value: Any) -> bool:
+        """Return whether the communicator can reduce an array where it lies."""
+        return self._comm is not None and is_on_default_device(value) and takes_reduction([value])
 
     def copy_part(self, vector: Any, begin: int, part: Any) -> None:
         """Enqueue a copy of a vector to a place in another one; the device must be entered."""

@@ -52,10 +52,6 @@ class Aim(Protocol):
         """Take note of the next pieces: arrays, or None for those in the vector."""
 
 
-class PartsChangedError(Exception):
-    """The parts have other sizes than before."""
-
-
 class VectorPiece(NamedTuple):
     """Elements of the vector that are reduced at once.
 
@@ -125,15 +121,15 @@ class Parts:
     def take(self, place: int, part: Any) -> None:
         """Take note of a part, amid the function.
 
-        Raises:
-            PartsChangedError: it has another size than before.
+        If it has another size than before, this one and the others are joined at the end.
         """
         aim = self.aim
         if aim is None:
             return
         begin, end = self._begins[place : place + 2]
         if part.size != end - begin:
-            raise PartsChangedError
+            self._begin(None)
+            return
         stays = aim.takes_parts and self._stays[place] and part.flags["C_CONTIGUOUS"]
         if not stays:
             self._copy(aim.vector, begin, part)
@@ -254,25 +250,31 @@ def in_parts(
     if found is None:
         return None
     parts = Parts(copy, _keep_their_values(flat, flat.nodes[found][1][1:]))
-    with linked_by_kind():
-        return rebuild(_telling(flat, found, parts)), parts
+    try:
+        with linked_by_kind():
+            return rebuild(_telling(flat, found, parts)), parts
+    except NotImplementedError:
+        return None  # its linker takes no operations without C code
 
 
 def _joining(flat: FlatFunction, is_variable: Sequence[bool]) -> Optional[int]:
-    """Return the place of the node that joins the variable's new value; None if there is none."""
+    """Return the place of the node that joins the variable's new value; None if there is none, or
+    if the function also uses that value, or the one before it, elsewhere."""
     updated = [number for number, item in enumerate(flat.inputs) if item.has_update]
     mine = [number for number in updated if is_variable[number]]
     if not mine:
         return None
     vector = flat.outputs[len(flat.borrowed_outputs) + updated.index(mine[0])]
-    read = {source for _, sources, _ in flat.nodes for source in sources}
-    if read & {vector, mine[0]} or flat.outputs.count(vector) > 1:
+    used = [source for _, sources, _ in flat.nodes for source in sources] + list(flat.outputs)
+    if mine[0] in used or used.count(vector) > 1:
         return None
     number = flat.first_made
     for place, (op, sources, made) in enumerate(flat.nodes):
         if number <= vector < number + len(made):
+            types = flat.variable_types()
             is_join = type(flat.ops[op]).__name__ in ("Join", "GpuJoin") and len(sources) > 2
-            return place if is_join and flat.variable_types()[vector].ndim == 1 else None
+            dtypes = {types[joined].dtype for joined in (vector, *sources[1:])}
+            return place if is_join and types[vector].ndim == 1 == len(dtypes) else None
         number += len(made)
     return None
 
