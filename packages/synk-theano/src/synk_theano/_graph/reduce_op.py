@@ -69,6 +69,15 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
         result = h if isinstance(h.type, DisconnectedType) else self._adjoint()(h)[0]
         return [result] + [DisconnectedType()() for _ in inputs[1:]]
 
+    def pullback(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],  # noqa: ARG002 - PyTensor's
+        gradients: Sequence[Any],
+    ) -> List[Any]:
+        """Return the gradients: PyTensor's name for `grad`."""
+        return self.grad(inputs, gradients)
+
     def R_op(self, inputs: Any, points: Sequence[Any]) -> List[Any]:  # noqa: N802, ARG002
         """Apply it to the points: it is linear."""
         return [None, None] if points[0] is None else self(points[0])
