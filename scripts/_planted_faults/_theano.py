@@ -65,7 +65,8 @@ THEANO = (
         "theano-done-but-not-undone",
         "atomicity",
         "synk_theano/_rank/rank.py",
-        "            self.undone = self.serial\n            self.journal.undo()\n            raise\n",
+        "            self.undone = self.serial\n"
+        "            self.journal.undo()\n            raise\n",
         "            self.undone = self.serial\n            raise\n",
         "A worker that was done keeps its new values when the master fails after it.",
         "test_atomic test_failures",

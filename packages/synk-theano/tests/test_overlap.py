@@ -586,6 +586,20 @@ def test_dropped_functions_leave_nothing(overlapping):
     assert of_v() is None
 
 
+def test_stats_tell_of_the_form_in_use(overlapping):
+    runtime = overlapping.runtime
+    overlapping = Overlapping(runtime, recording=1.0)
+    Cpu.graphs.slow_launch = 0.01
+    x = T.dvector("x")
+    v = theano.shared(np.zeros(40), "v")
+    made = T.concatenate([x.sum() + T.zeros((20,), "float64"), x.mean() * T.ones((20,), "float64")])
+    f = runtime.function([x], x.mean(), updates=[(v, made)], name="f", mode=mode())
+    for _ in range(6):
+        step(runtime, f, v, np.ones(6))
+    assert runtime.stats()["f"].graph.startswith("it takes")
+    assert len(overlapping.events()) > 10
+
+
 def test_functions_that_cannot_tell_of_parts():
     x = T.dvector("x")
     v = theano.shared(np.zeros(4), "v")

@@ -42,7 +42,8 @@ class LoadedFunction:
     def replay(self) -> str:
         """Whether this rank replays the function: `REPLAYED`, or why not; "" on a processor."""
         states = [captured.state for captured in self._captured.values()]
-        return REPLAYED if REPLAYED in states else next(iter(states), "")
+        # The form that was made last is the one in use.
+        return REPLAYED if REPLAYED in states else (states or [""])[-1]
 
     def captured(
         self, function: Any, device: AnyDevice, parts: Optional[Parts] = None
