@@ -117,7 +117,7 @@ def with_pytensor() -> list[Suite]:
     """Return the suite of what runs on both engines, where there is an environment for PyTensor."""
     if not list(NEWER.parent.parent.glob("lib/python*/site-packages/pytensor")):
         return []
-    return [Suite("synk-theano/pytensor", PYTENSOR, about_s=330, nightly_s=500, python=NEWEST)]
+    return [Suite("synk-theano/pytensor", PYTENSOR, about_s=400, nightly_s=600, python=NEWEST)]
 
 
 SUITES = [
