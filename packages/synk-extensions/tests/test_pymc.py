@@ -182,7 +182,7 @@ def test_hamiltonian_takes_it_and_chains_share_the_rows():
 
 
 @pytest.mark.filterwarnings("ignore:.find_MAP. will return:FutureWarning")
-@pytest.mark.parametrize("method", ["L-BFGS-B", "BFGS"])
+@pytest.mark.parametrize("method", ["L-BFGS-B", "BFGS", "CG"])
 def test_the_maximum_is_that_of_pymc(method):
     model, rows = linear()
     with model:
@@ -201,6 +201,12 @@ def test_the_maximum_from_given_values_and_in_few_steps():
         far = find_MAP(model, rows, initvals={"a": 4.0}, maxiter=1, include_transformed=False)
     assert far.keys() == {"a", "b", "s"}
     assert abs(far["a"] - find_MAP(model, rows)["a"]) > 0.1
+
+
+def test_a_start_without_density_is_refused():
+    model, rows = linear()
+    with pytest.raises(pm.SamplingError, match="s_log__"):
+        find_MAP(model, rows, initvals={"s": -1.0})
 
 
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
@@ -349,8 +355,12 @@ def test_other_arguments_are_refused():
         logp_dlogp(model, "place")
     with pytest.raises(InputTypeError, match=r"expected pm\.Data of the model.*\['x', 'y'\]"):
         logp_dlogp(model, [rows[0], model["b"]])
+    with pytest.raises(InputTypeError, match=r"got x, expected a list of pm\.Data"):
+        logp_dlogp(model, rows[0])
     with pytest.raises(InputValueError, match="got none"):
         logp_dlogp(model, [])
+    with pytest.raises(InputValueError, match=r"'trust-ncg' needs the Hessian.*'BFGS'"):
+        find_MAP(model, rows, method="trust-ncg")
     with pytest.raises(InputTypeError, match="'vars'"):
         nuts(model, rows, vars=[model["b"]])
 

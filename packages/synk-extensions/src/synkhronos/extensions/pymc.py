@@ -188,6 +188,8 @@ def find_MAP(  # noqa: N802 - PyMC's name
 
     Raises:
         All errors of :func:`logp_dlogp`.
+        InputValueError: `method` needs the Hessian.
+        pymc.exceptions.SamplingError: the density is not finite at the start.
 
     Warns:
         UserWarning: the optimizer did not converge.
@@ -196,12 +198,19 @@ def find_MAP(  # noqa: N802 - PyMC's name
     from better_optimize import minimize
     from pymc.util import get_default_varnames
 
+    if method.lower() in _NEED_HESSIAN:
+        raise InputValueError(
+            f"method {method!r} needs the Hessian, which is not computed; use 'L-BFGS-B' or 'BFGS'"
+        )
     f = _build(model, rows, potentials=potentials, check=check, mode=mode, jacobian=False)
     [initial_point] = make_initial_point_fns_per_chain(
         model=model, overrides=initvals, jitter_rvs=set(), chains=1
     )
     start = initial_point(int(np.random.default_rng(random_seed).integers(2**30)))
     x0 = DictToArrayBijection.map({v.name: start[v.name] for v in model.value_vars})
+
+    if not np.isfinite(f(x0)[0]):
+        model.check_start_vals(start)  # it says which variable is the cause
 
     def loss(q: np.ndarray) -> tuple[Any, np.ndarray]:
         logp, dlogp = f(q)
@@ -224,6 +233,7 @@ def find_MAP(  # noqa: N802 - PyMC's name
 # ---- building --------------------------------------------------------------------------------
 
 _QUICK = "FAST_COMPILE"
+_NEED_HESSIAN = {"dogleg", "trust-ncg", "trust-krylov", "trust-exact"}
 
 
 def _build(
@@ -291,6 +301,8 @@ def _find_rows(model: Any, rows: str | Sequence[Any]) -> list[Any]:
                 f"Pass pm.Data(..., dims={rows!r}), or a list of pm.Data"
             )
     else:
+        if not isinstance(rows, (list, tuple)):
+            raise InputTypeError(f"rows: got {rows}, expected a list of pm.Data, or a coordinate")
         found = list(rows)
         for item in found:
             if not any(item is data for data in model.data_vars):
