@@ -60,6 +60,8 @@ def test_make_builds_it_like_this_test() -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_every_public_name_is_in_the_reference(module: str, documented: set[str]) -> None:
     """By this name, or by another one of the same object."""
+    if module.endswith(".pymc"):
+        pytest.importorskip("pymc", reason="PyMC is in no environment that has Theano")
     imported = importlib.import_module(module)
     known = {id(thing) for name in documented for thing in _resolved(name)}
     names = getattr(imported, "__all__", None)

@@ -39,10 +39,10 @@ DEFAULT = "packages/synk-extensions/src/synkhronos/_default.py"
 ONE_DISTRIBUTION = {"synk_theano", "synk_theano_compat"}
 # Modules whose distribution has another name.
 DISTRIBUTIONS = {"sklearn": "scikit_learn", "zmq": "pyzmq"}
-# pygpu comes from the system: no Python index has it. Numba is PyTensor's.
-BROUGHT_ALONG = {"pygpu", "numba"}
+# pygpu comes from the system: no Python index has it. Numba is PyTensor's, the optimizer PyMC's.
+BROUGHT_ALONG = {"pygpu", "numba", "better_optimize"}
 # What a package has through a sibling that alone decides on the versions.
-THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano"}}
+THROUGH_SIBLINGS = {"synk-extensions": {"numpy", "theano", "pytensor"}}
 LONGEST = 600
 LARGEST_ROOM = 15
 MOST_NOUNS = 15
@@ -69,7 +69,10 @@ ROOMS = {
 ENGINES = {"theano", "pytensor", "pygpu"}
 KNOW_ENGINES = ("synk_theano/_graph/engine/", "synk_theano/_graph/devices/")
 # What is for one of them alone.
-OF_ONE_ENGINE = ("synkhronos/extensions/lasagne.py",)
+OF_ONE_ENGINE = (
+    "synkhronos/extensions/lasagne.py",
+    "synkhronos/extensions/pymc.py",
+)
 
 
 def files() -> list[tuple[str, Path]]:

@@ -369,7 +369,7 @@ install_newer() {
             if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
                 try_pip --python "$newer/bin/python" install --no-compile poetry-core \
                     numpy posix_ipc pyzmq mpi4py mpich pytest hypothesis psutil \
-                    'pytensor>=3.3,<3.4' cloudpickle threadpoolctl rich typer &&
+                    'pytensor>=3.3,<3.4' 'pymc>=6,<7' cloudpickle threadpoolctl rich typer &&
                 try_pip --python "$newer/bin/python" install --no-compile --no-deps --no-build-isolation \
                     --editable packages/synk-shm --editable packages/synk-comm \
                     --editable packages/synk-theano --editable packages/synk-extensions \

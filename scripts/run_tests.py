@@ -109,7 +109,7 @@ PYTENSOR = (
     *tests_of("synk-theano", "test_pytensor.py", "test_function.py", "test_collectives.py"),
     *tests_of("synk-theano", "test_in_graph.py", "test_flat.py", "test_atomic.py", "test_step.py"),
     *tests_of("synk-theano", "test_sequences.py", "test_verify.py", "test_failures.py"),
-    *tests_of("synk-extensions", "test_train.py", "test_updates_ranks.py"),
+    *tests_of("synk-extensions", "test_train.py", "test_updates_ranks.py", "test_pymc.py"),
 )
 
 
@@ -117,7 +117,7 @@ def with_pytensor() -> list[Suite]:
     """Return the suite of what runs on both engines, where there is an environment for PyTensor."""
     if not list(NEWER.parent.parent.glob("lib/python*/site-packages/pytensor")):
         return []
-    return [Suite("synk-theano/pytensor", PYTENSOR, about_s=330, nightly_s=500, python=NEWEST)]
+    return [Suite("synk-theano/pytensor", PYTENSOR, about_s=400, nightly_s=600, python=NEWEST)]
 
 
 SUITES = [

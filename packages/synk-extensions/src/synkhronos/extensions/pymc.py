@@ -1,0 +1,470 @@
+"""PyMC models whose log-likelihood all ranks compute together, each on its share of the rows.
+
+::
+
+    with pm.Model() as model:
+        X, y = pm.Data("X", X_values), pm.Data("y", y_values)
+        b = pm.Normal("b", shape=10)
+        pm.Normal("obs", X @ b, 1, observed=y)
+
+    synk.fork()
+    step = nuts(model, rows=[X, y])
+    trace = pm.sample(step=step, model=model, cores=1)
+
+The log-likelihood is summed over the rows of all ranks, and the prior is added once, so log
+probability, gradient and draws are those of PyMC, to rounding. The rows are copied into shared
+memory once. Models whose log-likelihood is no sum over rows are refused.
+
+It needs PyMC 6 and PyTensor: ``pip install 'synkhronos[pymc]'`` on Python 3.12 or newer.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+import synkhronos as synk
+from synkhronos.exceptions import DecompositionWarning, InputTypeError, InputValueError
+
+try:
+    import pymc as pm
+    import pytensor
+    import pytensor.tensor as pt
+    from pymc.blocking import DictToArrayBijection
+    from pymc.initial_point import make_initial_point_fns_per_chain
+    from pymc.pytensorf import join_nonshared_inputs, rewrite_pregrad
+    from pytensor.graph.replace import clone_replace
+    from pytensor.graph.traversal import ancestors
+except ImportError as error:
+    raise ImportError(
+        "synkhronos.extensions.pymc needs PyMC 6, on Python 3.12 or newer: "
+        "pip install 'synkhronos[pymc]'"
+    ) from error
+
+__all__ = ["RowLogp", "find_MAP", "logp_dlogp", "nuts"]
+
+
+class RowLogp:
+    """The log probability of a model and its gradient, computed from the rows of all ranks.
+
+    Made by :func:`logp_dlogp`. ``pm.NUTS`` and ``pm.HamiltonianMC`` take it as ``logp_dlogp_func``.
+
+    Attributes:
+        likelihood: the parallel function ``(*rows, q) -> (logp, dlogp)`` of the log-likelihood.
+        data: the rows in shared memory, a `Data` for each ``pm.Data``, as `likelihood` takes them.
+        dtype: dtype of `q`, that of PyTensor's ``floatX``.
+    """
+
+    # The names by which PyMC's integrator uses it.
+    _raveled_inputs = True
+    _extra_vars_shared: Mapping[str, Any] = {}
+    trust_input = True
+
+    def __init__(self, likelihood: Any, prior: Any, data: Sequence[Any]) -> None:
+        self.likelihood = likelihood
+        self.data = list(data)
+        self.dtype = pytensor.config.floatX
+        self._prior = prior
+        self._pid = os.getpid()
+
+    def __call__(self, q: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Compute ``(logp, dlogp)`` at ``q``; blocks until all ranks have computed.
+
+        Args:
+            q: the free variables in PyMC's transformed space, raveled and joined in the order of
+                ``model.continuous_value_vars``: a vector, or PyMC's ``RaveledVars``.
+
+        Returns:
+            The log probability, of shape ``()``, and its gradient, a vector like ``q``.
+
+        Raises:
+            RuntimeError: called in a process that was forked from the master.
+            All errors of calls.
+        """
+        return self._pytensor_function(np.asarray(getattr(q, "data", q), self.dtype))
+
+    def _pytensor_function(self, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if os.getpid() != self._pid:
+            raise RuntimeError(f"a forked process called a parallel function: {_ONE_CORE}")
+        logp, dlogp = self.likelihood(*self.data, q)
+        prior, dprior = self._prior(q)
+        return logp + prior, dlogp + dprior
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a parallel function cannot be sent to another process: {_ONE_CORE}")
+
+
+_ONE_CORE = "use pm.sample(cores=1), with which chains run one by one, each on all ranks"
+
+
+def logp_dlogp(
+    model: Any,
+    rows: str | Sequence[Any],
+    *,
+    potentials: str | None = None,
+    check: bool = True,
+    mode: Any = None,
+) -> RowLogp:
+    """Build the log probability of a model and its gradient, for ``pm.NUTS(logp_dlogp_func=...)``.
+
+    Observed variables that use no rows belong to the prior, which the master computes. Values of
+    ``rows`` are read now: later ``pm.set_data()`` does not change them.
+
+    Args:
+        model: a ``pm.Model``; all its free variables are continuous.
+        rows: list of the model's ``pm.Data`` whose axis 0 are rows, all of one length; or the name
+            of a coordinate: all ``pm.Data`` that have it as their first dimension.
+        potentials: what the model's Potentials are: "rows" (sums over rows, like a likelihood) or
+            "once" (terms of the whole model). Needed if it has any.
+        check: compute, on the master and with a few rows, whether the log-likelihood of all is the
+            sum over parts, and ask `synkhronos.check`. False trusts you.
+        mode: PyTensor's mode of both functions, such as "NUMBA".
+
+    Raises:
+        NotForked, Closed: no `fork()` before.
+        InputTypeError: `rows` has something that is no ``pm.Data`` of the model.
+        InputValueError: the model cannot be divided into rows; the error names the variable.
+    """
+    return _build(model, rows, potentials=potentials, check=check, mode=mode, jacobian=True)
+
+
+def nuts(
+    model: Any,
+    rows: str | Sequence[Any],
+    *,
+    potentials: str | None = None,
+    check: bool = True,
+    mode: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """Return a ``pm.NUTS`` for ``pm.sample(step=..., cores=1)``.
+
+    Args:
+        model, rows, potentials, check, mode: as for :func:`logp_dlogp`.
+        **kwargs: arguments of ``pm.NUTS``, such as ``target_accept``; not ``vars``.
+
+    Raises:
+        All errors of :func:`logp_dlogp`.
+        InputTypeError: `vars` or `logp_dlogp_func` is given.
+    """
+    for name in ("vars", "logp_dlogp_func"):
+        if name in kwargs:
+            raise InputTypeError(f"got {name!r}; nuts() samples all free variables of the model")
+    f = logp_dlogp(model, rows, potentials=potentials, check=check, mode=mode)
+    return pm.NUTS(logp_dlogp_func=f, model=model, **kwargs)
+
+
+def find_MAP(  # noqa: N802 - PyMC's name
+    model: Any,
+    rows: str | Sequence[Any],
+    *,
+    method: str = "L-BFGS-B",
+    initvals: Mapping[Any, Any] | None = None,
+    random_seed: Any = None,
+    include_transformed: bool = True,
+    progressbar: bool = False,
+    potentials: str | None = None,
+    check: bool = True,
+    mode: Any = None,
+    **kwargs: Any,
+) -> dict[str, np.ndarray]:
+    """Maximize the posterior density, as ``pm.find_MAP`` does without jitter.
+
+    Args:
+        model, rows, potentials, check, mode: as for :func:`logp_dlogp`.
+        method: a method of ``scipy.optimize.minimize`` that needs no Hessian.
+        initvals: where to start, instead of the model's initial point.
+        random_seed: seed of initial values that are drawn.
+        include_transformed: also return values in the transformed space.
+        progressbar: show progress.
+        **kwargs: further arguments of ``scipy.optimize.minimize``, such as ``maxiter`` and ``tol``.
+
+    Returns:
+        From the names of variables, deterministic ones included, to their values.
+
+    Raises:
+        All errors of :func:`logp_dlogp`.
+        InputValueError: `method` needs the Hessian.
+        pymc.exceptions.SamplingError: the density is not finite at the start.
+
+    Warns:
+        UserWarning: the optimizer did not converge.
+    """
+    # Dependencies of PyMC that it imports late.
+    from better_optimize import minimize
+    from pymc.util import get_default_varnames
+
+    if method.lower() in _NEED_HESSIAN:
+        raise InputValueError(
+            f"method {method!r} needs the Hessian, which is not computed; use 'L-BFGS-B' or 'BFGS'"
+        )
+    f = _build(model, rows, potentials=potentials, check=check, mode=mode, jacobian=False)
+    [initial_point] = make_initial_point_fns_per_chain(
+        model=model, overrides=initvals, jitter_rvs=set(), chains=1
+    )
+    start = initial_point(int(np.random.default_rng(random_seed).integers(2**30)))
+    x0 = DictToArrayBijection.map({v.name: start[v.name] for v in model.value_vars})
+
+    if not np.isfinite(f(x0)[0]):
+        model.check_start_vals(start)  # it says which variable is the cause
+
+    def loss(q: np.ndarray) -> tuple[Any, np.ndarray]:
+        logp, dlogp = f(q)
+        return -logp, -dlogp
+
+    result = minimize(f=loss, x0=x0.data, method=method, progressbar=progressbar, **kwargs)
+    if not result.get("success", True):
+        message = f"the optimizer did not converge: {result.get('message', '')}"
+        warnings.warn(message, UserWarning, stacklevel=2)
+    point = DictToArrayBijection.rmap(x0._replace(data=np.asarray(result.x)), start)
+    outputs = model.unobserved_value_vars
+    # It runs once: to compile it well would take longer.
+    values = model.compile_fn(
+        outputs, inputs=model.value_vars, point_fn=False, on_unused_input="ignore", mode=_QUICK
+    )(**point)
+    found = {output.name: value for output, value in zip(outputs, values)}
+    return {name: found[name] for name in get_default_varnames(found, include_transformed)}
+
+
+# ---- building --------------------------------------------------------------------------------
+
+_QUICK = "FAST_COMPILE"
+_NEED_HESSIAN = {"dogleg", "trust-ncg", "trust-krylov", "trust-exact"}
+
+
+def _build(
+    model: Any,
+    rows: str | Sequence[Any],
+    *,
+    potentials: str | None,
+    check: bool,
+    mode: Any,
+    jacobian: bool,
+) -> RowLogp:
+    if not model.free_RVs:
+        raise InputValueError("the model has no free variables")
+    if discrete := [v.name for v in model.discrete_value_vars]:
+        raise InputValueError(
+            f"free variables {discrete} are discrete and have no gradient; marginalize them"
+        )
+    found = _find_rows(model, rows)
+    of_rows, once = _divide(model, found, potentials, by_name=isinstance(rows, str))
+    # Where the rows are all of one coordinate, some may be for predictions only.
+    used = _behind(model, of_rows)
+    data = [item for item in found if item in used]
+    inputs = [pt.TensorType(d.dtype, (None, *d.type.shape[1:]))(d.name) for d in data]
+    terms = model.logp(vars=of_rows, jacobian=jacobian, sum=False)
+    terms = clone_replace(
+        [term.sum() for term in terms], replace=dict(zip(data, inputs)), rebuild_strict=False
+    )
+    point = model.initial_point(0)
+    if check:
+        _check_sums(model, of_rows, terms, inputs, data, point)
+    prior = model.logp(vars=[*model.free_RVs, *once], jacobian=jacobian)
+    mode = _mode(mode, model)
+    outputs, q = _with_gradient(sum(terms[1:], terms[0]), model, point)
+    with warnings.catch_warnings():
+        # It is an error here.
+        warnings.simplefilter("ignore", DecompositionWarning)
+        likelihood = synk.function(
+            inputs,
+            bcast_inputs=[q],
+            outputs=[(output, "sum") for output in outputs],
+            name="log-likelihood",
+            mode=mode,
+            # A likelihood of constants does not use q.
+            on_unused_input="ignore",
+        )
+    if check and any(verdict.verdict == "wrong" for verdict in synk.check(likelihood)):
+        raise InputValueError(
+            f"the log-likelihood is no sum over rows, so ranks cannot divide it:\n"
+            f"{synk.check(likelihood)}"
+        )
+    outputs, q = _with_gradient(prior, model, point)
+    on_master = pytensor.function([q], outputs, mode=mode, on_unused_input="ignore")
+    return RowLogp(likelihood, on_master, [synk.data(item.get_value(borrow=True)) for item in data])
+
+
+def _find_rows(model: Any, rows: str | Sequence[Any]) -> list[Any]:
+    """Return the Data that have rows, after checks."""
+    dims = model.named_vars_to_dims
+    if isinstance(rows, str):
+        found = [item for item in model.data_vars if (dims.get(item.name) or (None,))[0] == rows]
+        if not found:
+            first = {item.name: (dims.get(item.name) or (None,))[0] for item in model.data_vars}
+            raise InputValueError(
+                f"no pm.Data has {rows!r} as its first dimension; first dimensions are {first}. "
+                f"Pass pm.Data(..., dims={rows!r}), or a list of pm.Data"
+            )
+    else:
+        if not isinstance(rows, (list, tuple)):
+            raise InputTypeError(f"rows: got {rows}, expected a list of pm.Data, or a coordinate")
+        found = list(rows)
+        for item in found:
+            if not any(item is data for data in model.data_vars):
+                raise InputTypeError(
+                    f"rows: got {item}, expected pm.Data of the model, which has "
+                    f"{[data.name for data in model.data_vars]}"
+                )
+        if not found:
+            raise InputValueError("rows: got none, expected pm.Data whose axis 0 are rows")
+    if frozen := [item.name for item in found if not hasattr(item, "get_value")]:
+        raise InputValueError(f"pm.Data {frozen} are constants of a frozen model; do not freeze it")
+    if scalars := [item.name for item in found if not item.ndim]:
+        raise InputValueError(f"pm.Data {scalars} are scalars and have no rows")
+    lengths = {item.name: len(item.get_value(borrow=True)) for item in found}
+    if len(set(lengths.values())) > 1:
+        raise InputValueError(f"rows must have one length; numbers of rows are {lengths}")
+    if not all(lengths.values()):
+        raise InputValueError(f"there are no rows: numbers of rows are {lengths}")
+    return found
+
+
+def _divide(
+    model: Any, rows: Sequence[Any], potentials: str | None, *, by_name: bool
+) -> tuple[list[Any], list[Any]]:
+    """Return the variables whose terms are of rows, and those that count once."""
+    if potentials not in (None, "rows", "once"):
+        raise InputValueError(f'got potentials={potentials!r}, expected "rows" or "once"')
+    names = [potential.name for potential in model.potentials]
+    if names and potentials is None:
+        raise InputValueError(
+            f'the model has Potentials {names}: pass potentials="rows" if they are sums over rows, '
+            f'or potentials="once" if they are terms of the whole model'
+        )
+    of_rows = list(model.potentials) if potentials == "rows" else []
+    once = [] if potentials == "rows" else list(model.potentials)
+    behind = {observed: _behind(model, [observed]) for observed in model.observed_RVs}
+    observed = [rv for rv, used in behind.items() if any(item in used for item in rows)]
+    if not observed and not of_rows:
+        raise InputValueError(
+            f"no observed variable of {[rv.name for rv in model.observed_RVs]} uses the rows "
+            f"{[item.name for item in rows]}; pass their values through pm.Data, as in "
+            f'pm.Normal("obs", X @ b, s, observed=pm.Data("y", y))'
+        )
+    of_rows = [*observed, *of_rows]
+    used = _behind(model, of_rows)
+    unused = [item.name for item in rows if item not in used]
+    if unused and not by_name:
+        raise InputValueError(f"no observed variable uses {unused}; leave them out of rows")
+    return of_rows, [*(rv for rv in model.observed_RVs if rv not in observed), *once]
+
+
+def _behind(model: Any, variables: Sequence[Any]) -> set[Any]:
+    return set(ancestors(model.logp(vars=list(variables), sum=False)))
+
+
+def _with_gradient(logp: Any, model: Any, point: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """Return ``[logp, dlogp]`` as expressions of one vector, and the vector, as PyMC does."""
+    logp = rewrite_pregrad(logp)
+    free = model.continuous_value_vars
+    gradients = pytensor.grad(logp, free, disconnected_inputs="ignore")
+    dlogp = pt.join(0, *[gradient.ravel() for gradient in gradients])
+    outputs, q = join_nonshared_inputs(point=dict(point), outputs=[logp, dlogp], inputs=free)
+    return list(outputs), q
+
+
+def _mode(mode: Any, model: Any) -> Any:
+    """Return a mode in which parameters out of range make -inf, not an error, as PyMC's do."""
+    bounds = model.check_bounds
+    name = "local_check_parameter_to_ninf_switch" if bounds else "local_remove_check_parameter"
+    return pytensor.compile.mode.get_mode(mode).including(name)
+
+
+# ---- checking --------------------------------------------------------------------------------
+
+_ROWS = 24
+"""How many rows are computed as a whole and in two parts."""
+_SCALES = (1.0, 1.0, 0.1, 0.0)
+"""How far from the initial point, in PyMC's transformed space."""
+
+
+def _check_sums(
+    model: Any,
+    variables: Sequence[Any],
+    terms: Sequence[Any],
+    inputs: Sequence[Any],
+    data: Sequence[Any],
+    point: Mapping[str, Any],
+) -> None:
+    """Refuse terms that a few rows as a whole and in two parts show to be no sums over rows.
+
+    It decides for every model, also where the graph has operations unknown to `synkhronos.check`.
+    """
+    values = [item.get_value(borrow=True) for item in data]
+    n = len(values[0])
+    picked = np.linspace(0, n - 1, min(n, _ROWS)).astype(int)
+    few = [value[picked] for value in values]
+    # Of one row, the first part has none, as has a rank.
+    cut = (len(picked) + 1) // 3
+    free = model.value_vars
+    mode = _mode(_QUICK, model)
+    f = pytensor.function([*inputs, *free], list(terms), mode=mode, on_unused_input="ignore")
+    rng = np.random.default_rng(0)
+    decided = False
+    for scale in _SCALES:
+        q = [_jittered(point[v.name], scale, rng, v.dtype) for v in free]
+        try:
+            whole, first, last = (
+                np.array(f(*[value[part] for value in few], *q), float)
+                for part in (slice(None), slice(cut), slice(cut, None))
+            )
+        except Exception as error:
+            raise InputValueError(
+                f"the log-likelihood cannot be computed from a part of the {n} rows"
+                f"{_suspects(model, variables, data, n)}"
+            ) from error
+        with np.errstate(invalid="ignore"):
+            size = np.maximum(1, np.abs([whole, first, last]).max(axis=0))
+            difference = np.abs(whole - first - last) / size
+        decided = decided or bool(np.isfinite(difference).all())
+        # Far above rounding, because this is compiled quickly, not well.
+        wrong = difference > 10 * np.sqrt(np.finfo(free[0].dtype).eps)
+        if wrong.any():
+            names = [variable.name for variable, bad in zip(variables, wrong) if bad]
+            raise InputValueError(
+                f"the log probability of {names} is no sum over rows: of a few rows it differs "
+                f"from the sum of its parts, so ranks cannot divide it"
+                f"{_suspects(model, variables, data, n)}. Quantities of all rows, such as "
+                f"X.mean(0), have to be computed before the model; Gaussian processes and time "
+                f'series do not divide; a Potential that uses no rows is potentials="once"'
+            )
+    if not decided:
+        raise InputValueError(
+            "the log-likelihood could not be checked, because it is infinite or NaN near the "
+            "initial point; give initial values (initval=) at which it is finite, or check=False"
+        )
+
+
+def _jittered(value: Any, scale: float, rng: np.random.Generator, dtype: Any) -> np.ndarray:
+    return np.asarray(value + scale * rng.uniform(-1, 1, np.shape(value)), dtype)
+
+
+def _suspects(model: Any, variables: Sequence[Any], data: Sequence[Any], n: int) -> str:
+    """Describe what in the graph has as many entries as there are rows, and the cure."""
+    behind = _behind(model, variables)
+    dims = model.named_vars_to_dims
+    of_rows = {(dims.get(item.name) or (None,))[0] for item in data} - {None}
+    point = model.initial_point(0)
+    lines = []
+    for rv in model.free_RVs:
+        value = model.rvs_to_values[rv]
+        named = of_rows & set(dims.get(rv.name) or ())
+        if value in behind and (named or n in np.shape(point[value.name])):
+            lines.append(
+                f"free variable {rv.name!r} has {n} entries, one for each row: a latent variable "
+                f"of rows is not supported; marginalize it"
+            )
+    for item in behind:
+        if isinstance(item, pytensor.graph.basic.Constant):
+            shape = np.shape(item.data)
+            if n in shape:
+                name = item.name or f"{item.dtype} of shape {shape}"
+                lines.append(f"constant {name!r} has {n} entries: make it pm.Data and list it")
+        elif item in model.data_vars and item not in data and n in item.get_value().shape:
+            lines.append(f"pm.Data {item.name!r} has {n} rows and is not listed: list it in rows")
+    return ": " + "; ".join(sorted(lines)) if lines else ""

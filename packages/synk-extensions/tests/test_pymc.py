@@ -1,0 +1,403 @@
+"""Log probability, gradient, draws and MAP over ranks against PyMC's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pm = pytest.importorskip("pymc", reason="needs PyMC 6, on Python 3.12 or newer")
+
+import pytensor.tensor as pt  # noqa: E402 - it comes with PyMC
+
+import synkhronos as synk  # noqa: E402
+from synk_testing import children  # noqa: E402
+from synkhronos.exceptions import (  # noqa: E402
+    Closed,
+    InputTypeError,
+    InputValueError,
+    NotForked,
+)
+from synkhronos.extensions.pymc import find_MAP, logp_dlogp, nuts  # noqa: E402
+
+N = 501
+TOLERANCE = 1e-12
+rng = np.random.default_rng(0)
+X_VALUES = rng.normal(size=(N, 3))
+Y_VALUES = X_VALUES @ np.array([1.0, -2.0, 0.5]) + 0.3 + rng.normal(size=N)
+GROUPS = np.arange(N) % 5
+SHORT = {
+    "draws": 30,
+    "tune": 30,
+    "chains": 1,
+    "cores": 1,
+    "random_seed": 3,
+    "progressbar": False,
+    "compute_convergence_checks": False,
+}
+
+
+@pytest.fixture(scope="module", autouse=True, params=[2, 1])
+def ranks(request):
+    before = children()
+    synk.fork(request.param, use_gpu=False, verbose=False)
+    yield request.param
+    synk.close()
+    assert children() <= before
+
+
+def linear(n=N):
+    with pm.Model() as model:
+        x = pm.Data("x", X_VALUES[:n], dims=("row", "column"))
+        y = pm.Data("y", Y_VALUES[:n], dims="row")
+        a, b, s = pm.Normal("a", 0, 5), pm.Normal("b", 0, 1, shape=3), pm.HalfNormal("s", 1)
+        pm.Normal("obs", a + x @ b, s, observed=y)
+    return model, [x, y]
+
+
+def logistic():
+    with pm.Model() as model:
+        x, y = pm.Data("x", X_VALUES), pm.Data("y", (Y_VALUES > 0).astype("int8"))
+        pm.Bernoulli("obs", logit_p=x @ pm.Normal("b", 0, 1, shape=3), observed=y)
+    return model, [x, y]
+
+
+def grouped():
+    """A hierarchy of which only the indexes are rows, and an observed variable without rows."""
+    with pm.Model() as model:
+        group, y = pm.Data("group", GROUPS), pm.Data("y", np.abs(Y_VALUES).astype(int))
+        mu, t = pm.Normal("mu"), pm.HalfNormal("t")
+        z = pm.Normal("z", mu, t, shape=5)
+        pm.Poisson("obs", pt.exp(z[group]), observed=y)
+        pm.Normal("other", mu, 1, observed=np.arange(7.0))
+    return model, [group, y]
+
+
+def mixture():
+    with pm.Model() as model:
+        y = pm.Data("y", Y_VALUES)
+        w, mu = pm.Dirichlet("w", np.ones(2)), pm.Normal("mu", 0, 1, shape=2)
+        pm.NormalMixture("obs", w, mu, sigma=1, observed=y)
+    return model, [y]
+
+
+def multivariate():
+    with pm.Model() as model:
+        x = pm.Data("x", X_VALUES)
+        pm.MvNormal("obs", pm.Normal("b", 0, 1, shape=3), np.eye(3), observed=x)
+    return model, [x]
+
+
+def same_as_pymc(model, f):
+    own = model.logp_dlogp_function(ravel_inputs=True)
+    size = sum(np.size(value) for value in model.initial_point(0).values())
+    q = np.linspace(0.4, -0.4, size)
+    (logp, dlogp), (expected, gradient) = f(q), own._pytensor_function(q)
+    np.testing.assert_allclose(logp, expected, rtol=TOLERANCE)
+    largest = abs(gradient).max()
+    np.testing.assert_allclose(dlogp, gradient, rtol=TOLERANCE, atol=TOLERANCE * largest)
+    return q, logp
+
+
+@pytest.mark.parametrize("make", [linear, logistic, grouped, mixture, multivariate])
+def test_it_is_the_log_probability_of_the_model(make):
+    model, rows = make()
+    same_as_pymc(model, logp_dlogp(model, rows))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_few_rows(n):
+    model, rows = linear(n)
+    same_as_pymc(model, logp_dlogp(model, rows))
+
+
+def test_it_is_that_of_a_point():
+    model, rows = linear()
+    f = logp_dlogp(model, rows)
+    point = model.initial_point(0)
+    raveled = pm.blocking.DictToArrayBijection.map(point)
+    np.testing.assert_allclose(f(raveled)[0], model.compile_logp()(point), rtol=TOLERANCE)
+    np.testing.assert_allclose(f(raveled)[1], model.compile_dlogp()(point), rtol=TOLERANCE)
+
+
+def test_rows_by_the_name_of_a_coordinate():
+    model, _ = linear()
+    with model:
+        pm.Data("later", np.zeros(N), dims="row")  # nothing uses it
+    f = logp_dlogp(model, "row")
+    same_as_pymc(model, f)
+    assert [item.shape for item in f.data] == [(N, 3), (N,)]
+
+
+def test_rows_are_read_once():
+    model, rows = linear()
+    f = logp_dlogp(model, rows)
+    q, logp = same_as_pymc(model, f)
+    rows[1].set_value(Y_VALUES * 2)
+    assert f(q)[0] == logp
+
+
+def test_parameters_out_of_range_are_infinitely_improbable():
+    with pm.Model() as model:
+        y = pm.Data("y", Y_VALUES)
+        pm.Normal("obs", 0, pm.Normal("s", 3), observed=y)  # a scale that may be negative
+    f = logp_dlogp(model, [y])
+    same_as_pymc(model, f)
+    assert f([-1.0])[0] == -np.inf
+
+
+@pytest.mark.slow
+def test_numba_computes_it():
+    model, rows = linear()
+    same_as_pymc(model, logp_dlogp(model, rows, mode="NUMBA"))
+
+
+def test_what_looks_like_rows_and_is_not_is_no_obstacle():
+    with pm.Model() as model:
+        x, y = pm.Data("x", X_VALUES[:3]), pm.Data("y", Y_VALUES[:3])
+        b = pm.Normal("b", 0, 1, shape=3)  # as many columns as rows
+        pm.Normal("obs", x @ (b * np.arange(1.0, 4.0)), 1, observed=y)
+    same_as_pymc(model, logp_dlogp(model, [x, y]))
+
+
+# ---- sampling and maximizing -----------------------------------------------------------------
+
+
+def test_draws_are_those_of_pymc():
+    model, rows = linear()
+    with model:
+        own = pm.sample(step=pm.NUTS(), **SHORT)
+        ours = pm.sample(step=nuts(model, rows, target_accept=0.8), **SHORT)
+    for name in ("a", "b", "s"):
+        drawn, expected = ours.posterior[name].values, own.posterior[name].values
+        assert np.ptp(expected) > 0
+        np.testing.assert_allclose(drawn, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_hamiltonian_takes_it_and_chains_share_the_rows():
+    model, rows = linear()
+    with model:
+        step = pm.HamiltonianMC(logp_dlogp_func=logp_dlogp(model, rows))
+        drawn = pm.sample(step=step, **{**SHORT, "chains": 2, "draws": 5, "tune": 5})
+    assert drawn.posterior["b"].shape == (2, 5, 3)
+
+
+@pytest.mark.filterwarnings("ignore:.find_MAP. will return:FutureWarning")
+@pytest.mark.parametrize("method", ["L-BFGS-B", "BFGS", "CG"])
+def test_the_maximum_is_that_of_pymc(method):
+    model, rows = linear()
+    with model:
+        pm.Deterministic("double", 2 * model["b"])
+    options = {"method": method, "progressbar": False}
+    expected = pm.find_MAP(model=model, jitter=False, return_inferencedata=False, **options)
+    found = find_MAP(model, rows, **options)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6)
+
+
+def test_the_maximum_from_given_values_and_in_few_steps():
+    model, rows = linear()
+    with pytest.warns(UserWarning, match="did not converge"):
+        far = find_MAP(model, rows, initvals={"a": 4.0}, maxiter=1, include_transformed=False)
+    assert far.keys() == {"a", "b", "s"}
+    assert abs(far["a"] - find_MAP(model, rows)["a"]) > 0.1
+
+
+def test_a_start_without_density_is_refused():
+    model, rows = linear()
+    with pytest.raises(pm.SamplingError, match="s_log__"):
+        find_MAP(model, rows, initvals={"s": -1.0})
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+def test_chains_in_processes_are_refused(start):
+    model, rows = linear()
+    step = nuts(model, rows)
+    with model, pytest.raises(Exception, match=r"pm\.sample\(cores=1\)"):
+        pm.sample(step=step, **{**SHORT, "chains": 2, "cores": 2}, mp_ctx=start)
+    same_as_pymc(model, step._logp_dlogp_func)
+
+
+# ---- refusals --------------------------------------------------------------------------------
+
+
+def constant():
+    with pm.Model() as model:
+        x = pm.Data("x", X_VALUES)
+        pm.Normal("obs", x @ pm.Normal("b", shape=3), 1, observed=Y_VALUES)
+    return model, [x]
+
+
+def constant_inside():
+    with pm.Model() as model:
+        y = pm.Data("y", Y_VALUES)
+        pm.Normal("obs", pm.Normal("z", shape=5)[GROUPS], 1, observed=y)
+    return model, [y]
+
+
+def not_listed():
+    model, (x, _) = linear()
+    return model, [x]
+
+
+def latent():
+    with pm.Model() as model:
+        y = pm.Data("y", Y_VALUES)
+        pm.Normal("obs", pm.Normal("z", 0, 1, shape=N), 1, observed=y)
+    return model, [y]
+
+
+def centred():
+    with pm.Model() as model:
+        x, y = pm.Data("x", X_VALUES), pm.Data("y", Y_VALUES)
+        pm.Normal("obs", (x - x.mean(0)) @ pm.Normal("b", shape=3), 1, observed=y)
+    return model, [x, y]
+
+
+def series():
+    with pm.Model() as model:
+        y = pm.Data("y", Y_VALUES)
+        r = pm.Normal("r")
+        pm.AR("obs", [r], 1.0, init_dist=pm.Normal.dist(), observed=y)
+    return model, [y]
+
+
+def process():
+    with pm.Model() as model:
+        x, y = pm.Data("x", X_VALUES), pm.Data("y", Y_VALUES)
+        covariance = pm.gp.cov.ExpQuad(3, pm.HalfNormal("scale"))
+        pm.gp.Marginal(cov_func=covariance).marginal_likelihood("obs", X=x, y=y, sigma=1.0)
+    return model, [x, y]
+
+
+def lengths():
+    model, (x, _) = linear()
+    with model:
+        short = pm.Data("short", np.zeros(N - 1))
+    return model, [x, short]
+
+
+def without_use():
+    model, _ = linear()
+    with model:
+        return model, [pm.Data("idle", np.zeros(N))]
+
+
+def unused_besides():
+    model, rows = linear()
+    with model:
+        return model, [*rows, pm.Data("idle", np.zeros(N))]
+
+
+def discrete():
+    model, rows = linear()
+    with model:
+        pm.Bernoulli("coin", 0.5)
+    return model, rows
+
+
+def nothing_free():
+    with pm.Model() as model:
+        y = pm.Data("y", Y_VALUES)
+        pm.Normal("obs", 0, 1, observed=y)
+    return model, [y]
+
+
+def empty():
+    return linear(0)
+
+
+def of_a_point():
+    with pm.Model() as model:
+        y = pm.Data("y", 3.0)
+        pm.Normal("obs", pm.Normal("a"), 1, observed=y)
+    return model, [y]
+
+
+def infinite():
+    with pm.Model() as model:
+        y = pm.Data("y", Y_VALUES)
+        pm.Exponential("obs", pm.HalfNormal("rate"), observed=y)
+    return model, [y]
+
+
+REFUSED = {
+    constant: r"constant 'obs.*' has 501 entries: make it pm\.Data",
+    constant_inside: r"constant '.*\(501,\)' has 501 entries: make it pm\.Data",
+    not_listed: r"pm\.Data 'y' has 501 rows and is not listed",
+    latent: r"free variable 'z' has 501 entries, one for each row",
+    centred: r"\['obs'\] is no sum over rows.*X\.mean\(0\)",
+    series: r"\['obs'\] is no sum over rows",
+    process: r"\['obs'\] is no sum over rows.*Gaussian processes",
+    lengths: r"one length.*'x': 501, 'short': 500",
+    without_use: r"no observed variable of \['obs'\] uses the rows \['idle'\]",
+    unused_besides: r"no observed variable uses \['idle'\]; leave them out",
+    discrete: r"\['coin'\] are discrete",
+    nothing_free: "no free variables",
+    empty: r"no rows.*'x': 0",
+    of_a_point: r"\['y'\] are scalars",
+    infinite: "infinite or NaN near the initial point",
+}
+
+
+@pytest.mark.parametrize("make", REFUSED, ids=lambda make: make.__name__)
+def test_what_does_not_divide_is_refused(make):
+    model, rows = make()
+    before = dict(synk.stats())
+    with pytest.raises(InputValueError, match=f"(?s){REFUSED[make]}"):
+        logp_dlogp(model, rows)
+    assert dict(synk.stats()) == before
+
+
+def test_other_arguments_are_refused():
+    model, rows = linear()
+    with pytest.raises(InputValueError, match=r"'place' as its first.*'x': 'row'.*dims='place'"):
+        logp_dlogp(model, "place")
+    with pytest.raises(InputTypeError, match=r"expected pm\.Data of the model.*\['x', 'y'\]"):
+        logp_dlogp(model, [rows[0], model["b"]])
+    with pytest.raises(InputTypeError, match=r"got x, expected a list of pm\.Data"):
+        logp_dlogp(model, rows[0])
+    with pytest.raises(InputValueError, match="got none"):
+        logp_dlogp(model, [])
+    with pytest.raises(InputValueError, match=r"'trust-ncg' needs the Hessian.*'BFGS'"):
+        find_MAP(model, rows, method="trust-ncg")
+    with pytest.raises(InputTypeError, match="'vars'"):
+        nuts(model, rows, vars=[model["b"]])
+
+
+def test_it_is_trusted_without_a_check():
+    model, rows = centred()
+    logp_dlogp(model, rows, check=False)
+
+
+def test_potentials_are_what_they_are_said_to_be():
+    def with_potential(of_rows):
+        model, rows = linear()
+        with model:
+            term = rows[0] @ model["b"] if of_rows else model["b"]
+            pm.Potential("extra", -pt.abs(term))
+        return model, rows
+
+    for of_rows in (True, False):
+        model, rows = with_potential(of_rows)
+        with pytest.raises(InputValueError, match=r'\[\'extra\'\]: pass potentials="rows"'):
+            logp_dlogp(model, rows)
+        with pytest.raises(InputValueError, match="got potentials='both'"):
+            logp_dlogp(model, rows, potentials="both")
+        # Of the whole model may be whatever the master computes.
+        same_as_pymc(model, logp_dlogp(model, rows, potentials="once"))
+        if of_rows:
+            same_as_pymc(model, logp_dlogp(model, rows, potentials="rows"))
+            continue
+        with pytest.raises(InputValueError, match=r"\['extra'\] is no sum over rows.*\"once\""):
+            logp_dlogp(model, rows, potentials="rows")
+
+
+def test_it_needs_ranks(ranks):
+    model, rows = linear()
+    synk.close()
+    try:
+        with pytest.raises((NotForked, Closed), match=r"call fork\(\)"):
+            logp_dlogp(model, rows)
+    finally:
+        synk.fork(ranks, use_gpu=False, verbose=False)
