@@ -83,7 +83,7 @@ class RowLogp:
 
         Raises:
             RuntimeError: called in a process that was forked from the master.
-            All errors of calls.
+            What a call raises.
         """
         return self._pytensor_function(np.asarray(getattr(q, "data", q), self.dtype))
 
