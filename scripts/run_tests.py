@@ -109,15 +109,20 @@ PYTENSOR = (
     *tests_of("synk-theano", "test_pytensor.py", "test_function.py", "test_collectives.py"),
     *tests_of("synk-theano", "test_in_graph.py", "test_flat.py", "test_atomic.py", "test_step.py"),
     *tests_of("synk-theano", "test_sequences.py", "test_verify.py", "test_failures.py"),
-    *tests_of("synk-extensions", "test_train.py", "test_updates_ranks.py", "test_pymc.py"),
+    *tests_of("synk-extensions", "test_train.py", "test_updates_ranks.py"),
 )
 
 
 def with_pytensor() -> list[Suite]:
-    """Return the suite of what runs on both engines, where there is an environment for PyTensor."""
+    """Return the suites of what runs on both engines, and of PyMC, where PyTensor is installed."""
     if not list(NEWER.parent.parent.glob("lib/python*/site-packages/pytensor")):
         return []
-    return [Suite("synk-theano/pytensor", PYTENSOR, about_s=400, nightly_s=600, python=NEWEST)]
+    pymc = tests_of("synk-extensions", "test_pymc.py")
+    return [
+        Suite("synk-theano/pytensor", PYTENSOR, about_s=550, nightly_s=600, python=NEWEST),
+        # Apart from the others: PyMC raises the limit of recursion.
+        Suite("synk-extensions/pymc", pymc, about_s=540, nightly_s=300, python=NEWEST),
+    ]
 
 
 SUITES = [
