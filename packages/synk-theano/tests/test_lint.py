@@ -171,6 +171,7 @@ PROGRAMS = [
         2 * "local momentum; local momentum; all_reduce w;",
         drift="w",
     ),
+    Program("without them", 3 * "local momentum;", "warning own-averages w", drift="velocity"),
     Program("and its own gradient", 3 * "gradient; momentum;", drift="w"),
     Program(
         "a centre that pulls the parameters",

@@ -111,9 +111,11 @@ def _with_stages(
     variables: FrozenSet[int], functions: Sequence[FunctionFacts], own_state: bool = False
 ) -> FrozenSet[int]:
     """Return `variables` and those that only these consume: computed anew in each call, or with
-    `own_state` also from their own values."""
+    `own_state` also from their own values, if no output is."""
     found = set(variables)
     targets = {v for f in functions for v in f.updates}
+    if own_state:
+        targets.difference_update(*(f.shown for f in functions))
     while True:
         consumers = {v: {u for f in functions for u in f.consumers(v)} for v in targets - found}
         others = {v: used - {v} if own_state else used for v, used in consumers.items()}
