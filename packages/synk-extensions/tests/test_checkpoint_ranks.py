@@ -90,7 +90,7 @@ def test_streams_and_local_values_on_another_number_of_ranks(tmp_path):
 
 
 def test_local_steps_go_on_from_the_mean_on_another_number_of_ranks(tmp_path):
-    with forked(3):
+    with forked(3, master_rank=1):
         parts = Training("easgd", tmp_path, stop=4)
         parts.trainer.run(1)
         replicas = together(everywhere(parts.model.params))

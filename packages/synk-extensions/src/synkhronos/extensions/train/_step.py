@@ -216,7 +216,8 @@ def make_train_function(
             or more on GPUs, with 64 on processors.
         sync: A rule of :mod:`synkhronos.extensions.sync`, made for the same ``params``. Each rank
             then takes the step of its own rows, and the rule combines the parameters every few
-            steps; the state of the update rule stays with its rank.
+            steps; the state of the update rule stays with its rank. The loss is the mean over the
+            batch, each row by its rank's parameters.
         **kwargs: Further arguments of the rule, such as ``learning_rate``.
 
     The form of release 1.0, ``make_train_function(loss, params, x, y, update_rule, *args,
@@ -277,8 +278,8 @@ def make_train_function_theano(
 
     Use it for comparison, and for programs that run either way: all arguments, and the call with
     ``batch``, ``batch_s`` and ``num_slices``, are those of :func:`make_train_function` (``flat``
-    has no effect). It needs no ``fork()``. It has its own optimiser state, but the parameters are
-    the same variables.
+    has no effect, and there is no ``sync``). It needs no ``fork()``. It has its own optimiser
+    state, but the parameters are the same variables.
 
     Returns:
         A callable :class:`SerialTrainFunction`, whose ``grad_function`` and

@@ -112,7 +112,9 @@ class Trainer:
         history = trainer.run(20, resume=True)
 
     Args:
-        train: From :func:`make_train_function` or :func:`make_train_function_theano`.
+        train: From :func:`make_train_function` or :func:`make_train_function_theano`. If it has a
+            rule of :mod:`synkhronos.extensions.sync`, all ranks get the common parameters after
+            each epoch, before validation (``settle()``).
         data: An array or ``Data`` for each input of ``train``, in a tuple; or a single one. Arrays
             are copied to shared memory once. All but those of ``bcast_inputs`` have the same
             number of rows.
