@@ -109,7 +109,7 @@ PYTENSOR = (
     *tests_of("synk-theano", "test_pytensor.py", "test_function.py", "test_collectives.py"),
     *tests_of("synk-theano", "test_in_graph.py", "test_flat.py", "test_atomic.py", "test_step.py"),
     *tests_of("synk-theano", "test_sequences.py", "test_verify.py", "test_failures.py"),
-    *tests_of("synk-extensions", "test_train.py", "test_updates_ranks.py"),
+    *tests_of("synk-extensions", "test_train.py", "test_updates_ranks.py", "test_sync_trainer.py"),
 )
 
 
