@@ -62,6 +62,15 @@ COMM = (
         "run",
     ),
     _fault(
+        "comm-nccl-repeats-the-op",
+        "reductions",
+        "_backends/nccl/reduce.py",
+        "if said is known.said and known.calls:",
+        "if known.calls:",
+        "A repeated average through NCCL goes on with the weights that others gave before.",
+        "nccl",
+    ),
+    _fault(
         "comm-split-blames",
         "error paths",
         "_collectives/splitting.py",

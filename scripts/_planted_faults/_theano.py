@@ -101,7 +101,7 @@ THEANO = (
     _fault(
         "theano-graph-stale-values",
         "graphs",
-        "synk_theano/_graph/devices/captured.py",
+        "synk_theano/_graph/devices/packing.py",
         "        return self._wholes if same else None",
         "        return self._wholes or None",
         "A replay starts from its own last values, whatever the variables were set to meanwhile.",
@@ -119,7 +119,7 @@ THEANO = (
     _fault(
         "theano-graph-results-shared",
         "graphs",
-        "synk_theano/_graph/devices/captured.py",
+        "synk_theano/_graph/devices/packing.py",
         "        self._wholes = self.packing.vectors(self._vectors[0])",
         "        self._wholes = self._wholes or self.packing.vectors(self._vectors[0])",
         "The next replay overwrites the results and values that the one before gave.",
@@ -141,6 +141,24 @@ THEANO = (
         "        elif values:\n",
         "        elif values and False:\n",
         "A replay repeats what a value in host memory was when it was recorded.",
+        "test_captured",
+    ),
+    _fault(
+        "theano-numbers-unweighted",
+        "graphs",
+        "synk_theano/_rank/call.py",
+        "values[place], self.weight)",
+        "values[place], 1.0)",
+        "The average of a loss on GPUs counts all ranks alike, whatever rows they have.",
+        "test_overlap",
+    ),
+    _fault(
+        "theano-numbers-too-late",
+        "graphs",
+        "synk_theano/_graph/devices/captured.py",
+        "self._ready([self._values[place] for place in range(len(self.places))])",
+        "pass",
+        "A loss comes to the host when the gradient is there, and the device waits for the host.",
         "test_captured",
     ),
     _fault(

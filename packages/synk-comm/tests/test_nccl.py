@@ -988,6 +988,19 @@ def test_an_all_reduce_that_is_made_again_is_of_what_the_arrays_hold_then(pair):
     pair.run(run)
 
 
+def test_a_repeated_average_heeds_the_others_weights(pair):
+    """The own call stays the same, and with it all that is known about it."""
+
+    def run(comm):
+        x, out = (PygpuLike.of(pair.fake.gpus, np.ones(3), comm.device) for _ in range(2))
+        x.fill(comm.rank)
+        for theirs in (2.0, 2.0, 2.0, 6.0, 6.0, 2.0, 2.0):
+            comm.all_reduce(x, "avg", weight=theirs if comm.rank else 2.0, out=out)
+            np.testing.assert_allclose(read(comm, out), theirs / (2 + theirs))
+
+    pair.run(run)
+
+
 def test_an_array_that_has_changed_its_form_is_looked_at_anew(pair):
     def run(comm):
         x = PygpuLike.of(pair.fake.gpus, np.ones((2, 3)), comm.device)

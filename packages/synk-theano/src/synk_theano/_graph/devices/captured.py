@@ -21,19 +21,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice, zip_longest
-from operator import is_
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
 from synk_theano._graph.engine import linked_by_kind
 from synk_theano._graph.fast_call import bare
-from synk_theano._graph.flat_updates import whole_of, wholes_among
+from synk_theano._graph.flat_updates import wholes_among
 from synk_theano._graph.transfer.flat import FlatFunction, rebuild
 from synk_theano._graph.values import empty_like, is_on_device
 
 from .capturable import NotCapturableError, Pure, pure_form
 from .device import is_of_the_group
+from .packing import CommonInputs, PackedResults, Packing, vectors_of
 from .parts import Aim, PartOp, Parts
 
 _logger = logging.getLogger(__name__)
@@ -46,9 +46,6 @@ MOST_UNUSED = 16
 
 LARGEST_PACKED = 1 << 20
 """Bytes of a result that is copied together with others."""
-
-ALIGNMENT = 256
-"""Bytes; a result among others begins at a multiple."""
 
 SLOWEST = 1.02
 """Time of a replay, as a multiple of a plain run's, from which on it is not worth it: it leaves the
@@ -273,36 +270,6 @@ def _nothing(*_: Any) -> List[Any]:
     return []
 
 
-class _Packing:
-    """Arrays end to end, in one vector for each dtype, so that few copies are enough for many.
-
-    Args:
-        arrays: of which it takes shapes and dtypes.
-        alignment: bytes; each begins at a multiple.
-    """
-
-    def __init__(self, arrays: Sequence[Any], alignment: int = ALIGNMENT) -> None:
-        self._sizes: Dict[Any, int] = {}
-        self._places = []
-        for array in arrays:
-            begin = self._sizes.get(array.dtype, 0)
-            end = begin + array.size
-            self._places.append((array.dtype, begin, end, array.shape))
-            unit = max(alignment // array.dtype.itemsize, 1)
-            self._sizes[array.dtype] = -(-end // unit) * unit
-
-    def vectors(self, like: Any) -> List[Any]:
-        """Return new vectors on the device of `like`."""
-        return [empty_like(like, (size,), dtype) for dtype, size in self._sizes.items()]
-
-    def parts(self, vectors: Sequence[Any]) -> List[Any]:
-        """Return the arrays, as views of the vectors."""
-        by_dtype = dict(zip(self._sizes, vectors))
-        return [
-            by_dtype[dtype][begin:end].reshape(shape) for dtype, begin, end, shape in self._places
-        ]
-
-
 class _Shape:
     """A function for inputs of one shape.
 
@@ -323,16 +290,16 @@ class _Shape:
         self._vector: Any = None
         self._pieces: List[List[Any]] = []
         # Outputs that are ready after one of the graphs, and after which one.
-        self._early: Optional[_PackedResults] = None
+        self._early: Optional[PackedResults] = None
         self._early_after = -1
         # Of the graph: the arrays that it reads, and those of them that lie in one vector.
         self._inputs: List[Any] = []
-        self._groups: List[_CommonInputs] = []
+        self._groups: List[CommonInputs] = []
         self._alone: List[int] = []
         self._crossing: List[Any] = []
         # The arrays that it writes: by place among the results, or packed.
         self._results: List[Any] = []
-        self._packings: List[_PackedResults] = []
+        self._packings: List[PackedResults] = []
 
     @property
     def replays(self) -> bool:
@@ -398,9 +365,9 @@ class _Shape:
         updates = [i for i in small if targets[i] is not None]
         with graphs.own_memory():
             if scalars.places:
-                self._early = _PackedResults(scalars.places, results)
+                self._early = PackedResults(scalars.places, results)
             self._packings = [
-                _PackedResults(places, results) for places in (outputs, updates) if places
+                PackedResults(places, results) for places in (outputs, updates) if places
             ]
             self._lay_out(values, [t for i in updates if (t := targets[i]) is not None])
             self._load(values)
@@ -436,13 +403,13 @@ class _Shape:
         self._inputs = list(values)
         if updated:
             packed = self._packings[-1]
-            self._groups.append(_CommonInputs(updated, packed.packing, values, packed.newest))
+            self._groups.append(CommonInputs(updated, packed.packing, values, packed.newest))
         taken = set(updated)
         for places in wholes_among(values):
             if taken.isdisjoint(places):
-                packing = _Packing([values[place] for place in places], alignment=1)
-                find = partial(_vectors_of, tuple(values[place].shape for place in places))
-                self._groups.append(_CommonInputs(places, packing, values, find))
+                packing = Packing([values[place] for place in places], alignment=1)
+                find = partial(vectors_of, tuple(values[place].shape for place in places))
+                self._groups.append(CommonInputs(places, packing, values, find))
                 taken.update(places)
         for group in self._groups:
             for place, part in zip(group.places, group.parts):
@@ -529,71 +496,6 @@ class _Cuts:
     def ready(self, sources: Sequence[Any]) -> None:
         self._cut()
         self.counts.append(len(sources))
-
-
-def _vectors_of(shapes: Tuple[Any, ...], values: Sequence[Any]) -> Optional[List[Any]]:
-    vector = whole_of(values, shapes)
-    return None if vector is None else [vector]
-
-
-class _PackedResults:
-    """Small results of a graph, which it copies into common vectors.
-
-    Args:
-        places: among the results.
-        results: of which it takes shapes and dtypes.
-    """
-
-    def __init__(self, places: Sequence[int], results: Sequence[Any]) -> None:
-        self.packing = _Packing([results[place] for place in places])
-        self.places = places
-        self._vectors = self.packing.vectors(results[places[0]])
-        self._parts = self.packing.parts(self._vectors)
-        self._given: List[Any] = []
-        self._wholes: List[Any] = []
-
-    def take(self, values: Sequence[Any], graphs: Any) -> None:
-        """Copy the results into the vectors: a part of the graph."""
-        for value, part in zip(values, self._parts):
-            graphs.copy(part, value)
-
-    def give(self, results: List[Any], graphs: Any) -> List[Any]:
-        """Put copies among the results of a replay; return them."""
-        self._wholes = self.packing.vectors(self._vectors[0])
-        for target, source in zip(self._wholes, self._vectors):
-            graphs.copy(target, source)
-        self._given = self.packing.parts(self._wholes)
-        for place, part in zip(self.places, self._given):
-            results[place] = part
-        return self._given
-
-    def newest(self, values: Sequence[Any]) -> Optional[List[Any]]:
-        """Return the vectors that these values are parts of, if the last replay gave them."""
-        same = len(values) == len(self._given) and all(map(is_, values, self._given))
-        return self._wholes if same else None
-
-
-class _CommonInputs:
-    """Inputs of a graph that lie in common vectors.
-
-    Attributes:
-        places: among the inputs.
-        vectors: in which they lie.
-        parts: the inputs themselves.
-        find: returns the vectors of values that lie alike; None if they do not.
-    """
-
-    def __init__(
-        self,
-        places: Sequence[int],
-        packing: _Packing,
-        values: Sequence[Any],
-        find: Callable[[Sequence[Any]], Optional[List[Any]]],
-    ) -> None:
-        self.places = places
-        self.find = find
-        self.vectors = packing.vectors(values[places[0]])
-        self.parts = packing.parts(self.vectors)
 
 
 def difference(plain: np.ndarray, again: np.ndarray, replayed: np.ndarray) -> str:
