@@ -14,7 +14,7 @@ from _checkout import ROOT
 from synk_testing import Program
 
 SCRIPTS = ROOT / "scripts"
-PACKAGES = ["synk_shm", "synk_comm", "synk_theano", "synk_theano_compat", "synkhronos"]
+PACKAGES = ["synk_shm", "synk_comm", "synk_core", "synk_theano_compat", "synkhronos"]
 LIMIT_S = 120
 
 # In a checkout that is nothing but this, in place of the table.

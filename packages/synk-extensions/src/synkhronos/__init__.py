@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 # Functions, their inputs, and the workers that compute them.
-from synk_theano import Data, Function  # isort: skip - repairs Theano first
+from synk_core import Data, Function  # isort: skip - repairs Theano first
 
 from ._api import (
     check,

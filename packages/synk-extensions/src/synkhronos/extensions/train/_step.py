@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 import synkhronos as synk
-from synk_theano import brief_traceback, flat_updates
-from synk_theano.engine import Variable
+from synk_core import brief_traceback, flat_updates
+from synk_core.engine import Variable
 
 from ._arguments import call_of_1_0, data_and_rows
 from ._batches import DrawnBatches, with_next
