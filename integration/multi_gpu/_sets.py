@@ -25,7 +25,7 @@ answer = os.dup(1)
 os.dup2(2, 1)
 try:
     import theano
-    import synk_core
+    import synk_theano
     from pygpu import gpuarray
 except Exception as error:
     found["why"] = dict.fromkeys(("cuda", "opencl"), f"pygpu cannot be imported: {error}")

@@ -130,7 +130,7 @@ def test_several_devices_for_each_rank(gpus, monkeypatch):
     assert ranks.contexts(1) == {None: "cuda2", "dev0": "cuda2", "dev1": "cuda3"}
     assert ranks.contexts(2) == {None: "cuda4", "dev0": "cuda4"}
 
-    monkeypatch.setattr(assignment, "_names_in_flags", lambda: ["dev0", "other"])
+    monkeypatch.setattr(assignment.DEVICES, "named_in_options", lambda: ["dev0", "other"])
     assert ranks.contexts(2) == {None: "cuda4", "dev0": "cuda4", "other": "cuda4"}
     ranks = assignment.choose(None, None, 0, ["cuda1", "cuda0"])
     assert ranks.contexts(0) == {None: "cuda1", "dev0": "cuda1", "other": "cuda1"}

@@ -581,7 +581,7 @@ def test_hosts_and_their_ranks():
 
 def test_gpus_are_those_of_the_host(monkeypatch):
     assignment = "synk_core._graph.devices.assignment"
-    monkeypatch.setattr(f"{assignment}.why_no_pygpu", lambda: "")
+    monkeypatch.setattr(f"{assignment}.why_no_devices", lambda: "")
     monkeypatch.delenv("SYNKHRONOS_USE_GPU", raising=False)
     both = ("u0", "u1")
     shared = a_world(info(gpus=both), info(gpus=both), info("b", gpus=("u2", "u3")))

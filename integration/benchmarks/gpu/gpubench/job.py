@@ -122,7 +122,7 @@ def main() -> None:
     if options.kind != "starting":  # which measures this
         # Theano 1.0.5 comes to life by it, also where no .pth file sees to that. Plain Theano needs
         # it too, and uses nothing else of it.
-        importlib.import_module("synk_core")
+        importlib.import_module("synk_theano")
     job = importlib.import_module(f"{__package__}.{options.kind}")
     job.main(settings, Report(options.out, settings))
 

@@ -1,17 +1,14 @@
-"""Data-parallel Theano functions: one master, many ranks, exact results.
+"""Data-parallel functions of a graph engine: one master, many ranks, exact results.
 
 `Runtime` starts worker processes; `Runtime.function` builds functions that all ranks compute
-together; `Runtime.collectives` works on Theano shared variables. The package `synkhronos` offers
-the same with one default runtime.
+together; `Runtime.collectives` works on shared variables. The engine is another package's, which
+adapts it. The package `synkhronos` offers the same with one default runtime.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
-
-# Before Theano is imported: it makes Theano 1.0.5 work on today's Python and NumPy.
-from synk_theano_compat import _hook as _compat_hook
 
 from .exceptions import (
     AlreadyForked,
@@ -55,8 +52,6 @@ if TYPE_CHECKING:
     from ._watch.verify import Report
     from ._wire.data import Data
 
-_compat_hook.install()
-
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -76,7 +71,7 @@ _HOMES = {
 }
 """Where what users meet is defined. Workers, which need half of the package, import no more."""
 
-_MODULES = ("engine", "flight", "in_graph", "mpi", "testing")
+_MODULES = ("engine", "exceptions", "flight", "in_graph", "mpi")
 
 __all__ = [
     "AlreadyForked",
@@ -137,4 +132,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, "exceptions", *_MODULES})
+    return sorted({*__all__, *_MODULES})

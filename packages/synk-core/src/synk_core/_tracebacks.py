@@ -11,7 +11,10 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Callable, Optional, TypeVar, cast
 
-_OURS = frozenset({"synk_core", "synkhronos", "synk_comm", "synk_shm"})
+PACKAGES = ("synk_core", "synk_theano", "synk_pytensor", "synkhronos")
+"""Those of the library that users call, and of what these call in turn for the graph engine."""
+
+_OURS = frozenset({*PACKAGES, "synk_comm", "synk_shm"})
 
 F = TypeVar("F", bound=Callable[..., Any])
 

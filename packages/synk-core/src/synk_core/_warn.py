@@ -6,6 +6,8 @@ import sys
 import warnings
 from typing import Any, Optional, Tuple, Type
 
+from ._tracebacks import PACKAGES
+
 Place = Tuple[str, int]
 """A file and a line in it."""
 
@@ -40,4 +42,4 @@ def _users_frame() -> Any:
 def is_ours(frame: Any) -> bool:
     """Return whether a frame is of this library."""
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return package in ("synk_core", "synkhronos")
+    return package in PACKAGES

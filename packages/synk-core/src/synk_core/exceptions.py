@@ -1,4 +1,4 @@
-"""All errors that synk-theano raises on purpose.
+"""All errors that synk-core raises on purpose.
 
 One base class, `SynkError`; each subclass is also the built-in kind that a caller would catch.
 Messages give the value got, the value expected, and the cure.
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class SynkError(Exception):
-    """Base class of all errors of synk-theano."""
+    """Base class of all errors of synk-core."""
 
 
 class NotForked(SynkError, RuntimeError):

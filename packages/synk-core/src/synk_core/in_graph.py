@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._graph.engine import T
 from ._graph.reduce_op import AllReduce
 from ._plan.ops import normalize
+from .engine import NAME, T
 from .exceptions import OpError, SpecError
 
 __all__ = ["all_reduce"]
@@ -69,6 +69,6 @@ def all_reduce(x: Any, op: str = "sum", *, cost: str = "mean") -> Any:
     if wrong:
         raise SpecError(
             f"in_graph.all_reduce(): got op {plain!r} for dtype {x.dtype}, which has no exact "
-            f"result in it; cast x, e.g. T.cast(x, theano.config.floatX)"
+            f"result in it; cast x, e.g. T.cast(x, {NAME}.config.floatX)"
         )
     return AllReduce(str(plain), cost)(x)[0]

@@ -1,4 +1,7 @@
-"""PyTensor 3.3; see the package's docstring. What differs from `synk_theano._engine` says so here."""
+"""What the engine's names (`synk_core.engine`) mean with PyTensor 3.3.
+
+"As with Theano": see `synk_theano._engine`.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,15 @@ from pytensor.tensor.subtensor import Subtensor, get_idx_list
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.type_other import NoneTypeT, SliceType
 
+ADAPTER = __name__
 NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
 
-HAS_DEVICES = FLATTENS = False
+DEVICES = None
+"""There is no back end for GPUs."""
+
+FLATTENS = False
+
+NOT_INHERITED = ()
 
 OF_OTHER_FORM = frozenset(
     (
@@ -68,7 +77,7 @@ _SHARED_OPTIONS = ("floatX", "cast_policy", "exception_verbosity")
 
 
 def options() -> Dict[str, Any]:
-    """See `synk_theano._engine`."""
+    """As with Theano."""
     return {name: getattr(library.config, name) for name in _SHARED_OPTIONS}
 
 
@@ -98,7 +107,7 @@ refresh_cache = worker_cache
 
 
 def inner_outputs(op: Any) -> Sequence[Any]:
-    """See `synk_theano._engine`."""
+    """As with Theano."""
     graphs = op.inner_graphs.values() if isinstance(op, HasMultipleInnerGraph) else ()
     return [variable for graph in graphs for variable in graph.outputs]
 
@@ -109,7 +118,7 @@ def clients_of(_variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:
 
 
 def with_pattern(variable: Any, like: Any) -> Any:
-    """See `synk_theano._engine`. PyTensor forgets no length of 1 that it knows, but for those of an index."""
+    """As with Theano. PyTensor forgets no length of 1 that it knows, but for those of an index."""
     pairs = list(enumerate(zip(variable.broadcastable, like.broadcastable)))
     for axis, (mine, wanted) in pairs:
         if mine and not wanted:
@@ -119,18 +128,9 @@ def with_pattern(variable: Any, like: Any) -> Any:
 
 
 def shared_like(variable: Any, value: Any, name: str) -> Any:
-    """See `synk_theano._engine`."""
+    """As with Theano."""
     shape = tuple(1 if is_one else None for is_one in variable.broadcastable)
     return library.shared(value, name=name, shape=shape)
-
-
-def to_device(_value: Any, _type: Any) -> NoReturn:
-    """There are no devices."""
-    raise NotImplementedError
-
-
-def default_context() -> None:
-    """There are no devices."""
 
 
 def next_stream(_state: Any) -> NoReturn:
@@ -139,7 +139,7 @@ def next_stream(_state: Any) -> NoReturn:
 
 
 def is_random(variable: Any) -> bool:
-    """See `synk_theano._engine`: it has a type of its own."""
+    """As with Theano: it has a type of its own."""
     return isinstance(variable.type, RandomStateType)
 
 
@@ -147,7 +147,7 @@ def is_random(variable: Any) -> bool:
 
 
 def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
-    """See `synk_theano._engine`. The argument is deprecated, though not what it does.
+    """As with Theano. The argument is deprecated, though not what it does.
 
     A function of Numba's is not linked yet: see `to_build_again`.
     """
@@ -171,7 +171,7 @@ linked_by_kind = without_test_values
 
 
 def out_of_place() -> Any:
-    """See `synk_theano._engine`."""
+    """As with Theano."""
 
     def changed(plain: Any) -> Any:
         def construct(*arguments: Any, **settings: Any) -> Any:
@@ -284,18 +284,18 @@ def _in_one_layout(value: Any) -> Any:
 
 
 def to_build_again(function: Any) -> bool:
-    """See `synk_theano._engine`."""
+    """As with Theano."""
     return function.vm is _unlinked
 
 
 def compile_ahead(function: Any) -> None:
-    """See `synk_theano._engine`."""
+    """As with Theano."""
     if isinstance(function.vm, _JitMachine):
         function.vm.compile()
 
 
 def machine_of(function: Any) -> Any:
-    """See `synk_theano._engine`."""
+    """As with Theano."""
     return function.vm
 
 
@@ -305,7 +305,7 @@ def held_by(function: Any) -> Any:
 
 
 def n_returned(function: Any) -> int:
-    """See `synk_theano._engine`."""
+    """As with Theano."""
     return int(function._n_returned_outputs)
 
 
@@ -315,13 +315,13 @@ def returns_results_alone(_function: Any) -> bool:
 
 
 def raise_with_op(machine: Any, node: Any, thunk: Any) -> NoReturn:
-    """See `synk_theano._engine`."""
+    """As with Theano."""
     _raise_with_op(None, node, thunk, storage_map=getattr(machine, "storage_map", None))
     raise AssertionError("not reached")
 
 
 def extras_of(_function: Any) -> None:
-    """See `synk_theano._engine`: nothing."""
+    """As with Theano: nothing."""
 
 
 def link(
@@ -333,7 +333,7 @@ def link(
     returns: Tuple[bool, bool],
     _extras: Any,
 ) -> Any:
-    """See `synk_theano._engine`. Prepared graphs have to be declared, and need an `Out` for each update."""
+    """As with Theano. Prepared graphs have to be declared, and need an `Out` for each update."""
     n_outputs = len(borrows)
     borrows = [*borrows, *[False] * (len(graph.outputs) - n_outputs)]
     maker = FunctionMaker(
@@ -355,7 +355,7 @@ def link(
 
 
 def state_of(value: Any) -> Any:
-    """See `synk_theano._engine`."""
+    """As with Theano."""
     if isinstance(value, ScalarInnerGraphOp):
         return value  # compared by its graph
     if isinstance(value, HasMultipleInnerGraph):
@@ -367,7 +367,7 @@ def state_of(value: Any) -> Any:
 
 
 def reduced(obj: Any) -> Any:
-    """See `synk_theano._engine`. What is compiled of an inner graph stays here: it is linked again there."""
+    """As with Theano. What is compiled of an inner graph stays here: it is linked again there."""
     if not isinstance(obj, HasInnerFunction):
         return None
     make, arguments, state, *more = obj.__reduce_ex__(2)

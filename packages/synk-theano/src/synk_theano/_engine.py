@@ -1,4 +1,4 @@
-"""Theano 1.0.5; see the package's docstring."""
+"""What the engine's names (`synk_core.engine`) mean with Theano 1.0.5."""
 
 from __future__ import annotations
 
@@ -45,13 +45,18 @@ from theano.tensor.type_other import NoneTypeT, SliceType
 
 from synk_theano_compat.locks import refresh_cache, worker_cache
 
+from . import _devices as DEVICES
 from ._linking import linked_by_kind, processor_flags, quick_outputs, take_processor_flags
+
+ADAPTER = __name__
+"""By which workers find it."""
 
 NAME, TITLE, FLAGS = "theano", "Theano", "THEANO_FLAGS"
 """Its module, its name in messages, and the variable in which users set its options."""
 
-HAS_DEVICES = True
-"""Whether there is a back end for GPUs."""
+NOT_INHERITED = ("THEANO_GPU_IS_ALREADY_ACTIVE",)
+"""Variables that workers must not have: Theano sets this one for processes that are forked from one
+that uses a GPU, and workers are not."""
 
 OF_OTHER_FORM: FrozenSet[str] = frozenset()
 """Names of operations whose axes or indices lie elsewhere than in Theano's of this name, for which
@@ -135,18 +140,6 @@ def with_pattern(variable: Any, like: Any) -> Any:
 def shared_like(variable: Any, value: Any, name: str) -> Any:
     """Return a new shared variable with the broadcast pattern of another one."""
     return library.shared(value, name=name, broadcastable=variable.broadcastable)
-
-
-def to_device(value: Any, type_: Any) -> Any:
-    """Return an expression on the device of a type."""
-    from theano.gpuarray.basic_ops import GpuFromHost
-
-    return GpuFromHost(type_.context_name)(value)
-
-
-def default_context() -> Any:
-    """Return the context of the default device."""
-    return sys.modules["theano.gpuarray.type"].get_context(None)
 
 
 def next_stream(state: Any) -> Any:

@@ -45,7 +45,6 @@ from synk_core._graph.devices.assignment import (
 )
 from synk_core._graph.devices.graphs import checked_policy
 from synk_core._graph.devices.precision import checked_precision
-from synk_core._graph.engine import TITLE
 from synk_core._graph.environment import compiler_note
 from synk_core._graph.facts import unequal_replicas
 from synk_core._graph.rowwise.check import Verdicts, check_spec, check_updates, warn_of_wrong
@@ -64,6 +63,7 @@ from synk_core._wire.data import Data
 from synk_core._wire.messages import Settings
 from synk_core._workers.interrupts import held_back
 from synk_core._workers.mpi_worker import serve_world
+from synk_core.engine import TITLE
 from synk_core.exceptions import InputTypeError, InputValueError
 from synk_core.mpi import world_for
 

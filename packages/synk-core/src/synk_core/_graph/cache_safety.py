@@ -13,9 +13,8 @@ import pwd
 import stat
 from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional
 
+from synk_core import engine
 from synk_core._warn import warn_user
-
-from . import engine
 
 ROOT = 0
 _ENTER = stat.S_IXGRP | stat.S_IXOTH

@@ -13,10 +13,7 @@ from typing import Any, List
 
 from synk_core._text import clipped
 from synk_core._wire.messages import Form
-from synk_core.exceptions import InputValueError, SpecError
-
-from .devices.ends import on_device
-from .engine import (
+from synk_core.engine import (
     Constant,
     MissingInputError,
     SharedVariable,
@@ -31,6 +28,9 @@ from .engine import (
     with_pattern,
     without_test_values,
 )
+from synk_core.exceptions import InputValueError, SpecError
+
+from .devices.ends import on_device
 from .flat_updates import is_flat, protected
 from .leaves import rowless_updates
 from .reduce_op import in_one_order

@@ -9,11 +9,10 @@ from typing import Any, Dict, List, Tuple
 
 import threadpoolctl
 
+from synk_core import engine
 from synk_core._cores import threads_per_rank
 from synk_core._wire.launcher import belongs_to_launcher
 from synk_core.exceptions import StartError
-
-from . import engine
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Names of variables that the libraries read when they are loaded."""
@@ -56,8 +55,8 @@ def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
             user's flags name for this process.
     """
     environment = {k: v for k, v in os.environ.items() if not belongs_to_launcher(k)}
-    # Theano sets this for processes that are forked from one that uses a GPU; workers are not.
-    environment.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)
+    for name in engine.NOT_INHERITED:
+        environment.pop(name, None)
     environment.update(engine.worker_variables(on_device))
     if not engine.library.config.cxx:
         # This process's engine has warned the user; workers need not repeat it.

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
 from synk_core._warn import Place
+from synk_core.engine import SharedVariable
 
-from .engine import SharedVariable
 from .leaves import differs_by_rank, is_row_share, lineage_of
 from .random_streams import is_random_state
 from .shared import value_of

@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Sequence
 
 import numpy as np
 
-from .engine import Function, machine_of, n_returned, raise_with_op, returns_results_alone
+from synk_core.engine import Function, machine_of, n_returned, raise_with_op, returns_results_alone
 
 
 def trusting(function: Any, arrays: Sequence[np.ndarray]) -> Callable[..., List[Any]]:

@@ -18,7 +18,8 @@ import math
 import weakref
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from .engine import (
+from synk_core.engine import (
+    DEVICES,
     FLATTENS,
     Apply,
     Constant,
@@ -36,8 +37,8 @@ from .engine import (
     get_mode,
     get_scalar_constant_value,
     library,
-    to_device,
 )
+
 from .shared import value_of
 from .values import empty_like, in_c_order, is_array, is_device_type
 
@@ -136,7 +137,7 @@ def _remember(vector: Any, parts: Sequence[Any], shapes: Tuple[Shape, ...]) -> N
 def whole_of(arrays: Sequence[Any], shapes: Tuple[Shape, ...]) -> Any:
     """Return the vector that these arrays, in this order, are all parts of; None if there is none.
 
-    Compared by identity, because pygpu's views have no base.
+    Compared by identity, because views of device arrays have no base.
 
     Args:
         shapes: that the parts have to have.
@@ -401,7 +402,7 @@ def _together(run: Sequence[_Member], joined: Dict[Any, Any]) -> List[Any]:
         vectors[vector, start] = vector[start:stop]
     value = _rebuilt(first.value, first.shape, vectors, {})
     if is_device_type(first.target.type):
-        value = to_device(value, first.target.type)
+        value = DEVICES.to_device(value, first.target.type)
     results: List[Any] = Unflatten(shapes, tuple(m.target.type for m in run))(value)
     return results
 

@@ -9,9 +9,9 @@ import numpy as np
 from synk_core._plan.rows import Selection
 from synk_core._text import clipped, shown
 from synk_core._wire.data import Data, unmasked
+from synk_core.engine import In, upcast
 from synk_core.exceptions import InputTypeError, InputValueError
 
-from .engine import In, upcast
 from .spec import FunctionSpec
 
 

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from .engine import (
+from synk_core.engine import (
     BatchNormTrain,
     Constant,
     DimShuffle,
@@ -22,6 +22,7 @@ from .engine import (
     SharedVariable,
     library,
 )
+
 from .random_streams import is_random_state
 from .reduce_op import is_reduced
 from .spec import FunctionSpec

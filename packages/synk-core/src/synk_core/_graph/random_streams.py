@@ -17,9 +17,7 @@ from typing import Any, Iterable, Iterator
 
 import numpy as np
 
-from synk_core.exceptions import SpecError
-
-from .engine import (
+from synk_core.engine import (
     NAME,
     Constant,
     RandomStateType,
@@ -28,6 +26,7 @@ from .engine import (
     is_random,
     next_stream,
 )
+from synk_core.exceptions import SpecError
 
 _MRG_M1 = 2147483647
 _MRG_M2 = 2147462579

@@ -7,7 +7,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from .engine import Apply, Op
+from synk_core.engine import Apply, Op
+
 from .shared import value_of
 from .values import is_array
 

@@ -11,9 +11,9 @@ from typing import Any, List, Sequence
 
 import numpy as np
 
+from synk_core.engine import NAME, Apply, DisconnectedType, Op, T, ancestors, inner_outputs
 from synk_core.exceptions import SpecError
 
-from .engine import NAME, Apply, DisconnectedType, Op, T, ancestors, inner_outputs
 from .transfer.flat import flatten, is_flat_able, rebuild
 
 MEETING = "synk_meeting"

@@ -18,9 +18,9 @@ from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
+from synk_core.engine import NAME, TITLE, SharedVariable, is_random
 from synk_core.exceptions import NotSharedVariable
 
-from .engine import NAME, TITLE, SharedVariable, is_random
 from .values import on_host
 
 Storage = List[Any]

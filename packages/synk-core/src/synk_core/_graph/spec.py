@@ -11,9 +11,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from synk_core._plan.ops import OUTPUT_OPS, UPDATE_OPS, check_dtype, is_through_host, normalize
 from synk_core._text import shown
 from synk_core._warn import Place, user_place
+from synk_core.engine import NAME, TITLE, In, SharedVariable, T, Variable, is_random, library
 from synk_core.exceptions import SpecError
-
-from .engine import NAME, TITLE, In, SharedVariable, T, Variable, is_random, library
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,27 @@
 """Values of variables: NumPy arrays in host memory, or arrays on a device.
 
-Device arrays are libgpuarray's (`pygpu.gpuarray.GpuArray`), as Theano's GPU variables hold them.
-pygpu is never imported here: a process without a device has no such arrays.
+Device arrays are those of the engine's GPU variables: libgpuarray's.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Sequence, Tuple
 
 import numpy as np
 
-from .engine import TensorType, Variable, default_context
+from synk_core.engine import DEVICES, TensorType, Variable
 
 
 def is_on_device(value: Any) -> bool:
     """Return whether a value is a device array."""
-    gpuarray = sys.modules.get("pygpu.gpuarray")
-    return gpuarray is not None and isinstance(value, gpuarray.GpuArray)
+    return DEVICES is not None and DEVICES.is_array(value)
 
 
 def is_on_default_device(value: Any) -> bool:
     """Return whether a value is an array on the device of the default context."""
     if not is_on_device(value):
         return False
-    return bool(value.context is default_context())
+    return bool(value.context is DEVICES.default_context())
 
 
 def is_array(value: Any) -> bool:
@@ -56,7 +53,7 @@ def on_host(value: Any) -> Any:
 def empty_like(value: Any, shape: Tuple[int, ...], dtype: Any) -> Any:
     """Return a new array on the device (or host) of `value`."""
     if is_on_device(value):
-        return _pygpu().empty(shape, dtype=np.dtype(dtype), context=value.context)
+        return DEVICES.empty(shape, dtype, value.context)
     return np.empty(shape, dtype)
 
 
@@ -70,7 +67,8 @@ def is_plain(value: Any) -> bool:
 def is_view(value: Any) -> bool:
     """Return whether an array's memory belongs to another array.
 
-    pygpu's views have no base. Those that begin where the other array begins are not recognized.
+    Views of device arrays have no base: those that begin where the other array begins are not
+    recognized.
     """
     return value.base is not None or (is_on_device(value) and value.offset != 0)
 
@@ -78,7 +76,7 @@ def is_view(value: Any) -> bool:
 def in_c_order(value: Any) -> Any:
     """Return the array itself, or a copy in C order on the same device."""
     if is_on_device(value) and not value.flags["C_CONTIGUOUS"]:
-        return _pygpu().ascontiguousarray(value)
+        return DEVICES.in_c_order(value)
     return value
 
 
@@ -97,8 +95,4 @@ def concatenated(parts: Sequence[Any]) -> Any:
         return np.concatenate(parts)
     if any(part.ndim == 0 or part.shape[1:] != parts[0].shape[1:] for part in parts):
         raise ValueError("shapes differ in more than their length")
-    return _pygpu().concatenate([in_c_order(part) for part in parts], context=parts[0].context)
-
-
-def _pygpu() -> Any:
-    return sys.modules["pygpu"]
+    return DEVICES.concatenated([in_c_order(part) for part in parts], parts[0].context)

@@ -14,10 +14,10 @@ from collections import deque
 from time import perf_counter
 from typing import Any, Callable, Deque, Dict, Hashable, List, Optional, Sequence, Set
 
-from synk_core._graph.engine import held_by
 from synk_core._rank.workplace import Workplace
 from synk_core._weakqueue import QueuedRef
 from synk_core._wire.messages import Act, Call, Collective, Extras, Prefetch, Step
+from synk_core.engine import held_by
 from synk_core.exceptions import NestedCall
 
 from .replicas import Replicas

@@ -20,7 +20,8 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import numpy as np
 
 import synk_comm
-from synk_core._graph import engine, environment
+from synk_core import engine
+from synk_core._graph import environment
 from synk_core._graph.devices.assignment import Assignment, take
 from synk_core._rank.rank import Enter, Rank
 from synk_core._text import text_of

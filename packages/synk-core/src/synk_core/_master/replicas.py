@@ -6,7 +6,6 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 from numpy.random import RandomState
 
-from synk_core._graph.engine import TITLE
 from synk_core._graph.leaves import is_row_share
 from synk_core._graph.random_streams import is_random_state
 from synk_core._graph.shared import Storage, value_of
@@ -15,6 +14,7 @@ from synk_core._plan.collectives import RESTORING, WRITING
 from synk_core._rank.workplace import Workplace
 from synk_core._warn import warn_user
 from synk_core._wire.messages import PLAIN, Act, Call, Collective, Distribute, Settings
+from synk_core.engine import TITLE
 from synk_core.exceptions import ReplicasDiffer, ReplicaWarning
 
 

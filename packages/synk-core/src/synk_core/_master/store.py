@@ -8,12 +8,12 @@ from typing import Any, Deque, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 
 import synk_shm
-from synk_core._graph.engine import TITLE
 from synk_core._graph.values import is_tensor_variable
 from synk_core._text import shown
 from synk_core._weakqueue import QueuedRef
 from synk_core._wire.data import Data, unmasked
 from synk_core._wire.messages import ArrayRef
+from synk_core.engine import TITLE
 from synk_core.exceptions import InputTypeError
 
 

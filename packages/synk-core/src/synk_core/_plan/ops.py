@@ -24,7 +24,7 @@ UPDATE_OPS = (*REDUCE_OPS, "last")
 
 OUTPUT_CURE = (
     "use 'gather' if it has an entry for each row, 'sum', 'max', 'min' or 'prod' if not, or cast "
-    "the variable, e.g. T.cast(x, theano.config.floatX)"
+    "the variable, e.g. T.cast(x, 'float64')"
 )
 
 

@@ -9,12 +9,12 @@ from typing import Any, List, Sequence
 import numpy as np
 
 from synk_core._graph import random_streams
-from synk_core._graph.engine import compile_ahead, refresh_cache
 from synk_core._graph.transfer.pickling import loads
 from synk_core._plan.rows import Bounds
 from synk_core._watch.flight import KINDS, Phase
 from synk_core._watch.spans import shifted
 from synk_core._wire.messages import Distribute, RecordSpans, TakeTimes
+from synk_core.engine import compile_ahead, refresh_cache
 
 from .functions import LoadedFunction
 from .workplace import Workplace

@@ -10,7 +10,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from synk_core._graph.devices import sums as device_sums
 from synk_core._graph.devices.device import takes_reduction
 from synk_core._graph.values import (
     at_least_1d,
@@ -20,6 +19,7 @@ from synk_core._graph.values import (
     is_on_device,
 )
 from synk_core._text import shown
+from synk_core.engine import DEVICES
 from synk_core.exceptions import InputValueError, OpError
 
 _COMBINE: Dict[str, Callable[[Any, Any], Any]] = {
@@ -81,7 +81,7 @@ class Accumulator:
         """
         if type(value) is not np.ndarray:
             if is_on_device(value):
-                self._sums = device_sums
+                self._sums = DEVICES.sums
             else:
                 value = np.asarray(value)
         held = self._value

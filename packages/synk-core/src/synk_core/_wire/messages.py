@@ -344,11 +344,12 @@ class Hello:
         ticket: for joining the other ranks.
         directory: the master's current folder.
         times, flight: shared arrays; see `_watch.stats` and `_watch.flight`.
+        adapter: the module of the master's graph engine; see `engine.load`.
         contexts: of the devices to compute on; see `_graph.devices.assignment.Contexts`.
         authkey: the master's, of multiprocessing: shared memory identifies a family by it.
         threads: for computing and for reading rows; 0 for this rank's share of the machine's cores.
         tag: of the messages to and from a rank that an MPI launcher has started; else 0.
-        environment: variables for such a rank, to be set before it imports Theano.
+        environment: variables for such a rank, to be set before it imports the engine.
     """
 
     rank: int
@@ -358,6 +359,7 @@ class Hello:
     ticket: str
     sys_path: Tuple[str, ...]
     directory: str
+    adapter: str
     options: Dict[str, Any]
     times: ArrayRef
     flight: ArrayRef

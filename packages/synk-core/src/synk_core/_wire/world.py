@@ -16,12 +16,14 @@ import socket
 import sys
 import time
 from functools import cached_property
+from itertools import chain
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 import synk_comm
 from synk_comm import cuda
+from synk_core._adapters import installed
 from synk_core._cores import core_quota
 from synk_core.exceptions import StartError
 
@@ -42,8 +44,7 @@ NODE_VARIABLE = "SYNKHRONOS_NODE"
 _CONTROL_TAG, _FIRST_TAG, _LAST_TAG = 1, 2, 30000
 _PINGS = 20
 _NAP_S, _LONG_NAP_S, _LONG_S = 2e-4, 2e-3, 1.0
-_ENGINES = ("Theano", "pytensor")
-_DISTRIBUTIONS = ("numpy", *_ENGINES, "synk-shm", "synk-comm", "synk-theano", "synkhronos")
+_DISTRIBUTIONS = ("numpy", "synk-shm", "synk-comm", "synk-core", "synkhronos")
 
 
 class RankInfo(NamedTuple):
@@ -441,7 +442,8 @@ def _visible_gpus() -> Tuple[str, ...]:
 
 def _versions() -> Dict[str, str]:
     found = {"Python": platform.python_version(), "byte order": sys.byteorder}
-    for name in _DISTRIBUTIONS:
+    engines = [(adapter.engine, adapter.distribution) for adapter in installed()]
+    for name in (*_DISTRIBUTIONS, *chain.from_iterable(engines)):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -458,9 +460,10 @@ def _require_equal(members: Sequence[RankInfo]) -> None:
     first = members[0]
     for rank, member in enumerate(members):
         for name, version in first.versions.items():
-            if member.versions.get(name) != version:
+            theirs = member.versions.get(name, "not installed")
+            if theirs != version:
                 raise StartError(
-                    f"rank {rank} on host {member.host} has {name} {member.versions.get(name)}, "
+                    f"rank {rank} on host {member.host} has {name} {theirs}, "
                     f"but rank 0 on host {first.host} has {version}; all ranks need the same "
                     f"versions: use one environment for all hosts"
                 )

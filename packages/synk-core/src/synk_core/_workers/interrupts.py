@@ -21,6 +21,7 @@ import threading
 import time
 from typing import Any, Callable, Iterator, Optional, Sequence
 
+from synk_core._tracebacks import PACKAGES
 from synk_core._watch.flight import OWN_WORK, Flight
 from synk_core._wire.messages import GiveUp
 from synk_core.exceptions import Interrupted
@@ -41,7 +42,6 @@ From the end of an order to the user's code it takes much less."""
 WORD_S = 0.5
 """Seconds from a Ctrl-C that reaches another host until the master's decision must be there."""
 
-_OURS = ("synk_core", "synkhronos")
 _FINALIZERS = ("__del__", "_died")  # `_died` is that of arrays in shared memory
 _OF_WEAK_REFS = ("weakref", "_weakrefset")
 
@@ -151,7 +151,7 @@ class DelayedInterrupt:
                 self.put_off()
             return False
         module = frame.f_globals.get("__name__") if frame is not None else None
-        if not within and self.leaving and str(module).partition(".")[0] in _OURS:
+        if not within and self.leaving and str(module).partition(".")[0] in PACKAGES:
             if self._since is None:
                 self.put_off()
                 return False

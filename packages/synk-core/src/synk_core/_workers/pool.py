@@ -20,7 +20,8 @@ from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Un
 
 import synk_comm
 import synk_shm
-from synk_core._graph import engine, environment
+from synk_core import engine
+from synk_core._graph import environment
 from synk_core._graph.devices.assignment import Assignment
 from synk_core._rank.workplace import Workplace
 from synk_core._wire.channel import ChannelClosed
@@ -345,6 +346,7 @@ def hellos_of(
             ticket="",
             sys_path=import_path,
             directory=folder,
+            adapter=engine.ADAPTER,
             options=options,
             times=times,
             flight=flight,

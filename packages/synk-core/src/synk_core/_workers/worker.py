@@ -232,8 +232,10 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
     import numpy as np
 
     import synk_shm
+    from synk_core import engine
+
+    engine.load(hello.adapter)
     from synk_core._graph.devices.assignment import take
-    from synk_core._graph.engine import worker_cache
     from synk_core._graph.environment import apply_options, keep_freed_memory
     from synk_core._rank.rank import Rank
     from synk_core._watch.flight import Flight
@@ -244,7 +246,7 @@ def _prepare(hello: Hello, world: Optional[World]) -> Any:
     current_process().authkey = hello.authkey
     keep_freed_memory()
     apply_options(hello.options)
-    worker_cache()
+    engine.worker_cache()
     settings, threads = hello.settings, hello.threads
     device = take(hello.contexts, settings.nccl, settings.graphs, settings.precision)
     is_near = world is None or world.is_near(hello.rank)

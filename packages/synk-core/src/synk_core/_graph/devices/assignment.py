@@ -6,23 +6,20 @@ still use any of them later, or none.
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
-import sys
-from functools import cache
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import synk_comm
 from synk_comm import cuda
 from synk_core._cores import available_cores
-from synk_core._graph.engine import HAS_DEVICES, TITLE, library
 from synk_core._plan.rows import is_int
 from synk_core._wire.world import World
+from synk_core.engine import DEVICES, TITLE
 from synk_core.exceptions import InputTypeError, InputValueError, StartError
 
 from .device import Cpu, Gpu, ordinal_of
-from .precision import exclude_tf32, set_matrix_products
+from .precision import exclude_tf32
 
 USE_GPU = "SYNKHRONOS_USE_GPU"
 """Name of the environment variable that sets the meaning of ``use_gpu=None``: 0 False, 1 True."""
@@ -70,7 +67,8 @@ class Assignment(NamedTuple):
         if not self.devices:
             return {}
         default = self.devices[rank]
-        named: Dict[Optional[str], str] = dict.fromkeys(_names_in_flags(), default)
+        known = () if DEVICES is None else DEVICES.named_in_options()
+        named: Dict[Optional[str], str] = dict.fromkeys(known, default)
         if self.groups:
             named.update((f"dev{i}", name) for i, name in enumerate(self.groups[rank]))
         return {None: default, **named}
@@ -185,7 +183,7 @@ def choose_in_world(
     if use_gpu is not False:
         problem = "no rank sees a GPU (see CUDA_VISIBLE_DEVICES)"
         if any(member.gpus for member in world.members):
-            problem = why_no_pygpu()
+            problem = why_no_devices()
             lines = (f"Synkhronos: GPUs are not used: {problem}",) if problem else ()
         if problem and use_gpu:
             raise StartError(f"use_gpu=True: {problem}; {DOCTOR}")
@@ -303,12 +301,6 @@ def _groups(devices: Any) -> List[Tuple[str, ...]]:
     return [tuple(group) for group in groups]
 
 
-def _names_in_flags() -> List[str]:
-    """Return the names of contexts that Theano's flag ``contexts`` defines."""
-    pairs = filter(None, getattr(library.config, "contexts", "").split(";"))
-    return [pair.partition("->")[0].strip() for pair in pairs]
-
-
 def _with_held(
     names: Sequence[str], size: int, master: int
 ) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
@@ -332,33 +324,23 @@ def usable_gpus() -> Tuple[int, str]:
         return 0, str(error)
     if not count:
         return 0, "no GPU is visible to this process (see CUDA_VISIBLE_DEVICES)"
-    return count, why_no_pygpu()
+    return count, why_no_devices()
 
 
-def why_no_pygpu() -> str:
-    """Return why the engine's GPU back end cannot be loaded; "" if it can."""
-    if not HAS_DEVICES:
+def why_no_devices() -> str:
+    """Return why the engine's GPU back end cannot be used; "" if it can."""
+    if DEVICES is None:
         return f"{TITLE} has no GPU back end of its own, so functions run on the processor"
-    try:
-        importlib.import_module("pygpu")
-    except Exception as error:  # noqa: BLE001 - one made for another NumPy raises anything
-        return f"Theano's GPU back end needs pygpu, which cannot be imported ({error})"
-    return "" if library.config.cxx else "Theano's GPU back end needs a C++ compiler (g++)"
+    return str(DEVICES.why_unusable())
 
 
 def device_in_use() -> Optional[str]:
     """Return the default device that this process uses already, by number if it is CUDA's."""
-    gpuarray = sys.modules.get("theano.gpuarray")
-    if gpuarray is None or getattr(gpuarray, "pygpu", None) is None:
+    held = None if DEVICES is None else DEVICES.in_use()
+    if held is None:
         return None
-    try:
-        context = gpuarray.get_context(None)
-    except gpuarray.ContextNotDefined:
-        return None
-    name = next((n for n, held in gpuarray.init_dev.devmap.items() if held is context), None)
-    if name == "cuda":
-        return f"cuda{ordinal_of(cuda.Driver(), name, context)}"
-    return name
+    name, context = held
+    return f"cuda{ordinal_of(cuda.Driver(), name, context)}" if name == "cuda" else str(name)
 
 
 def take(contexts: Contexts, nccl: bool, graphs: str = "never", precision: str = "default") -> Any:
@@ -377,10 +359,10 @@ def take(contexts: Contexts, nccl: bool, graphs: str = "never", precision: str =
     if not contexts:
         return Cpu()
     name = contexts[None]
-    problem = why_no_pygpu()
+    problem = why_no_devices()
     if problem:
         raise StartError(f"device {name}: {problem}; {DOCTOR}")
-    importlib.import_module("theano.gpuarray")
+    DEVICES.load()
     held = device_in_use()
     if held is not None and held != name:
         raise StartError(
@@ -391,15 +373,14 @@ def take(contexts: Contexts, nccl: bool, graphs: str = "never", precision: str =
         exclude_tf32(held)
     try:
         # If it is in use already, this makes new variables and functions use it.
-        library.gpuarray.use(_known_as(name) if held else name)
-        context = library.gpuarray.get_context(None)
+        context = DEVICES.use(name, held is not None)
         for named, other in contexts.items():
             if named is not None:
                 name = other
-                _name_context(named, other)
+                DEVICES.name_context(named, other, other == device_in_use())
         for named, other in contexts.items():
             if other.startswith("cuda"):
-                set_matrix_products(library.gpuarray.get_context(named), precision == "tf32")
+                DEVICES.set_matrix_products(DEVICES.context(named), precision == "tf32")
     except StartError:
         raise
     except Exception as error:
@@ -407,46 +388,10 @@ def take(contexts: Contexts, nccl: bool, graphs: str = "never", precision: str =
             f"device {name} cannot be initialized: {type(error).__name__}: {error}; {DOCTOR}"
         ) from error
     name = contexts[None]
-    _set_values_anew()
+    DEVICES.keep_old_values()
     device = Gpu(name, context, nccl, graphs, precision)
     device.enter()
     return device
-
-
-def _name_context(name: str, device: str) -> None:
-    """Have a context name mean a device.
-
-    Raises:
-        StartError: it means another one already.
-    """
-    gpuarray = sys.modules["theano.gpuarray"]
-    if name in _names_in_flags() and name in gpuarray.type.list_contexts():
-        return  # the user's own choice, for this process
-    known = _known_as(device) if device == device_in_use() else device
-    gpuarray.init_dev(known, name)
-    if gpuarray.get_context(name) is not gpuarray.init_dev.devmap[known]:
-        raise StartError(
-            f"context name {name!r} means another device than {device} in this process already; "
-            f"give the same devices as before, or start a new process"
-        )
-
-
-@cache
-def _set_values_anew() -> None:
-    """Make `set_value` of a device's variable store a new array from now on, as on the host.
-
-    Theano would overwrite the old array with the new values: it could not be restored if the order
-    fails, and the runtime would not notice that the program has set a value.
-    """
-    gpu_type = sys.modules["theano.gpuarray.type"].GpuArrayType
-    in_place = gpu_type.filter_inplace
-
-    def filter_inplace(
-        self: Any, data: Any, _old_data: Any, strict: bool = False, allow_downcast: Any = None
-    ) -> Any:
-        return in_place(self, data, None, strict=strict, allow_downcast=allow_downcast)
-
-    gpu_type.filter_inplace = filter_inplace
 
 
 def choose_nccl(ranks: Assignment, wanted: Optional[bool]) -> Tuple[bool, Tuple[str, ...]]:
@@ -468,12 +413,6 @@ def choose_nccl(ranks: Assignment, wanted: Optional[bool]) -> Tuple[bool, Tuple[
     if wanted:
         raise StartError(f"nccl=True: {problem}; {DOCTOR}")
     return False, (f"Synkhronos: collectives go through host memory: {problem}",)
-
-
-def _known_as(name: str) -> str:
-    """Return Theano's name of a device that is in use, which may be "cuda" alone."""
-    known = sys.modules["theano.gpuarray"].init_dev.devmap
-    return name if name in known else "cuda"
 
 
 def whole(value: Any, lowest: int, highest: Optional[int], what: str) -> int:

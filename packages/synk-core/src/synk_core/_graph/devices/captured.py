@@ -20,11 +20,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from synk_core._graph.engine import linked_by_kind
 from synk_core._graph.fast_call import bare
 from synk_core._graph.flat_updates import whole_of, wholes_among
 from synk_core._graph.transfer.flat import rebuild
 from synk_core._graph.values import empty_like, is_on_device
+from synk_core.engine import linked_by_kind
 
 from .capturable import NotCapturableError, Pure, pure_form
 from .device import is_of_the_group

@@ -15,9 +15,8 @@ import numpy as np
 
 import synk_comm
 from synk_comm import cuda
-from synk_core._graph.engine import library
 from synk_core._graph.values import is_on_default_device, is_on_device, on_host
-from synk_theano_compat._cuda.stream import stream_of
+from synk_core.engine import DEVICES
 
 from .graphs import CudaGraphs
 from .host_memory import (
@@ -139,10 +138,8 @@ class Gpu:
         self._marker = 0  # an event
         if name.startswith("cuda"):
             self._driver = driver = cuda.Driver()
-            # With streams of its own for copies, libgpuarray orders them with events that only it
-            # knows; the default stream waits for all of its streams.
-            stream = stream_of(context) if library.config.gpuarray.single_stream else 0
-            self._pages = LockedPages(driver, ordinal_of(driver, name, context), stream)
+            ordinal = ordinal_of(driver, name, context)
+            self._pages = LockedPages(driver, ordinal, DEVICES.stream(context))
 
     @property
     def graphs(self) -> Optional[CudaGraphs]:
@@ -264,13 +261,11 @@ class Gpu:
 
         The memory of `array` must not change before `settle`.
         """
-        import pygpu
-
         if isinstance(array, Upload) and self._uploads is not None:
             return self._uploads.take(array)
 
         dtype = array.dtype.newbyteorder("=")
-        value = pygpu.empty(array.shape, dtype=dtype, context=self._context)
+        value = DEVICES.empty(array.shape, dtype, self._context)
         if array.size:
             array = np.ascontiguousarray(array, dtype)
             if self._pages is None or not self._pages.copy(array, int(value.gpudata)):

@@ -9,11 +9,9 @@ arguments and results itself (`_graph.devices.device`).
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import Any, Dict, List, Sequence, Set, Tuple
 
-from synk_core._graph.engine import deep_copy_op
 from synk_core._graph.transfer.flat import (
     FlatFunction,
     FlatInput,
@@ -21,6 +19,7 @@ from synk_core._graph.transfer.flat import (
     is_flat_able,
     rebuild,
 )
+from synk_core.engine import DEVICES, deep_copy_op
 
 SHAPES = ("Shape", "Shape_i")
 """Operations that return an array's shape, wherever the array lies."""
@@ -73,8 +72,8 @@ class _Ends:
         for place, (_, sources, outputs) in enumerate(flat.nodes):
             for source in arguments.intersection(sources):
                 type_ = flat.types[outputs[0][0]]
-                is_copy = _is_copy(self._op(place), "GpuFromHost") and type_.context_name is None
-                if is_copy and source not in candidates:
+                is_copy = DEVICES.is_copy(self._op(place), "GpuFromHost")
+                if is_copy and type_.context_name is None and source not in candidates:
                     candidates[source] = type_
                 elif type(self._op(place)).__name__ not in SHAPES:
                     # A second copy counts, too: an in-place operation may overwrite either of them.
@@ -88,7 +87,7 @@ class _Ends:
         for position in range(len(flat.borrowed_outputs)):
             place = self._makers.get(flat.outputs[position])
             wanted = position < len(self._host_outputs) and not self._host_outputs[position]
-            if wanted and place is not None and _is_copy(self._op(place), "HostFromGpu"):
+            if wanted and place is not None and DEVICES.is_copy(self._op(place), "HostFromGpu"):
                 (source,) = flat.nodes[place][1]
                 if self._types[source].context_name is None:
                     found.add(position)
@@ -107,7 +106,7 @@ class _Ends:
         number = flat.first_made
         for op, sources, made in flat.nodes:
             begin, number = number, number + len(made)
-            if sources[:1] and sources[0] in inputs and _is_copy(ops[op], "GpuFromHost"):
+            if sources[:1] and sources[0] in inputs and DEVICES.is_copy(ops[op], "GpuFromHost"):
                 numbers[begin] = sources[0]
                 continue
             if begin in dropped:
@@ -143,16 +142,6 @@ class _Ends:
 def _device_input(item: FlatInput, type_: Any) -> FlatInput:
     return replace(
         item, cls=type_.Variable, type=type_, settings={**item.settings, "strict": False}
-    )
-
-
-def _is_copy(op: Any, name: str) -> bool:
-    """Return whether an op copies between host memory and the default device."""
-    module = sys.modules.get("theano.gpuarray.basic_ops")
-    return (
-        module is not None
-        and type(op) is getattr(module, name)
-        and getattr(op, "context_name", None) is None
     )
 
 

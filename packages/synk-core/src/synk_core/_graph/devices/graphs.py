@@ -17,6 +17,7 @@ from typing import Any, Callable, ContextManager, Iterator, List, Union
 
 from synk_comm import cuda
 from synk_core._text import shown
+from synk_core.engine import DEVICES
 from synk_core.exceptions import InputValueError
 
 USE_GRAPHS = "SYNKHRONOS_CUDA_GRAPHS"
@@ -97,10 +98,8 @@ class CudaGraphs:
 
     def _check(self, context: Any) -> None:
         """Return if a block that is freed comes to where this object believes the list to be."""
-        import pygpu
-
         with self.own_memory():
-            array = pygpu.empty((1 << 18,), dtype="uint8", context=context)
+            array = DEVICES.empty((1 << 18,), "uint8", context)
             pointer = int(array.gpudata)
             del array
             first = self._words[self._free]

@@ -23,10 +23,10 @@ from typing import (
     Tuple,
 )
 
-from synk_core._graph.engine import Op, linked_by_kind
 from synk_core._graph.shared import Storage
 from synk_core._graph.transfer.flat import FlatFunction, flatten, is_flat_able, rebuild
 from synk_core._graph.values import concatenated
+from synk_core.engine import Op, linked_by_kind
 
 MOST_PIECES = 8
 """Pieces of a vector that are reduced one by one, besides those that large parts make."""

@@ -7,13 +7,11 @@ that depends on the algorithm. cuBLAS, which multiplies matrices, does not unles
 
 from __future__ import annotations
 
-import ctypes
 import os
 from typing import Any
 
 from synk_core._text import shown
 from synk_core.exceptions import InputValueError, StartError
-from synk_theano_compat._cuda.stream import stream_of
 
 USE_PRECISION = "SYNKHRONOS_PRECISION"
 """Environment variable with a precision, for programs that leave it to the default."""
@@ -24,13 +22,6 @@ PRECISIONS = ("default", "float32", "tf32")
 OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 """Environment variable of CUDA's libraries, which read it when they are first used: "0" is "full
 float32 everywhere"."""
-
-_BLAS = 3
-"""Word of libgpuarray's context (0.6 and 0.7, GPUCONTEXT_HEAD in its private.h) with the address of
-what it knows of cuBLAS, which begins with cuBLAS's handle."""
-
-_PLAIN_MATH, _TF32_MATH = 0, 3
-"""CUBLAS_DEFAULT_MATH and CUBLAS_TF32_TENSOR_OP_MATH."""
 
 
 def checked_precision(precision: Any) -> str:
@@ -80,37 +71,3 @@ def exclude_tf32(in_use: Any) -> None:
             f"environment before the program starts"
         )
     os.environ[OVERRIDE] = "0"
-
-
-def set_matrix_products(context: Any, tf32: bool) -> None:
-    """Have cuBLAS round the factors of this context's matrix products to TF32, or not.
-
-    Raises:
-        StartError: this libgpuarray or cuBLAS is not known.
-    """
-    import pygpu
-
-    words = (ctypes.c_size_t * (_BLAS + 1)).from_address(context.ptr)
-    if not tf32 and not words[_BLAS]:
-        return  # cuBLAS has not been used in this context
-    problem = StartError(
-        "precision='tf32': cuBLAS is not where libgpuarray 0.7 keeps it; use 'default', which "
-        "rounds factors of convolutions alone"
-    )
-    # The symbol is libgpuarray's, on which the extension module depends.
-    setup = getattr(ctypes.CDLL(pygpu.gpuarray.__file__), "gpublas_setup", None)
-    if setup is None:
-        raise problem
-    setup.argtypes = [ctypes.c_void_p]
-    if setup(context.ptr) or not words[_BLAS]:
-        raise problem
-    handle = ctypes.c_void_p(ctypes.c_size_t.from_address(words[_BLAS]).value)
-    cublas = ctypes.CDLL("libcublas.so")
-    stream = ctypes.c_void_p()
-    with context:
-        # A handle on another stream is none of libgpuarray's.
-        status = cublas.cublasGetStream_v2(handle, ctypes.byref(stream))
-        if status or (stream.value or 0) != stream_of(context):
-            raise problem
-        if cublas.cublasSetMathMode(handle, _TF32_MATH if tf32 else _PLAIN_MATH):
-            raise problem

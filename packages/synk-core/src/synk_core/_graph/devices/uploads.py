@@ -10,6 +10,8 @@ from typing import Any, Dict, Hashable, List, Sequence, Tuple
 
 import numpy as np
 
+from synk_core.engine import DEVICES
+
 from .host_memory import LockedPages, address_of
 
 Place = Tuple[int, Hashable, int]
@@ -112,15 +114,13 @@ class Uploads:
 
     def _buffer(self, place: Place, array: np.ndarray) -> Buffer:
         """Return a buffer with room for the array; its rows are those of the array."""
-        import pygpu
-
         held = self._buffers.get(place)
         if held is not None and held.value.dtype == array.dtype:
             shape = held.value.shape
             if shape[1:] == array.shape[1:] and shape[:1] >= array.shape[:1]:
                 return held
         driver = self._driver
-        value = pygpu.empty(array.shape, dtype=array.dtype, context=self._context)
+        value = DEVICES.empty(array.shape, array.dtype, self._context)
         with driver.entered(self._pages.device):
             if held is None:
                 held = self._buffers[place] = Buffer(value, driver.event(), driver.event())

@@ -11,11 +11,11 @@ import os
 from dataclasses import dataclass
 from typing import Any, FrozenSet, List, Optional, Sequence, Tuple
 
-from synk_core._graph.engine import NAME
 from synk_core._graph.leaves import differs_by_rank, lineage_of
 from synk_core._graph.random_streams import is_random_state
 from synk_core._graph.spec import FunctionSpec
 from synk_core._warn import warn_user
+from synk_core.engine import ADAPTER, NAME
 from synk_core.exceptions import DecompositionWarning
 
 from . import (
@@ -241,11 +241,11 @@ def _node(node: Any) -> str:
     return text + (f" at {place}" if place else "")
 
 
-_NOT_USERS = (NAME, "synk_core")
+_NOT_USERS = (NAME, ADAPTER.partition(".")[0], "synk_core")
 
 
 def _written_at(variable: Any) -> str:
-    """Return the user's line that made a variable: the innermost one outside of both packages."""
+    """Return the user's line that made a variable: the innermost of neither engine nor ours."""
     traces: Sequence[Any] = getattr(variable.tag, "trace", None) or ()
     for trace in traces[:1]:
         for frame in reversed(trace):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple
 
-from synk_core._graph.engine import NoneTypeT, SliceType, get_idx_list
+from synk_core.engine import NoneTypeT, SliceType, get_idx_list
 
 from .layout import length_layout
 from .reduced import union

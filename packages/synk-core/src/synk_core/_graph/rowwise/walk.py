@@ -42,8 +42,8 @@ from typing import (
 
 import numpy as np
 
-from synk_core._graph.engine import NAME, OF_OTHER_FORM, Apply, Constant, Variable
 from synk_core._graph.reduce_op import AllReduce
+from synk_core.engine import NAME, OF_OTHER_FORM, Apply, Constant, Variable
 
 ROW = "row"
 """Layout of an axis with one entry per row, in order. Others are:

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
-from synk_core._graph.engine import (
+from synk_core.engine import (
     Apply,
     Container,
     DestroyHandler,

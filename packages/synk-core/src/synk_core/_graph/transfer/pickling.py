@@ -18,7 +18,8 @@ from typing import Any, Iterable, Iterator, List, Optional, Tuple
 
 import cloudpickle
 
-from synk_core._graph.engine import (
+from synk_core._graph.shared import VariableRegistry
+from synk_core.engine import (
     Container,
     FromFunctionOp,
     Function,
@@ -26,7 +27,6 @@ from synk_core._graph.engine import (
     linked_by_kind,
     reduced,
 )
-from synk_core._graph.shared import VariableRegistry
 
 from .flat import flatten, is_flat_able, rebuild
 

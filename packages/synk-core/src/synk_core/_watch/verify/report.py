@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from synk_core._graph.engine import TITLE
+from synk_core.engine import TITLE
 from synk_core.exceptions import VerifyError
 
 

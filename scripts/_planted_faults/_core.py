@@ -1,16 +1,17 @@
-"""Faults of synk-theano."""
+"""Faults of synk-core, and of synk-theano."""
 
 from __future__ import annotations
 
 from ._fault import faults_of
 
-_fault = faults_of("synk-theano", test="{}.py")
+_fault = faults_of("synk-core", test="{}.py")
+_of_theano = faults_of("synk-theano", test="{}.py")
 
-THEANO = (
+CORE = (
     _fault(
         "theano-minibatch-index",
         "plans",
-        "synk_theano/_api/planner.py",
+        "synk_core/_api/planner.py",
         "item.minibatch and selection is not None and selection.index is not None",
         "False",
         "A list of indexes reads wrong rows of data that hold a minibatch only.",
@@ -19,52 +20,52 @@ THEANO = (
     _fault(
         "theano-output-from-the-end",
         "refusals",
-        "synk_theano/_api/planner.py",
+        "synk_core/_api/planner.py",
         "if not is_int(position) or not 0 <= position < count:",
         "if not is_int(position) or position >= count:",
         "output_subset takes negative positions, which are other outputs in a sliced call.",
         "test_theano_arguments test_function",
     ),
-    _fault(
+    _of_theano(
         "theano-linking-constants",
         "linking",
-        "synk_theano/_graph/engine/_theano_linking.py",
+        "synk_theano/_linking.py",
         "inputs.append((variable.type, variable.signature()))",
         "inputs.append(variable.type)",
         "Nodes that differ by a constant alone share C code, which has the first one's constant.",
-        "test_linking test_flat",
+        "test_linking synk-core:test_flat",
     ),
     _fault(
         "theano-equal-ops",
         "linking",
-        "synk_theano/_graph/transfer/flat.py",
+        "synk_core/_graph/transfer/flat.py",
         "self._by_value.setdefault((item, _state(item)), len(self.items))",
         "self._by_value.setdefault(item, len(self.items))",
         "Ops that Theano calls equal travel as one, though they compute different things.",
-        "test_linking test_flat",
+        "synk-theano:test_linking test_flat",
     ),
     _fault(
         "theano-bare-unaligned",
         "linking",
-        "synk_theano/_graph/fast_call.py",
+        "synk_core/_graph/fast_call.py",
         ' == getattr(spec.variable.type, "dtype", None) and array.flags.aligned',
         ' == getattr(spec.variable.type, "dtype", None)',
         "Arrays whose memory is not aligned go to the compiled code without Theano's look at them.",
         "test_bare test_fuzz",
     ),
-    _fault(
+    _of_theano(
         "theano-in-place",
         "atomicity",
-        "synk_theano/_graph/engine/_theano.py",
+        "synk_theano/_engine.py",
         "            if item.shared:\n                item.mutable = False",
         "            if item.shared and item.update is None:\n                item.mutable = False",
         "Functions overwrite the very arrays that are to be put back when a rank fails.",
-        "test_atomic test_journal",
+        "synk-core:test_atomic synk-core:test_journal",
     ),
     _fault(
         "theano-done-but-not-undone",
         "atomicity",
-        "synk_theano/_rank/rank.py",
+        "synk_core/_rank/rank.py",
         "            self.undone = self.serial\n"
         "            self.journal.undo()\n            raise\n",
         "            self.undone = self.serial\n            raise\n",
@@ -74,7 +75,7 @@ THEANO = (
     _fault(
         "theano-first-gone",
         "error paths",
-        "synk_theano/_workers/pool.py",
+        "synk_core/_workers/pool.py",
         "return min(gone, key=_cause_order)",
         "return gone[0]",
         "Of several workers that are gone the first is named, not the one that was killed.",
@@ -83,13 +84,13 @@ THEANO = (
     _fault(
         "theano-watchdog-forked",
         "life cycles",
-        "synk_theano/_workers/watchdog.py",
+        "synk_core/_workers/watchdog.py",
         "        waiting.register(master.fd, select.POLLIN)\n",
         "        pass\n",
         "The watchdog takes a child that the master forked for the master, and waits for ever.",
         "test_watchdog",
     ),
-    _fault(
+    _of_theano(
         "compat-product-along-axes",
         "reductions",
         "synk_theano_compat/_patches/products.py",
@@ -101,7 +102,7 @@ THEANO = (
     _fault(
         "theano-graph-stale-values",
         "graphs",
-        "synk_theano/_graph/devices/captured.py",
+        "synk_core/_graph/devices/captured.py",
         "        return self._wholes if same else None",
         "        return self._wholes or None",
         "A replay starts from its own last values, whatever the variables were set to meanwhile.",
@@ -110,7 +111,7 @@ THEANO = (
     _fault(
         "theano-graph-other-layout",
         "graphs",
-        "synk_theano/_graph/flat_updates.py",
+        "synk_core/_graph/flat_updates.py",
         "    if found != shapes:\n        return None\n",
         "",
         "A replay takes parts of a vector for those that it was recorded with, of other shapes.",
@@ -119,7 +120,7 @@ THEANO = (
     _fault(
         "theano-graph-results-shared",
         "graphs",
-        "synk_theano/_graph/devices/captured.py",
+        "synk_core/_graph/devices/captured.py",
         "        self._wholes = self.packing.vectors(self._vectors[0])",
         "        self._wholes = self._wholes or self.packing.vectors(self._vectors[0])",
         "The next replay overwrites the results and values that the one before gave.",
@@ -128,7 +129,7 @@ THEANO = (
     _fault(
         "theano-graph-memory-of-others",
         "graphs",
-        "synk_theano/_graph/devices/graphs.py",
+        "synk_core/_graph/devices/graphs.py",
         "            self._blocks, words[free] = words[free], others",
         "            self._blocks, words[free] = 0, words[free]",
         "Memory that a graph works on is handed out to other functions.",
@@ -137,7 +138,7 @@ THEANO = (
     _fault(
         "theano-graph-valued-shape",
         "graphs",
-        "synk_theano/_graph/devices/capturable.py",
+        "synk_core/_graph/devices/capturable.py",
         "        elif values:\n",
         "        elif values and False:\n",
         "A replay repeats what a value in host memory was when it was recorded.",
@@ -146,7 +147,7 @@ THEANO = (
     _fault(
         "theano-overlap-overwritten",
         "graphs",
-        "synk_theano/_graph/devices/parts.py",
+        "synk_core/_graph/devices/parts.py",
         "writers.get(origin, set()) <= passed",
         "True",
         "A part of a gradient is reduced from where it lay, and what overwrites it is faster.",
@@ -155,7 +156,7 @@ THEANO = (
     _fault(
         "theano-overlap-no-substitute",
         "error paths",
-        "synk_theano/_rank/overlap.py",
+        "synk_core/_rank/overlap.py",
         "            if self._reduction is not None:\n                self._apart(",
         "            if self._reduction is None:\n                self._apart(",
         "A rank that fails amid its gradient leaves the others waiting for its parts.",
@@ -164,7 +165,7 @@ THEANO = (
     _fault(
         "theano-overlap-disagreement",
         "error paths",
-        "synk_theano/_rank/overlap.py",
+        "synk_core/_rank/overlap.py",
         " or self._learned != self._here.undone",
         "",
         "After an order that was undone, some ranks overlap an average, and others do not.",
