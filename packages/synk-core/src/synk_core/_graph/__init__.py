@@ -1,1 +1,1 @@
-"""All that touches the graph engine or pygpu: specs, compiling, shared variables, devices."""
+"""All that touches the graph engine: specs, compiling, shared variables, devices."""
