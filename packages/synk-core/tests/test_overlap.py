@@ -68,7 +68,7 @@ def changes():
         (RoundCommunicator, "partitioned_all_reduce", Reduction),
         (Cpu, "is_gpu", True),
         (Cpu, "takes_collectives", True),
-        (Cpu, "reduces", lambda _self, _value: True),
+        (Cpu, "takes", lambda _self, _values, reducible=False: True),
         (parts, "SMALLEST_PIECE", 64),
     ]
 

@@ -12,7 +12,6 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from synk_core._graph.devices.device import takes_reduction
 from synk_core._graph.shared import store, value_of
 from synk_core._graph.values import (
     concatenated,
@@ -39,21 +38,25 @@ class PreparedCollective:
         averages: number of a function, and of the variable that is averaged by the rows of its last
             call; None if the act does anything else.
         average: what may have averaged it already, in the act before this one.
+        synchronizes: whether the master has had its result only when all ranks were here: then they
+            only take values that they have, or that their devices compute.
     """
 
     def __init__(self, here: Workplace, act: Collective) -> None:
         self._here = here
         self._act = act
         self._perform = PERFORMERS[act.kind]
-        # After others, ranks may still be at work when the master has its result. After this, they
-        # only take values that they have; on a device they may still be computed.
-        self.synchronizes = act.kind == "all_reduce" and not here.device.is_gpu
-        self._has_rows = act.arguments.get("rows") is not None
+        given, many = act.arguments, len(act.variables) > 1
+        self._has_rows = given.get("rows") is not None
         self.name = self.doing = f"{act.kind}()"
-        values = (value_of(here.registry[number]) for number in act.variables)
+        values = [value_of(here.registry[number]) for number in act.variables]
         nbytes = sum(v.size * v.dtype.itemsize for v in values if is_array(v))
         self.record = (KINDS.index(act.kind), len(act.variables), 0, nbytes)
-        given, many = act.arguments, len(act.variables) > 1
+        self.synchronizes = self._meets = act.kind == "all_reduce" and (
+            # Through host memory, a rank may still fail to copy its result to the device.
+            not here.device.is_gpu
+            or ("through_host" not in given and here.device.takes(values, reducible=True))
+        )
         self.averages: Optional[Tuple[int, int]] = None
         if given.get("weights_of") is not None and given["op"] == "avg":
             if not many and "through_host" not in given:
@@ -64,7 +67,9 @@ class PreparedCollective:
         """Do this rank's part; `origin` is the lowest row of a selection."""
         here, act = self._here, self._act
         average, self.average = self.average, None  # or it would keep a function alive
+        self.synchronizes = self._meets
         if average is not None and average.is_done:
+            self.synchronizes = False  # the ranks met before they computed
             return None
         more = {"origin": origin} if self._has_rows else {}
         began = perf_counter()
@@ -254,7 +259,8 @@ def all_reduce(
         here.comm.all_reduce(_bare(values), "avg", weight=weight, out=_bare(outs))
     else:
         here.comm.all_reduce(None if weight == 0 else _bare(values), op, out=_bare(outs))
-    _store_all(here, variables, outs)
+    for number, out in zip(variables, outs):
+        _store(here, number, out, alike=True)
 
 
 def get_shapes(here: Workplace, variables: Sequence[int]) -> Optional[List[Tuple[Any, ...]]]:
@@ -284,12 +290,7 @@ def _values(
         reducible: they are to be reduced.
     """
     values = [value_of(here.registry[number]) for number in variables]
-    if (
-        not through_host
-        and here.device.takes_collectives
-        and all(map(is_on_default_device, values))
-        and (not reducible or takes_reduction(values))
-    ):
+    if not through_host and here.device.takes(values, reducible):
         return [in_c_order(value) for value in values]
     return [on_host(value) for value in values]
 
@@ -308,11 +309,21 @@ def _room(here: Workplace, number: int, value: Any) -> Any:
     return value if is_plain(value) else empty_like(value, value.shape, value.dtype)
 
 
-def _store(here: Workplace, number: int, value: Any) -> None:
-    """Store a variable's value; the journal keeps the old one."""
+def _store(here: Workplace, number: int, value: Any, alike: bool = False) -> None:
+    """Store a variable's value; the journal keeps the old one.
+
+    Args:
+        alike: it has the old one's shape and dtype.
+    """
     variable = here.registry[number]
-    if value_of(variable) is not value:
-        here.journal.keep([variable.container.storage])
+    storage = variable.container.storage
+    old = storage[0]
+    if old is value:
+        return
+    here.journal.keep([storage])
+    if alike and type(old) is type(value):
+        storage[0] = value  # what the variable's type would check is known
+    else:
         store(variable, value)
 
 

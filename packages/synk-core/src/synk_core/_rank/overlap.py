@@ -61,7 +61,7 @@ class OverlappedAverage:
         If the order is undone, all ranks forget it, as whatever they have learned before.
         """
         value = self._storage[0]
-        if self._here.device.reduces(value):
+        if self._here.device.takes([value], reducible=True):
             self.parts.learn(value.dtype.itemsize)
             self._learned = self._here.undone
 

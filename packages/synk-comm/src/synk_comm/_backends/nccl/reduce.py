@@ -23,7 +23,12 @@ _ENTRIES = 512
 
 
 class _Repeated(NamedTuple):
-    """An all_reduce of pygpu arrays: all that has been found out about them, without themselves."""
+    """An all_reduce of pygpu arrays: all that has been found out about them, without themselves.
+
+    Attributes:
+        said: the ranks' calls, the last time.
+        calls: of NCCL, which follow from these; empty if they have to be made anew.
+    """
 
     x: weakref.ref[Any]
     out: weakref.ref[Any]
@@ -34,6 +39,8 @@ class _Repeated(NamedTuple):
     given: Sequence[DeviceArray]
     targets: Sequence[DeviceArray]
     stream: int
+    said: Sequence[CollectiveCall]
+    calls: _Calls
 
     def fits(self, x: Any, out: Any, op: str | ReduceOp, weight: float | None) -> bool:
         """Return whether the call is the same, and the arrays lie where they lay."""
@@ -57,9 +64,14 @@ class NcclReductions(NcclBase):
         known = self._repeated.get((id(x), id(out)))
         if known is not None and known.fits(x, out, op, weight):
             deadline = self._steps.deadline(timeout_s)
-            given, targets = known.given, known.targets
-            op = ReduceOp.parse(op)
-            self._perform(known.plan, op, None, given, targets, known.stream, deadline)
+            with self._device_guard:
+                said = self._host.agree(known.plan.call, deadline)
+                if said is known.said and known.calls:
+                    self._link.run(known.calls, known.stream, deadline)
+                    return out
+                what = known.plan, ReduceOp.parse(op), None, known.given, known.targets
+                calls = self._enqueue(said, *what, known.stream, deadline)
+            self._repeated[id(x), id(out)] = known._replace(said=said, calls=calls)
             return out
         if not on_device(x, out):
             return self._host.all_reduce(x, op, weight=weight, out=out, timeout_s=timeout_s)
@@ -119,7 +131,9 @@ class NcclReductions(NcclBase):
             targets = [where for _, where in made]
             result = [new for new, _ in made] if many else made[0][0]
         stream = self._stream_for(given if targets is given else [*given, *targets])
-        self._perform(plan, op, root, given, targets, stream, deadline)
+        with self._device_guard:
+            said = self._host.agree(plan.call, deadline)
+            calls = self._enqueue(said, plan, op, root, given, targets, stream, deadline)
         if root is None and not many and is_pygpu(x) and is_pygpu(out):
             if len(self._repeated) >= _ENTRIES:
                 self._repeated.clear()
@@ -132,11 +146,14 @@ class NcclReductions(NcclBase):
                 [array._replace(owner=None) for array in given],
                 [array._replace(owner=None) for array in targets],
                 stream,
+                said,
+                calls,
             )
         return result if receives else None
 
-    def _perform(
+    def _enqueue(
         self,
+        said: Sequence[CollectiveCall],
         plan: terms.NcclReduction,
         op: ReduceOp,
         root: int | None,
@@ -144,27 +161,28 @@ class NcclReductions(NcclBase):
         targets: Sequence[DeviceArray],
         stream: int,
         deadline: float,
-    ) -> None:
-        """Compare the ranks' calls, and have NCCL combine the arrays."""
-        kind = plan.call.kind.removesuffix(ON_DEVICES)
-        with self._device_guard:
-            weights = []
-            for theirs in self._host.agree(plan.call, deadline):
-                weights.append(theirs.weight)
-                if theirs.arrays and not plan.hows:
-                    kind = plan.call.kind.removesuffix(ON_DEVICES)
-                    plan = terms.plan(kind, op, plan.call.root, theirs.arrays, 0.0, theirs.many)
-            nccl_op = terms.plain_op(op, weights)
-            if plan.call.weight and nccl_op is not None:
-                ops = [nccl_op] * len(given)
-                self._combine(plan, root, given, targets, ops, stream, deadline)
-            else:
-                with contextlib.ExitStack() as stack:
-                    sources = given
-                    if not plan.call.weight:
-                        sources = self._neutral(plan, op, targets, stream, stack)
-                    ops = self._own_ops(plan, nccl_op, weights, stack)
-                    self._combine(plan, root, sources, targets, ops, stream, deadline)
+    ) -> _Calls:
+        """Have NCCL combine the arrays, given all ranks' calls.
+
+        Returns:
+            The calls of NCCL, if these do just the same the next time; else nothing.
+        """
+        for theirs in said:
+            if theirs.arrays and not plan.hows:
+                kind = plan.call.kind.removesuffix(ON_DEVICES)
+                plan = terms.plan(kind, op, plan.call.root, theirs.arrays, 0.0, theirs.many)
+        weights = [theirs.weight for theirs in said]
+        nccl_op = terms.plain_op(op, weights)
+        if plan.call.weight and nccl_op is not None:
+            ops = [nccl_op] * len(given)
+            return self._combine(plan, root, given, targets, ops, stream, deadline)
+        with contextlib.ExitStack() as stack:
+            sources = given
+            if not plan.call.weight:
+                sources = self._neutral(plan, op, targets, stream, stack)
+            ops = self._own_ops(plan, nccl_op, weights, stack)
+            self._combine(plan, root, sources, targets, ops, stream, deadline)
+        return []
 
     def _own_ops(
         self,
@@ -223,10 +241,11 @@ class NcclReductions(NcclBase):
         ops: Sequence[int],
         stream: int,
         deadline: float,
-    ) -> None:
+    ) -> _Calls:
+        """Have NCCL combine the arrays; return its calls."""
         if self.size == 1:
             self._copy(sources, targets, stream)
-            return
+            return []
         binding, handle = self._link.binding, self._link.handle
         calls: _Calls = []
         # What ranks that receive nothing name as result is not written to.
@@ -239,6 +258,7 @@ class NcclReductions(NcclBase):
             elif count:
                 calls.append((binding.reduce, *start, root, handle, stream))
         self._link.run(calls, stream, deadline)
+        return calls
 
     def _copy(
         self, sources: Sequence[DeviceArray], targets: Sequence[DeviceArray], stream: int

@@ -60,7 +60,7 @@ class Cpu:
     def enter(self) -> None:
         """Do nothing: every thread can compute."""
 
-    def reduces(self, value: Any) -> bool:  # noqa: ARG002 - as of any device
+    def takes(self, values: Sequence[Any], reducible: bool = False) -> bool:  # noqa: ARG002 - as of any device
         """Return False: there is no device."""
         return False
 
@@ -186,9 +186,17 @@ class Gpu:
         """Return whether the communicator takes device arrays."""
         return self._comm is not None
 
-    def reduces(self, value: Any) -> bool:
-        """Return whether the communicator can reduce an array where it lies."""
-        return self._comm is not None and is_on_default_device(value) and takes_reduction([value])
+    def takes(self, values: Sequence[Any], reducible: bool = False) -> bool:
+        """Return whether the communicator takes these values where they lie.
+
+        Args:
+            reducible: to reduce them.
+        """
+        return (
+            self._comm is not None
+            and all(map(is_on_default_device, values))
+            and (not reducible or takes_reduction(values))
+        )
 
     def copy_part(self, vector: Any, begin: int, part: Any) -> None:
         """Enqueue a copy of a vector to a place in another one; the device must be entered."""
@@ -304,11 +312,12 @@ class Gpu:
         The wait notices if a rank dies that the device waits for.
         """
         downloads = self._downloads
+        event = downloads.event if downloads is not None and downloads.under_way else None
+        on_device = _has_device_values(results)
+        if event is None and not on_device:
+            return results
         if self._comm is not None:
-            if _has_device_values(results):
-                self._comm.synchronize()
-            elif downloads is not None and downloads.under_way:
-                self._comm.synchronize(event=downloads.event)
+            self._comm.synchronize(event=None if on_device else event)
         if downloads is not None:
             downloads.wait()
         return [_fetched(result) for result in results]
@@ -319,9 +328,11 @@ AnyDevice = Union[Cpu, Gpu]
 
 def _has_device_values(result: Any) -> bool:
     """Return whether a result has device arrays that are not being downloaded already."""
-    if isinstance(result, Download):
+    if result is None or isinstance(result, Download):
         return False
-    if isinstance(result, (list, tuple)):
+    if hasattr(result, "_replace"):
+        result = result.values
+    if isinstance(result, list):
         return any(map(_has_device_values, result))
     return is_on_device(result)
 
