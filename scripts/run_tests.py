@@ -112,14 +112,14 @@ def with_pytensor() -> list[Suite]:
     """
     if not list(NEWER.parent.parent.glob("lib/python*/site-packages/pytensor")):
         return []
-    shared = tests_of("synk-extensions", "test_train.py", "test_updates_ranks.py")
+    shared = ("test_train.py", "test_updates_ranks.py", "test_sync_trainer.py")
     pymc = tests_of("synk-extensions", "test_pymc.py")
     return [
         Suite(
             "synk-core/pytensor", tests_of("synk-core"), about_s=400, nightly_s=450, python=NEWEST
         ),
         Suite("synk-pytensor", tests_of("synk-pytensor"), about_s=60, python=NEWEST),
-        Suite("synk-extensions/pytensor", shared, about_s=100, nightly_s=100, python=NEWEST),
+        Suite("synk-extensions/pytensor", tests_of("synk-extensions", *shared), python=NEWEST),
         # Apart from the others: PyMC raises the limit of recursion.
         Suite("synk-extensions/pymc", pymc, about_s=540, nightly_s=300, python=NEWEST),
     ]

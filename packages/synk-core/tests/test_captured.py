@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 import weakref
+from functools import partial
 
 import cloudpickle
 import numpy as np
@@ -69,6 +70,7 @@ class Graphs:
         self.depth = self.copies = 0
         self.slow_launch, self.always = 0.0, False
         self.spoil = None
+        self.sent = []  # copies to host memory, by what was launched before
 
     @contextlib.contextmanager
     def own_memory(self):
@@ -104,8 +106,12 @@ class Graphs:
         time.sleep(self.slow_launch)
         self.graphs[graph]()
         self.launched += not graph[1]
+        self.latest = graph
         if self.spoil is not None:
             self.spoil()
+
+    def send(self, values):
+        self.sent.append((self.latest, [np.array(value) for value in values]))
 
     def forget(self, graph):
         del self.graphs[graph]
@@ -196,6 +202,40 @@ def test_a_training_function_is_recorded_once_and_replayed(graphs):
         assert graphs.recorded == (number >= 2)
     assert recorded.state == REPLAYED
     assert graphs.launched == 3 + 5
+
+
+def test_numbers_are_sent_to_the_host_before_the_rest_is_computed(graphs, monkeypatch):
+    """A loss, whatever comes before it among the outputs; it need not be the first number."""
+    done = []
+    monkeypatch.setattr(graphs, "record", partial(_recorded, graphs.record, done))
+    monkeypatch.setattr(capturable, "_ON_DEVICE", {*capturable._ON_DEVICE, "FromFunctionOp"})
+    late = as_op([T.dmatrix], [T.dmatrix])(lambda x: done.append("the rest") or x * 2)
+    x = T.dmatrix("x")
+    v = theano.shared(np.zeros((2, 3)), "v")
+    function = theano.function([x], [x.sum(), x[0], x.min()], updates=[(v, late(x))])
+    recorded = CapturedFunction(function, graphs, "f")
+    for number in range(1, 7):
+        value = number + np.arange(6.0).reshape(2, 3)
+        require_same(recorded(value), [value.sum(), value[0], value.min()])
+        require_same([v.get_value()], [2 * value])
+        if number == 2:
+            assert done == ["the rest", "the rest", "a cut", "the rest"]
+    assert recorded.state == REPLAYED
+    assert [graph[1] for graph, _ in graphs.sent] == [0] * 6
+    require_same(graphs.sent[-1][1], [value.sum(), value.min()])
+
+
+def _recorded(record, done, run):
+    return record(lambda cut: run(lambda: (done.append("a cut"), cut())))
+
+
+def test_a_function_of_numbers_alone_is_one_graph(graphs):
+    x = T.dmatrix("x")
+    recorded = CapturedFunction(theano.function([x], [x.sum(), x.max()]), graphs, "f")
+    for _ in range(5):
+        require_same(recorded(np.ones((2, 3))), [6.0, 1.0])
+    assert len(graphs.graphs) == 1
+    assert not graphs.sent
 
 
 def test_results_and_values_stay_what_they_are(graphs):

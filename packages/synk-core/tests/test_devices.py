@@ -277,7 +277,7 @@ def test_arrays_in_too_large_a_memory_are_not_locked_and_a_refusal_is_not_for_ev
 def test_outputs_that_are_no_arrays_are_the_masters_own():
     from synk_core._rank.outputs import collect_on_device
 
-    assert collect_on_device(None, 0, [None], [[1, 2]], 1.0) == [[1, 2]]
+    assert collect_on_device(None, 0, [None], [[1, 2]], 1.0) == ([[1, 2]], ())
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -352,6 +352,9 @@ def test_small_results_are_downloaded_at_once_and_large_ones_fetched(monkeypatch
     assert started[2] is large
     assert started[4] is small[2]
     assert downloads.under_way
+    again = downloads.start([small[1], host])
+    assert again[0] is started[3]  # once is enough
+    assert again[1] is host
     for stream, address, pointer, nbytes in ordered:
         assert stream == STREAM
         ctypes.memmove(address, pointer, nbytes)
@@ -362,3 +365,12 @@ def test_small_results_are_downloaded_at_once_and_large_ones_fetched(monkeypatch
     np.testing.assert_array_equal(started[0].room, np.float32(1.5))
     np.testing.assert_array_equal(started[3].room, np.arange(3.0))
     assert started[0].room.dtype == np.float32
+    assert len(ordered) == 2
+    held = downloads.start([small[0]])[0]
+    assert held is not started[0]
+    assert len(ordered) == 3
+    downloads.drop()  # an order that failed, or a rank whose results nobody asks for
+    assert not downloads.under_way
+    new = downloads.start([small[0]])[0]
+    assert new is not held
+    assert new.room.ctypes.data == held.room.ctypes.data

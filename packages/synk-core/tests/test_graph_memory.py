@@ -86,7 +86,7 @@ def allocator(monkeypatch):
 
 
 def graphs_of(allocator):
-    return CudaGraphs(None, 0, STREAM, allocator, lambda: None)
+    return CudaGraphs(None, 0, STREAM, allocator, lambda: None, lambda _values: None)
 
 
 def test_memory_of_graphs_is_not_handed_out_to_others(allocator):
@@ -167,7 +167,7 @@ def test_a_device_that_has_failed_keeps_its_graphs(allocator):
         raise cuda.CudaError(f"cuGraphExecDestroy failed: graph {graph}")
 
     driver = types.SimpleNamespace(entered=entered, drop_graph=drop_graph)
-    CudaGraphs(driver, 0, STREAM, allocator, lambda: None).forget(5)
+    CudaGraphs(driver, 0, STREAM, allocator, lambda: None, lambda _values: None).forget(5)
 
 
 @pytest.mark.parametrize("why", ["two streams", "nothing is kept", "no stream", "another list"])

@@ -84,6 +84,21 @@ def test_a_variable_without_a_name_is_known_by_what_it_is_a_moment_of():
             step(ROWS)
 
 
+@pytest.mark.parametrize("make", [training, adam_like])
+def test_a_drift_that_is_declared_is_not_told_but_another_is(make):
+    with Runtime(2) as runtime:
+        step, w = make(runtime)
+        with quiet():
+            runtime.let_drift(w)
+            for _ in range(3):
+                step(ROWS)
+            assert runtime.lint() == []
+        other, _ = training(runtime)
+        other(ROWS)
+        with pytest.warns(LintWarning, match="replicas-drift.*'w'.* by train"):
+            other(ROWS)
+
+
 def test_who_averages_after_each_call_is_not_told():
     with Runtime(2) as runtime, quiet():
         step, w = training(runtime)

@@ -76,18 +76,22 @@ FUNCTIONS = {
         ),
         function("carry", reads="v w", updates={"v": "v w", "grad": "v w"}, own="v grad"),
         function("validate too", reads="w total"),
+        function("pull", updates={"w": "w v", "v": "w v"}, has_rows=False),
+        function("average over time", updates={"total": "total w"}, has_rows=False),
     )
 }
 
 
 class Program(NamedTuple):
-    """`text`: calls and collectives; `says`: findings, as severity, rule and variable."""
+    """`text`: calls and collectives; `says`: findings, as severity, rule and variable; `drift`:
+    what the program has declared to drift."""
 
     what: str
     text: str
     says: str = ""
     size: object = None
     uncalled: str = ""
+    drift: str = ""
 
     @property
     def functions(self):
@@ -160,6 +164,37 @@ PROGRAMS = [
         "parameters that are never averaged",
         "broadcast w;" + 3 * "local step; validate;",
         "warning replicas-drift w",
+    ),
+    Program("which is declared", 3 * "local step;", drift="w"),
+    Program(
+        "and the rank's own momenta with them",
+        2 * "local momentum; local momentum; all_reduce w;",
+        drift="w",
+    ),
+    Program("without them", 3 * "local momentum;", "warning own-averages w", drift="velocity"),
+    Program("and its own gradient", 3 * "gradient; momentum;", drift="w"),
+    Program(
+        "a centre that pulls the parameters",
+        3 * "local step; local step; pull; all_reduce v;" + "validate;",
+        "warning unreduced-read w",
+        drift="w",
+    ),
+    Program(
+        "which everyone is given before validation",
+        3 * "local step; local step; pull; all_reduce v;" + "broadcast w; validate;",
+        drift="w",
+    ),
+    Program(
+        "and nothing else",
+        3 * "local step; count;",
+        "warning replicas-drift w",
+        drift="total",
+    ),
+    Program(
+        "what is computed from a replica",
+        2 * "local step; local step; average over time; all_reduce w;",
+        "warning unreduced-read w",
+        drift="w",
     ),
     Program(
         "two players with averages now and then",
@@ -290,7 +325,9 @@ def events_of(program):
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.what)
 def test_programs(program):
-    findings = lint(program.functions, events_of(program), NAMES, program.size)
+    drift = frozenset(NUMBERS[name] for name in program.drift.split())
+    events = events_of(program)
+    findings = lint(program.functions, events, NAMES, program.size, let_drift=drift)
     found = [f"{f.severity} {f.rule} {NAMES[f.variables[0]]}" for f in findings]
     assert sorted(found) == sorted(parts(program.says)), "\n".join(map(str, findings))
     ids = {f.function_id: f.name for f in program.functions}

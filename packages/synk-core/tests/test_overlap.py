@@ -19,11 +19,12 @@ from test_captured import Graphs, mode, stand_ins
 from theano.compile.ops import as_op
 
 from synk_comm._collectives.rounds import RoundCommunicator
-from synk_core import InputValueError, Runtime
+from synk_core import DecompositionWarning, InputValueError, Runtime, WorkerFailed
 from synk_core._graph.devices import captured, parts
 from synk_core._graph.devices.captured import REPLAYED
 from synk_core._graph.devices.device import Cpu
 from synk_core._graph.devices.parts import in_parts, pieces_of
+from synk_core._rank import outputs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["test_captured"])
@@ -69,6 +70,7 @@ def changes():
         (Cpu, "is_gpu", True),
         (Cpu, "takes_collectives", True),
         (Cpu, "takes", lambda _self, _values, reducible=False: True),
+        (outputs, "is_on_default_device", lambda value: isinstance(value, np.ndarray)),
         (parts, "SMALLEST_PIECE", 64),
     ]
 
@@ -446,7 +448,7 @@ def test_training_that_is_replayed_too(overlapping, monkeypatch, packed):
     assert loaded.replay == REPLAYED
     (average,) = loaded.averages.values()
     recorded = loaded.captured(average.function, None)._shapes.values()
-    assert {len(shape._recorded) for shape in recorded} == {0, 4}
+    assert {len(shape._recorded) for shape in recorded} == {0, 5}  # one ends with the loss
     for w in params:
         assert all((one == w.get_value()).all() for one in runtime.collectives.gather(w))
 
@@ -566,7 +568,7 @@ def test_orders_that_are_undone_record_no_more_graphs(overlapping):
     loaded = runtime._rank.functions[f.number]
     (average,) = loaded.averages.values()
     shapes = loaded.captured(average.function, None)._shapes
-    assert {key[0]: len(shape._recorded) for key, shape in shapes.items()} == {True: 0, False: 3}
+    assert {key[0]: len(shape._recorded) for key, shape in shapes.items()} == {True: 0, False: 4}
 
 
 def test_dropped_functions_leave_nothing(overlapping):
@@ -584,6 +586,42 @@ def test_dropped_functions_leave_nothing(overlapping):
     gc.collect()
     assert held() is None
     assert of_v() is None
+
+
+def test_numbers_are_collected_when_all_acts_are_done(overlapping):
+    """Also where ranks have other numbers of rows, and an act behind the call fails on one rank."""
+    runtime = overlapping.runtime
+    x = T.dvector("x")
+    ops = ["avg", "sum", "max", "min", "prod", "gather", None]
+    numbers = [x.mean(), x.sum(), x.max(), x.min(), x.prod(), x.sum(), x[0]]
+    with pytest.warns(DecompositionWarning):  # of the sums of each rank
+        f = runtime.function([x], [*zip(numbers, ops), (2 * x, "gather")])
+    count = theano.shared(0.0, "count")
+    check = runtime.function([x], (picky(x).sum(), "sum"), updates=[(count, count + 1)])
+    one, other = np.arange(1.0, 8.0), np.arange(3.0, 14.0)
+
+    def require_right(results, data):
+        shares = [data[begin:end] for begin, end in shares_of(len(data), runtime.size)]
+        parts = [share.sum() for share in shares]
+        wanted = [data.mean(), data.sum(), data.max(), data.min(), data.prod(), parts, data[0]]
+        for result, value in zip(results, [*wanted, 2 * data]):
+            np.testing.assert_allclose(result, value, rtol=1e-12)
+
+    require_right(f(one), one)
+    first, total, second = runtime.step(f.delayed(one), check.delayed(one), f.delayed(other))
+    require_right(first, one)
+    require_right(second, other)
+    assert total == one.sum()
+    bad = np.append(np.zeros(20), 200.0)  # on the last rank
+    with pytest.raises(WorkerFailed, match="not this"):
+        runtime.step(f.delayed(one), check.delayed(bad))
+    assert runtime.collectives.gather(count, nd_up=1).tolist() == [1.0] * runtime.size
+    require_right(f(other), other)
+
+
+def shares_of(rows, size):
+    ends = np.cumsum([rows // size + (rank < rows % size) for rank in range(size)])
+    return zip([0, *ends[:-1]], ends)
 
 
 def test_stats_tell_of_the_form_in_use(overlapping):

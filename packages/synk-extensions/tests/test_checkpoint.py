@@ -443,7 +443,11 @@ def another(params=("w", "v"), rule=updates.momentum, dtype="float64", width=3):
             {"seed": np.random.Generator(np.random.MT19937(0))},
             ["seed: the generator refuses its state"],
         ),
-        ({}, {"callbacks": []}, ["schedule or callback: EarlyStopping in the checkpoint, none"]),
+        (
+            {},
+            {"callbacks": []},
+            ["schedule, callback or sync: EarlyStopping in the checkpoint, none"],
+        ),
         ({}, {"mode": "max"}, ["mode: 'min' in the checkpoint, 'max' here"]),
     ],
 )

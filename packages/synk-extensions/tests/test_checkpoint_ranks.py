@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from _sync import Training, together
 from _training import (
     Model,
     assert_close,
@@ -86,3 +87,22 @@ def test_streams_and_local_values_on_another_number_of_ranks(tmp_path):
         assert_same(again[0], drawn[0])
         assert_same(again[1], now[1])
         assert_same(again[2], own[2])
+
+
+def test_local_steps_go_on_from_the_mean_on_another_number_of_ranks(tmp_path):
+    with forked(3, master_rank=1):
+        parts = Training("easgd", tmp_path, stop=4)
+        parts.trainer.run(1)
+        replicas = together(everywhere(parts.model.params))
+        velocities = together(everywhere(parts.train.state.optimizer))
+        centre = together(everywhere(parts.rule.centre))[0]
+        assert parts.rule.steps == 1
+    with forked(2):
+        parts = Training("easgd", tmp_path)
+        assert parts.trainer.resume()
+        found = [parts.model.params, parts.train.state.optimizer, parts.rule.centre]
+        expected = [replicas.mean(axis=0), velocities.mean(axis=0), centre]
+        for variables, value in zip(found, expected):
+            np.testing.assert_allclose(together(everywhere(variables)), [value] * 2, rtol=1e-15)
+        assert parts.rule.steps == 1
+        assert len(parts.trainer.run(2)) == 2

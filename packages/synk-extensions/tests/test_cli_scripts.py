@@ -111,6 +111,16 @@ def test_a_training_whose_ranks_part_is_wrong_unless_it_is_said_to_be_meant(scri
     assert "replicas-drift" in done.err
 
 
+def test_a_training_that_drifts_by_a_rule_is_right(script):
+    rule = "from synkhronos.extensions import sync\nrule = sync.average(w, every=3)\n"
+    setup, loop = DRIFTING.split("for ")
+    loop = "for " + loop.replace("train(", "rule.step(train.delayed(").replace("))", ")))", 1)
+    done = check(script(GRAPH, setup, rule, loop), COLUMNS="200")
+    assert done.status == 0, done.err
+    assert "replicas-drift" not in done.err
+    assert "Lint has found nothing." in done.err
+
+
 def test_the_scripts_own_end_is_told_as_usual(script):
     path = script(GRAPH, RIGHT, "raise ValueError('mine')\n")
     done = check(path)

@@ -38,6 +38,16 @@ def test_training_arrives_where_plain_theano_does(model):
     assert float(accuracy) > 50
 
 
+def test_platoons_rules_recognise_digits():
+    arguments = ("--processes", "2", "--epochs", "4", "--every", "5")
+    status, out, err = start("local_steps.py", *arguments)
+    assert (status, err) == (0, ""), out
+    title, _, *table = out.splitlines()
+    assert title == "2 processes"
+    assert [row.split()[0] for row in table] == ["exact", "average", "easgd", "downpour"]
+    assert all(float(row.split()[1].rstrip("%")) >= 90 for row in table)
+
+
 PEERS = """
 import os
 import plain_theano

@@ -373,7 +373,7 @@ class Function:
         return prepared
 
     def _finish(self, as_list: bool, result: Any) -> Any:
-        values, self.rows = result
+        values, self.rows = result.values, result.counts
         return self._returned(values, as_list)
 
     def _returned(self, values: List[Any], as_list: bool) -> Any:

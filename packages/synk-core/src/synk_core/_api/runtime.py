@@ -67,7 +67,7 @@ from synk_core.engine import TITLE
 from synk_core.exceptions import InputTypeError, InputValueError
 from synk_core.mpi import world_for
 
-from .collectives import Collectives, DelayedCollectives
+from .collectives import Collectives, DelayedCollectives, listed_variables
 from .function import Function, as_delayed
 from .recordings import Recordings
 from .replica_watch import ReplicaWatch
@@ -341,6 +341,18 @@ class Runtime:
             finally:
                 self._history.on, lock.several, replicas.on = True, False, True
                 replicas.see_all()
+
+    def let_drift(self, shared_vars: Any) -> None:
+        """Declare that the ranks' values of these variables drift apart on purpose.
+
+        A rule that combines them now and then does so (`synkhronos.extensions.sync`): `lint()` and
+        its warnings accept the drift of them, and of what only they are computed from.
+
+        Args:
+            shared_vars: one variable or a list of them.
+        """
+        with self._controller.lock:
+            self._history.let_drift(self._executor.numbers(listed_variables(shared_vars)[0]))
 
     def stats(self, reset: bool = False) -> Stats:
         """Return the times of calls; see `synkhronos.stats`."""

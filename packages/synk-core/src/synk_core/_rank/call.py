@@ -38,10 +38,29 @@ _COLLECTIVE, _REDUCE = Phase.COLLECTIVE, Phase.REDUCE
 
 
 class CallResult(NamedTuple):
-    """The master's result of a call: outputs, and the number of rows of each rank."""
+    """A rank's result of a call: the master's, and what others still have to give for it.
 
-    values: List[Any]
+    Attributes:
+        values: outputs.
+        counts: the number of rows of each rank.
+        later: op and place of those outputs that are this rank's own yet.
+        weight: of these, in averages.
+    """
+
+    values: Sequence[Any]
     counts: Tuple[int, ...]
+    later: Sequence[Tuple[Optional[str], int]] = ()
+    weight: float = 1.0
+
+    def collected(self, comm: Any, master: int) -> CallResult:
+        """Return the result with all ranks' outputs, which are in host memory by now.
+
+        Blocks until all ranks are here.
+        """
+        values = list(self.values)
+        for op, place in self.later:
+            values[place] = collect(comm, master, op, values[place], self.weight)
+        return self._replace(values=values, later=())
 
 
 class PreparedCall:
@@ -152,14 +171,14 @@ class PreparedCall:
 
     def __call__(self, origin: int, place: int) -> Optional[CallResult]:
         """Do this rank's part, updates included. Blocks until all ranks have done theirs, if
-        there is anything to collect.
+        there is anything to collect now.
 
         Args:
             origin: the lowest row of the selection.
             place: in `times`, where there is room.
 
         Returns:
-            On the master the outputs, None elsewhere.
+            On the master the outputs; elsewhere None if nothing is left to collect.
         """
         here, counts = self._here, self._counts
         rank, recorder, flight = here.rank, here.recorder, here.flight
@@ -189,20 +208,28 @@ class PreparedCall:
         if recorder.on:
             recorder.add("compute", self.name, begin, computed, rows=counts[rank])
         self._loaded.counts = counts
-        # A call without rows is the master's alone, whose result counts whole.
-        weight = float(counts[rank]) or 1.0
-        if here.device.takes_collectives and all(counts):
-            results = collect_on_device(self._comm, here.master, self._ops, values or [], weight)
-        else:
-            results = [
-                collect(self._comm, here.master, op, None if values is None else values[i], weight)
-                for i, op in enumerate(self._ops)
-            ]
+        result = self._collect(values, counts)
         if recorder.on and self.synchronizes:
             recorder.add("reduce", self.name, computed, perf_counter())
-        if not here.is_master:
-            return None
-        return CallResult(here.device.send(results) if here.device.is_gpu else results, counts)
+        return result if here.is_master or result.later else None
+
+    def _collect(self, values: Optional[List[Any]], counts: Tuple[int, ...]) -> CallResult:
+        """Collect the outputs of all ranks, as far as that is not better done later."""
+        here, comm, ops = self._here, self._comm, self._ops
+        # A call without rows is the master's alone, whose result counts whole.
+        weight = float(counts[here.rank]) or 1.0
+        if here.device.takes_collectives and all(counts):
+            results, later = collect_on_device(comm, here.master, ops, values or [], weight)
+            left = [(ops[place], place) for place in later]
+        else:
+            left = []
+            results = [
+                collect(comm, here.master, op, None if values is None else values[i], weight)
+                for i, op in enumerate(ops)
+            ]
+        if here.device.is_gpu and (here.is_master or left):
+            results = here.device.send(results)
+        return CallResult(results, counts, left, weight)
 
     def _compute_whole(self, origin: int) -> List[Any]:
         """Execute once, on views of the inputs or on excerpts by index."""

@@ -6,7 +6,7 @@ float32), so that the result does not depend on how rows were split, but for rou
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -147,16 +147,24 @@ def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float
 
 def collect_on_device(
     comm: Any, master: int, ops: Sequence[Optional[str]], values: Sequence[Any], weight: float
-) -> List[Any]:
+) -> Tuple[List[Any], Tuple[int, ...]]:
     """Collect outputs, those with the same op in one message; every rank has computed.
 
     Arrays on the device stay there, and the call does not wait for the device.
+
+    Returns:
+        The results; and the places of those that are this rank's own yet: numbers on the device, to
+        be collected through host memory when it has computed them. A function may have computed
+        them before the rest of its work, behind which a collective there would come.
     """
     results = list(values)
     together: Dict[str, List[int]] = {}
+    later = []
     for i, (op, value) in enumerate(zip(ops, values)):
         stays = op is not None and is_on_default_device(value)
-        if stays and (op == "gather" or takes_reduction([value])):
+        if stays and value.ndim == 0:
+            later.append(i)
+        elif stays and (op == "gather" or takes_reduction([value])):
             together.setdefault(str(op), []).append(i)
         else:
             results[i] = collect(comm, master, op, value, weight)
@@ -169,7 +177,7 @@ def collect_on_device(
             collected = comm.reduce(group, op, master, **options)
         for i, result in zip(places, collected or [None] * len(places)):
             results[i] = _joined(result) if op == "gather" and result is not None else result
-    return results
+    return results, tuple(later)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
 """One rank: performs orders, as the master and as a worker.
 
 The rule that keeps ranks in step: an order is any number of collectives, and it ends with one in
-which all ranks confirm that they have done their part: a barrier, or the collecting of a call's
+which all ranks confirm that they have done their part: a barrier, or the collecting of calls'
 outputs if that is the last. A rank that fails declines its next collective; its peers leave the
 order there. After the end nothing can fail any more but the master's own last sum (NumPy can be set
 to raise where it else warns): then the master declines the collective that the others wait for
@@ -35,7 +35,7 @@ from synk_core._wire.messages import (
 )
 from synk_core._wire.orders import OrderLine
 
-from .call import PreparedCall, PreparedPrefetch
+from .call import CallResult, PreparedCall, PreparedPrefetch
 from .collectives import PreparedCollective
 from .distribute import PreparedDistribution, PreparedRecording, PreparedTimes
 from .finite.finite import PreparedFiniteWatch
@@ -149,8 +149,8 @@ class Rank(Workplace):
         """
         # Pessimistic: after an interrupt in between, the ranks may have lost each other.
         self.in_step, self.doing = False, ""
-        if self.device.is_gpu:
-            self.device.enter()
+        if isinstance(self.device, Gpu):
+            self.device.begin()
         prepared = perf_counter()
         if order is None:
             order = self._next_order()
@@ -221,7 +221,22 @@ class Rank(Workplace):
             flight.end(_DONE)
             place += self.size
             synchronized = act.synchronizes
+        if any(isinstance(result, CallResult) and result.later for result in results):
+            return self._collected(results), True
         return results, synchronized
+
+    def _collected(self, results: List[Any]) -> List[Any]:
+        """Return the results, with what calls have left to be collected in the end."""
+        self.flight.enter(Phase.REDUCE)
+        began = perf_counter()
+        results = self.device.fetch(results)
+        fetched = perf_counter()
+        for i, result in enumerate(results):
+            if isinstance(result, CallResult):
+                results[i] = result.collected(self.comm, self.master)
+        self.recorder.add("copy", "results from the device", began, fetched)
+        self.recorder.add("reduce", "numbers", fetched, perf_counter())
+        return results
 
     def _next_order(self) -> Order:
         """Wait for the master's next order.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import Any, Deque, Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
+from typing import Any, Deque, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set, Tuple
 
 from synk_core._graph.facts import Event, FunctionFacts, facts_of
 from synk_core._graph.shared import VariableRegistry, value_of
@@ -62,6 +62,7 @@ class CallHistory:
         self._moved: Set[Optional[int]] = set()
         self._unregistered = itertools.count(-1, -1)
         self._size = size
+        self._let_drift: Set[int] = set()
         self._hidden: Set[int] = set()
         self._events: Deque[Event] = deque(maxlen=EVENTS)
         self._reminders: List[int] = list(REMINDERS)
@@ -74,6 +75,10 @@ class CallHistory:
         """Leave a function out if it was not built by the program."""
         if not self.on:
             self._hidden.add(function_id)
+
+    def let_drift(self, variables: Iterable[int]) -> None:
+        """Report no drift of these variables from now on, nor of what only they consume."""
+        self._let_drift.update(variables)
 
     def forget(self, function_id: int) -> None:
         """Drop a deleted function; keep the facts of its graph that `lint()` needs."""
@@ -181,7 +186,10 @@ class CallHistory:
         events = tuple(self._events)
         in_order = [facts[number] for number in sorted(facts)]
         forms = {**self._forms, **self._forms_now()}
-        return Findings(lint(in_order, events, names, self._size, truncated, unequal, forms))
+        let_drift = frozenset(self._let_drift)
+        return Findings(
+            lint(in_order, events, names, self._size, truncated, unequal, forms, let_drift)
+        )
 
     def remind(self, function_id: Optional[int] = None) -> None:
         """Warn once of mistakes that make the ranks' parameters differ, if the program has updates.

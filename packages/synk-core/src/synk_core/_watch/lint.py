@@ -40,6 +40,7 @@ def lint(
     truncated: bool = False,
     unequal: FrozenSet[int] = frozenset(),
     forms: Optional[Mapping[int, str]] = None,
+    let_drift: FrozenSet[int] = frozenset(),
 ) -> List[Finding]:
     """Look for mistakes in a program.
 
@@ -52,6 +53,7 @@ def lint(
         truncated: whether `events` may begin in the middle of a program.
         unequal: variables of which ranks have different values now.
         forms: dtype and shape of shared variables, by number.
+        let_drift: variables that the program lets drift between synchronisations.
 
     Returns:
         Errors first, each finding once.
@@ -63,11 +65,13 @@ def lint(
         events = list(dropwhile(lambda event: event.kind == "set_value", events))
     label = labels(functions, names or {}, forms or {})
     found = _static_findings(functions, label)
-    rehearsal = _Replay(functions, label, size, frozenset())
+    # With what only they and it itself consume: gradients, and the state of the local update rule.
+    let_drift = _with_stages(let_drift, functions, own_state=True)
+    rehearsal = _Replay(functions, label, size, frozenset(), let_drift)
     rehearsal.run(events)
     # Variables averaged now and then may be read in between; the rehearsal has found them.
-    averaged = _with_stages(frozenset(rehearsal.averaged), functions)
-    replay = _Replay(functions, label, size, averaged)
+    averaged = _with_stages(frozenset(rehearsal.averaged) | let_drift, functions)
+    replay = _Replay(functions, label, size, averaged, let_drift)
     replay.run(events)
     found += replay.all_findings({(f.variables[0], f.functions[-1]) for f in found})
     found += _unexplained(functions, label, unequal - replay.known_to_differ, truncated)
@@ -103,13 +107,19 @@ def _static_findings(
     return found
 
 
-def _with_stages(averaged: FrozenSet[int], functions: Sequence[FunctionFacts]) -> FrozenSet[int]:
-    """Return `averaged` and the variables that each call computes anew and only these consume."""
-    found = set(averaged)
+def _with_stages(
+    variables: FrozenSet[int], functions: Sequence[FunctionFacts], own_state: bool = False
+) -> FrozenSet[int]:
+    """Return `variables` and those that only these consume: computed anew in each call, or with
+    `own_state` also from their own values, if no output is."""
+    found = set(variables)
     targets = {v for f in functions for v in f.updates}
+    if own_state:
+        targets.difference_update(*(f.shown for f in functions))
     while True:
         consumers = {v: {u for f in functions for u in f.consumers(v)} for v in targets - found}
-        more = {v for v, used in consumers.items() if used and v not in used and used <= found}
+        others = {v: used - {v} if own_state else used for v, used in consumers.items()}
+        more = {v for v, used in others.items() if used and used <= found}
         if not more:
             return frozenset(found)
         found |= more
@@ -164,11 +174,13 @@ class _Replay:
         label: Callable[[int], str],
         size: Optional[int],
         averaged: FrozenSet[int],
+        let_drift: FrozenSet[int],
     ) -> None:
         self._functions: Dict[Optional[int], FunctionFacts] = {f.function_id: f for f in functions}
         self._label = label
         self._size = size
         self._known_averaged = averaged
+        self._let_drift = let_drift
         self._differs: Dict[int, _Divergence] = {}
         self._found: Dict[Tuple[str, int, Tuple[int, ...]], Finding] = {}
         self._drifting: Dict[int, FunctionFacts] = {}
@@ -282,6 +294,10 @@ class _Replay:
             difference = self._differs.get(variable)
             if difference is None or difference.kind == "derived":
                 continue
+            consumers = function.consumers(variable)
+            if variable in self._let_drift and consumers:
+                if difference.writer is function or self._let_drift.issuperset(consumers):
+                    continue
             if difference.kind == "update" and difference.writer is function:
                 self._drifting.setdefault(variable, function)
             else:
@@ -294,7 +310,12 @@ class _Replay:
             if variable in function.rank_dependent_updates:
                 self._differs[variable] = _Divergence("update", function)
             elif sources := differing & function.sources.get(variable, function.reads):
-                self._differs[variable] = _Divergence("derived", on_master=sources <= on_masters)
+                # Of what may drift, no difference was reported already.
+                kind, writer = (
+                    ("update", function) if variable in self._let_drift else ("derived", None)
+                )
+                on_master = sources <= on_masters
+                self._differs[variable] = _Divergence(kind, writer, on_master=on_master)
             else:
                 self._differs.pop(variable, None)
 
@@ -316,8 +337,12 @@ class _Replay:
             rule = "unreduced-read"
             message = (
                 f"{reader.name} reads {name}, which {writer.name} computed on each rank from the "
-                f"rank's own rows, and no all_reduce() came between; call all_reduce({name}) "
-                f"after {writer.name}"
+                f"rank's own rows, and no all_reduce() came between; call "
+                + (
+                    f"settle() of its synchronisation rule before {reader.name}"
+                    if variable in self._let_drift
+                    else f"all_reduce({name}) after {writer.name}"
+                )
             )
         elif difference.kind == "reduce":
             rule = "reduced-on-master-only"
@@ -373,5 +398,5 @@ def _cure_of_drift(writer: FunctionFacts) -> str:
         f"{writer.name}{place} with make_train_function(loss, params, inputs, updates.adam) of "
         f"synkhronos.extensions, or with another of its update rules. For plain gradient descent, "
         f"all_reduce() the updated variables after each call, with weights= this function. If you "
-        f"average them later on purpose, ignore LintWarning"
+        f"average them later on purpose, use a rule of synkhronos.extensions.sync"
     )

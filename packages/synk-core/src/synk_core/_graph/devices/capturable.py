@@ -83,6 +83,13 @@ class Pure:
     updated: Tuple[int, ...]
     on_host: Tuple[int, ...]
 
+    @property
+    def targets(self) -> List[Optional[int]]:
+        """Return for each result of `whole` the input whose new value it is; None of an output."""
+        total = len(self.whole.outputs) + len(self.on_host)
+        targets = [None] * (total - len(self.updated)) + list(self.updated)
+        return [target for place, target in enumerate(targets) if place not in self.on_host]
+
 
 def pure_form(function: Any) -> Pure:
     """Return the form of a compiled function in which it can be recorded.

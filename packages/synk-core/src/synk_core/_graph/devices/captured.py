@@ -7,28 +7,34 @@ new values of variables are new arrays, as always.
 
 In its third call with inputs of some shape a function is computed both ways. It is replayed only if
 the results agree, and if that is quicker.
+
+A function of training computes its loss first, then the gradient. The first graph ends with such
+outputs, which are copied to host memory while the next one computes: so the host can order the next
+step before the device has done this one.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice, zip_longest
 from operator import is_
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from synk_core._graph.fast_call import bare
 from synk_core._graph.flat_updates import whole_of, wholes_among
-from synk_core._graph.transfer.flat import rebuild
+from synk_core._graph.transfer.flat import FlatFunction, rebuild
 from synk_core._graph.values import empty_like, is_on_device
 from synk_core.engine import linked_by_kind
 
 from .capturable import NotCapturableError, Pure, pure_form
 from .device import is_of_the_group
-from .parts import Aim, Parts
+from .parts import Aim, PartOp, Parts
 
 _logger = logging.getLogger(__name__)
 
@@ -191,9 +197,64 @@ class CapturedFunction:
             self._machines = None
 
 
-class _Machines(NamedTuple):
-    """What computes the parts of a pure form."""
+class _Scalars:
+    """The outputs without axes, such as a loss, of a function that computes more than these.
 
+    Args:
+        pure: form of the function.
+
+    Attributes:
+        places: among the results.
+    """
+
+    def __init__(self, pure: Pure) -> None:
+        types, targets = pure.whole.variable_types(), pure.targets
+        scalars = [
+            place
+            for place, number in enumerate(pure.whole.outputs)
+            if targets[place] is None and types[number].ndim == 0
+        ]
+        self.places = scalars if len(scalars) < len(targets) else []
+        self._ready: Optional[Callable[[List[Any]], None]] = None
+        self._values: Dict[int, Any] = {}
+
+    @contextmanager
+    def telling(self, ready: Callable[[List[Any]], None]) -> Iterator[None]:
+        """For the duration of the block, have `ready` called with them when all are computed."""
+        self._ready = ready
+        try:
+            yield
+        finally:
+            self._ready, self._values = None, {}
+
+    def take(self, place: int, value: Any) -> None:
+        """Take note of one of them, amid the function."""
+        if self._ready is not None:
+            self._values[place] = value
+            if len(self._values) == len(self.places):
+                self._ready([self._values[place] for place in range(len(self.places))])
+
+    def told(self, flat: FlatFunction) -> FlatFunction:
+        """Return the function with operations that tell of them."""
+        variables, outputs = flat.variable_types(), list(flat.outputs)
+        nodes: List[Any] = []
+        for order, place in enumerate(self.places):
+            made = ((len(flat.types) + order, None),)
+            nodes.append((len(flat.ops) + order, (outputs[place],), made))
+            outputs[place] = len(variables) + order
+        return replace(
+            flat,
+            ops=(*flat.ops, *(PartOp(self, order) for order in range(len(nodes)))),
+            types=(*flat.types, *(variables[flat.outputs[place]] for place in self.places)),
+            nodes=(*flat.nodes, *nodes),
+            outputs=tuple(outputs),
+        )
+
+
+class _Machines(NamedTuple):
+    """What computes the parts of a pure form, and tells of the scalars."""
+
+    scalars: _Scalars
     whole: Callable[..., List[Any]]
     hosted: Callable[..., List[Any]]
     crossing: Callable[..., List[Any]]
@@ -201,9 +262,11 @@ class _Machines(NamedTuple):
     @classmethod
     def of(cls, pure: Pure) -> _Machines:
         """Build them, without compiling anything."""
-        parts = (pure.whole, pure.hosted, pure.crossing)
+        scalars = _Scalars(pure)
+        parts = (scalars.told(pure.whole), pure.hosted, pure.crossing)
         with linked_by_kind():
-            return cls(*(_nothing if part is None else bare(rebuild(part)) for part in parts))
+            machines = [_nothing if part is None else bare(rebuild(part)) for part in parts]
+        return cls(scalars, *machines)
 
 
 def _nothing(*_: Any) -> List[Any]:
@@ -259,6 +322,9 @@ class _Shape:
         # Of the vector that is made of parts: itself, and the pieces ready after each graph.
         self._vector: Any = None
         self._pieces: List[List[Any]] = []
+        # Outputs that are ready after one of the graphs, and after which one.
+        self._early: Optional[_PackedResults] = None
+        self._early_after = -1
         # Of the graph: the arrays that it reads, and those of them that lie in one vector.
         self._inputs: List[Any] = []
         self._groups: List[_CommonInputs] = []
@@ -299,7 +365,7 @@ class _Shape:
                 self._graphs.forget(graph)
             self._vector, self._pieces = None, []
             self._inputs, self._groups, self._crossing = [], [], []
-            self._results, self._packings = [], []
+            self._results, self._packings, self._early = [], [], None
 
     # -- without a graph ------------------------------------------------------------------
 
@@ -323,22 +389,18 @@ class _Shape:
     # -- with a graph ---------------------------------------------------------------------
 
     def _record(self, values: Sequence[Any], results: Sequence[Any], aim: Optional[Aim]) -> None:
-        graphs, pure = self._graphs, self._pure
-        # The variables whose new values these are; None for outputs.
-        total = len(results) + len(pure.on_host)
-        targets: List[Optional[int]] = [None] * (total - len(pure.updated))
-        targets += pure.updated
-        targets = [t for place, t in enumerate(targets) if place not in pure.on_host]
+        graphs, scalars = self._graphs, self._machines.scalars
+        targets = self._pure.targets
         # It keeps its values: so not in memory that other graphs may use in between.
         self._crossing = self._machines.crossing(*values)
         small = [i for i, r in enumerate(results) if r.size * r.itemsize <= LARGEST_PACKED]
-        outputs = [i for i in small if targets[i] is None]
+        outputs = [i for i in small if targets[i] is None and i not in scalars.places]
         updates = [i for i in small if targets[i] is not None]
         with graphs.own_memory():
+            if scalars.places:
+                self._early = _PackedResults(scalars.places, results)
             self._packings = [
-                _PackedResults(places, [results[i] for i in places])
-                for places in (outputs, updates)
-                if places
+                _PackedResults(places, results) for places in (outputs, updates) if places
             ]
             self._lay_out(values, [t for i in updates if (t := targets[i]) is not None])
             self._load(values)
@@ -348,15 +410,22 @@ class _Shape:
                 self._vector = empty_like(aim.vector, aim.vector.shape, aim.vector.dtype)
 
             def run(cut: Callable[[], None]) -> None:
-                cuts = None if aim is None else _Cuts(self._vector, cut)
-                with self._parts.aimed(cuts):
+                cuts = _Cuts(self._vector, cut)
+
+                def take_early(values: List[Any]) -> None:
+                    if self._early is not None:
+                        self._early.take(values, graphs)
+                        self._early_after = len(cuts.counts)
+                        cuts.ready(())
+
+                with self._parts.aimed(cuts if aim else None), scalars.telling(take_early):
                     found[:] = self._machines.whole(*self._inputs, *self._crossing)
-                if cuts is not None:
+                if aim is not None:
                     pieces = iter([self._vector[p.begin : p.end] for p in self._parts.pieces])
                     self._pieces = [list(islice(pieces, count)) for count in cuts.counts]
                 for packing in self._packings:
-                    packing.take(found, graphs)
-                for place in small:
+                    packing.take([found[place] for place in packing.places], graphs)
+                for place in {*small, *scalars.places}:
                     found[place] = None
 
             self._recorded = graphs.record(run)
@@ -407,12 +476,14 @@ class _Shape:
         self._load(values)
         graphs = self._graphs
         with graphs.entered():
-            for graph, pieces in zip_longest(self._recorded, self._pieces):
+            results = list(self._results)
+            for number, (graph, pieces) in enumerate(zip_longest(self._recorded, self._pieces)):
                 graphs.launch(graph)
+                if number == self._early_after and self._early is not None:
+                    graphs.send(self._early.give(results, graphs))
                 if aim is not None and pieces:
                     aim.ready(pieces)
-            results = list(self._results)
-            for place, result in enumerate(results):
+            for place, result in enumerate(self._results):
                 if aim is not None and result is self._vector:
                     results[place] = aim.vector
                 elif result is not None:
@@ -474,26 +545,27 @@ class _PackedResults:
     """
 
     def __init__(self, places: Sequence[int], results: Sequence[Any]) -> None:
-        self.packing = _Packing(results)
-        self._places = places
-        self._vectors = self.packing.vectors(results[0])
+        self.packing = _Packing([results[place] for place in places])
+        self.places = places
+        self._vectors = self.packing.vectors(results[places[0]])
         self._parts = self.packing.parts(self._vectors)
         self._given: List[Any] = []
         self._wholes: List[Any] = []
 
-    def take(self, results: Sequence[Any], graphs: Any) -> None:
+    def take(self, values: Sequence[Any], graphs: Any) -> None:
         """Copy the results into the vectors: a part of the graph."""
-        for place, part in zip(self._places, self._parts):
-            graphs.copy(part, results[place])
+        for value, part in zip(values, self._parts):
+            graphs.copy(part, value)
 
-    def give(self, results: List[Any], graphs: Any) -> None:
-        """Put copies among the results of a replay."""
+    def give(self, results: List[Any], graphs: Any) -> List[Any]:
+        """Put copies among the results of a replay; return them."""
         self._wholes = self.packing.vectors(self._vectors[0])
         for target, source in zip(self._wholes, self._vectors):
             graphs.copy(target, source)
         self._given = self.packing.parts(self._wholes)
-        for place, part in zip(self._places, self._given):
+        for place, part in zip(self.places, self._given):
             results[place] = part
+        return self._given
 
     def newest(self, values: Sequence[Any]) -> Optional[List[Any]]:
         """Return the vectors that these values are parts of, if the last replay gave them."""

@@ -96,9 +96,13 @@ class Cpu:
     def settle(self) -> None:
         """Do nothing."""
 
-    def send(self, values: List[Any]) -> List[Any]:
+    def send(self, values: Sequence[Any]) -> List[Any]:
         """Return the values themselves."""
-        return values
+        return list(values)
+
+    def fetch(self, results: List[Any]) -> List[Any]:
+        """Return the results themselves."""
+        return results
 
 
 class Gpu:
@@ -147,9 +151,8 @@ class Gpu:
         if self._graphs is None and self._replays != "never" and self._pages is not None:
             pages, always = self._pages, self._replays == "always"
             try:
-                self._graphs = CudaGraphs(
-                    self._driver, pages.device, pages.stream, self._context, self._wait, always
-                )
+                place = self._driver, pages.device, pages.stream, self._context
+                self._graphs = CudaGraphs(*place, self._wait, self.send, always)
             except cuda.CudaError as error:
                 self._replays = "never"
                 _logger.info("functions are not replayed: %s", error)
@@ -164,6 +167,12 @@ class Gpu:
                 self._marker = self._driver.event()
             self._driver.record(self._marker, self._pages.stream)
         self._await([self._marker])
+
+    def begin(self) -> None:
+        """Begin an order: see `enter`; what an earlier one has not fetched is dropped."""
+        self.enter()
+        if self._downloads is not None:
+            self._downloads.drop()
 
     def enter(self) -> None:
         """Make the device this thread's current one.
@@ -292,14 +301,16 @@ class Gpu:
                 self._comm.synchronize(event=self._pages.event)
             self._pages.settle()
 
-    def send(self, values: List[Any]) -> List[Any]:
+    def send(self, values: Sequence[Any]) -> List[Any]:
         """Start to copy small values to host memory, before any work that is ordered later.
+
+        Does nothing for those that it has been called for already, in this order.
 
         Returns:
             The values, with a `Download` in place of each small device array; see `fetch`.
         """
         if self._pages is None or not values:
-            return values
+            return list(values)
         if self._downloads is None:
             room = self.empty((DOWNLOAD_BYTES,), np.uint8)
             pages = self._pages

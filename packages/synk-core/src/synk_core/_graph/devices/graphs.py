@@ -13,7 +13,7 @@ import os
 import time
 import weakref
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, ContextManager, Iterator, List, Union
+from typing import Any, Callable, ContextManager, Iterator, List, Sequence, Union
 
 from synk_comm import cuda
 from synk_core._text import shown
@@ -62,6 +62,7 @@ class CudaGraphs:
         stream: number of the stream that all work of the context is enqueued on.
         context: libgpuarray's.
         wait: blocks until the device has done what it was given.
+        send: starts to copy small arrays to host memory.
         always: replay functions also if that is not quicker.
 
     Attributes:
@@ -78,12 +79,14 @@ class CudaGraphs:
         stream: int,
         context: Any,
         wait: Callable[[], None],
+        send: Callable[[Sequence[Any]], object],
         always: bool = False,
     ) -> None:
         self._driver = driver
         self._device = device
         self._stream = stream
         self.wait = wait
+        self.send = send
         self.always = always
         self.functions: weakref.WeakSet[Any] = weakref.WeakSet()
         words = (ctypes.c_size_t * _WORDS).from_address(context.ptr)

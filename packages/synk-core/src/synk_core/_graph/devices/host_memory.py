@@ -10,7 +10,7 @@ import logging
 import os
 import time
 import weakref
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 import numpy as np
 
@@ -159,6 +159,7 @@ class Downloads:
         self._stream = stream
         self._room = room
         self._used = 0
+        self._started: Dict[int, Download] = {}  # by identity of the device array
         with driver.entered(device):
             self.event = driver.event()
 
@@ -166,13 +167,17 @@ class Downloads:
     def under_way(self) -> bool:
         return self._used > 0
 
-    def start(self, values: List[Any]) -> List[Any]:
-        """Start copies as far as there is room; return the values with `Download`s for them."""
-        started = list(values)
-        if not any(map(is_on_default_device, values)):
-            return started  # nothing to wait for, either
+    def start(self, values: Sequence[Any]) -> List[Any]:
+        """Start copies as far as there is room, of values for which none was started before.
+
+        Returns:
+            The values, with `Download`s in place of those that are copied.
+        """
+        started = [self._started.get(id(value), value) for value in values]
+        if not any(map(is_on_default_device, started)):
+            return started  # nothing more to wait for
         with self._driver.entered(self._device):
-            for i, value in enumerate(values):
+            for i, value in enumerate(started):
                 if not is_on_default_device(value) or not value.size:
                     continue
                 nbytes = value.size * value.itemsize
@@ -183,7 +188,8 @@ class Downloads:
                 self._used += -(-nbytes // 16) * 16
                 # The address of the first element: a view's `offset` is in it.
                 self._driver.download_on(self._stream, address_of(room), value.gpudata, nbytes)
-                started[i] = Download(room.view(value.dtype).reshape(value.shape), value)
+                copy = Download(room.view(value.dtype).reshape(value.shape), value)
+                started[i] = self._started[id(value)] = copy
             self._driver.record(self.event, self._stream)
         return started
 
@@ -191,7 +197,12 @@ class Downloads:
         """Wait for all copies; then there is room again."""
         if self._used:
             await_event(self._driver, self._device, self.event)
-            self._used = 0
+            self.drop()
+
+    def drop(self) -> None:
+        """Have room again. Copies that are under way come before later ones."""
+        self._used = 0
+        self._started.clear()
 
 
 def await_event(driver: Any, device: int, event: int) -> None:

@@ -200,13 +200,13 @@ class PartOp(Op):  # type: ignore[misc] # Theano has no types
     """Returns its input, of which it tells before.
 
     Args:
-        parts: whom.
+        parts: whom, by `take(place, part)`.
         place: of the part.
     """
 
     view_map = {0: [0]}  # noqa: RUF012 - Theano's
 
-    def __init__(self, parts: Parts, place: int) -> None:
+    def __init__(self, parts: Any, place: int) -> None:
         self.parts = parts
         self.place = place
 

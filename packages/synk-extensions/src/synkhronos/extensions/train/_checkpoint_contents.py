@@ -141,7 +141,7 @@ class CheckpointContents:
             if part["kind"] in known:
                 known.remove(part["kind"])
             else:
-                yield f"schedule or callback: {part['kind']} in the checkpoint, none here"
+                yield f"schedule, callback or sync: {part['kind']} in the checkpoint, none here"
 
     def _load_states(self, states: Sequence[dict[str, Any]], path: Path) -> None:
         """Load each object's state, those of one class in their order. New ones keep their own."""
@@ -174,25 +174,27 @@ class SharedVariables:
         self._ranks = ranks
         self._random = list(state.random)
         known = {storage_of(variable) for variable in (*state.params, *state.optimizer)}
-        self._kinds: dict[str, list[Any]] = {
-            "params": list(state.params),
-            "optimizer": list(state.optimizer),
+        stepped = {"params": list(state.params), "optimizer": list(state.optimizer)}
+        self._equal: dict[str, list[Any]] = {
             "learning_rate": [] if rate is None or storage_of(rate) in known else [rate],
+            "centre": list(state.centre),
         }
-        self._local = list(state.local)
+        self._own: dict[str, list[Any]] = {"local": list(state.local)}
+        (self._own if state.takes_local_steps else self._equal).update(stepped)
 
     def read(self) -> dict[str, Any]:
         """Return all values, for a checkpoint."""
         ranks = self._ranks
         content: dict[str, Any] = {"ranks": ranks.size}
-        for kind, variables in self._kinds.items():
+        for kind, variables in self._equal.items():
             values = ranks.read(ranks.master, variables)
             content[kind] = [_entry(v, value=value) for v, value in zip(variables, values)]
-        by_rank = [ranks.read(rank, self._local) for rank in range(ranks.size)]
-        content["local"] = [
-            _entry(variable, values=[values[i] for values in by_rank])
-            for i, variable in enumerate(self._local)
-        ]
+        for kind, variables in self._own.items():
+            by_rank = [ranks.read(rank, variables) for rank in range(ranks.size)]
+            content[kind] = [
+                _entry(variable, values=[values[i] for values in by_rank])
+                for i, variable in enumerate(variables)
+            ]
         states = ranks.read_states(self._random)
         content["random"] = [_entry(v, values=values) for v, values in zip(self._random, states)]
         return content
@@ -200,14 +202,12 @@ class SharedVariables:
     def misfits(self, content: dict[str, Any]) -> Iterator[str]:
         """Yield a sentence for each difference from the present variables."""
         ranks = self._ranks
-        current = {
-            kind: ranks.read(ranks.master, variables) for kind, variables in self._kinds.items()
-        }
-        current["local"] = ranks.read(ranks.master, self._local)
+        arrays = {**self._equal, **self._own}
+        current = {kind: ranks.read(ranks.master, each) for kind, each in arrays.items()}
         current["random"] = [states[ranks.master] for states in ranks.read_states(self._random)]
-        variables = {**self._kinds, "local": self._local, "random": self._random}
+        variables = {**arrays, "random": self._random}
         for kind, values in current.items():
-            saved = content[kind]
+            saved = _saved(content, kind)
             if len(saved) != len(values):
                 yield (
                     f"{kind}: {len(saved)} variables in the checkpoint "
@@ -216,36 +216,42 @@ class SharedVariables:
                 )
                 continue
             for i, (variable, value, entry) in enumerate(zip(variables[kind], values, saved)):
-                arrays = entry["values"] if "values" in entry else [entry["value"]]
                 here = _described(variable.name, value)
-                for array in arrays:
+                for array in _values(entry, 1):
                     there = _described(entry["name"], array)
                     if there != here:
                         yield f"{kind}[{i}]: {there} in the checkpoint, {here} here"
                         break
-                if "values" in entry and len(arrays) != content["ranks"]:
-                    yield f"{kind}[{i}]: {len(arrays)} values for {content['ranks']} ranks"
+                count = len(_values(entry, content["ranks"]))
+                if count != content["ranks"]:
+                    yield f"{kind}[{i}]: {count} values for {content['ranks']} ranks"
 
     def write(self, content: dict[str, Any]) -> None:
         """Set all values; `misfits` has found none."""
-        for kind, variables in self._kinds.items():
-            self._ranks.write_all(variables, [entry["value"] for entry in content[kind]])
-        self._write_local([entry["values"] for entry in content["local"]], content["ranks"])
-        self._write_random([entry["values"] for entry in content["random"]], content["ranks"])
+        saved_ranks = content["ranks"]
+        for kind, variables in self._equal.items():
+            values = [_values(entry, 1)[0] for entry in _saved(content, kind)]
+            self._ranks.write_all(variables, values)
+        for kind, variables in self._own.items():
+            saved = [_values(entry, saved_ranks) for entry in content[kind]]
+            self._write_own(variables, saved, saved_ranks)
+        self._write_random([entry["values"] for entry in content["random"]], saved_ranks)
 
-    def _write_local(self, saved: Sequence[Sequence[Any]], saved_ranks: int) -> None:
+    def _write_own(
+        self, variables: Sequence[Any], saved: Sequence[Sequence[Any]], saved_ranks: int
+    ) -> None:
         ranks = self._ranks
         if saved_ranks == ranks.size:
             for rank in range(ranks.size):
-                ranks.write(rank, self._local, [values[rank] for values in saved])
+                ranks.write(rank, variables, [values[rank] for values in saved])
             return
         common = [
             np.mean(values, axis=0, dtype="float64").astype(values[0].dtype)
             if is_float(variable)
             else values[0]
-            for variable, values in zip(self._local, saved)
+            for variable, values in zip(variables, saved)
         ]
-        ranks.write_all(self._local, common)
+        ranks.write_all(variables, common)
 
     def _write_random(self, saved: Sequence[Sequence[Any]], saved_ranks: int) -> None:
         ranks = self._ranks
@@ -272,6 +278,16 @@ def _differences(saved: dict[str, Any], here: dict[str, Any]) -> list[str]:
         for name, value in here.items()
         if saved.get(name) != value
     ]
+
+
+def _saved(content: dict[str, Any], kind: str) -> Any:
+    """Return the entries of a kind of variables; files of before there was a centre have none."""
+    return content.get(kind, []) if kind == "centre" else content[kind]
+
+
+def _values(entry: dict[str, Any], ranks: int) -> Any:
+    """Return the ranks' values of a variable; one that was equal is repeated."""
+    return entry["values"] if "values" in entry else [entry["value"]] * ranks
 
 
 def _entry(variable: Any, **values: Any) -> dict[str, Any]:

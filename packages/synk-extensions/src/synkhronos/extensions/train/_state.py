@@ -25,6 +25,9 @@ class TrainingState:
         random: States of random streams, of ``MRG_RandomStreams`` or ``RandomStreams``: each rank
             has its own, unless ``fork(random_streams="identical")``.
         read: All variables that a step reads, changed or not.
+        centre: Variables of a rule of :mod:`synkhronos.extensions.sync`: equal on all ranks.
+        takes_local_steps: Whether there is such a rule: parameters and the state of the update
+            rule then differ between ranks.
     """
 
     params: tuple[Any, ...] = ()
@@ -32,6 +35,8 @@ class TrainingState:
     local: tuple[Any, ...] = ()
     random: tuple[Any, ...] = ()
     read: tuple[Any, ...] = ()
+    centre: tuple[Any, ...] = ()
+    takes_local_steps: bool = False
 
 
 def training_state(

@@ -9,22 +9,29 @@ A step has three parts, each over all ranks::
 The averages are weighted by rows, over ranks and slices. A step therefore equals the serial step on
 the whole batch (to rounding) for every batch size and number of processes. The loss must be a
 *mean* over the rows of the batch, as training losses usually are.
+
+With a rule of `synkhronos.extensions.sync` there is no all_reduce: each rank takes the step of its
+own gradient, and the rule combines the ranks' parameters every few steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 import synkhronos as synk
 from synk_core import brief_traceback, flat_updates
-from synk_core.engine import Variable
+from synk_core.engine import T, Variable, library
+from synkhronos.extensions.sync import SyncRule
 
 from ._arguments import call_of_1_0, data_and_rows
 from ._batches import DrawnBatches, with_next
 from ._serial import SerialTrainFunction
-from ._state import TrainingState, training_state
+from ._state import TrainingState, is_random, storage_of, training_state
 
 
 class TrainFunction:
@@ -35,9 +42,11 @@ class TrainFunction:
             :attr:`flat_grad` and returns the loss.
         update_function: The :class:`synkhronos.Function` that moves the parameters from there.
         flat_grad: The flat shared vector (a list of shared variables for ``sgd_nonflat``). After a
-            call it holds the gradient over the whole batch, on every rank.
+            call it holds the gradient over the whole batch, on every rank; with ``sync``, over the
+            rank's own rows.
         state: :class:`TrainingState`: the shared variables that a step changes.
         output_names: For each output of a call, the name of its expression, or None.
+        sync: The rule that combines the ranks' parameters every few steps, or None.
     """
 
     def __init__(
@@ -47,7 +56,9 @@ class TrainFunction:
         flat_grad: Any,
         state: TrainingState,
         output_names: Sequence[Any] = (None,),
+        sync: SyncRule | None = None,
     ) -> None:
+        self.sync = sync
         self.grad_function = grad_function
         self.update_function = update_function
         self.flat_grad = flat_grad
@@ -144,13 +155,11 @@ class TrainFunction:
 
     def _take(self, call: Any, following: Any = None) -> Any:
         """Take one step, and the rows of the following one."""
-        results = synk.step(
-            call,
-            synk.delayed.all_reduce(self.flat_grad, op="avg", weights=self.grad_function),
-            self.update_function,
-            *([] if following is None else [following.prefetch()]),
-        )
-        return results[0]
+        prefetch = [] if following is None else [following.prefetch()]
+        if self.sync is not None:
+            return self.sync.step(call, self.update_function, *prefetch)[0]
+        reduction = synk.delayed.all_reduce(self.flat_grad, op="avg", weights=self.grad_function)
+        return synk.step(call, reduction, self.update_function, *prefetch)[0]
 
     def build_inputs(self, *data: Any, **options: Any) -> Any:
         """Copy data sets to shared memory, one ``Data`` per input: ``Function.build_inputs``."""
@@ -173,6 +182,7 @@ def make_train_function(
     sliceable_shareds: Sequence[Any] | None = None,
     name: str = "train",
     flat: bool | None = None,
+    sync: SyncRule | None = None,
     **kwargs: Any,
 ) -> TrainFunction:
     """Build a data-parallel training step; call it like a compiled Theano training function.
@@ -204,6 +214,10 @@ def make_train_function(
             state. The numbers are the same, except where a compiler rounds a product and a sum
             together in only one of the two forms. None for where it is quicker: with 8 parameters
             or more on GPUs, with 64 on processors.
+        sync: A rule of :mod:`synkhronos.extensions.sync`, made for the same ``params``. Each rank
+            then takes the step of its own rows, and the rule combines the parameters every few
+            steps; the state of the update rule stays with its rank. The loss is the mean over the
+            batch, each row by its rank's parameters.
         **kwargs: Further arguments of the rule, such as ``learning_rate``.
 
     The form of release 1.0, ``make_train_function(loss, params, x, y, update_rule, *args,
@@ -221,6 +235,11 @@ def make_train_function(
     split = _apply(update_rule, loss, params, args, kwargs)
     grad_updates, param_updates, flat_grad = split
     pairs = _pairs(updates)
+    together = _pairs(param_updates)
+    if sync is not None:
+        _require_all_of(params, sync)
+        had_rows, together = _where_rows(_expression(loss), together)
+        grad_updates = [*grad_updates, had_rows]
     grad_function = synk.function(
         inputs,
         outputs=_all_outputs(loss, outputs),
@@ -230,13 +249,14 @@ def make_train_function(
         sliceable_shareds=sliceable_shareds,
         name=f"{name}: gradient",
     )
-    together = _pairs(param_updates)
     if flat is not False:
         together = flat_updates(together, 2 if flat else None)
     update_function = synk.function([], updates=together, name=f"{name}: update")
     state = _state(params, split, loss, outputs, pairs, _pairs(givens))
+    if sync is not None:
+        state = replace(state, centre=tuple(sync.centre), takes_local_steps=True)
     names = _names(loss, outputs)
-    return TrainFunction(grad_function, update_function, flat_grad, state, names)
+    return TrainFunction(grad_function, update_function, flat_grad, state, names, sync)
 
 
 def make_train_function_theano(
@@ -258,8 +278,8 @@ def make_train_function_theano(
 
     Use it for comparison, and for programs that run either way: all arguments, and the call with
     ``batch``, ``batch_s`` and ``num_slices``, are those of :func:`make_train_function` (``flat``
-    has no effect). It needs no ``fork()``. It has its own optimiser state, but the parameters are
-    the same variables.
+    has no effect, and there is no ``sync``). It needs no ``fork()``. It has its own optimiser
+    state, but the parameters are the same variables.
 
     Returns:
         A callable :class:`SerialTrainFunction`, whose ``grad_function`` and
@@ -334,6 +354,41 @@ def _state(
     expressions = [_expression(output) for output in (loss, *(outputs or ()))]
     expressions += [value for _, value in (*grad_updates, *givens)]
     return training_state(params, param_updates, expressions, updates)
+
+
+def _where_rows(loss: Any, param_updates: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Have a rank without rows take no step.
+
+    Returns:
+        An update for the gradient function, which notes that the rank had rows, and the updates of
+        the update function, which change nothing otherwise.
+    """
+    mark = library.shared(np.zeros((), loss.dtype), name="had rows")
+    moved = [
+        (target, new if is_random(target) else T.switch(T.gt(mark, 0), new, target))
+        for target, new in param_updates
+    ]
+    return (mark, T.ones_like(loss)), [*moved, (mark, T.zeros_like(mark))]
+
+
+def _require_all_of(params: Any, sync: Any) -> None:
+    """
+    Raises:
+        TypeError: ``sync`` is no rule.
+        ValueError: It does not combine one of the parameters.
+    """
+    if not isinstance(sync, SyncRule):
+        raise TypeError(
+            f"sync is {sync!r}; expected a rule, such as synkhronos.extensions.sync.easgd(params, "
+            "every=10)"
+        )
+    combined = {storage_of(param) for param in sync.params}
+    for param in [params] if isinstance(params, Variable) else params:
+        if storage_of(param) not in combined:
+            raise ValueError(
+                f"sync is {sync!r}, which does not combine the parameter {param}; make the rule "
+                "with the same params"
+            )
 
 
 def _pairs(updates: Any) -> list[Any]:

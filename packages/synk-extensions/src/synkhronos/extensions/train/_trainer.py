@@ -76,7 +76,7 @@ class OnEpochEnd(Callback):
 
 
 def _is_stateful(item: Any) -> bool:
-    """Return whether a schedule or callback can load a state."""
+    """Return whether a schedule, callback or rule of `sync` can load a state."""
     loads = getattr(type(item), "load_state", None) is not Callback.load_state
     return loads and hasattr(item, "load_state")
 
@@ -112,7 +112,9 @@ class Trainer:
         history = trainer.run(20, resume=True)
 
     Args:
-        train: From :func:`make_train_function` or :func:`make_train_function_theano`.
+        train: From :func:`make_train_function` or :func:`make_train_function_theano`. If it has a
+            rule of :mod:`synkhronos.extensions.sync`, all ranks get the common parameters after
+            each epoch, before validation (``settle()``).
         data: An array or ``Data`` for each input of ``train``, in a tuple; or a single one. Arrays
             are copied to shared memory once. All but those of ``bcast_inputs`` have the same
             number of rows.
@@ -217,13 +219,16 @@ class Trainer:
         is_parallel = isinstance(train, TrainFunction)
         self._ranks: RankVariables = AllRanks() if is_parallel else OneProcess()
         self._local_floats = [variable for variable in train.state.local if is_float(variable)]
-        self._valued = [*train.state.params, *self._local_floats]
+        self._sync = train.sync if isinstance(train, TrainFunction) else None
+        self._valued = [*train.state.params, *train.state.centre, *self._local_floats]
         self._rate = LearningRate(learning_rate, schedule, schedule_by, self._ranks, train.state)
         self._contents = CheckpointContents(
             SharedVariables(self._ranks, train.state, learning_rate),
             self._sampler,
             course={"monitor": self.monitor, "mode": mode, "train_columns": self._train_columns},
-            stateful=[item for item in [schedule, *self._callbacks] if _is_stateful(item)],
+            stateful=[
+                item for item in [schedule, *self._callbacks, self._sync] if _is_stateful(item)
+            ],
         )
         sums = [0.0] * len(self._train_columns)
         self._progress = TrainingProgress(sums, self._sampler.get_state())
@@ -396,6 +401,8 @@ class Trainer:
         return values[0]
 
     def _finish_epoch(self, epochs: int) -> None:
+        if self._sync is not None:
+            self._sync.settle()
         if self._average_local:
             self._ranks.average(self._local_floats)
         validated = self._valid() if self._valid else {"valid_loss": None}

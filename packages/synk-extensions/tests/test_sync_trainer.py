@@ -1,0 +1,148 @@
+"""The Trainer with a rule of `extensions.sync`: validation, checkpoints, early stopping."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from _sync import (
+    BATCH,
+    EVERY,
+    RATE,
+    ROWS,
+    RULES,
+    STEPS,
+    Linear,
+    Ranks,
+    Training,
+    no_warning,
+    rows,
+    together,
+)
+from _training import assert_same, everywhere, forked, without_seconds
+
+import synkhronos as synk
+from synkhronos.extensions import updates
+from synkhronos.extensions.train import (
+    CheckpointError,
+    EarlyStopping,
+    Trainer,
+    make_train_function,
+    make_train_function_theano,
+)
+from synkhronos.extensions.train._checkpoints import read_file, write_file
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    with forked(2):
+        yield
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_epochs_end_with_the_common_parameters_and_their_validation(two_ranks, name):
+    x, y = rows(ROWS)
+    x_valid, y_valid = rows(23, seed=8)
+    model = Linear()
+    rule = RULES[name](model.params, EVERY)
+    with no_warning():
+        train = make_train_function(
+            model.loss, model.params, [model.x, model.y], updates.sgd, RATE, sync=rule
+        )
+        valid = synk.function([model.x, model.y], model.loss)
+        trainer = Trainer(
+            train,
+            (x, y),
+            BATCH,
+            valid=valid,
+            valid_data=(x_valid, y_valid),
+            shuffle=False,
+            verbose=False,
+        )
+        history = trainer.run(3)
+        assert synk.lint() == []
+    expected = Ranks(2, name, EVERY, alpha=0.45)
+    for epoch in range(3):
+        for start in range(0, ROWS, BATCH):
+            expected.step(x[start : start + BATCH], y[start : start + BATCH])
+        expected.settle()
+        theta = expected.replicas[0]
+        loss = np.mean((x_valid @ theta[:-1] + theta[-1] - y_valid) ** 2)
+        assert history["valid_loss"][epoch] == pytest.approx(loss, rel=1e-12)
+    replicas = together(everywhere(model.params))
+    np.testing.assert_allclose(replicas, expected.replicas, rtol=1e-12)
+    assert (replicas[0] == replicas[1]).all()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_resuming_within_an_epoch_equals_an_uninterrupted_run_bit_for_bit(
+    two_ranks, tmp_path, name
+):
+    whole = Training(name)
+    history = whole.trainer.run(3)
+    parts = Training(name, tmp_path, stop=STEPS + 2)
+    parts.trainer.run(3)
+    values = everywhere(parts.model.params)
+    assert (together(values)[0] != together(values)[1]).all(), "each rank has its own"
+    for stop in (2 * STEPS + 1, None):
+        parts = Training(name, tmp_path, stop=stop)
+        again = parts.trainer.run(3, resume=True)
+    for one, other in zip(parts.values(), whole.values()):
+        assert_same(one, other)
+    assert without_seconds(again) == without_seconds(history)
+    assert parts.rule.steps == whole.rule.steps
+
+
+def test_the_best_parameters_come_back_with_their_centre(two_ranks):
+    stopping = EarlyStopping(1, min_delta=1e9, restore_best=True)
+    first = Training("easgd")
+    first.trainer.run(1)
+    training = Training("easgd", callbacks=[stopping])
+    history = training.trainer.run(9)
+    assert (len(history), history.status) == (2, "stopped")
+    best = together(everywhere(first.model.params))
+    np.testing.assert_array_equal(together(everywhere(training.model.params)), best)
+    np.testing.assert_array_equal(together(everywhere(training.rule.centre)), best)
+
+
+def test_a_checkpoint_of_another_rule_is_refused(two_ranks, tmp_path):
+    Training("downpour", tmp_path).trainer.run(1)
+    for rule, match in (
+        ("easgd", r"got the state of sync.downpour\(\), expected easgd\(\)"),
+        ("average", "centre: 2 variables in the checkpoint .*, 0 here"),
+        (None, "schedule, callback or sync: SyncRule in the checkpoint, none here"),
+    ):
+        training = Training(rule, tmp_path)
+        before = training.values()
+        with pytest.raises(CheckpointError, match=match):
+            training.trainer.resume()
+        for one, other in zip(training.values(), before):
+            assert_same(one, other)
+    model = Linear()
+    serial = make_train_function_theano(
+        model.loss, model.params, [model.x, model.y], updates.momentum, RATE
+    )
+    with pytest.raises(CheckpointError, match="SyncRule in the checkpoint, none here"):
+        Trainer(serial, rows(ROWS), BATCH, checkpoint=tmp_path).resume()
+
+
+def test_a_checkpoint_without_a_rule(two_ranks, tmp_path):
+    """Averaging may go on from one; a centre is not in it. Those of before there were rules have no
+    entry for a centre."""
+    plain = Training(None, tmp_path)
+    plain.trainer.run(1)
+    values = [rank[:4] for rank in plain.values()]
+    content = read_file(next(tmp_path.glob("step-*.npz")))
+    assert content["variables"].pop("centre") == []
+    old = tmp_path / "old.npz"
+    write_file(old, content)
+    for path in (old, tmp_path / "step-000000005.npz"):
+        for rule in (None, "average"):
+            training = Training(rule)
+            training.trainer.resume(path)
+            for one, other in zip(training.values(), values):
+                assert_same(one, other)
+            assert len(training.trainer.run(2)) == 2
+            for rank in training.values():
+                assert_same(rank[:2], training.values()[0][:2])
+        with pytest.raises(CheckpointError, match=r"centre: 0 variables in .*, 2 here \(centre"):
+            Training("easgd").trainer.resume(path)
