@@ -4,11 +4,11 @@ SHELL := /bin/sh
 
 VENV := .venv
 PY := $(VENV)/bin/python
-PACKAGES := synk-shm synk-comm synk-theano synk-extensions
+PACKAGES := synk-shm synk-comm synk-core synk-theano synk-pytensor synk-extensions
 PACKAGE_TESTS := $(PACKAGES:%=test-%)
 # More arguments for pytest: make test-synk-shm ARGS="-k resize -x"
 ARGS :=
-# Some suites only: make nightly SUITES="synk-comm synk-theano/faults"
+# Some suites only: make nightly SUITES="synk-comm synk-core/faults"
 SUITES :=
 # How long `make nightly` works at random, and how often it kills.
 SOAK_S := 3600
@@ -22,7 +22,7 @@ help:
 	@echo "make <target>, where <target> is"
 	@awk -F': ' '/^## / { sub(/^## /, ""); name = $$1; sub(/^[^:]*: /, ""); printf "  %-18s %s\n", name, $$0 }' Makefile
 
-## setup: create .venv with the four packages and every tool (quick when nothing changed)
+## setup: create .venv with the packages and every tool (quick when nothing changed)
 setup:
 	@sh scripts/bootstrap.sh
 

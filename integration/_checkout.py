@@ -13,7 +13,10 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("synk-shm", "synk-comm", "synk-theano", "synk-extensions")
+PACKAGES = (
+    *("synk-shm", "synk-comm", "synk-core"),
+    *("synk-theano", "synk-pytensor", "synk-extensions"),
+)
 """Folders of the packages, each after those that it needs."""
 
 LIMIT_S = 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -36,6 +37,8 @@ def build(source: Path, target: Path) -> dict[str, Path]:
     copies = [source / folder for folder in PACKAGES]
     # What builds them is here already; whether the index has it, too, is seen at night.
     options = [] if ALL else ["--no-build-isolation"]
+    # Some are for newer Pythons than this one.
+    options.append("--ignore-requires-python")
     run(*PIP, "wheel", "--no-deps", *options, "-w", target, *copies)
     built = {}
     for folder in PACKAGES:
@@ -44,13 +47,16 @@ def build(source: Path, target: Path) -> dict[str, Path]:
     return built
 
 
-def make_environment(folder: Path, wheels: list[Path]) -> Path:
+def make_environment(folder: Path, wheels: list[Path], base: object = sys.executable) -> Path:
     """Create a virtual environment with these wheels and what they need; return its interpreter.
 
-    What they need is taken from this environment, with which no network is asked; all of it comes
-    from the index instead if SYNK_TESTS=all.
+    What they need is taken from the environment of `base`, with which no network is asked; all of
+    it comes from the index instead if SYNK_TESTS=all.
+
+    Args:
+        base: an interpreter.
     """
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    run(base, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
     pip = (*PIP, "--python", python)
     if ALL:
@@ -58,7 +64,7 @@ def make_environment(folder: Path, wheels: list[Path]) -> Path:
         return python
     run(*pip, "install", "--no-deps", *wheels)
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    for distribution in needed([path.name.partition("-")[0] for path in wheels]):
+    for distribution in needed([path.name.partition("-")[0] for path in wheels], base):
         for name in {path.parts[0] for path in distribution.files or ()} - {".."}:
             place = site / name
             if not place.exists() and name != "__pycache__":
@@ -66,8 +72,11 @@ def make_environment(folder: Path, wheels: list[Path]) -> Path:
     return python
 
 
-def needed(names: list[str]) -> list[metadata.Distribution]:
-    """Return this environment's distributions that these need, directly or through others."""
+def needed(names: list[str], base: object) -> list[metadata.Distribution]:
+    """Return the distributions of an interpreter's environment that these need, directly or through
+    others."""
+    asked = "import json, sys; print(json.dumps([sys.path, '%d.%d' % sys.version_info[:2]]))"
+    places, version = json.loads(run(base, "-c", asked))
     found: dict[str, metadata.Distribution] = {}
     waiting, given = [Requirement(name) for name in names], {canonicalize_name(n) for n in names}
     seen = set()
@@ -76,13 +85,18 @@ def needed(names: list[str]) -> list[metadata.Distribution]:
         if str(requirement) in seen:
             continue
         seen.add(str(requirement))
-        distribution = metadata.distribution(requirement.name)
+        distribution = next(
+            iter(metadata.Distribution.discover(name=requirement.name, path=places)), None
+        )
+        assert distribution is not None, f"{base} has no {requirement}"
         name = canonicalize_name(requirement.name)
         if name not in given:
             found[name] = distribution
         for text in distribution.requires or ():
             one = Requirement(text)
-            extras = {"extra": ""}, *({"extra": extra} for extra in requirement.extras)
-            if one.marker is None or any(one.marker.evaluate(extra) for extra in extras):
+            extras = ("", *requirement.extras)
+            if one.marker is None or any(
+                one.marker.evaluate({"extra": extra, "python_version": version}) for extra in extras
+            ):
                 waiting.append(one)
     return list(found.values())

@@ -15,6 +15,7 @@ import pytest
 # Modules of the tests' own, whose names begin with "_", are imported by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from _checkout import PACKAGES, ROOT
 from _wheels import build, make_environment
 
 from synk_testing import descendants, hard_limit, is_there, shared_memory
@@ -115,6 +116,17 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a fresh environment in which all packages are installed."""
+    """The interpreter of a fresh environment with the packages, those for Theano among them."""
     folder = tmp_path_factory.mktemp("user") / "venv"
-    return make_environment(folder, list(wheels.values()))
+    return make_environment(folder, [wheels[one] for one in PACKAGES if one != "synk-pytensor"])
+
+
+@pytest.fixture(scope="session")
+def installed_newer(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a fresh environment with the packages, those for PyTensor among them."""
+    base = ROOT / ".venv-newer/bin/python"
+    if not base.exists():
+        pytest.skip("no Python 3.12 or newer was found when this checkout was prepared")
+    folder = tmp_path_factory.mktemp("newer") / "venv"
+    chosen = [wheels[one] for one in PACKAGES if one != "synk-theano"]
+    return make_environment(folder, chosen, base)

@@ -296,7 +296,7 @@ def test_a_new_checkout_gets_an_environment_and_says_so(checkout: Checkout) -> N
     assert len(pip) == 2
     assert "--retries 1" in pip[0]
     assert "poetry-core" in pip[0]
-    assert pip[1].count("--editable packages/") == 4
+    assert pip[1].count("--editable packages/") == 5
     assert "--no-build-isolation" in pip[1]
     assert pip[1].find("--group dev") > 0
     assert calls[-1] == "-m synk_theano_compat --install"
@@ -321,7 +321,7 @@ def test_a_newer_python_gets_an_environment_for_what_does_without_theano(
     into = [call for call in calls if call.startswith("-m pip --python .venv-newer/bin/python")]
     assert len(into) == 2
     assert "numpy" in into[0]
-    assert into[1].count("--editable") == 5
+    assert into[1].count("--editable") == 6
     # What cannot be had is left out, and holds up nothing.
     (checkout.root / ".venv" / ".ready").unlink()
     said, _, _ = checkout.set_up(NEWER=str(newer), FAIL="no network", ONLY="--python")

@@ -36,16 +36,17 @@ def workflow(name: str) -> dict[Any, Any]:
         ([], []),
         (["packages/synk-shm/src/synk_shm/_arrays/constructors.py"], ["synk-shm", *ALL[2:]]),
         (["packages/synk-comm/README.md"], ALL[1:]),
-        (["packages/synk-theano/tests/test_plan.py"], ALL[2:]),
-        (["packages/synk-extensions/pyproject.toml"], ALL[3:]),
+        (["packages/synk-core/tests/test_plan.py"], ALL[2:]),
+        (["packages/synk-theano/tests/test_linking.py"], ["synk-theano", "synk-extensions"]),
+        (["packages/synk-extensions/pyproject.toml"], ALL[5:]),
         (["packages/synk-comm/a.py", "packages/synk-shm/a.py"], ALL),
         (["packages/a-new-one/a.py"], ALL),
         (["pyproject.toml"], ALL),
         ([".github/workflows/ci.yml"], ALL),
         (["README.md", "docs/index.md", "docs/conf.py"], []),
         (["integration/test_ci.py", "benchmarks/synk_benchmarks/rounds.py"], []),
-        (["packages/synk-extensions/src/synkhronos_examples/intro.py"], ALL[3:]),
-        (["docs/index.md", "packages/synk-theano/LICENSE"], ALL[2:]),
+        (["packages/synk-extensions/src/synkhronos_examples/intro.py"], ALL[5:]),
+        (["docs/index.md", "packages/synk-pytensor/LICENSE"], ALL[4:]),
     ],
 )
 def test_a_change_asks_for_its_package_and_all_after(paths: list[str], expected: list[str]) -> None:
@@ -70,10 +71,12 @@ def test_workflows_have_jobs_with_steps_and_a_limit(path: Path) -> None:
         assert job["timeout-minutes"] <= (350 if path.stem == "nightly" else 60), name
 
 
-def test_the_gate_waits_for_every_other_job() -> None:
+def test_the_gate_waits_for_every_other_job_that_must_not_fail() -> None:
     jobs = workflow("ci.yml")["jobs"]
     gate = jobs["gate"]
-    assert set(gate["needs"]) == set(jobs) - {"gate"}
+    optional = {name for name, job in jobs.items() if job.get("continue-on-error")}
+    assert optional == {"newest-pytensor"}
+    assert set(gate["needs"]) == set(jobs) - {"gate"} - optional
     assert gate["if"] == "always()", "a skipped gate would count as success"
 
 
@@ -83,7 +86,8 @@ def test_each_job_runs_a_supported_python_and_installs_what_the_package_needs() 
         described = project(package)
         pythons = [job["python"] for job in jobs if job["package"] == package]
         supported = Requirement("x" + described["requires-python"]).specifier
-        assert pythons[0] == "3.9"
+        assert supported.contains(pythons[0])
+        assert not supported.contains(f"3.{int(pythons[0][2:]) - 1}"), "the oldest is among them"
         assert all(supported.contains(python) for python in pythons)
         assert all(
             f"Programming Language :: Python :: {python}" in described["classifiers"]
@@ -91,9 +95,20 @@ def test_each_job_runs_a_supported_python_and_installs_what_the_package_needs() 
         )
     names = {project(package)["name"]: package for package in ALL}
     for job in jobs:
-        needed = {Requirement(text).name for text in project(job["package"])["dependencies"]}
+        described = [Requirement(text) for text in project(job["package"])["dependencies"]]
+        needed = {
+            one.name
+            for one in described
+            if one.marker is None or one.marker.evaluate({"python_version": job["python"]})
+        }
         siblings = {f"packages/{names[name]}" for name in needed & set(names)}
-        assert siblings | {f"packages/{job['package']}"} <= set(job["members"].split())
+        members = set(job["members"].split())
+        assert siblings | {f"packages/{job['package']}"} <= members
+        if "packages/synk-core" in members:
+            assert len(members & {"packages/synk-theano", "packages/synk-pytensor"}) == 1, job
+        for member in members:
+            supported = project(member.removeprefix("packages/"))["requires-python"]
+            assert Requirement("x" + supported).specifier.contains(job["python"])
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the release workflow runs Python 3.11")

@@ -18,19 +18,25 @@ from packaging.requirements import Requirement
 MODULES = {
     "synk_shm": ROOT / "packages/synk-shm/src/synk_shm",
     "synk_comm": ROOT / "packages/synk-comm/src/synk_comm",
+    "synk_core": ROOT / "packages/synk-core/src/synk_core",
     "synk_theano": ROOT / "packages/synk-theano/src/synk_theano",
     "synk_theano_compat": ROOT / "packages/synk-theano/src/synk_theano_compat",
+    "synk_pytensor": ROOT / "packages/synk-pytensor/src/synk_pytensor",
     "synkhronos": ROOT / "packages/synk-extensions/src/synkhronos",
     "synkhronos_cli": ROOT / "packages/synk-extensions/src/synkhronos_cli",
 }
+ADAPTERS = {"synk_theano", "synk_theano_compat", "synk_pytensor"}
+ABOVE_ENGINES = {"synkhronos", "lasagne", "pymc"}
 FORBIDDEN = {
-    "synk_shm": {"synk_comm", "synk_theano", "synk_theano_compat", "synkhronos", "theano", "zmq"},
-    "synk_comm": {"synk_shm", "synk_theano", "synk_theano_compat", "synkhronos", "theano"},
-    "synk_theano": {"synkhronos", "lasagne"},
-    "synk_theano_compat": {"synk_shm", "synk_comm", "synk_theano", "synkhronos", "lasagne"},
+    "synk_shm": {"synk_comm", "synk_core", *ADAPTERS, *ABOVE_ENGINES, "zmq"},
+    "synk_comm": {"synk_shm", "synk_core", *ADAPTERS, *ABOVE_ENGINES},
+    "synk_core": {*ADAPTERS, *ABOVE_ENGINES},
+    "synk_theano": {"synk_pytensor", "pytensor", *ABOVE_ENGINES},
+    "synk_theano_compat": {"synk_shm", "synk_comm", "synk_core", "synk_theano", *ABOVE_ENGINES},
+    "synk_pytensor": {"synk_theano", "synk_theano_compat", "theano", "pygpu", *ABOVE_ENGINES},
     "synkhronos": set(),
     # It reports what is wrong on machines where these cannot be imported.
-    "synkhronos_cli": {"synk_theano", "synk_theano_compat", "synkhronos", "theano", "numpy"},
+    "synkhronos_cli": {"synk_core", *ADAPTERS, "synkhronos", "numpy"},
 }
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 # The one file with state between calls; its top says so.
@@ -53,10 +59,10 @@ ROOMS = {
         *("_backends", "_join", "_processes", "run", "testing"),
     ),
     "synk_shm": ("exceptions", "_segments", "_processes", "_arrays", "testing"),
-    "synk_theano": (
-        *("exceptions", "flight", "_cores", "_text", "_tracebacks", "_warn", "_weakqueue"),
-        *("_plan", "_wire", "_graph", "engine", "_watch", "_rank", "_workers", "mpi"),
-        *("_master", "_api"),
+    "synk_core": (
+        *("exceptions", "flight", "_adapters", "_cores", "_text", "_tracebacks", "_warn"),
+        *("_weakqueue", "engine", "_plan", "_wire", "_graph", "_watch", "_rank", "_workers"),
+        *("mpi", "_master", "_api"),
     ),
     "synk_theano_compat": ("_toolchain", "_cuda", "locks", "_patches", "_hook", "_status"),
     "synkhronos_cli": ("_terminal", "_probe", "_clean", "_flight", "_doctor", "_programs", "_app"),
@@ -65,9 +71,8 @@ ROOMS = {
         *("data_module", "function_module", "extensions", "_checking", "_benchmarks"),
     ),
 }
-# Only these import an engine, or know its GPUs.
+# Only the packages that adapt one import an engine, or know its GPUs.
 ENGINES = {"theano", "pytensor", "pygpu"}
-KNOW_ENGINES = ("synk_theano/_graph/engine/", "synk_theano/_graph/devices/")
 # What is for one of them alone.
 OF_ONE_ENGINE = (
     "synkhronos/extensions/lasagne.py",
@@ -148,7 +153,7 @@ def test_every_package_is_here() -> None:
         assert (top / "py.typed").is_file(), f"{name} publishes no types"
 
 
-def test_imports_point_down_and_only_one_room_knows_engines() -> None:
+def test_imports_point_down_and_only_adapters_know_engines() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {imported}"
         for name, path in files()
@@ -158,24 +163,39 @@ def test_imports_point_down_and_only_one_room_knows_engines() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("engine", ["_theano", "_pytensor"])
-def test_each_engine_defines_all_names(engine: str) -> None:
+def test_the_core_names_no_engine() -> None:
+    """Neither in what it imports, which is tested above, nor in messages and other texts."""
+    named = re.compile(r"\b(theano|pytensor|pygpu)\b")
+    wrong = []
+    for path in sorted(MODULES["synk_core"].rglob("*.py")):
+        nodes = list(ast.walk(tree(path)))
+        documented = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        wrong += [
+            f"{path.relative_to(ROOT)}:{node.lineno} {node.value}"
+            for node in nodes
+            if isinstance(node, ast.Constant) and id(node) not in documented
+            if isinstance(node.value, str) and named.search(node.value)
+        ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("adapter", ["synk_theano", "synk_pytensor"])
+def test_each_adapter_defines_all_names(adapter: str) -> None:
     """One that it lacks would be missed only where this engine is."""
-    top = MODULES["synk_theano"] / "_graph/engine"
     defined: set[str] = set()
-    for node in tree(top / f"{engine}.py").body:
+    for node in tree(MODULES[adapter] / "_engine.py").body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             defined.update(alias.asname or alias.name for alias in node.names)
         elif isinstance(node, ast.FunctionDef):
             defined.add(node.name)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             defined.update(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
-    assert set(names_listed_in(top / "__init__.py")) - defined == set()
+    assert set(names_listed_in(MODULES["synk_core"] / "engine.py")) - defined == set()
 
 
 def may_know_engines(package: str, path: Path) -> bool:
     place = path.relative_to(MODULES[package].parent).as_posix()
-    return package == "synk_theano_compat" or place.startswith((*KNOW_ENGINES, *OF_ONE_ENGINE))
+    return package in ADAPTERS or place.startswith(OF_ONE_ENGINE)
 
 
 def test_packages_use_only_the_public_names_of_the_others() -> None:
@@ -370,7 +390,8 @@ def names_listed_in(path: Path) -> list[str]:
 
 
 # The compatibility layer is imported at every start of Python, so it imports and offers nothing.
-@pytest.mark.parametrize("name", sorted(set(MODULES) - {"synk_theano_compat"}))
+# The names of adapters are synk-core's.
+@pytest.mark.parametrize("name", sorted(set(MODULES) - ADAPTERS))
 def test_public_names_are_listed_and_exist(name: str) -> None:
     names = names_listed_in(MODULES[name] / "__init__.py")
     assert len(names) == len(set(names))

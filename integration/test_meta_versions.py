@@ -1,8 +1,7 @@
-"""The four versions agree with what each package says of itself and of its siblings."""
+"""The versions agree with what each package says of itself and of its siblings."""
 
 from __future__ import annotations
 
-import importlib
 import re
 
 import pytest
@@ -13,8 +12,9 @@ from packaging.version import Version
 
 @pytest.mark.parametrize("folder", PACKAGES)
 def test_module_and_distribution_agree(folder: str) -> None:
-    module = importlib.import_module(project(folder)["name"].replace("-", "_"))
-    assert module.__version__ == project(folder)["version"]
+    name = project(folder)["name"].replace("-", "_")
+    text = (ROOT / "packages" / folder / "src" / name / "__init__.py").read_text(encoding="utf-8")
+    assert re.findall(r'^__version__ = "(.*)"$', text, re.MULTILINE) == [project(folder)["version"]]
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
@@ -40,8 +40,26 @@ def test_ranges_admit_the_siblings_and_pin_none(folder: str) -> None:
 
 
 def test_the_meta_package_brings_all_the_others() -> None:
-    names = {Requirement(text).name for text in project("synk-extensions")["dependencies"]}
-    assert {"synk-shm", "synk-comm", "synk-theano"} <= names
+    described = [Requirement(text) for text in project("synk-extensions")["dependencies"]]
+    assert {project(folder)["name"] for folder in PACKAGES[:-1]} <= {one.name for one in described}
+
+
+@pytest.mark.parametrize("python", [f"3.{minor}" for minor in range(9, 15)])
+def test_each_python_gets_the_adapter_that_supports_it(python: str) -> None:
+    described = [Requirement(text) for text in project("synk-extensions")["dependencies"]]
+    adapters = {
+        one.name
+        for one in described
+        if one.name in ("synk-theano", "synk-pytensor")
+        and (one.marker is None or one.marker.evaluate({"python_version": python}))
+    }
+    supporting = {
+        name
+        for name in ("synk-theano", "synk-pytensor")
+        if Requirement("x" + project(name)["requires-python"]).specifier.contains(python)
+    }
+    assert adapters == supporting
+    assert len(adapters) == 1
 
 
 @pytest.mark.parametrize(
@@ -49,7 +67,9 @@ def test_the_meta_package_brings_all_the_others() -> None:
     [
         ("synk-shm", ["3.9", "3.11", "3.13"], ["3.8"]),
         ("synk-comm", ["3.9", "3.11", "3.13"], ["3.8"]),
-        ("synk-theano", ["3.9", "3.11", "3.14"], ["3.8", "3.15"]),
+        ("synk-core", ["3.9", "3.11", "3.14"], ["3.8", "3.15"]),
+        ("synk-theano", ["3.9", "3.11"], ["3.8", "3.12"]),
+        ("synk-pytensor", ["3.12", "3.14"], ["3.11", "3.15"]),
         ("synk-extensions", ["3.9", "3.11", "3.14"], ["3.8", "3.15"]),
     ],
 )

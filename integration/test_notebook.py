@@ -91,7 +91,7 @@ class Kernel:
 
     def workers(self) -> list[int]:
         found = psutil.Process(self.pid).children(recursive=True)
-        return [p.pid for p in found if "synk_theano._workers.worker" in p.cmdline()]
+        return [p.pid for p in found if "synk_core._workers.worker" in p.cmdline()]
 
     def segments(self) -> set[str]:
         """Return the segments that its processes have mapped."""

@@ -20,14 +20,14 @@ KNOWN = {
     "synk_comm/_processes/process.py": INHERITED,
     "synk_comm/_processes/loading.py": INHERITED,
     "synk_comm/_core/steps.py": GROUP,
-    "synk_theano/_master/controller.py": INHERITED,
-    "synk_theano/_master/failures.py": INHERITED,
-    "synk_theano/_workers/interrupts.py": MPI,
-    "synk_theano/_workers/mpi_worker.py": MPI,
-    "synk_theano/_workers/pool.py": INHERITED,
-    "synk_theano/_workers/worker.py": INHERITED,
-    "synk_theano/_wire/orders.py": GROUP,
-    "synk_theano/_graph/transfer/pickling.py": PAYLOAD,
+    "synk_core/_master/controller.py": INHERITED,
+    "synk_core/_master/failures.py": INHERITED,
+    "synk_core/_workers/interrupts.py": MPI,
+    "synk_core/_workers/mpi_worker.py": MPI,
+    "synk_core/_workers/pool.py": INHERITED,
+    "synk_core/_workers/worker.py": INHERITED,
+    "synk_core/_wire/orders.py": GROUP,
+    "synk_core/_graph/transfer/pickling.py": PAYLOAD,
 }
 
 LOADERS = {"load", "loads", "Unpickler"}

@@ -40,6 +40,49 @@ def test_the_first_example_runs_from_the_wheels(
     assert list(elsewhere.iterdir()) == [], "a program leaves no file behind"
 
 
+PARALLEL = """
+import sys
+import numpy as np
+import {engine}.tensor as T
+import synkhronos as synk
+synk.fork(2, use_gpu=False)
+x = T.matrix("x")
+f = synk.function([x], outputs=[(x ** 2).mean(), (x.sum(axis=1), "gather")])
+synk.distribute()
+rows = np.arange(21.0).reshape(7, 3)
+mean, sums = f(rows)
+np.testing.assert_allclose(mean, (rows ** 2).mean(), rtol=1e-12)
+np.testing.assert_array_equal(sums, rows.sum(axis=1))
+packages = {{name.partition(".")[0] for name in sys.modules}}
+print(*sorted(packages & {{"theano", "pytensor", "synk_theano", "synk_pytensor"}}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "fixture"), [("theano", "installed"), ("pytensor", "installed_newer")]
+)
+def test_a_function_is_computed_by_two_ranks_with_the_engine_of_each_python(
+    request: pytest.FixtureRequest,
+    clean_environment: dict[str, str],
+    tmp_path: Path,
+    engine: str,
+    fixture: str,
+) -> None:
+    python = request.getfixturevalue(fixture)
+    program = tmp_path / "program.py"
+    program.write_text(PARALLEL.format(engine=engine))
+    printed = run(python, program, env=clean_environment, cwd=tmp_path)
+    assert printed.splitlines()[-1].split() == sorted([engine, f"synk_{engine}"])
+
+
+def test_nothing_of_theanos_repair_is_where_pytensor_is(installed_newer: Path) -> None:
+    (site,) = installed_newer.parent.parent.glob("lib/python*/site-packages")
+    names = {path.name for path in site.iterdir()}
+    assert {"synk_core", "synk_pytensor", "synkhronos"} <= names
+    assert [name for name in names if name.endswith(".pth") and "synk" in name] == []
+    assert {"synk_theano", "synk_theano_compat", "theano"} & names == set()
+
+
 @pytest.mark.parametrize(
     ("folder", "module", "allowed"),
     [

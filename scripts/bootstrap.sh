@@ -22,7 +22,8 @@ place=$venv/.place
 log=$venv/bootstrap.log
 newer_log=$venv/bootstrap-newer.log
 wanted="3.11 3.10 3.9"
-packages="synk-shm synk-comm synk-theano synk-extensions"
+packages="synk-shm synk-comm synk-core synk-theano synk-extensions"
+newer_packages="synk-shm synk-comm synk-core synk-pytensor synk-extensions"
 
 # Says "ok <version>", or what keeps this interpreter from being used: "version", or "lacks <version>"
 # with "venv", "headers" or both. It is run, not trusted: a pyenv shim exists for versions that are
@@ -210,7 +211,7 @@ python_missing() {
 }
 
 check_machine() {
-    for package in $packages; do
+    for package in $packages $newer_packages; do
         if [ ! -f "packages/$package/pyproject.toml" ]; then
             echo "missing: packages/$package. Check out the whole repository" >&2
             exit 1
@@ -322,7 +323,7 @@ install() {
         editable="$editable --editable packages/$package$extras"
     done
     editable="$editable --editable dev/synk-testing" # what the tests start programs with
-    echo "Installing the four packages, what they need, and the tools (some minutes the first time) ..."
+    echo "Installing the packages, what they need, and the tools (some minutes the first time) ..."
     report_progress &
     reporter=$!
     # At the same time: both mostly wait for the network.
@@ -354,8 +355,8 @@ install() {
     echo "Ready: $("$venv/bin/python" --version) in $venv"
 }
 
-# On the newest Python that there is, the packages that do without Theano are tested, and functions of
-# PyTensor. Where there is none, or it cannot be had, this is left out.
+# On the newest Python that there is, the packages that do without an engine are tested, and functions
+# of PyTensor. Where there is none, or it cannot be had, this is left out.
 install_newer() {
     rm -rf "$newer"
     for version in 3.14 3.13 3.12; do
@@ -364,16 +365,19 @@ install_newer() {
             "$pyenv/versions/$version".*/bin/python; do
             this="import sys, venv; print('%d.%d' % sys.version_info[:2])"
             if [ "$("$path" -c "$this" 2>/dev/null </dev/null)" != "$version" ]; then continue; fi
-            echo "Creating $newer, with Python $version, for synk-shm, synk-comm and PyTensor ..."
+            echo "Creating $newer, with Python $version, for PyTensor, and what does without an engine ..."
             path=$("$path" -c 'import os, sys; print(os.path.realpath(sys.executable))')
+            editable=
+            for package in $newer_packages; do
+                editable="$editable --editable packages/$package"
+            done
+            # shellcheck disable=SC2086 # the words of $editable are separate arguments
             if "$path" -m venv --without-pip "$newer" >>"$log" 2>&1 &&
                 try_pip --python "$newer/bin/python" install --no-compile poetry-core \
                     numpy posix_ipc pyzmq mpi4py mpich pytest hypothesis psutil \
                     'pytensor>=3.3,<3.4' 'pymc>=6,<7' cloudpickle threadpoolctl rich typer &&
                 try_pip --python "$newer/bin/python" install --no-compile --no-deps --no-build-isolation \
-                    --editable packages/synk-shm --editable packages/synk-comm \
-                    --editable packages/synk-theano --editable packages/synk-extensions \
-                    --editable dev/synk-testing; then
+                    $editable --editable dev/synk-testing; then
                 return
             fi
             echo "That failed, and is left out; what pip said is in $log"

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
 KNOWN = Path(__file__).with_name("foreign_suites.json")
-LOCAL = ("synk-shm", "synk-comm", "synk-theano")
+LOCAL = ("synk-shm", "synk-comm", "synk-core", "synk-theano")
 LASAGNE = "lasagne==0.1"
 # setuptools, because Theano and Lasagne ask pkg_resources and distutils; mock, for Lasagne's tests.
 NEEDED = (

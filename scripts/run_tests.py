@@ -1,7 +1,7 @@
 """Run the test suites on all cores; report each as it ends, and all failures at the end.
 
     python scripts/run_tests.py                              every suite
-    python scripts/run_tests.py synk-shm synk-theano/faults  some: a package, or a part of it
+    python scripts/run_tests.py synk-shm synk-core/faults    some: a package, or a part of it
     python scripts/run_tests.py synk-shm -- -k resize -x     with arguments for pytest
     python scripts/run_tests.py --nightly                    whole matrices, and endurance
     python scripts/run_tests.py --table FILE                 what took how long, as Markdown
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "tests"
 ENDURANCE = ROOT / "build" / "endurance"
 NEWER = ROOT / ".venv-newer" / "bin" / "python"
-"""The newest Python that was found, for the packages that do without Theano."""
+"""The newest Python that was found, for PyTensor, and for packages that do without an engine."""
 NO_TESTS_COLLECTED = 5
 TIMED_OUT = 124
 LIMIT_S = int(os.environ.get("SYNK_SUITE_LIMIT_S", "2400"))
@@ -93,33 +93,33 @@ def alone_in(paths: Sequence[str]) -> list[str]:
     return list(map(str, marked)) or list(paths)
 
 
-# Where there is a newer Python than Theano's, packages that do without Theano are tested on that;
+# Where there is a newer Python than Theano's, packages without an engine are tested on that;
 # a nightly run tests them on both.
 NEWEST = str(NEWER) if NEWER.exists() else sys.executable
 
 # In a suite of their own, so that none takes much longer than the others.
 PROCESSES = tests_of(
-    "synk-theano",
+    "synk-core",
     *("test_failures.py", "test_flight.py", "test_watchdog.py", "test_pool.py", "test_releases.py"),
     *("test_runtime.py", "test_security.py", "test_stacks.py"),
 )
 
-# By C code; by Numba where a test says so. `SYNK_LINKER=numba` has all of them computed by Numba.
-PYTENSOR = (
-    *tests_of("synk-theano", "test_pytensor.py", "test_function.py", "test_collectives.py"),
-    *tests_of("synk-theano", "test_in_graph.py", "test_flat.py", "test_atomic.py", "test_step.py"),
-    *tests_of("synk-theano", "test_sequences.py", "test_verify.py", "test_failures.py"),
-    *tests_of("synk-extensions", "test_train.py", "test_updates_ranks.py", "test_sync_trainer.py"),
-)
-
 
 def with_pytensor() -> list[Suite]:
-    """Return the suites of what runs on both engines, and of PyMC, where PyTensor is installed."""
+    """Return the suites of what runs on both engines, and of PyMC, where PyTensor is installed.
+
+    By C code; by Numba where a test says so. `SYNK_LINKER=numba` has all of them computed by Numba.
+    """
     if not list(NEWER.parent.parent.glob("lib/python*/site-packages/pytensor")):
         return []
+    shared = ("test_train.py", "test_updates_ranks.py", "test_sync_trainer.py")
     pymc = tests_of("synk-extensions", "test_pymc.py")
     return [
-        Suite("synk-theano/pytensor", PYTENSOR, about_s=550, nightly_s=600, python=NEWEST),
+        Suite(
+            "synk-core/pytensor", tests_of("synk-core"), about_s=400, nightly_s=450, python=NEWEST
+        ),
+        Suite("synk-pytensor", tests_of("synk-pytensor"), about_s=60, python=NEWEST),
+        Suite("synk-extensions/pytensor", tests_of("synk-extensions", *shared), python=NEWEST),
         # Apart from the others: PyMC raises the limit of recursion.
         Suite("synk-extensions/pymc", pymc, about_s=540, nightly_s=300, python=NEWEST),
     ]
@@ -129,16 +129,16 @@ SUITES = [
     Suite("synk-shm", tests_of("synk-shm"), about_s=300, nightly_s=300, python=NEWEST),
     Suite("synk-comm", tests_of("synk-comm"), about_s=510, nightly_s=900, python=NEWEST),
     Suite(
-        "synk-theano",
-        tests_of("synk-theano"),
-        without=(*tests_of("synk-theano", "faults", "compat"), *PROCESSES),
-        about_s=535,
+        "synk-core",
+        tests_of("synk-core"),
+        without=(*tests_of("synk-core", "faults"), *PROCESSES),
+        about_s=530,
         nightly_s=1100,
     ),
     *with_pytensor(),
-    Suite("synk-theano/processes", PROCESSES, about_s=280, nightly_s=400, alone=True),
-    Suite("synk-theano/faults", tests_of("synk-theano", "faults"), about_s=135, nightly_s=1800),
-    Suite("synk-theano/compat", tests_of("synk-theano", "compat"), about_s=365, nightly_s=350),
+    Suite("synk-core/processes", PROCESSES, about_s=280, nightly_s=400, alone=True),
+    Suite("synk-core/faults", tests_of("synk-core", "faults"), about_s=135, nightly_s=1800),
+    Suite("synk-theano", tests_of("synk-theano"), about_s=370, nightly_s=360),
     Suite("synk-extensions", tests_of("synk-extensions"), about_s=630, nightly_s=600),
     Suite("integration", ("integration",), about_s=370, nightly_s=700),
     Suite("synk-testing", ("dev/synk-testing/tests",), about_s=20, nightly_s=15),

@@ -3,7 +3,7 @@
     git diff --name-only main... | python .github/scripts/changed_packages.py
 
 Reads changed paths, one per line, from standard input and prints two lines for a workflow's
-outputs: `packages=["synk-theano", "synk-extensions"]` and `matrix={"include": [...]}`, the jobs
+outputs: `packages=["synk-pytensor", "synk-extensions"]` and `matrix={"include": [...]}`, the jobs
 to run, each with `package`, `python` and `members` (the folders to install).
 With --all it names every package.
 
@@ -21,16 +21,21 @@ from typing import Iterable
 BUILT_ON = {
     "synk-shm": (),
     "synk-comm": (),
-    "synk-theano": ("synk-shm", "synk-comm"),
-    "synk-extensions": ("synk-shm", "synk-comm", "synk-theano"),
+    "synk-core": ("synk-shm", "synk-comm"),
+    "synk-theano": ("synk-shm", "synk-comm", "synk-core"),
+    "synk-pytensor": ("synk-shm", "synk-comm", "synk-core"),
+    "synk-extensions": ("synk-shm", "synk-comm", "synk-core", "synk-theano", "synk-pytensor"),
 }
-# Theano 1.0.5 needs numpy.distutils, which ends with Python 3.11.
 PYTHONS = {
     "synk-shm": ("3.9", "3.11", "3.13"),
     "synk-comm": ("3.9", "3.11", "3.13"),
+    "synk-core": ("3.9", "3.11", "3.13"),
     "synk-theano": ("3.9", "3.10", "3.11"),
+    "synk-pytensor": ("3.12", "3.13", "3.14"),
     "synk-extensions": ("3.9", "3.11"),
 }
+# Each has the Pythons of its engine, and the packages that use one are tested with it.
+ADAPTERS = ("synk-theano", "synk-pytensor")
 PROSE_FOLDERS = ("docs/",)
 PROSE_SUFFIXES = (".md", ".rst", ".txt")
 # Run by the integration job, which no change can leave out.
@@ -59,13 +64,22 @@ def packages_to_test(paths: Iterable[str]) -> list[str]:
     return [name for name in BUILT_ON if name in wanted]
 
 
+def members_of(package: str, python: str) -> list[str]:
+    """The members of a job, lowest layer first: the package, what it is built on, an engine."""
+    wanted = {package, *BUILT_ON[package]}
+    if "synk-core" in wanted:
+        is_theanos = tuple(map(int, python.split("."))) < (3, 12)
+        wanted = wanted.difference(ADAPTERS) | {ADAPTERS[0] if is_theanos else ADAPTERS[1]}
+    return [name for name in BUILT_ON if name in wanted]
+
+
 def jobs_for(packages: Iterable[str]) -> list[dict[str, str]]:
     """One job for each package and Python, with the folders of the members it installs."""
     return [
         {
             "package": package,
             "python": python,
-            "members": " ".join(f"packages/{name}" for name in (*BUILT_ON[package], package)),
+            "members": " ".join(f"packages/{name}" for name in members_of(package, python)),
         }
         for package in packages
         for python in PYTHONS[package]

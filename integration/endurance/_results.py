@@ -22,7 +22,7 @@ from synk_benchmarks.machine import processor
 
 FOLDER = Path(__file__).resolve().parent / "results"
 
-_PACKAGES = ("synkhronos", "synk-theano", "synk-shm", "synk-comm", "Theano", "numpy")
+_PACKAGES = ("synkhronos", "synk-theano", "synk-core", "synk-shm", "synk-comm", "Theano", "numpy")
 
 
 def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:

@@ -11,7 +11,7 @@ import numpy as np
 import theano
 import theano.tensor as T
 
-from synk_theano import BatchError, Data, InputTypeError, Runtime, SynkError, WorkerFailed
+from synk_core import BatchError, Data, InputTypeError, Runtime, SynkError, WorkerFailed
 
 WIDTH = 7
 ROWS = 600

@@ -24,8 +24,8 @@ import theano
 import theano.tensor as T
 from _victims import STATES
 
+from synk_core import Runtime
 from synk_testing import children, descriptors
-from synk_theano import Runtime
 
 GRACE_S = 5.0
 PATIENCE_S = 60.0

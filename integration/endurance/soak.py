@@ -30,7 +30,7 @@ import report
 from _soak_work import MOST_DATA, Life
 
 import synk_shm
-from synk_theano import LintWarning
+from synk_core import LintWarning
 
 MIB = 2**20
 SAMPLE_S = 1.0

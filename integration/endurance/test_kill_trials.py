@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from _checkout import ran
 
+from synk_core import Runtime
 from synk_testing import why_no_mpi
-from synk_theano import Runtime
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -8,11 +8,11 @@ looks there.
 from __future__ import annotations
 
 from ._comm import COMM
+from ._core import CORE
 from ._extensions import EXTENSIONS
 from ._fault import KINDS, Fault
 from ._shm import SHM
-from ._theano import THEANO
 
 __all__ = ["FAULTS", "KINDS", "Fault"]
 
-FAULTS: tuple[Fault, ...] = (*SHM, *COMM, *THEANO, *EXTENSIONS)
+FAULTS: tuple[Fault, ...] = (*SHM, *COMM, *CORE, *EXTENSIONS)

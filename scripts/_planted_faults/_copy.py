@@ -25,7 +25,7 @@ _NOT_COPIED = {".git", ".venv", ".hypothesis", "__pycache__", "build", "dist"}
 _PYTEST = ("-m", "pytest", "-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider")
 _PROBE = """
 import importlib.util, sys
-names = ["synk_shm", "synk_comm", "synk_theano", "synk_theano_compat", "synkhronos"]
+names = ["synk_shm", "synk_comm", "synk_core", "synk_theano", "synk_theano_compat", "synkhronos"]
 print(*[importlib.util.find_spec(name).origin for name in names], sep="\\n")
 print(sys.modules["synk_theano_compat._hook"].__file__)
 """

@@ -40,11 +40,13 @@ def faults_of(package: str, source: str = "", test: str = "test_{}.py") -> Calla
     """Return a function that makes the faults of a package.
 
     It takes all attributes of `Fault` but the package, in their order; the file below `source`,
-    and the tests as one text, in which each word is the part of a file's name that `test` lacks.
+    and the tests as one text, in which each word is the part of a file's name that `test` lacks;
+    of another package's tests after its name and a colon.
     """
 
     def fault(name: str, kind: str, file: str, old: str, new: str, says: str, tests: str) -> Fault:
-        paths = [f"packages/{package}/tests/{test.format(one)}" for one in tests.split()]
+        places = [one.rpartition(":") for one in tests.split()]
+        paths = [f"packages/{other or package}/tests/{test.format(t)}" for other, _, t in places]
         place = f"packages/{package}/src/{source}{file}"
         return Fault(name, package, kind, place, old, new, says, tuple(paths))
 

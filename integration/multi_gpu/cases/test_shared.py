@@ -8,7 +8,7 @@ import theano
 import theano.tensor as T
 from _lib import FLOATS, INTEGERS, exact, on_all, same, shared, spread, still_there, values
 
-from synk_theano import flat_updates
+from synk_core import flat_updates
 
 ALL = [*FLOATS, *INTEGERS, "bool"]
 NUMPY = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod, "avg": np.mean}

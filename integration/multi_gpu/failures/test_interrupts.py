@@ -196,7 +196,7 @@ def stop():
 
 threading.Thread(target=stop).start()
 result = attempt(once, bad(0.5, -1))
-from synk_theano import flight
+from synk_core import flight
 tell(result=result, left=len(workers()), record=flight.load(flight.files()[0]))
 """,
             MORE='{"timeout_s": 4.0}',

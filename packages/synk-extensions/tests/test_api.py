@@ -10,11 +10,11 @@ import pytest
 from _programs import zygote
 
 import synkhronos as synk
+from synk_core import Runtime
+from synk_core._master.store import DataStore
 from synk_shm.testing import no_segments_left
 from synk_testing import BUT_PROCESSES, nothing_left
 from synk_testing.engine import T, engine
-from synk_theano import Runtime
-from synk_theano._master.store import DataStore
 from synkhronos import exceptions
 
 # As documented for 1.0; later parameters may follow, none may go or move.
@@ -259,7 +259,7 @@ for call in calls:
     try:
         call()
     except Exception as error:
-        print(traceback.format_exc().count("synk_theano/"), end=" ")
+        print(traceback.format_exc().count("synk_core/"), end=" ")
 """
 
 

@@ -94,7 +94,7 @@ def test_the_start_imports_nothing_heavy():
         "from synkhronos_cli._doctor import examine, fix\n"
         "from synkhronos_cli._flight import show\n"
         "from synkhronos_cli._programs import bench, demo, run, script\n"
-        "heavy = {'theano', 'numpy', 'synk_theano', 'synk_shm', 'synk_comm', 'synkhronos', 'zmq'}\n"
+        "heavy = {'theano', 'numpy', 'synk_core', 'synk_shm', 'synk_comm', 'synkhronos', 'zmq'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

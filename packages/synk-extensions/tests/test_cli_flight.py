@@ -13,7 +13,7 @@ import pytest
 from _cli import SETTINGS, command, invoke
 from _programs import zygote
 
-from synk_theano import flight
+from synk_core import flight
 from synkhronos_cli._flight import file as flight_file
 
 # Three ranks; one of the workers raises, then another is killed: two records.
@@ -331,7 +331,7 @@ def test_it_imports_no_theano(here):
     code = (
         "import sys\nfrom synkhronos_cli._flight.show import show_flight\n"
         "show_flight(None, 3, json=False)\n"
-        "print(sorted({'theano', 'numpy', 'synk_theano'} & set(sys.modules)))"
+        "print(sorted({'theano', 'numpy', 'synk_core'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("\n[]\n")

@@ -657,3 +657,17 @@ def test_only_what_is_missing_is_broken():
         ("y", False),
         ("z", True),
     ]
+
+
+def test_with_pytensor_nothing_is_asked_about_theano_and_gpus(monkeypatch):
+    asked: list[list[str]] = []
+    for module in (examine, gpu):
+        monkeypatch.setattr(module, "OF_THEANO", False)
+    monkeypatch.setattr(examine, "ask_module", lambda words, _: asked.append(words) or Answer())
+    for name in ("examine_software", "examine_machine", "examine_mpi", "examine_leftovers"):
+        monkeypatch.setattr(examine, name, lambda *_: [])
+    report = examine.examine()
+    assert asked == []
+    (item,) = report.sections["GPUs"]
+    assert item.state == GOOD
+    assert "PyTensor has no back end" in item.found

@@ -9,8 +9,8 @@ import pytest
 from _training import FEATURES, Model, dataset
 
 import synkhronos as synk
+from synk_core import InputTypeError
 from synk_testing.engine import T, engine
-from synk_theano import InputTypeError
 from synkhronos.extensions import updates
 from synkhronos.extensions.batches import index_batches
 from synkhronos.extensions.train import make_train_function

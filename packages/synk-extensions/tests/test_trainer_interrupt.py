@@ -20,7 +20,7 @@ PROGRAM = """
 import signal, sys, time
 sys.path.insert(0, sys.argv[1])
 from synk_testing.engine import T, engine
-from synk_theano.engine import Apply, Op
+from synk_core.engine import Apply, Op
 from _training import Model, dataset
 import synkhronos as synk
 from synk_testing import children

@@ -27,7 +27,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 ROUNDS, QUICK_ROUNDS = 11, 3
 BUDGET_S, QUICK_BUDGET_S = 50e-3, 10e-3
 PARTS = ("calls", "inputs", "scaling", "distribution")
-PACKAGES = ("synk-theano", "synk-shm", "synk-comm", "theano", "numpy", "scipy")
+PACKAGES = ("synk-theano", "synk-core", "synk-shm", "synk-comm", "theano", "numpy", "scipy")
 
 
 def main() -> int:

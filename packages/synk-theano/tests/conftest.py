@@ -1,101 +1,22 @@
-"""Runtimes for the tests: one per number of ranks, kept for all of them, and a leak check."""
+"""The fixtures of synk-core's tests."""
 
 from __future__ import annotations
 
-import gc
-import os
 import sys
 from pathlib import Path
 
-# Modules of the tests' own, whose names begin with "_", are imported by name.
-sys.path.insert(0, str(Path(__file__).parent))
+# Where these and other modules are that tests of functions on ranks have in common.
+sys.path.insert(0, str(Path(__file__).parents[2] / "synk-core/tests"))
 
-import cloudpickle
-import pytest
-from _leaks import no_ranks_left
-
-from synk_testing import Zygote
-from synk_theano import Runtime
-
-ALL = os.environ.get("SYNK_TESTS") == "all"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def flight_records(tmp_path_factory):
-    """Records of failures that are meant to be are not the user's."""
-    os.environ["SYNKHRONOS_FLIGHT_DIR"] = str(tmp_path_factory.mktemp("flight"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def by_value(request):
-    """Send what a test module defines by value: workers cannot import it by pytest's name."""
-    cloudpickle.register_pickle_by_value(request.module)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def frozen():
-    """Looks for garbage leave out what was there before the first test: all of the engine."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_leaks():
-    """No child process and no shared memory is left when all tests are done."""
-    with no_ranks_left():
-        yield
-
-
-@pytest.fixture(scope="session")
-def zygote():
-    """A process that has imported the engine and this package: to fork programs from takes no time.
-
-    What is about the start itself is started: by `synk_testing.run`.
-    """
-    with Zygote("import synk_shm, synk_theano, synk_testing.engine") as made:
-        yield made
-
-
-@pytest.fixture(scope="session")
-def run_script(zygote):
-    """Run Python code to its end: (exit status, standard output, error output)."""
-    return zygote.run
-
-
-# Three have uneven shares and one in the middle; two are there as `pair`.
-@pytest.fixture(scope="session", params=[1, 2, 3, 4] if ALL else [1, 3])
-def runtime(request):
-    """A runtime with 1 or 3 ranks; also with 2 and 4, if all is asked for."""
-    if request.param == 3:
-        yield request.getfixturevalue("trio")
-        return
-    with Runtime(request.param) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="session")
-def trio():
-    """A runtime with 3 ranks."""
-    with Runtime(3) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def house():
-    """A runtime of three ranks for attempts with anything, looked at once more at the end."""
-    from _fuzz import House
-
-    with Runtime(3, use_gpu=False) as runtime:
-        made = House(runtime)
-        yield made
-        made.check_memory(30)
-        made.print_messages()
-
-
-@pytest.fixture(scope="session")
-def pair():
-    """A runtime with 2 ranks."""
-    with Runtime(2) as opened:
-        yield opened
+from _fixtures import (  # noqa: F401 - of these tests, too
+    by_value,
+    flight_records,
+    frozen,
+    house,
+    no_leaks,
+    pair,
+    run_script,
+    runtime,
+    trio,
+    zygote,
+)

@@ -13,8 +13,8 @@ from _replica import Replica
 from theano.gof import cmodule
 from theano.gof.op import Op
 
+from synk_core._graph.transfer.flat import flatten
 from synk_testing import run
-from synk_theano._graph.transfer.flat import flatten
 
 x = T.matrix("x")
 
@@ -233,8 +233,8 @@ def refuse(*args, **kwargs):
 compilelock.lock = refuse
 cmodule.subprocess_Popen = cmodule.call_subprocess_Popen = refuse
 
-from synk_theano._graph.transfer.pickling import loads
-from synk_theano._graph.shared import VariableRegistry
+from synk_core._graph.transfer.pickling import loads
+from synk_core._graph.shared import VariableRegistry
 
 with open(sys.argv[1], "rb") as file:
     data, buffers, records, record_buffers, x = pickle.load(file)
@@ -251,8 +251,8 @@ import pickle, sys
 import numpy as np
 import theano
 import theano.tensor as T
-from synk_theano._graph.transfer.pickling import dumps
-from synk_theano._graph.shared import VariableRegistry
+from synk_core._graph.transfer.pickling import dumps
+from synk_core._graph.shared import VariableRegistry
 
 x, w = T.tensor4("x"), theano.shared(np.random.RandomState(0).standard_normal((2, 1, 3, 3)))
 rows = T.nnet.softmax(T.nnet.conv2d(x, w).flatten(2))

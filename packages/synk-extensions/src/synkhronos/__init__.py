@@ -12,8 +12,13 @@
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 12):
+    import synk_theano as _  # noqa: F401 - repairs Theano before anything imports it
+
 # Functions, their inputs, and the workers that compute them.
-from synk_theano import Data, Function  # isort: skip - repairs Theano first
+from synk_core import Data, Function
 
 from ._api import (
     check,

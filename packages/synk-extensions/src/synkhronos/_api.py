@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any, List, Optional, Sequence, Union
 
-from synk_theano import (
+from synk_core import (
     Data,
     Findings,
     FiniteWatch,

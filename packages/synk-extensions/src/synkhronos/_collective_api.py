@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, List, Tuple
 
-from synk_theano import DelayedCollectives, brief_traceback
+from synk_core import DelayedCollectives, brief_traceback
 
 from . import _default
 

@@ -9,7 +9,7 @@ import os
 import threading
 from typing import Any, Callable, Optional, TypeVar, cast
 
-from synk_theano import AlreadyForked, InputValueError, NotForked, Runtime
+from synk_core import AlreadyForked, InputValueError, NotForked, Runtime
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from synk_theano import InputTypeError
+from synk_core import InputTypeError
 
 DELAY_S = 0.7
 """Seconds until work is shown; shorter work is not."""

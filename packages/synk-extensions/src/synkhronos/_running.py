@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from synk_theano import StartError, mpi
+from synk_core import StartError, mpi
 
 from ._checking.script import run_script
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from synk_theano import Data
+from synk_core import Data
 
 __all__ = ["Data"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from synk_comm import CommError, CommTimeout, MismatchError
-from synk_theano.exceptions import (
+from synk_core.exceptions import (
     AlreadyForked,
     BatchError,
     Closed,

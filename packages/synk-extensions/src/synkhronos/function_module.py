@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from synk_theano import Function
+from synk_core import Function
 
 __all__ = ["Function"]

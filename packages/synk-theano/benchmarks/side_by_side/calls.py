@@ -7,7 +7,7 @@ from typing import Any, Callable
 import numpy as np
 from synk_benchmarks.results import ADDED, Row, beside
 
-from synk_theano import Runtime
+from synk_core import Runtime
 
 from .functions import trivial
 from .partner import partners

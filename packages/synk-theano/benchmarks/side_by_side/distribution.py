@@ -18,11 +18,11 @@ from synk_benchmarks.process import READY, Process
 from synk_benchmarks.results import BYTES, Row, beside
 from theano.gof import compilelock
 
-from synk_theano import Runtime
-from synk_theano._graph.shared import VariableRegistry
-from synk_theano._graph.transfer import pickling
-from synk_theano._master import builder
-from synk_theano._master.builder import compile_form
+from synk_core import Runtime
+from synk_core._graph.shared import VariableRegistry
+from synk_core._graph.transfer import pickling
+from synk_core._master import builder
+from synk_core._master.builder import compile_form
 
 from . import networks
 from .plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from synk_benchmarks.results import SPEED, Row, beside
 
-from synk_theano import Runtime
+from synk_core import Runtime
 
 from .functions import ROW, reading
 from .plan import Plan

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 from synk_benchmarks.results import SPEED, Row, beside
 
-from synk_theano import LintWarning, Runtime
+from synk_core import LintWarning, Runtime
 
 from .functions import PROBLEMS
 from .partner import partners, threaded

@@ -1,140 +1,21 @@
-"""Data-parallel Theano functions: one master, many ranks, exact results.
+"""Theano for synk-core: data-parallel Theano functions with exact results.
 
-`Runtime` starts worker processes; `Runtime.function` builds functions that all ranks compute
-together; `Runtime.collectives` works on Theano shared variables. The package `synkhronos` offers
-the same with one default runtime.
+All public names are synk-core's. That Theano is installed makes them its; see `_engine`.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import synk_core
+from synk_core import __all__, __dir__  # noqa: F401 - as it has them
+from synk_theano_compat import _hook
 
 # Before Theano is imported: it makes Theano 1.0.5 work on today's Python and NumPy.
-from synk_theano_compat import _hook as _compat_hook
-
-from .exceptions import (
-    AlreadyForked,
-    BatchError,
-    Closed,
-    DecompositionWarning,
-    InputTypeError,
-    InputValueError,
-    LintWarning,
-    NestedCall,
-    NotFinite,
-    NotForked,
-    NotSharedVariable,
-    OpError,
-    PerformanceWarning,
-    ReplicasDiffer,
-    ReplicaWarning,
-    SharedMemoryFull,
-    SpecError,
-    StallWarning,
-    StartError,
-    SynkError,
-    VerifyError,
-    WorkerDied,
-    WorkerFailed,
-    WorkerStalled,
-)
-
-if TYPE_CHECKING:
-    from ._api.collectives import Collectives, DelayedCollectives
-    from ._api.function import Delayed, Function
-    from ._api.replica_watch import ReplicaDifference, ReplicaWatch
-    from ._api.runtime import Runtime
-    from ._api.watches import FiniteWatch
-    from ._graph.flat_updates import flat_updates
-    from ._graph.rowwise.check import Verdict, Verdicts
-    from ._tracebacks import brief_traceback
-    from ._watch.findings import Finding, Findings
-    from ._watch.stats import FunctionStats, Stats
-    from ._watch.timeline import Timeline
-    from ._watch.verify import Report
-    from ._wire.data import Data
-
-_compat_hook.install()
+_hook.install()
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "._graph.flat_updates": "flat_updates",
-    "._graph.rowwise.check": "Verdict Verdicts",
-    "._wire.data": "Data",
-    "._api.function": "Delayed Function",
-    "._watch.findings": "Finding Findings",
-    "._api.runtime": "Runtime",
-    "._api.watches": "FiniteWatch",
-    "._api.replica_watch": "ReplicaDifference ReplicaWatch",
-    "._api.collectives": "Collectives DelayedCollectives",
-    "._watch.stats": "FunctionStats Stats",
-    "._watch.timeline": "Timeline",
-    "._tracebacks": "brief_traceback",
-    "._watch.verify": "Report",
-}
-"""Where what users meet is defined. Workers, which need half of the package, import no more."""
-
-_MODULES = ("engine", "flight", "in_graph", "mpi", "testing")
-
-__all__ = [
-    "AlreadyForked",
-    "BatchError",
-    "Closed",
-    "Collectives",
-    "Data",
-    "DecompositionWarning",
-    "Delayed",
-    "DelayedCollectives",
-    "Finding",
-    "Findings",
-    "FiniteWatch",
-    "Function",
-    "FunctionStats",
-    "InputTypeError",
-    "InputValueError",
-    "LintWarning",
-    "NestedCall",
-    "NotFinite",
-    "NotForked",
-    "NotSharedVariable",
-    "OpError",
-    "PerformanceWarning",
-    "ReplicaDifference",
-    "ReplicaWarning",
-    "ReplicaWatch",
-    "ReplicasDiffer",
-    "Report",
-    "Runtime",
-    "SharedMemoryFull",
-    "SpecError",
-    "StallWarning",
-    "StartError",
-    "Stats",
-    "SynkError",
-    "Timeline",
-    "Verdict",
-    "Verdicts",
-    "VerifyError",
-    "WorkerDied",
-    "WorkerFailed",
-    "WorkerStalled",
-    "brief_traceback",
-    "flat_updates",
-]
-
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{name}")
-    for home, names in _HOMES.items():
-        if name in names.split():
-            value = getattr(importlib.import_module(home, __name__), name)
-            globals()[name] = value
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, "exceptions", *_MODULES})
+    return getattr(synk_core, name)

@@ -1,9 +1,9 @@
-"""The graph engine of this environment: Theano or PyTensor.
-
-`library` is its package, `T` its module of tensors; other names are what the two differ in, each
-with one meaning in both (`_graph.engine`). For packages that build graphs for either of them.
-"""
+"""`synk_core.engine`, under the name by which it has been known."""
 
 from __future__ import annotations
 
-from ._graph.engine import __getattr__  # noqa: F401 - it has all names
+import sys
+
+from synk_core import engine
+
+sys.modules[__name__] = engine

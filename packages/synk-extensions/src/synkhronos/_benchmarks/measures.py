@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List
 import numpy as np
 
 import synkhronos as synk
-from synk_theano.engine import T, library
+from synk_core.engine import T, library
 
 from .peers import Peers
 from .plain import FUNCTIONS, TheanoProcesses, values

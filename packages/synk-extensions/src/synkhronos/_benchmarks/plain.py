@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from synk_theano.engine import T, library
+from synk_core.engine import T, library
 
 FUNCTIONS: Dict[str, Callable[[Any, Any, Any], Any]] = {
     "entry by entry": lambda m, x, _: m.tanh(x) * m.exp(-x * x) + m.log1p(x * x),

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from synk_theano import Verdict
+from synk_core import Verdict
 
 from .watch import Checked, Watch
 

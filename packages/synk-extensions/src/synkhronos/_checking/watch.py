@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, Dict, List, Tuple, Type
 
-from synk_theano import Finding, Runtime, Verdict
-from synk_theano.exceptions import DecompositionWarning, LintWarning, SynkError
+from synk_core import Finding, Runtime, Verdict
+from synk_core.exceptions import DecompositionWarning, LintWarning, SynkError
 
 
 @dataclass

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import synkhronos as synk
-from synk_theano import Function, brief_traceback, flat_updates
+from synk_core import Function, brief_traceback, flat_updates
 from synkhronos import _default
 from synkhronos.extensions.updates._arguments import check_params, label, scalar
 from synkhronos.extensions.updates._flatten import zeros_like

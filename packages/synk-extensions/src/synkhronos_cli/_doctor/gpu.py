@@ -12,6 +12,7 @@ from synkhronos_cli._probe import Answer, ask
 from synkhronos_cli._terminal import in_units
 
 from .items import GOOD, MISSING, WARNING, Item
+from .software import OF_THEANO
 
 PYGPU_TIMEOUT_S = 60.0
 DEVICE_TIMEOUT_S = 300.0
@@ -64,9 +65,12 @@ def examine_gpus(cuda: Answer, has_gpu: bool) -> list[Item]:
     """Return the items about GPUs.
 
     Args:
-        cuda: The answer of ``python -m synk_theano_compat --cuda``.
+        cuda: The answer of ``python -m synk_theano_compat --cuda``; empty without Theano.
         has_gpu: Whether the machine has one; if not, nothing is needed, and there is one item.
     """
+    if not OF_THEANO:
+        found = "not looked for: PyTensor has no back end for them, and functions run on the cores"
+        return [Item("GPUs", GOOD, found)]
     if not has_gpu:
         found = "none: functions run on the cores, and need nothing for GPUs"
         return [Item("GPUs", GOOD, found)]

@@ -27,12 +27,12 @@ _MARKS = {
 }
 
 _LAUNCHED = """
-from synk_theano import mpi
+from synk_core import mpi
 launch = mpi.launched()
 answer(**(launch._asdict() if launch else {}))
 """
 _LIBRARY = """
-from synk_theano import mpi
+from synk_core import mpi
 answer(**mpi.library())
 """
 

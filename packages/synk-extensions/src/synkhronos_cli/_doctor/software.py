@@ -70,14 +70,16 @@ array = synk_shm.ones((1 << 18,), "float32")
 assert array.sum() == 1 << 18
 answer(version=synk_shm.__version__, path=synk_shm.__file__)
 """
-_OURS = ("synkhronos", "synk-theano", "synk-shm", "synk-comm")
+_ADAPTER = "synk-theano" if OF_THEANO else "synk-pytensor"
+_OURS = ("synkhronos", _ADAPTER, "synk-core", "synk-shm", "synk-comm")
 
 
 def examine_software(compat: Answer) -> list[Item]:
     """Return the items about software.
 
     Args:
-        compat: The answer of ``python -m synk_theano_compat --json --activate``.
+        compat: The answer of ``python -m synk_theano_compat --json --activate``; empty without
+            Theano.
     """
     if not _is_executable():
         return [_python()]  # everything else needs it

@@ -1,7 +1,7 @@
 """Find flight records, and read them with all checks.
 
 A record may come from anywhere: reading it gives a record or raises `ValueError`, whatever the
-file contains, and nothing printed from it can control the terminal. `synk_theano.flight`, which
+file contains, and nothing printed from it can control the terminal. `synk_core.flight`, which
 writes the records, cannot be imported here: it needs Theano.
 """
 
@@ -48,7 +48,7 @@ del _CONTROLS[ord("\n")], _CONTROLS[ord("\t")]
 
 
 def folder() -> Path:
-    """Return the folder of the records, as `synk_theano.flight.folder()` does."""
+    """Return the folder of the records, as `synk_core.flight.folder()` does."""
     named = os.environ.get("SYNKHRONOS_FLIGHT_DIR")
     if named:
         return Path(named)

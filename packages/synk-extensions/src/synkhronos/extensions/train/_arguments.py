@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from synk_theano.engine import SharedVariable
+from synk_core.engine import SharedVariable
 
 from ._state import TrainingState, storage_of
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import synkhronos as synk
-from synk_theano.engine import Apply, Op, RandomStateType, T, random_state_type
+from synk_core.engine import Apply, Op, RandomStateType, T, random_state_type
 from synkhronos import _default
 
 _KEYS = 624  # 32-bit words of the Mersenne twister, each exact in a float64

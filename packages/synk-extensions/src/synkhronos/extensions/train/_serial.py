@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from synk_theano.engine import T, library
+from synk_core.engine import T, library
 
 from ._arguments import call_of_1_0, data_and_rows
 from ._state import TrainingState

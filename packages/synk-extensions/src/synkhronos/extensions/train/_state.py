@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from synk_theano.engine import RandomStateType, SharedVariable, Variable, leaves_of
+from synk_core.engine import RandomStateType, SharedVariable, Variable, leaves_of
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 import synkhronos as synk
-from synk_theano import brief_traceback, flat_updates
-from synk_theano.engine import T, Variable, library
+from synk_core import brief_traceback, flat_updates
+from synk_core.engine import T, Variable, library
 from synkhronos.extensions.sync import SyncRule
 
 from ._arguments import call_of_1_0, data_and_rows

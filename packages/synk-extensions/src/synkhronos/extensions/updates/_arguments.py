@@ -9,7 +9,7 @@ from typing import Any, Callable, TypeVar, cast
 
 import numpy as np
 
-from synk_theano.engine import (
+from synk_core.engine import (
     NAME,
     TITLE,
     Assert,

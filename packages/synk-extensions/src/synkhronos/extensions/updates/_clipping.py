@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synk_theano.engine import T
+from synk_core.engine import T
 from synkhronos.extensions.updates._arguments import scalar
 from synkhronos.extensions.updates._elementwise import larger
 from synkhronos.extensions.updates._flatten import SplitUpdates

@@ -6,7 +6,7 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
-from synk_theano.engine import T
+from synk_core.engine import T
 from synkhronos.extensions.updates._arguments import label, scalar
 from synkhronos.extensions.updates._elementwise import larger, smaller
 from synkhronos.extensions.updates._flatten import SplitUpdates

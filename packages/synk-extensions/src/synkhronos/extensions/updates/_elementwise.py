@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from synk_theano.engine import T
+from synk_core.engine import T
 
 
 def larger(x: Any, y: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synk_theano.engine import T, library, shared_like, with_pattern
+from synk_core.engine import T, library, shared_like, with_pattern
 from synkhronos.extensions.updates._arguments import (
     check_params,
     common_dtype,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from synk_theano.engine import T
+from synk_core.engine import T
 from synkhronos.extensions.updates._arguments import scalar
 from synkhronos.extensions.updates._flatten import SplitUpdates, places
 from synkhronos.extensions.updates._wrapping import (

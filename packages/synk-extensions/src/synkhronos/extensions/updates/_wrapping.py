@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from synk_theano.engine import Variable, clone
+from synk_core.engine import Variable, clone
 from synkhronos.extensions.updates._arguments import check_params, label, scalar
 from synkhronos.extensions.updates._flatten import SplitUpdates
 

@@ -1,0 +1,416 @@
+"""Collectives over shared variables, as the master offers them: checks first, then one act."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from synk_core._graph.facts import Event
+from synk_core._graph.shared import require_shared, value_of
+from synk_core._graph.values import host_type, is_array, on_host
+from synk_core._master.executor import ALONE, Executor, Prepared, Standing
+from synk_core._plan.ops import REDUCE_OPS, check_dtype, is_through_host, normalize
+from synk_core._plan.rows import Selection, is_int, selection_for, split_rows
+from synk_core._text import clipped, shown
+from synk_core._wire.data import Data, unmasked
+from synk_core._wire.messages import ArrayRef, Collective, Step
+from synk_core.exceptions import InputTypeError, InputValueError
+
+from .function import Delayed, Function
+
+SCATTER = "scatter() or batch"
+
+Arguments = Tuple[Dict[str, Any], int]
+"""Of an act, and the lowest row that it takes."""
+
+Finish = Callable[[Any], Any]
+"""Makes the caller's result of what comes back."""
+
+
+def _nothing(_result: Any) -> None:
+    """Return nothing: the collective has no result."""
+
+
+class Collectives:
+    """Collectives over one Theano shared variable or a list of them: all change, or none.
+
+    All block until every rank has done its part.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def broadcast(self, shared_vars: Any, values: Any = None) -> Any:
+        """Give every rank the master's values, or `values`.
+
+        Args:
+            values: None, or one array or `Data` for each variable.
+
+        Raises:
+            NotSharedVariable, InputTypeError: bad arguments; nothing was sent.
+        """
+        variables, _ = listed_variables(shared_vars)
+
+        def arguments(standing: Standing) -> Arguments:
+            if values is not None:
+                arrays = matched_values(shared_vars, variables, values)
+                return {"values": self._refs(arrays, standing.place), "forms": None}, 0
+            forms = tuple((value_of(v).shape, str(value_of(v).dtype)) for v in variables)
+            # Earlier acts of the step may change them: then the master broadcasts the forms too.
+            return {"values": None, "forms": None if standing.place else forms}, 0
+
+        return self._perform("broadcast", variables, arguments, again=values is None)
+
+    def scatter(self, shared_vars: Any, values: Any, batch: Any = None) -> Any:
+        """Split `values` along axis 0 over the ranks: contiguous shares, larger ones first.
+
+        Args:
+            values: one array or `Data` for each variable; without `batch` each of its own length.
+            batch: rows of all of them to use, as in calls.
+
+        Raises:
+            NotSharedVariable, InputTypeError, InputValueError, BatchError: nothing was sent.
+        """
+        variables, _ = listed_variables(shared_vars)
+
+        def arguments(standing: Standing) -> Arguments:
+            place = standing.place
+            arrays = matched_values(shared_vars, variables, values)
+            if batch is None:
+                require_rows(variables, SCATTER)
+                selections = [Selection(len(array)) for array in arrays]
+            else:
+                selections = [selected_rows(variables, arrays, batch)]
+            rows = []
+            for selection in selections:
+                bounds = split_rows(selection.count, self._executor.size)
+                rows.append(self._executor.rows(selection, bounds, place)[1])
+            several = tuple(rows * (len(arrays) // len(rows)))
+            return {"values": self._refs(arrays, place), "rows": several}, selections[0].lowest
+
+        return self._perform("scatter", variables, arguments, again=False)
+
+    def gather(self, shared_vars: Any, nd_up: int = 1) -> Any:
+        """Return all ranks' values, in rank order, in the master.
+
+        Args:
+            nd_up: 1 stacks them along a new first axis, 0 concatenates them along axis 0, where
+                lengths may differ.
+
+        Returns:
+            An array, or a tuple of arrays for a list of variables.
+        """
+        if not is_int(nd_up) or nd_up not in (0, 1):
+            raise InputValueError(f"nd_up: got {shown(nd_up)}, expected 0 or 1")
+        variables, single = listed_variables(shared_vars)
+        if nd_up == 0:
+            require_rows(variables, "gather(nd_up=0)")
+        return self._perform("gather", variables, {"nd_up": nd_up}, _unlisted(single))
+
+    def all_gather(self, shared_vars: Any) -> Any:
+        """Replace every rank's value by all ranks' values, concatenated along axis 0."""
+        variables, _ = listed_variables(shared_vars)
+        require_rows(variables, "all_gather()")
+        return self._perform("all_gather", variables, {})
+
+    def reduce(self, shared_vars: Any, op: str = "avg", in_place: bool = True) -> Any:
+        """Reduce all ranks' values into the master; workers' values stay.
+
+        Args:
+            op: avg, sum, max, min or prod.
+            in_place: overwrite the master's value; otherwise return the result.
+
+        Returns:
+            None if `in_place`; else an array, or a tuple of arrays for a list of variables.
+        """
+        variables, single = listed_variables(shared_vars)
+        arguments: Dict[str, Any] = {"op": checked_op(op, variables), "in_place": bool(in_place)}
+        arguments.update(way_of(op))
+        return self._perform("reduce", variables, arguments, _unlisted(single))
+
+    def all_reduce(self, shared_vars: Any, op: str = "avg", weights: Any = None) -> Any:
+        """Replace every rank's value by the reduction of all ranks' values.
+
+        Args:
+            op: avg, sum, max, min or prod.
+            weights: one number per rank, or a function. ``avg`` is then ``sum(w * x) / sum(w)``:
+                with ``weights=f`` the average is exact for any split of the last call of ``f``
+                (its ``f.rows`` are the numbers). A rank of weight 0 contributes nothing, but
+                gets the result, for every op.
+        """
+        variables, _ = listed_variables(shared_vars)
+        name = checked_op(op, variables)
+        if isinstance(weights, Function):
+            self._require_own(weights)
+        else:
+            weights = self._checked_weights(weights)
+
+        def arguments(standing: Standing) -> Arguments:
+            given: Dict[str, Any] = {"op": name, "weights": weights, **way_of(op)}
+            if isinstance(weights, Function):
+                if weights.number in standing.called:
+                    # Its rows will be known when the step has come to it.
+                    given.update(weights=None, weights_of=weights.number)
+                else:
+                    given["weights"] = _rows_of(weights)
+            return given, 0
+
+        return self._perform("all_reduce", variables, arguments)
+
+    def set_value(self, rank: int, shared_vars: Any, values: Any, batch: Any = None) -> Any:
+        """Set the values of one rank.
+
+        Args:
+            values: one array or `Data` for each variable.
+            batch: rows of `values` to use, as in calls.
+        """
+        self._check_rank(rank)
+        variables, _ = listed_variables(shared_vars)
+
+        def arguments(standing: Standing) -> Arguments:
+            place = standing.place
+            arrays = matched_values(shared_vars, variables, values)
+            rows, origin = None, 0
+            if batch is not None:
+                selection = selected_rows(variables, arrays, batch)
+                bounds = ((0, selection.count),)
+                _, rows = self._executor.rows(selection, bounds, place)
+                origin = selection.lowest
+            return {"values": self._refs(arrays, place), "rank": int(rank), "rows": rows}, origin
+
+        return self._perform("set_value", variables, arguments, again=False)
+
+    def get_value(self, rank: int, shared_vars: Any) -> Any:
+        """Return the values of one rank: an array, or a tuple of arrays for a list of variables."""
+        self._check_rank(rank)
+        variables, single = listed_variables(shared_vars)
+        return self._perform("get_value", variables, {"rank": int(rank)}, _unlisted(single))
+
+    def get_shapes(self, shared_vars: Any) -> Any:
+        """Return the shapes on all ranks, a tuple in rank order; a tuple of those for a list."""
+        variables, single = listed_variables(shared_vars)
+        return self._perform("get_shapes", variables, {}, _unlisted(single))
+
+    def get_digests(self, shared_vars: Any) -> Any:
+        """Return a digest of the value on each rank (dtype, shape, every bit).
+
+        Replicas are equal where their digests are.
+
+        Returns:
+            A tuple in rank order; a tuple of those for a list of variables.
+        """
+        variables, single = listed_variables(shared_vars)
+        return self._perform("get_digests", variables, {}, _unlisted(single))
+
+    def get_lengths(self, shared_vars: Any) -> Any:
+        """Return the lengths along axis 0 in rank order; a tuple of those for a list."""
+        variables, single = listed_variables(shared_vars)
+        require_rows(variables, "get_lengths()")
+        unlisted = _unlisted(single)
+
+        def finish(shapes: Any) -> Any:
+            return unlisted([tuple(shape[0] for shape in ranks) for ranks in shapes])
+
+        return self._perform("get_shapes", variables, {}, finish)
+
+    def _perform(
+        self,
+        kind: str,
+        variables: Sequence[Any],
+        arguments: Any,
+        finish: Finish = _nothing,
+        again: bool = True,
+    ) -> Any:
+        """Have the collective performed; return its result.
+
+        Args:
+            arguments: of the act, or what stages and makes them, given where it stands in a step.
+            again: whether the act may come again as it is.
+        """
+
+        def prepare(standing: Standing) -> Prepared:
+            given, origin = arguments(standing) if callable(arguments) else (arguments, 0)
+            numbers = self._executor.numbers(variables)
+            name = (kind, numbers, *given.items()) if again else None
+            number = self._executor.enter(Collective(kind, numbers, given), name)
+            event = Event(
+                # What does not change the variables is all one to `lint()`.
+                "gather" if given.get("in_place") is False else kind,
+                variables=numbers,
+                rank=given.get("rank"),
+            )
+            tally = self._executor.ledger.tally(f"{kind}()")
+            return Prepared(Step(number, origin), finish, tally, event)
+
+        return self._do(prepare)
+
+    def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
+        with self._executor.lock:
+            return self._executor.perform((prepare(ALONE),))[0]
+
+    def _require_own(self, function: Function) -> None:
+        if not function.belongs_to(self._executor):
+            raise InputValueError(f"weights: {function!r} belongs to another runtime")
+
+    def _checked_weights(self, weights: Any) -> Optional[Tuple[float, ...]]:
+        if weights is None:
+            return None
+        try:
+            numbers = tuple(float(weight) for weight in weights)
+        except (TypeError, ValueError, OverflowError):
+            raise InputTypeError(
+                f"weights: got {shown(weights)}, expected a function of this runtime (of a "
+                f"TrainFunction, its grad_function), or one number for each of "
+                f"{self._executor.size} ranks"
+            ) from None
+        finite = all(0 <= number < np.inf for number in (*numbers, sum(numbers)))
+        if len(numbers) != self._executor.size or not finite or not any(numbers):
+            raise InputValueError(
+                f"weights: got {shown(numbers)}, expected one non-negative number for each of "
+                f"{self._executor.size} ranks, not all of them 0"
+            )
+        return numbers
+
+    def _check_rank(self, rank: int) -> None:
+        if not is_int(rank) or not 0 <= rank < self._executor.size:
+            raise InputValueError(
+                f"rank: got {shown(rank)}, expected an int from 0 to {self._executor.size - 1}"
+            )
+
+    def _refs(self, values: Sequence[Any], place: int) -> List[ArrayRef]:
+        refs = []
+        for i, value in enumerate(values):
+            if isinstance(value, Data):
+                refs.append(self._executor.ref(value))
+                continue
+            slot, what = ("value", i, place), f"value {i} of a collective"
+            target, ref = self._executor.room(slot, value.dtype, value.shape, what)
+            target[...] = value
+            refs.append(ref)
+        return refs
+
+
+class DelayedCollectives(Collectives):
+    """The same for `step()`: methods return a `Delayed`, which the step performs."""
+
+    def _do(self, prepare: Callable[[Standing], Prepared]) -> Any:
+        return Delayed(self._executor, prepare)
+
+
+def _rows_of(function: Function) -> Tuple[int, ...]:
+    """Return the rows of a function's last call, by rank.
+
+    Raises:
+        InputValueError: there are none.
+    """
+    rows = function.rows
+    if rows is None or not any(rows):
+        raise InputValueError(
+            f"all_reduce(weights=f): {function!r} "
+            + ("was not called yet" if rows is None else "had no rows in its last call")
+            + ", so there is nothing to average; call it with rows first"
+        )
+    return rows
+
+
+def _unlisted(single: bool) -> Finish:
+    def finish(results: Any) -> Any:
+        if results is None:
+            return None
+        return results[0] if single else tuple(results)
+
+    return finish
+
+
+def listed_variables(shared_vars: Any) -> Tuple[List[Any], bool]:
+    """Return the variables as a list, and whether a single one was given."""
+    single = not isinstance(shared_vars, (list, tuple))
+    variables = [shared_vars] if single else list(shared_vars)
+    if not variables:
+        raise InputValueError("got an empty list, expected at least one shared variable")
+    for variable in variables:
+        require_shared(variable)
+        if not is_array(value_of(variable)):
+            raise InputTypeError(
+                f"{variable} holds a {type(value_of(variable)).__name__}, expected a shared "
+                f"variable with an array (states of random streams stay on their ranks)"
+            )
+    storages = [id(variable.container.storage) for variable in variables]
+    if len(set(storages)) != len(storages):
+        raise InputValueError(f"got the same shared variable twice: {variables}")
+    return variables, single
+
+
+def matched_values(shared_vars: Any, variables: Sequence[Any], values: Any) -> List[Any]:
+    """Return one value per variable, a `Data` or an array of the variable's dtype and ndim."""
+    single = not isinstance(shared_vars, (list, tuple))
+    items = [values] if single else values
+    if not isinstance(items, (list, tuple)) or len(items) != len(variables):
+        raise InputTypeError(
+            f"values: got {type(values).__name__}, expected a list of {len(variables)} values, "
+            f"one for each shared variable"
+        )
+    matched: List[Any] = []
+    for variable, value in zip(variables, items):
+        if isinstance(value, Data):
+            if value.ndim != variable.ndim or str(value.dtype) != variable.dtype:
+                raise InputTypeError(
+                    f"value for {variable}: got {value!r}, expected dtype {variable.dtype} with "
+                    f"{variable.ndim} dimensions"
+                )
+            _require_broadcastable(variable, value.shape)
+            matched.append(value)
+            continue
+        try:
+            downcast = variable.container.allow_downcast
+            if isinstance(value, np.ndarray):
+                value = unmasked(value, f"value for {variable}")
+            array = host_type(variable).filter(on_host(value), False, downcast)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InputTypeError(f"value for {variable}: {clipped(error)}") from None
+        except AttributeError:  # Theano's, of arrays of objects
+            raise InputTypeError(
+                f"value for {variable}: got {shown(value)}, expected numbers"
+            ) from None
+        matched.append(np.asarray(array))
+    return matched
+
+
+def _require_broadcastable(variable: Any, shape: Tuple[int, ...]) -> None:
+    for axis, broadcastable in enumerate(variable.broadcastable):
+        if broadcastable and shape[axis] != 1:
+            raise InputValueError(
+                f"value for {variable}: got shape {shape}, expected length 1 along axis {axis}, "
+                f"which is broadcastable"
+            )
+
+
+def selected_rows(variables: Sequence[Any], arrays: Sequence[Any], batch: Any) -> Selection:
+    require_rows(variables, SCATTER)
+    names = [str(variable) for variable in variables]
+    return selection_for(batch, [len(a) for a in arrays], [False] * len(arrays), names)
+
+
+def require_rows(variables: Sequence[Any], what: str) -> None:
+    for variable in variables:
+        if variable.type.ndim == 0:
+            raise InputTypeError(f"{variable} is a scalar, but {what} works along axis 0")
+        if variable.broadcastable[0] and what in ("all_gather()", SCATTER):
+            raise InputTypeError(
+                f"{variable} has length 1 along axis 0 by its type (it is broadcastable there), "
+                f"but {what} changes that length"
+            )
+
+
+def way_of(op: Any) -> Dict[str, bool]:
+    """Return the argument that sends a collective through host memory, if the op asks for it."""
+    return {"through_host": True} if is_through_host(op) else {}
+
+
+def checked_op(op: Any, variables: Sequence[Any]) -> str:
+    name = str(normalize(op, REDUCE_OPS, "op"))
+    for variable in variables:
+        cure = "use 'sum', 'max', 'min' or 'prod', or make it a variable of floats"
+        check_dtype(name, str(variable.dtype), f"reduction of {variable}", cure)
+    return name

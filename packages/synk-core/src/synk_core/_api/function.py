@@ -1,0 +1,403 @@
+"""`Function`: what `synk.function()` returns, in place of a `theano.Function`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
+
+from synk_core._graph.facts import PREFETCH, Event
+from synk_core._graph.inputs import Signature
+from synk_core._graph.spec import FunctionSpec, unnamed
+from synk_core._graph.values import on_host
+from synk_core._master.executor import Executor, Prepared, Standing
+from synk_core._text import shown
+from synk_core._tracebacks import brief_traceback, shortened
+from synk_core._watch.verify import Report, verify
+from synk_core._wire.data import Data
+from synk_core._wire.messages import Prefetch, Step
+from synk_core.exceptions import InputTypeError
+
+from .planner import DEFAULT, Options, Plan, Planner
+
+
+class Delayed:
+    """A call or a collective for `step()`; made by ``f.delayed(...)`` and ``delayed.all_reduce``.
+
+    Args:
+        executor: of the runtime that is to perform it.
+        prepare: checks and stages it, given its position in the step.
+        function: the number of the function that it calls; None for a collective.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        prepare: Callable[[Standing], Prepared],
+        function: Optional[int] = None,
+    ) -> None:
+        self.executor = executor
+        self.prepare = prepare
+        self.function = function
+
+
+class DelayedCall(Delayed):
+    """A call for `step()`, whose rows can be taken before; made by ``f.delayed(...)``.
+
+    Args:
+        function: what it calls.
+        values, options: with what.
+    """
+
+    def __init__(self, function: Function, values: Sequence[Any], options: Options) -> None:
+        super().__init__(function.executor, self._prepare, function.number)
+        self._function = function
+        self._values = values
+        self._options = options
+        self._place: Optional[int] = None
+        self._staged: Optional[Tuple[Plan, Step]] = None
+        self._ready = False
+
+    def prefetch(self) -> Delayed:
+        """Return an act that takes the rows of this call, and starts to copy them to the GPUs.
+
+        ::
+
+            call, following = f.delayed(x, batch=first), f.delayed(x, batch=second)
+            synk.step(call, following.prefetch())
+            synk.step(following)
+
+        As the last act of a step it costs no time while the GPUs compute. The inputs are read then
+        or later: they must not change until the call was performed. The result is the same
+        without it, and on processors there is nothing to gain. Bad arguments are reported by the
+        call itself.
+        """
+        return Delayed(self.executor, self._prepare_prefetch)
+
+    def _prepare_prefetch(self, standing: Standing) -> Prepared:  # noqa: ARG002 - as of any act
+        executor, self._ready = self.executor, False
+        if self._place is None:
+            self._place = executor.take_place(self)
+        act, origin, self._staged = Prefetch(0), 0, None
+        try:
+            plan, step = self._function.planner.prepare(self._values, self._options, self._place)
+        except Exception:  # noqa: BLE001 - the call raises it, when it is made
+            executor.require_ready()
+        else:
+            act, origin, self._staged = Prefetch(plan.number), step.origin, (plan, step)
+        number = executor.enter(act, act.act_name)
+        tally = self._function.tally
+        return Prepared(Step(number, origin), self._prefetched, tally, Event(PREFETCH))
+
+    def _prefetched(self, _result: Any) -> None:
+        self._ready = True
+
+    def _prepare(self, standing: Standing) -> Prepared:
+        # What failed may have been done on some ranks; arrays that moved have no plan any more.
+        ready, self._ready = self._ready, False
+        staged = self._staged if ready and self._staged and self._staged[0].number else None
+        if staged is None:
+            staged = self._function.planner.prepare(self._values, self._options, standing.place)
+        prepared = self._function.prepared(*staged, self._options)
+
+        def finish(result: Any) -> Any:
+            if self._place is not None:
+                self.executor.leave_place(self._place)
+                self._place = self._staged = None
+            return prepared.finish(result)
+
+        return prepared._replace(finish=finish)
+
+
+class Function:
+    """A Theano function that is computed by all ranks at once.
+
+    Attributes:
+        name: as in Theano functions.
+        rows: how many rows each rank computed in the last call, or None before the first: the
+            weights with which ``all_reduce(..., weights=f)`` averages exactly.
+        number: of the function in its runtime.
+        spec: the arguments of ``function()``.
+        executor: of the runtime.
+        tally: adds up its figures.
+        planner: checks its calls, and copies their arrays.
+        copiers: functions that `verify` has made to copy this one's states.
+
+    Args:
+        spec: the arguments of ``function()``.
+        function_id: its number.
+        plain: its plain form, compiled.
+        executor: of the runtime.
+        runtime: for `verify`, which builds functions.
+    """
+
+    def __init__(
+        self, spec: FunctionSpec, function_id: int, plain: Any, executor: Executor, runtime: Any
+    ) -> None:
+        self.spec = spec
+        self.number = function_id
+        self._plain = plain
+        self.executor = executor
+        self._runtime = runtime
+        self._signature = Signature(spec)
+        self.planner = Planner(spec, function_id, self._signature, executor, repr(self))
+        self._event = Event("call", function_id)
+        self.tally = executor.ledger.tally(spec.name or unnamed(function_id))
+        self.copiers: Dict[str, Any] = {}
+        self.rows: Optional[Tuple[int, ...]] = None
+
+    @property
+    def name(self) -> Optional[str]:
+        """As in Theano functions."""
+        return self.spec.name
+
+    @property
+    def output_modes(self) -> Tuple[Optional[str], ...]:
+        """The reduce operation of each output."""
+        return self.spec.output_ops
+
+    @property
+    def update_modes(self) -> Tuple[str, ...]:
+        """The operation with which each update accumulates over slices."""
+        return tuple(op for _, _, op in self.spec.updates)
+
+    def get_shared(self) -> List[Any]:
+        """Return the shared variables that the function reads or updates."""
+        shared: List[Any] = self._plain.get_shared()
+        return shared
+
+    def belongs_to(self, executor: Executor) -> bool:
+        """Return whether this executor's runtime has built it."""
+        return self.executor is executor
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled: its compiled forms are in the memory of all "
+            f"ranks; build it again with function(...), from the same graph"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<synkhronos function {self.name or ''}({self._signature}) on "
+            f"{self.executor.size} ranks>"
+        )
+
+    def __call__(
+        self,
+        *args: Any,
+        output_subset: Optional[Sequence[int]] = None,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: int = 1,
+        **kwargs: Any,
+    ) -> Any:
+        """Compute on all ranks; blocks until all are done.
+
+        Scattered inputs are split along axis 0 into contiguous shares in rank order whose sizes
+        differ by at most one, larger shares first. Each rank runs the Theano function on its share,
+        and the outputs are collected in the master: ``avg`` (weighted by rows: exact for any
+        split), ``sum``, ``max``, ``min``, ``prod``, ``gather`` (concatenated in input order) or
+        None (the master's own result). Ranks without rows only make the updates that no row goes
+        into, such as those of a counter. In a call without any rows all ranks do so, and the master
+        computes the outputs.
+
+        Args:
+            *args: a `Data`, or anything that `numpy.asarray` takes, for each input in order; or
+                one dict from the inputs' variables (or names) to these.
+            output_subset: positions of the outputs to return, as in Theano.
+            batch: rows of the scattered inputs to use, before they are split: an int (the first
+                so many), slice, list or array of ints, or boolean mask.
+            batch_s: rows of the sliceable shared variables to use, on each rank of its own: one
+                of these kinds for all ranks, or a list of them, one per rank.
+            num_slices: compute each rank's share in so many pieces and accumulate, to save
+                memory. Updates are computed from the original values in every piece, accumulated,
+                and applied once.
+            **kwargs: inputs by the names of their variables.
+
+        Raises:
+            InputTypeError, InputValueError, BatchError, OpError: bad arguments; nothing was sent.
+            NestedCall: the runtime is at work already, in this thread.
+            WorkerFailed: the computation raised on a worker.
+            WorkerDied: a worker process is gone, and the runtime is closed.
+        """
+        __tracebackhide__ = True  # of pytest and IPython
+        options = DEFAULT
+        if not (
+            output_subset is batch is batch_s is None
+            and type(num_slices) is int
+            and num_slices == 1
+        ):
+            options = Options(output_subset, batch, batch_s, num_slices)
+        try:
+            with self.executor.lock:
+                values = self._signature.ordered(args, kwargs)
+                plan, step = self.planner.prepare(values, options, 0)
+                return self.executor.perform((self.prepared(plan, step, options),))[0]
+        except BaseException as error:  # noqa: BLE001 - it is raised again
+            raise shortened(error)  # noqa: B904 - the same error
+
+    @brief_traceback
+    def delayed(
+        self,
+        *args: Any,
+        output_subset: Optional[Sequence[int]] = None,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: int = 1,
+        **kwargs: Any,
+    ) -> DelayedCall:
+        """Return a call for `step()`, which performs it: arguments and result as in `__call__`.
+
+        Inputs are read when the step begins, or by `DelayedCall.prefetch` before.
+        """
+        values = self._signature.ordered(args, kwargs)
+        options = Options(output_subset, batch, batch_s, num_slices)
+        return DelayedCall(self, values, options)
+
+    @brief_traceback
+    def as_theano(
+        self, *args: Any, output_subset: Optional[Sequence[int]] = None, **kwargs: Any
+    ) -> Any:
+        """Compute in the master only, as a plain Theano function would.
+
+        Args:
+            *args, **kwargs: arrays or `Data`, as in `__call__`, without the other options of it.
+            output_subset: positions of the outputs to return, as in Theano.
+        """
+        values = self._signature.ordered(args, kwargs)
+        wanted = self.planner.wanted(output_subset)
+        self.executor.enter_device()
+        arrays = (v.array if isinstance(v, Data) else v for v in values)
+        plain = self._plain(*arrays)
+        if wanted is not None:  # not every linker of Theano's can leave the others out
+            plain = [plain[position] for position in wanted]
+        return self._returned([on_host(value) for value in plain], wanted is not None)
+
+    @brief_traceback
+    def verify(
+        self,
+        *args: Any,
+        output_subset: Optional[Sequence[int]] = None,
+        batch: Any = None,
+        batch_s: Any = None,
+        num_slices: Union[int, Sequence[int]] = (2, 3),
+        limit: Optional[float] = None,
+        sync: bool = True,
+        **kwargs: Any,
+    ) -> Report:
+        """Compute serially, in parallel and sliced, and compare; blocks until all is done.
+
+        Outputs are compared, and what the function updates. Afterwards every shared variable has
+        its old value on every rank, states of random streams included. The selected rows and
+        several copies of the shared variables are held in the master meanwhile.
+
+        Args:
+            *args, **kwargs: inputs, as in `__call__`.
+            output_subset, batch, batch_s: as in `__call__`.
+            num_slices: with how many slices to compute, besides without.
+            limit: machine epsilons that are taken for rounding. By default 16 for the same
+                computation elsewhere, and 16 * sqrt(rows) for sums in another order.
+            sync: start all ranks from the master's values. False leaves them as they are, which
+                may then be the cause of a difference. Either way it is reported where they differ.
+
+        Returns:
+            A `Report`: print it; `Report.ok`; `Report.raise_if_wrong()`.
+
+        Raises:
+            What a call raises.
+        """
+        return verify(
+            self,
+            self._runtime,
+            args,
+            kwargs,
+            batch=batch,
+            batch_s=batch_s,
+            num_slices=num_slices,
+            output_subset=output_subset,
+            limit=limit,
+            sync=sync,
+        )
+
+    @brief_traceback
+    def build_inputs(
+        self,
+        *args: Any,
+        force_cast: bool = False,
+        oversize: float = 1.0,
+        minibatch: Any = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Make a `Data` for each input, as `synk.data()` does, with the input's dtype and ndim.
+
+        Args:
+            *args, **kwargs: values, given as in a call.
+            minibatch: True, False, or a list with one of these per input.
+
+        Returns:
+            A `Data` for a function of one input, else a tuple of them.
+        """
+        values = self._signature.ordered(args, kwargs)
+        flags = list(minibatch) if isinstance(minibatch, (list, tuple)) else None
+        if flags is not None and len(flags) != len(values):
+            raise InputTypeError(
+                f"minibatch: got {len(flags)} entries, expected one for each of "
+                f"{len(values)} inputs"
+            )
+        datas = tuple(
+            self.executor.data(
+                value,
+                variable,
+                force_cast=force_cast,
+                oversize=oversize,
+                minibatch=minibatch if flags is None else flags[i],
+                name=variable.name,
+            )
+            for i, (value, variable) in enumerate(zip(values, self._signature.variables))
+        )
+        return datas[0] if len(datas) == 1 else datas
+
+    def close(self) -> None:
+        """Drop references to shared memory; the runtime has ended."""
+        self.planner.clear()
+
+    def prepared(self, plan: Plan, step: Step, options: Options) -> Prepared:
+        """Return a planned call for the executor."""
+        if step is plan.step and plan.prepared is not None:
+            prepared: Prepared = plan.prepared
+            return prepared
+        as_list = options.output_subset is not None
+        finish = partial(self._finish, as_list)
+        prepared = Prepared(step, finish, self.tally, self._event, plan.nbytes)
+        if step is plan.step:
+            plan.prepared = prepared
+        return prepared
+
+    def _finish(self, as_list: bool, result: Any) -> Any:
+        values, self.rows = result.values, result.counts
+        return self._returned(values, as_list)
+
+    def _returned(self, values: List[Any], as_list: bool) -> Any:
+        if as_list:
+            return values
+        if self.spec.returns == "none":
+            return None
+        return values[0] if self.spec.returns == "single" else values
+
+
+def as_delayed(act: Any, place: int, executor: Executor) -> Delayed:
+    """Return an act of a step as `Delayed`; a function without inputs stands for its call.
+
+    Raises:
+        InputTypeError: it is something else, or another runtime's.
+    """
+    if isinstance(act, Function):
+        act = act.delayed()
+    if not isinstance(act, Delayed):
+        raise InputTypeError(
+            f"step(): got {shown(act)} of type {type(act).__name__} as act {place}, expected "
+            f"f.delayed(...), delayed.all_reduce(...) and the like, or a function without "
+            f"inputs"
+        )
+    if act.executor is not executor:
+        raise InputTypeError(f"step(): act {place} belongs to another runtime")
+    return act

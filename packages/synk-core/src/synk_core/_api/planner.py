@@ -1,0 +1,383 @@
+"""From a function's arguments to an act: checks, selection of rows, and plans for later calls.
+
+Planning anew costs some hundred microseconds; a call whose inputs have the shapes and places of an
+earlier one, with a batch of the same length, finds its plan again and only copies what changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from synk_core._graph.inputs import Copy, Signature, tokens
+from synk_core._graph.spec import FunctionSpec
+from synk_core._master.executor import Executor
+from synk_core._plan.rows import (
+    Selection,
+    Selector,
+    all_ranges,
+    as_int,
+    is_int,
+    selection_for,
+    selectors_for,
+    split_rows,
+    written,
+)
+from synk_core._text import shown
+from synk_core._wire.data import Data
+from synk_core._wire.messages import (
+    PLAIN,
+    ROWLESS,
+    ArrayRef,
+    Call,
+    Form,
+    ScatteredInput,
+    StagedSelector,
+    Step,
+)
+from synk_core.exceptions import InputTypeError, InputValueError, OpError
+
+PLANS = 256
+"""Plans that a function keeps; the oldest are dropped."""
+
+MOST_SLICES = 1 << 20
+"""Slices at most: each rank makes a list of them, and no slice is smaller than a row."""
+
+
+class Options(NamedTuple):
+    """The options of a call; see `Function.__call__`."""
+
+    output_subset: Optional[Sequence[int]] = None
+    batch: Any = None
+    batch_s: Any = None
+    num_slices: int = 1
+
+
+DEFAULT = Options()
+
+
+class Plan:
+    """The parts of a call that stay the same when it is repeated.
+
+    Attributes:
+        number: of the act; 0 once it is forgotten.
+        step: the act, for rows that begin at 0.
+        copies: of inputs that are arrays.
+        index_room: where the selection's index goes, or None.
+        selectors: where `batch_s` goes, by rank.
+        nbytes: of inputs that the ranks read.
+        prepared: kept by the caller, for all that have `step`.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        executor: Executor,
+        copies: List[Copy],
+        index_room: Optional[np.ndarray],
+        selectors: List[np.ndarray],
+        nbytes: int,
+    ) -> None:
+        self.number = executor.enter(call, holder=self)
+        self.step = Step(self.number)
+        self.copies = copies
+        self.index_room = index_room
+        self.selectors = selectors
+        self.nbytes = nbytes
+        self.prepared: Any = None
+
+    def close(self) -> None:
+        """Drop references to shared memory: the act is forgotten, some of its arrays have moved."""
+        self.number = 0
+        self.copies, self.selectors = [], []
+        self.index_room = self.prepared = None
+
+
+class Known(NamedTuple):
+    """Lengths of accepted inputs, for checking selections."""
+
+    lengths: List[int]
+    is_minibatch: List[bool]
+
+
+class Planner:
+    """Plans the calls of one function.
+
+    Args:
+        spec: the function as written.
+        number: of the function.
+        signature: its inputs.
+        executor: of the runtime.
+        label: the function in messages.
+    """
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        number: int,
+        signature: Signature,
+        executor: Executor,
+        label: str,
+    ) -> None:
+        self._spec = spec
+        self._number = number
+        self._signature = signature
+        self._executor = executor
+        self._label = label
+        self._plans: Dict[Hashable, Plan] = {}
+        self._known: Dict[Hashable, Known] = {}
+
+    def prepare(self, values: Sequence[Any], options: Options, place: int) -> Tuple[Plan, Step]:
+        """Check and plan a call, and copy its arrays.
+
+        Args:
+            place: of the act in its step: two acts stage their arrays in different rooms.
+
+        Returns:
+            The plan, and the step to perform.
+
+        Raises:
+            InputTypeError, InputValueError, BatchError, OpError: bad arguments.
+        """
+        self._executor.require_ready()
+        token: Hashable = tokens(values)
+        key: Hashable = (place, token)
+        if options is DEFAULT:
+            plan = self._plans.get(key)
+            if plan is not None and plan.number:
+                for copy in plan.copies:
+                    copy(values[copy.place], None)
+                return plan, plan.step
+        known = self._known.get(token)
+        if known is None:
+            values = [self._signature.accepted(i, value) for i, value in enumerate(values)]
+            token, known = self._get_to_know(values)
+            key = (place, token)
+        selection = self._selection(known, options.batch)
+        selectors = self._selectors(options.batch_s)
+        wanted = self.wanted(options.output_subset)
+        num_slices = self._slices(options.num_slices, wanted)
+        if options is not DEFAULT:
+            key = (
+                place,
+                token,
+                None if selection is None else (selection.count, selection.step),
+                None if selection is None else selection.index is None,
+                num_slices,
+                wanted,
+                *(isinstance(s, slice) or (len(s), s.dtype) for s in selectors),
+                bool(selectors) and all_ranges(selectors),
+            )
+        plan = self._plans.get(key)
+        if plan is None or not plan.number:
+            self._check_own_result(selection, wanted)
+            plan = self._plan(values, selection, selectors, wanted, num_slices, place)
+            if len(self._plans) >= PLANS:
+                del self._plans[next(iter(self._plans))]
+            self._plans[key] = plan
+        for copy in plan.copies:
+            copy(values[copy.place], selection)
+        origin = 0
+        if selection is not None:
+            if plan.index_room is not None:
+                plan.index_room[...] = selection.index
+            if selection.index is None:
+                origin = selection.lowest
+        for target, chosen in zip(plan.selectors, selectors):
+            target[...] = written(chosen)
+        return plan, Step(plan.number, origin) if origin else plan.step
+
+    def clear(self) -> None:
+        """Drop all plans, and with them references to shared memory."""
+        self._plans.clear()
+        self._known.clear()
+
+    def _get_to_know(self, inputs: Sequence[Any]) -> Tuple[Hashable, Known]:
+        """Return the token of accepted inputs, and their lengths."""
+        scattered = inputs[: self._spec.n_scattered]
+        is_minibatch = [isinstance(item, Data) and item.minibatch for item in scattered]
+        known = Known([len(item) for item in scattered], is_minibatch)
+        token = tokens(inputs)
+        if len(self._known) >= PLANS:
+            self._known.clear()
+        self._known[token] = known
+        return token, known
+
+    def _plan(
+        self,
+        inputs: Sequence[Any],
+        selection: Optional[Selection],
+        selectors: Sequence[Selector],
+        wanted: Optional[Tuple[int, ...]],
+        num_slices: int,
+        place: int,
+    ) -> Plan:
+        self._check_single_rows(selection)
+        form = self._form(selectors, num_slices)
+        self._executor.require_form(self._number, form)
+        if self._may_lack_rows(selection):
+            self._executor.require_form(self._number, ROWLESS)
+        n = self._spec.n_scattered
+        copies: List[Copy] = []
+        scattered: List[ScatteredInput] = []
+        broadcast: List[ArrayRef] = []
+        for i, item in enumerate(inputs):
+            if isinstance(item, Data):
+                ref = self._executor.ref(item)
+                # It has one row for each entry of an index: nothing to select.
+                selects = item.minibatch and selection is not None and selection.index is not None
+                scattered.append(ScatteredInput(ref, item.minibatch, selects))
+            else:
+                # The copy takes the selected rows alone.
+                selects = i < n and selection is not None and not selection.covers(len(item))
+                shape = item.shape
+                if selects and selection is not None:
+                    shape = (selection.count, *shape[1:])
+                slot, what = (self._number, i, place), self._signature.what(i)
+                target, ref = self._executor.room(slot, item.dtype, shape, what)
+                copies.append(Copy(i, target, selects))
+                scattered.append(ScatteredInput(ref, selected=selects))
+            if i >= n:
+                broadcast.append(scattered.pop().array)
+        index, rows = None, None
+        if selection is not None:
+            bounds = split_rows(selection.count, self._executor.size)
+            needs_index = any(not item.selected for item in scattered)
+            index, rows = self._executor.rows(selection, bounds, place, needs_index)
+        staged = [
+            self._executor.room(
+                (self._number, "batch_s", rank, place), text.dtype, text.shape, "batch_s"
+            )
+            for rank, text in enumerate(written(chosen) for chosen in selectors)
+        ]
+        call = Call(
+            function_id=self._number,
+            form=form,
+            rows=rows,
+            scattered=tuple(scattered),
+            broadcast=tuple(broadcast),
+            outputs=wanted,
+            num_slices=num_slices,
+            selectors=tuple(
+                StagedSelector(ref, isinstance(chosen, slice))
+                for (_, ref), chosen in zip(staged, selectors)
+            ),
+        )
+        nbytes = sum(
+            item.nbytes if selection is None or i >= n else _row_bytes(item) * selection.count
+            for i, item in enumerate(inputs)
+        )
+        targets = [target for target, _ in staged]
+        return Plan(call, self._executor, copies, index, targets, nbytes)
+
+    def _may_lack_rows(self, selection: Optional[Selection]) -> bool:
+        """Return whether a rank may have no rows; sliceable variables differ in length by rank."""
+        if selection is None:
+            return bool(self._spec.sliceable)
+        return selection.count < self._executor.size
+
+    def _check_single_rows(self, selection: Optional[Selection]) -> None:
+        """Refuse several rows of an input that is broadcastable along axis 0."""
+        if selection is None or selection.count < 2:
+            return
+        signature = self._signature
+        for label, variable in zip(signature.labels, signature.variables[: self._spec.n_scattered]):
+            if variable.broadcastable[0]:
+                raise InputValueError(
+                    f"input {label} of {self._label} has length 1 along axis 0 by its type (it is "
+                    f"broadcastable there), but {selection.count} rows are selected; list it in "
+                    f"bcast_inputs, or declare it with more than one row"
+                )
+
+    def wanted(self, output_subset: Any) -> Optional[Tuple[int, ...]]:
+        """Return the positions of the wanted outputs; None for all.
+
+        Raises:
+            InputValueError: not a list of positions.
+        """
+        if output_subset is None:
+            return None
+        count = len(self._spec.outputs)
+        if isinstance(output_subset, np.ndarray):
+            output_subset = output_subset.tolist()
+        if not isinstance(output_subset, (list, tuple, range)):
+            raise InputValueError(
+                f"output_subset: got {shown(output_subset)}, expected a list of positions from 0 "
+                f"to {count - 1}"
+            )
+        for position in output_subset:
+            if not is_int(position) or not 0 <= position < count:
+                raise InputValueError(
+                    f"output_subset: got {shown(position)}, expected positions from 0 to "
+                    f"{count - 1}"
+                )
+        return tuple(int(position) for position in output_subset)
+
+    def _slices(self, num_slices: Any, wanted: Optional[Tuple[int, ...]]) -> int:
+        num_slices = as_int(num_slices)
+        if not is_int(num_slices) or num_slices < 1:
+            raise InputValueError(
+                f"num_slices: got {shown(num_slices)}, expected an int of at least 1"
+            )
+        if num_slices == 1:
+            return 1
+        if not self._spec.n_scattered and not self._spec.sliceable:
+            raise InputValueError(
+                f"num_slices: {self._label} has nothing to slice: no scattered inputs and no "
+                f"sliceable_shareds"
+            )
+        ops = self._spec.output_ops
+        for position in range(len(ops)) if wanted is None else wanted:
+            if ops[position] is None:
+                raise OpError(
+                    f"output {position} of {self._label} has op None, which does not accumulate "
+                    f"over slices; give it an op, or leave it out with output_subset"
+                )
+        return min(int(num_slices), MOST_SLICES)
+
+    def _selectors(self, batch_s: Any) -> Tuple[Selector, ...]:
+        """Return one selector per rank, or () for all rows everywhere."""
+        if batch_s is not None and not self._spec.sliceable:
+            raise InputTypeError(
+                f"{self._label} got batch_s, but has no sliceable_shareds; list them in function()"
+            )
+        return selectors_for(batch_s, self._executor.size)
+
+    def _selection(self, known: Known, batch: Any) -> Optional[Selection]:
+        if not known.lengths:
+            if batch is not None:
+                raise InputTypeError(
+                    f"{self._label} got batch, but has no scattered inputs to select from"
+                )
+            return None
+        labels = self._signature.labels
+        return selection_for(batch, known.lengths, known.is_minibatch, labels)
+
+    def _check_own_result(
+        self, selection: Optional[Selection], wanted: Optional[Tuple[int, ...]]
+    ) -> None:
+        """Require a row in the master if an output has op None: its result is the master's own."""
+        ops = self._spec.output_ops
+        positions = range(len(ops)) if wanted is None else wanted
+        if selection is None or not selection.count or all(ops[i] is not None for i in positions):
+            return
+        start, stop = split_rows(selection.count, self._executor.size)[self._executor.master]
+        if start == stop:
+            raise InputValueError(
+                f"{self._label} has an output with op None, which is the master's own result, but "
+                f"rank {self._executor.master}, the master, gets none of {selection.count} rows; "
+                f"use more rows, or another op"
+            )
+
+    def _form(self, selectors: Sequence[Selector], num_slices: int) -> Form:
+        if num_slices == 1 and not selectors:
+            return PLAIN
+        select = None
+        if self._spec.sliceable:
+            select = "range" if all_ranges(selectors) else "index"
+        return Form(accumulate=num_slices > 1 and bool(self._spec.accumulated), select=select)
+
+
+def _row_bytes(item: Any) -> int:
+    return int(item.dtype.itemsize * np.prod(item.shape[1:], dtype=np.int64))

@@ -1,0 +1,74 @@
+"""The recordings of a runtime: one at a time, of all its ranks."""
+
+from __future__ import annotations
+
+import os
+from typing import Callable, Dict, Optional, Union
+
+from synk_core._master.controller import Controller
+from synk_core._master.executor import Executor
+from synk_core._watch.timeline import CLOSE_TIMEOUT_S, Recorded, Timeline
+from synk_core._wire.messages import RecordSpans
+from synk_core.exceptions import InputValueError
+
+
+class Recordings:
+    """Begins and ends the recordings that `Timeline` writes.
+
+    Args:
+        controller, executor: of the runtime.
+        path: of a recording from the start, or None.
+    """
+
+    def __init__(self, controller: Controller, executor: Executor, path: Optional[str]) -> None:
+        self._controller = controller
+        self._executor = executor
+        self._current: Optional[Timeline] = None
+        if path is not None:
+            controller.rank.recorder.start()
+            self._current = self._new(path, None)
+
+    def begin(self, path: Union[str, os.PathLike[str]]) -> Timeline:
+        """Have all ranks record from now on.
+
+        Raises:
+            InputTypeError, InputValueError: a bad path, or a recording that is not over.
+        """
+        if self._current is not None and self._current.recording:
+            raise InputValueError(
+                f"timeline(): {self._current.path} is being recorded already; stop() it first"
+            )
+        with self._controller.lock:
+            self._current = self._new(path, self._begin)
+        return self._current
+
+    def close(self) -> None:
+        """Write the recording under way, before the runtime ends."""
+        if self._current is not None:
+            self._current.close()
+
+    def _new(
+        self, path: Union[str, os.PathLike[str]], begin: Optional[Callable[[], None]]
+    ) -> Timeline:
+        rank = self._controller.rank
+        return Timeline(path, begin, self._end, rank.size, rank.rank)
+
+    def _begin(self) -> None:
+        self._executor.run_act(RecordSpans(True), tally=None)
+
+    def _end(self, closing: bool) -> Dict[int, Recorded]:
+        """Return the spans of every rank; of the master alone if the runtime is closed or fails."""
+        controller = self._controller
+        # The end waits neither for an order under way nor for workers that start.
+        leaves = closing and (controller.lock.running or not controller.joined)
+        if not controller.closed and not leaves:
+            try:
+                with controller.lock:
+                    timeout_s = CLOSE_TIMEOUT_S if closing else None
+                    act = RecordSpans(False)
+                    spans = self._executor.run_act(act, tally=None, timeout_s=timeout_s)
+                    return dict(enumerate(spans))
+            except Exception:
+                if not controller.closed:
+                    raise
+        return {controller.rank.rank: controller.rank.recorder.take()}

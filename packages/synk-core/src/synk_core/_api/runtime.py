@@ -1,0 +1,366 @@
+"""`Runtime`: the master and its workers, put together.
+
+::
+
+    user ─ Function, Collectives ─> Executor, Controller ─┬─> worker 1: Rank.perform ─┐
+           (checks, plans: acts)    (gives an order)      ├─> worker 2: Rank.perform ─┤ they
+                                                          └─> master:   Rank.perform ─┘ collect
+
+1. `Function.__call__` checks its arguments and plans (`planner`): which rank takes which rows.
+   What the workers lack is sent first (`Distributor`); arrays lie in shared memory (`DataStore`).
+2. A call becomes a numbered *act* in the `ActTable`; a call like an earlier one has the earlier
+   number. `Executor.perform` hands such numbers to `Controller.run`, which makes an order of them.
+3. `Rank.perform` does one rank's part, the same code everywhere: it reads the order
+   (`_wire.orders`) and performs its acts (`_rank.call`, `_rank.collectives`): arrays are read from
+   shared memory, results go through the communicator.
+4. A barrier ends the order. A rank that failed has declined; its peers have left the order; its
+   traceback comes over its channel and is raised by `Controller.run`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from contextlib import contextmanager, nullcontext
+from time import perf_counter
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Optional,
+    Tuple,
+    Union,
+)
+
+from synk_core._graph.cache_safety import warn_of_cache
+from synk_core._graph.devices.assignment import (
+    Devices,
+    choose,
+    choose_in_world,
+    choose_nccl,
+)
+from synk_core._graph.devices.graphs import checked_policy
+from synk_core._graph.devices.precision import checked_precision
+from synk_core._graph.environment import compiler_note
+from synk_core._graph.facts import unequal_replicas
+from synk_core._graph.rowwise.check import Verdicts, check_spec, check_updates, warn_of_wrong
+from synk_core._graph.spec import FunctionSpec, make_spec
+from synk_core._master.builder import Builder
+from synk_core._master.controller import Controller
+from synk_core._master.executor import Executor, Standing
+from synk_core._master.store import DataStore
+from synk_core._plan.arguments import checked_flag, checked_path, checked_seconds
+from synk_core._text import shown
+from synk_core._watch.findings import Findings
+from synk_core._watch.history import CallHistory
+from synk_core._watch.stats import Stats
+from synk_core._watch.timeline import Timeline
+from synk_core._wire.data import Data
+from synk_core._wire.messages import Settings
+from synk_core._workers.interrupts import held_back
+from synk_core._workers.mpi_worker import serve_world
+from synk_core.engine import TITLE
+from synk_core.exceptions import InputTypeError, InputValueError
+from synk_core.mpi import world_for
+
+from .collectives import Collectives, DelayedCollectives, listed_variables
+from .function import Function, as_delayed
+from .recordings import Recordings
+from .replica_watch import ReplicaWatch
+from .watches import FiniteWatch, Watches
+
+
+class Runtime:
+    """Starts workers, replicates functions and variables, runs orders; a context manager.
+
+    Args:
+        n_parallel: number of ranks, the master included; by default one per GPU, or per
+            available core.
+        use_gpu: True demands GPUs, False CPU processes. None: what the environment variable
+            ``SYNKHRONOS_USE_GPU`` says (1 or 0), else GPUs if there are any that Theano can use.
+        master_rank: the rank of the calling process.
+        profile_workers: every worker writes ``synkhronos_profile_rank<r>.prof`` when it stops,
+            in the current folder, for `pstats`.
+        backend: the transport of collectives: "shm" or "zmq" between processes that this one
+            starts; "mpi" between those that an MPI launcher has started. None: "mpi" if a launcher
+            has started more than one process, else "shm".
+        timeout_s: seconds that a rank waits for the others in a collective before all give up.
+        stall_s: seconds after which a `StallWarning` names the rank that the others wait for, and
+            its place in the program.
+        atomic: a call or collective that fails on any rank changes nothing on any. False saves
+            the memory for a second copy of updated values: then, as in 1.0, a failed update
+            leaves values that differ, and functions that use them are refused until `broadcast()`.
+        random_streams: "per_rank" (different numbers on every rank, the master's as in serial
+            Theano) or "identical" (the same on all).
+        devices: instead of `n_parallel` and `use_gpu`, Theano's name of each rank's device, as
+            in ``["cuda0", "cuda2"]`` or ``["opencl0:0"]``; or several for each rank, as in
+            ``[("cuda0", "cuda1"), ("cuda2", "cuda3")]``, which are its contexts "dev0", "dev1"; the
+            first is the default one, too.
+        nccl: whether collectives of GPUs go through NCCL; None for that if it is there and each
+            rank has a GPU to itself, else they go through host memory.
+        graphs: which functions on CUDA devices are recorded as CUDA graphs and replayed: "auto"
+            for those that are quicker so, "always" for all that can be, False for none. "auto"
+            leaves it to the environment variable ``SYNKHRONOS_CUDA_GRAPHS``, if there is one.
+        precision: of float32 on CUDA devices: "default" for that of the libraries, which may round
+            factors of convolutions to TF32, but not of matrix products; "float32" for full
+            precision; "tf32" to let matrix products be rounded, too. "default" leaves it to the
+            environment variable ``SYNKHRONOS_PRECISION``, if there is one.
+        timeline: a file for a `Timeline` from the start to `close()`; see `timeline`.
+        report: takes lines of progress; None keeps quiet.
+        track: shows work that takes long: given a description, a context manager.
+
+    Returns when this process has its device; workers start in the background, and are awaited when
+    first needed. From then on, variables that `theano.shared` makes of floats lie on the device,
+    and functions are computed there.
+
+    Raises:
+        InputValueError, InputTypeError: a number out of range, or an unknown backend or device.
+        StartError: GPUs or NCCL were demanded and are not there, a device cannot be used, or a
+            process could not be started.
+    """
+
+    def __init__(
+        self,
+        n_parallel: Optional[int] = None,
+        use_gpu: Optional[bool] = None,
+        master_rank: int = 0,
+        profile_workers: bool = False,
+        *,
+        backend: Optional[str] = None,
+        timeout_s: float = Settings.timeout_s,
+        stall_s: float = Settings.stall_s,
+        atomic: bool = True,
+        random_streams: str = "per_rank",
+        devices: Optional[Devices] = None,
+        nccl: Optional[bool] = None,
+        graphs: Union[str, bool] = "auto",
+        precision: str = "default",
+        timeline: Optional[str] = None,
+        report: Optional[Callable[[str], None]] = None,
+        track: Callable[[str], ContextManager[Any]] = nullcontext,
+    ) -> None:
+        world = world_for(backend)
+        if world is not None and world.rank:
+            serve_world(world)
+            # What the program does next is the master's affair.
+            raise SystemExit(0)
+        if random_streams not in ("per_rank", "identical"):
+            raise InputValueError(
+                f"random_streams: got {shown(random_streams)}, expected 'per_rank' or 'identical'"
+            )
+        timeline = None if timeline is None else str(checked_path(timeline))
+        if world is None:
+            ranks = choose(n_parallel, use_gpu, master_rank, devices)
+        else:
+            ranks = choose_in_world(world, n_parallel, use_gpu, master_rank, devices)
+        self.size, self.master = ranks.size, int(master_rank)
+        self._records = timeline is not None
+        through_nccl, note = choose_nccl(ranks, nccl)
+        settings = Settings(
+            backend=backend or ("shm" if world is None else "mpi"),
+            timeout_s=checked_seconds(timeout_s, "timeout_s"),
+            stall_s=checked_seconds(stall_s, "stall_s"),
+            atomic=bool(atomic),
+            random_streams=random_streams,
+            nccl=through_nccl,
+            graphs=checked_policy(graphs),
+            precision=checked_precision(precision),
+            profile=bool(profile_workers),
+            records=timeline is not None,
+        )
+        self._report, self._track = report or (lambda _line: None), track
+        self._specs: Dict[int, FunctionSpec] = {}
+        self._functions: weakref.WeakSet[Function] = weakref.WeakSet()
+        warn_of_cache()
+        for line in (*ranks.lines, *note, *compiler_note()):
+            self._report(line)
+        with held_back(self.close):
+            self._store = DataStore(named=self.size > 1)
+            self._controller = Controller(
+                ranks,
+                self.master,
+                settings,
+                report=self._report,
+                store=self._store,
+                on_end=self._forget_all,
+                world=world,
+            )
+            self._rank = self._controller.rank
+            self._history = CallHistory(self._rank.registry, self._specs, self.size)
+            self._builder = Builder(self._rank, self._specs, track)
+            self._executor = Executor(self._controller, self._store, self._builder, self._history)
+            self._recordings = Recordings(self._controller, self._executor, timeline)
+            atexit.register(self.close)
+            self._watches = Watches(self._executor, self._rank, self._history)
+            self._controller.garbage.on_function = self._forget
+            self.collectives = Collectives(self._executor)
+            self.delayed = DelayedCollectives(self._executor)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the runtime is of no more use."""
+        return self._controller.closed
+
+    @property
+    def worker_pids(self) -> Tuple[int, ...]:
+        """Process ids of the workers, in rank order without the master."""
+        return self._controller.worker_pids
+
+    def __repr__(self) -> str:
+        return f"<Runtime rank {self.master} of {self.size}, {self._controller.state}>"
+
+    def __enter__(self) -> Runtime:  # noqa: PYI034 - typing.Self is not there on Python 3.9
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the workers and free what they hold. Idempotent; returns within seconds."""
+        atexit.unregister(self.close)
+        if self._controller.is_foreign:
+            return
+        try:
+            if not self.closed:
+                self._history.remind()
+        finally:
+            try:
+                self._recordings.close()
+            finally:
+                self._controller.close()
+
+    def timeline(self, path: Union[str, os.PathLike[str]]) -> Timeline:
+        """Record what all ranks do; see `synkhronos.timeline`."""
+        self._records = True
+        return self._recordings.begin(path)
+
+    def watch_replicas(
+        self, shared_vars: Any, every: int = 100, action: str = "warn"
+    ) -> ReplicaWatch:
+        """Compare the ranks' values every so many calls; see `synkhronos.watch_replicas`."""
+        self._controller.require_open()
+        return self._watches.watch_replicas(shared_vars, every, action)
+
+    def watch_finite(self, on: bool = True) -> FiniteWatch:
+        """Find the first NaN or infinity; see `synkhronos.watch_finite`."""
+        self._controller.require_open()
+        return self._watches.watch_finite(on)
+
+    def _forget(self, function_id: int) -> None:
+        """Forget a function that the program has dropped; its spec last, which history reads."""
+        executor = self._executor
+        for one in (self._history, executor.distributor, executor.ledger, self._builder):
+            one.forget(function_id)
+
+    def _forget_all(self) -> None:
+        # Users may keep functions; these must not keep shared memory.
+        for function in self._functions:
+            function.close()
+        self._specs.clear()
+        if not self._records:
+            atexit.unregister(self.close)
+
+    def function(self, inputs: Any, outputs: Any = None, **kwargs: Any) -> Function:
+        """Build a function; see `synkhronos.function`."""
+        self._controller.require_open()
+        spec, plain = self._builder.compile(make_spec(inputs, outputs, **kwargs))
+        with self._controller.lock:
+            function_id = self._builder.enter(spec, plain)
+            self._history.hide(function_id)
+            function = Function(spec, function_id, plain, self._executor, self)
+            self._functions.add(function)
+            self._controller.garbage.watch(function, function_id)
+        if self.size > 1:
+            warn_of_wrong(spec)
+        return function
+
+    def row_share(self) -> Any:
+        """Return a symbolic scalar; see `synkhronos.row_share`."""
+        self._controller.require_open()
+        return self._builder.row_share()
+
+    def data(self, value: Any = None, var: Any = None, **settings: Any) -> Data:
+        """Make a `Data`; see `synkhronos.data`."""
+        return self._executor.data(value, var, **settings)
+
+    def distribute(self) -> None:
+        """Replicate new functions and variables; see `synkhronos.distribute`."""
+        with self._controller.lock:
+            self._controller.require_open()
+            with self._track("waiting for the workers' start"):
+                self._controller.await_workers()
+            self._report("Synkhronos distributing functions...")
+            start = perf_counter()
+            with self._track("distributing functions and variables"):
+                self._executor.distributor.send_all()
+        self._report(f"...distribution complete ({perf_counter() - start:.0f} s).")
+
+    def step(self, *acts: Any) -> List[Any]:
+        """Perform several calls and collectives as one; see `synkhronos.step`."""
+        executor = self._executor
+        with executor.lock:
+            delayed = [as_delayed(act, place, executor) for place, act in enumerate(acts)]
+            called = [act.function for act in delayed]
+            prepared = [
+                act.prepare(Standing(i, frozenset(n for n in called[:i] if n is not None)))
+                for i, act in enumerate(delayed)
+            ]
+            return executor.perform(prepared) if prepared else []
+
+    def check(self, function: Function) -> Verdicts:
+        """Check whether each output is decomposable over rows; see `synkhronos.check`."""
+        if not isinstance(function, Function) or not function.belongs_to(self._executor):
+            raise InputTypeError(
+                f"check(): got {shown(function)}, expected what function() of this runtime has "
+                f"returned, not a {TITLE} function"
+            )
+        return Verdicts(check_spec(function.spec), check_updates(function.spec))
+
+    def lint(self) -> Findings:
+        """Look for mistakes over all functions and recorded calls; see `synkhronos.lint`."""
+        with self.unrecorded():
+            self._controller.require_open()
+            if not len(self._history):
+                return self._history.findings()
+            with self._rank.registry.held() as variables:
+                return self._history.findings(unequal_replicas(self.collectives, variables))
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Hold the lock for several calls, which `lint()` and the watches ignore."""
+        lock, replicas = self._controller.lock, self._controller.replicas
+        with lock:
+            self._history.on, lock.several, replicas.on = False, True, False
+            try:
+                with self._watches.paused():
+                    yield
+            finally:
+                self._history.on, lock.several, replicas.on = True, False, True
+                replicas.see_all()
+
+    def let_drift(self, shared_vars: Any) -> None:
+        """Declare that the ranks' values of these variables drift apart on purpose.
+
+        A rule that combines them now and then does so (`synkhronos.extensions.sync`): `lint()` and
+        its warnings accept the drift of them, and of what only they are computed from.
+
+        Args:
+            shared_vars: one variable or a list of them.
+        """
+        with self._controller.lock:
+            self._history.let_drift(self._executor.numbers(listed_variables(shared_vars)[0]))
+
+    def stats(self, reset: bool = False) -> Stats:
+        """Return the times of calls; see `synkhronos.stats`."""
+        self._executor.take_times()
+        stats = self._executor.ledger.stats(checked_flag(reset, "reset"))
+        for loaded in self._rank.functions.values():
+            name = loaded.recipe.name
+            if name in stats:
+                stats[name] = stats[name]._replace(graph=loaded.replay)
+        stats.precision = self._rank.device.precision
+        return stats

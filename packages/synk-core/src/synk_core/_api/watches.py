@@ -1,0 +1,122 @@
+"""The watches of a runtime: of values that are not finite, and of replicas that differ."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterator, List
+
+from synk_core._master.executor import Executor
+from synk_core._rank.workplace import Workplace
+from synk_core._text import shown
+from synk_core._watch.history import CallHistory
+from synk_core._watch.stats import Performed
+from synk_core._wire.messages import WatchFinite
+from synk_core._workers.interrupts import LATER
+from synk_core.exceptions import InputTypeError
+
+from .replica_watch import ReplicaWatch, Writers
+
+
+class FiniteWatch:
+    """Switches checking for values that are not finite on or off, on all ranks.
+
+    Made by `synkhronos.watch_finite`. A context manager: the end of the block restores the state of
+    before.
+
+    Attributes:
+        on: whether it switched checking on.
+    """
+
+    def __init__(self, watches: Watches, on: bool, before: bool) -> None:
+        self.on = on
+        self._watches = watches
+        self._before = before
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else "on" if self.on else "off"
+        return f"<FiniteWatch, {state}>"
+
+    def __enter__(self) -> FiniteWatch:  # noqa: PYI034 - typing.Self is not there on Python 3.9
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Restore the state of before; blocks until all ranks have. Idempotent, and harmless when
+        the runtime is closed."""
+        if not self._stopped:
+            self._stopped = True
+            self._watches.restore_finite(self._before)
+
+
+class Watches:
+    """The watches of one runtime.
+
+    Args:
+        executor: of the runtime.
+        here: the master.
+        history: the calls and collectives so far.
+    """
+
+    def __init__(self, executor: Executor, here: Workplace, history: CallHistory) -> None:
+        self._executor = executor
+        self._here = here
+        self._history = history
+        self._writers = Writers(history)
+        self._watches: List[ReplicaWatch] = []
+
+    def watch_replicas(self, shared_vars: Any, every: Any, action: Any) -> ReplicaWatch:
+        """Compare variables from now on."""
+        watch = ReplicaWatch(self._executor, self._writers, shared_vars, every, action)
+        self._watches.append(watch)
+        if self._observe not in self._executor.observers:
+            self._executor.observers = [*self._executor.observers, self._observe]
+        return watch
+
+    def _observe(self, performed: Performed) -> None:
+        """Count an order of the program."""
+        if not self._history.on:
+            return
+        self._watches = [watch for watch in self._watches if watch.watching]
+        if not self._watches:
+            self._executor.observers = [o for o in self._executor.observers if o != self._observe]
+        elif any(act.event.kind == "call" for act in performed.prepared):
+            try:
+                for watch in self._watches:
+                    watch.called()
+            except KeyboardInterrupt:  # the order itself is done
+                LATER.put_off()
+
+    def watch_finite(self, on: Any) -> FiniteWatch:
+        """Have all ranks check from now on, or stop checking."""
+        if not isinstance(on, bool):
+            raise InputTypeError(f"watch_finite(): on: got {shown(on)}, expected True or False")
+        with self._executor.lock:
+            return FiniteWatch(self, on, self._check(on))
+
+    def restore_finite(self, on: bool) -> None:
+        """Switch checking back, unless the runtime is closed."""
+        if not self._executor.closed:
+            with self._executor.lock:
+                self._check(on)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Check nothing meanwhile; the caller holds the lock."""
+        if self._here.check_finite[0] is None:
+            yield
+            return
+        self._check(False)
+        try:
+            yield
+        finally:
+            if not self._executor.closed:
+                self._check(True)
+
+    def _check(self, on: bool) -> bool:
+        """Switch; return whether the ranks checked before."""
+        act = WatchFinite(on)
+        was_on: bool = self._executor.run_act(act, "watch_finite()", act)
+        return was_on

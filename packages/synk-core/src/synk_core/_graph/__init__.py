@@ -1,0 +1,1 @@
+"""All that touches the graph engine: specs, compiling, shared variables, devices."""

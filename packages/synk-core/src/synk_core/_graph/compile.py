@@ -1,0 +1,176 @@
+"""FunctionSpec -> compiled functions. Only this file calls the engine's `function`.
+
+A spec has up to seven forms (see `Form`): the plain one is built with the function, the others when
+a call first needs them.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, List
+
+from synk_core._text import clipped
+from synk_core._wire.messages import Form
+from synk_core.engine import (
+    Constant,
+    MissingInputError,
+    SharedVariable,
+    T,
+    build,
+    compile_ahead,
+    is_random,
+    leaves_of,
+    linked_by_kind,
+    out_of_place,
+    to_build_again,
+    with_pattern,
+    without_test_values,
+)
+from synk_core.exceptions import InputValueError, SpecError
+
+from .devices.ends import on_device
+from .flat_updates import is_flat, protected
+from .leaves import rowless_updates
+from .reduce_op import in_one_order
+from .spec import FunctionSpec, default_update_op
+from .transfer.flat import flatten, rebuild
+from .transfer.pickling import deep_recursion
+from .values import is_device_type
+
+# Threads may build functions at the same time, but the engine's settings are those of the process.
+_building = threading.RLock()
+
+
+def compile_form(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any:
+    """Build one form, with device inputs and outputs if there is a device; see `without_rows` for
+    the spec of the rowless one.
+
+    An atomic form computes new values of variables into new arrays, and keeps the old ones.
+
+    Its function returns a list: outputs, then (accumulate) update values.
+
+    Sliceable shared variables are replaced by their selected rows in the whole graph: the
+    replacements come first in the givens, so that they also reach the values of the user's givens,
+    updates and default updates of random states.
+    """
+    # Inputs that are added here have no test values; the user's graph has been tested.
+    with _building, deep_recursion(), without_test_values():
+        try:
+            return _compiled(spec, form, is_gpu, atomic)
+        except MissingInputError as error:
+            raise SpecError(_without_value(spec) or clipped(error)) from error
+
+
+def _without_value(spec: FunctionSpec) -> str:
+    """Return an error about variables that the function needs as inputs; "" if there are none."""
+    known = {*spec.variables, *(key for key, _ in spec.givens)}
+    wanted = [*spec.outputs, *(value for _, value, _ in spec.updates)]
+    wanted += [value for _, value in spec.givens]
+    missing = [
+        leaf
+        for leaf in leaves_of(wanted, blockers=known)
+        if leaf not in known and not isinstance(leaf, (SharedVariable, Constant))
+    ]
+    if not missing:
+        return ""
+    what = f"function {spec.name!r}" if spec.name else "function()"
+    return (
+        f"{what} needs values of {', '.join(map(str, missing))}, expected among its inputs; list "
+        f"them in inputs= (each rank gets a share of the rows) or in bcast_inputs= (each gets all)"
+    )
+
+
+def _compiled(spec: FunctionSpec, form: Form, is_gpu: bool, atomic: bool) -> Any:
+    inputs: List[Any] = list(spec.inputs)
+    givens: List[Any] = []
+    if form.select == "range":
+        start, stop = T.lscalar("start"), T.lscalar("stop")
+        inputs += [start, stop]
+        givens += [(s, with_pattern(s[start:stop], s)) for s in spec.sliceable]
+    elif form.select == "index":
+        index = T.lvector("index")
+        inputs.append(index)
+        givens += [(s, with_pattern(s[index], s)) for s in spec.sliceable]
+    givens += spec.givens
+
+    outputs = [
+        # Otherwise a device variable would be returned as a device array.
+        variable.transfer("cpu") if through_host and is_device_type(variable.type) else variable
+        for variable, through_host in zip(spec.outputs, spec.host_outputs)
+    ]
+    updates = [(target, value) for target, value, _ in spec.updates]
+    kwargs = dict(spec.kwargs)
+    if form.accumulate:
+        targets = [target for target, _, _ in spec.accumulated]
+        outputs += [
+            target.type.filter_variable(value, allow_convert=True)
+            for target, value, _ in spec.accumulated
+        ]
+        # Random states stay updates: every slice has to draw numbers of its own.
+        updates = [(target, value) for target, value in updates if is_random(target)]
+        if kwargs.get("no_default_updates") is not True:
+            kwargs["no_default_updates"] = [*(kwargs.get("no_default_updates") or ()), *targets]
+    if is_flat(updates):
+        kwargs["mode"] = protected(kwargs.get("mode"))
+    # A function for a device is linked twice: as compiled, and with device inputs and outputs.
+    with (
+        linked_by_kind() if is_gpu else nullcontext(),
+        out_of_place() if atomic else nullcontext(),
+    ):
+        compiled = build(inputs, outputs, updates=updates, givens=givens, name=spec.name, **kwargs)
+        compiled = in_one_order(compiled)
+        if to_build_again(compiled):
+            # As in the workers, which so find what is compiled here: its key is the nodes' order.
+            compiled = rebuild(flatten(compiled))
+        compile_ahead(compiled)
+        return on_device(compiled, spec.host_outputs) if is_gpu else compiled
+
+
+def without_rows(spec: FunctionSpec) -> FunctionSpec:
+    """Return the spec of the rowless form: `spec` without its scattered inputs, its outputs, and
+    all updates that depend on rows."""
+    updates = tuple((target, value, "last") for target, value in rowless_updates(spec))
+    return replace(
+        spec,
+        inputs=spec.inputs[spec.n_scattered :],
+        n_scattered=0,
+        outputs=(),
+        output_ops=(),
+        host_outputs=(),
+        updates=updates,
+        kwargs={**spec.kwargs, "no_default_updates": True, "on_unused_input": "ignore"},
+    )
+
+
+def with_default_updates(spec: FunctionSpec, plain: Any) -> FunctionSpec:
+    """Return `spec` with the default updates of its variables among those that accumulate.
+
+    Args:
+        plain: the plain form, with the default updates that the engine has found.
+    """
+    explicit = [target for target, _, _ in spec.updates]
+    found = [
+        (item.variable, item.variable.default_update, default_update_op(item.variable))
+        for item in plain.maker.inputs
+        if item.update is not None
+        and hasattr(item.variable, "default_update")
+        and not any(item.variable is target for target in explicit)
+        and not is_random(item.variable)
+    ]
+    return replace(spec, accumulated=(*spec.accumulated, *found))
+
+
+def check_sliceable(spec: FunctionSpec, plain: Any) -> None:
+    """Return if the function uses all sliceable variables.
+
+    Raises:
+        InputValueError: it does not use one of them.
+    """
+    used = {id(variable.container.storage) for variable in plain.get_shared()}
+    for variable in spec.sliceable:
+        if id(variable.container.storage) not in used:
+            raise InputValueError(
+                f"{variable} is listed in sliceable_shareds, but the function does not use it"
+            )

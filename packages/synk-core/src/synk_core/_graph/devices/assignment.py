@@ -1,0 +1,427 @@
+"""Count the devices, assign them to ranks, and initialize a process's own.
+
+Devices are counted without a CUDA context, so nothing is allocated on them, and the process can
+still use any of them later, or none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+import synk_comm
+from synk_comm import cuda
+from synk_core._cores import available_cores
+from synk_core._plan.rows import is_int
+from synk_core._wire.world import World
+from synk_core.engine import DEVICES, TITLE
+from synk_core.exceptions import InputTypeError, InputValueError, StartError
+
+from .device import Cpu, Gpu, ordinal_of
+from .precision import exclude_tf32
+
+USE_GPU = "SYNKHRONOS_USE_GPU"
+"""Name of the environment variable that sets the meaning of ``use_gpu=None``: 0 False, 1 True."""
+
+MOST_RANKS = 1024
+"""Processes on one machine at most: a larger number is a mistake."""
+
+Devices = Sequence[Union[str, Sequence[str]]]
+"""As users give them: the device of each rank, or the devices."""
+
+DOCTOR = "`synkhronos doctor` shows what is installed, and what to install"
+
+
+Contexts = Mapping[Optional[str], str]
+"""Theano's names of a rank's devices, by the names of their contexts. None names the default one,
+where variables without a target lie and NCCL works. Empty for a CPU process.
+"""
+
+
+class Assignment(NamedTuple):
+    """The number of ranks, and the device of each.
+
+    Attributes:
+        devices: Theano's names of devices by rank, that of the default context; () for CPU
+            processes.
+        lines: lines to report to the user.
+        groups: all devices of each rank, if a rank has several.
+        hosts: the host of each rank, if an MPI launcher has started them.
+        gpus: the uuid of each rank's GPU, where names are not enough: on several hosts.
+    """
+
+    size: int
+    devices: Tuple[str, ...]
+    lines: Tuple[str, ...]
+    groups: Tuple[Tuple[str, ...], ...] = ()
+    hosts: Tuple[str, ...] = ()
+    gpus: Tuple[str, ...] = ()
+
+    def contexts(self, rank: int) -> Contexts:
+        """Return the contexts of a rank.
+
+        A group's devices are named dev0, dev1 and so on. Other names that Theano's flags define
+        mean the default device.
+        """
+        if not self.devices:
+            return {}
+        default = self.devices[rank]
+        known = () if DEVICES is None else DEVICES.named_in_options()
+        named: Dict[Optional[str], str] = dict.fromkeys(known, default)
+        if self.groups:
+            named.update((f"dev{i}", name) for i, name in enumerate(self.groups[rank]))
+        return {None: default, **named}
+
+    @property
+    def noun(self) -> str:
+        """The ranks in words, as in "2 GPUs"."""
+        if not self.devices:
+            some = f"{self.size} CPU {'process' if self.size == 1 else 'processes'}"
+            return f"{some}{_on_hosts(self.hosts)}"
+        several = [name for group in self.groups for name in group] or self.devices
+        kind = "GPU" if all(name.startswith("cuda") for name in several) else "device"
+        return f"{len(several)} {kind}{'' if len(several) == 1 else 's'}{_on_hosts(self.hosts)}"
+
+    @property
+    def distinct_gpus(self) -> bool:
+        """Whether each rank has a CUDA device to itself, which NCCL needs."""
+        cuda_only = all(name.startswith("cuda") for name in self.devices)
+        return bool(self.devices) and cuda_only and len(set(self.gpus or self.devices)) == self.size
+
+
+def choose(
+    n_parallel: Optional[int],
+    use_gpu: Optional[bool],
+    master_rank: int,
+    devices: Optional[Devices],
+) -> Assignment:
+    """Choose the number of ranks and their devices; see `Runtime` for the arguments.
+
+    Raises:
+        InputValueError, InputTypeError: a number out of range, or an invalid name.
+        StartError: GPUs were requested, and none can be used.
+    """
+    if devices is not None:
+        return _named(devices, n_parallel, use_gpu, master_rank)
+    if use_gpu is None:
+        use_gpu = _use_gpu_from_environment()
+    lines: Tuple[str, ...] = ()
+    if use_gpu is not False:
+        count, problem = usable_gpus()
+        if use_gpu and problem:
+            raise StartError(f"use_gpu=True: {problem}; {DOCTOR}")
+        if not problem:
+            size = count if n_parallel is None else whole(n_parallel, 1, count, "n_parallel")
+            master = whole(master_rank, 0, size - 1, "master_rank")
+            line = f"Synkhronos attempting to use {size} of {count} detected GPUs..."
+            names, notes = _with_held([f"cuda{i}" for i in range(count)], size, master)
+            return Assignment(size, names, (line, *notes))
+        if count:
+            lines = (f"Synkhronos: GPUs are not used: {problem}; {DOCTOR}",)
+    _require_no_device()
+    cores = available_cores()
+    size = cores if n_parallel is None else whole(n_parallel, 1, MOST_RANKS, "n_parallel")
+    whole(master_rank, 0, size - 1, "master_rank")
+    some = f"{size} of {cores} detected CPU cores"
+    many = f"{size} processes on {cores} detected CPU cores"
+    line = f"Synkhronos attempting to use {some if size <= cores else many}..."
+    return Assignment(size, (), (*lines, line))
+
+
+def _require_no_device() -> None:
+    """
+    Raises:
+        StartError: this process uses a device already, and ranks are to be CPU processes.
+    """
+    held = device_in_use()
+    if held is not None:
+        raise StartError(
+            f"this process uses {held} already, so its shared variables lie on that device, which "
+            f"CPU processes do not have; use devices=[{held!r}, ...], or a new process"
+        )
+
+
+def choose_in_world(
+    world: World,
+    n_parallel: Optional[int],
+    use_gpu: Optional[bool],
+    master_rank: int,
+    devices: Optional[Devices],
+) -> Assignment:
+    """Choose the devices of ranks that an MPI launcher has started.
+
+    A rank that sees one GPU alone, another one than its neighbours, uses that; otherwise ranks use
+    their host's GPUs in order.
+
+    Raises:
+        InputValueError, InputTypeError: an argument does not fit the launcher's ranks.
+        StartError: GPUs were requested, and a host has too few.
+    """
+    size = world.size
+    if n_parallel not in (None, size):
+        raise InputValueError(
+            f"n_parallel: got {n_parallel!r}, but the launcher has started {size} processes; leave "
+            f"n_parallel out, or start as many as you want (mpiexec -n, srun -n)"
+        )
+    if master_rank != 0:
+        raise InputValueError(
+            f"master_rank: got {master_rank!r}, expected 0, as MPI's launchers do"
+        )
+    hosts = tuple(member.host for member in world.members)
+    if devices is not None:
+        named = _named(devices, None, use_gpu, 0)
+        if named.size != size:
+            raise InputValueError(
+                f"devices: got {named.size} entries, expected one for each of {size} ranks"
+            )
+        return named._replace(hosts=hosts, gpus=_uuids(world, named.devices))
+    if use_gpu is None:
+        use_gpu = _use_gpu_from_environment()
+    names: Tuple[str, ...] = ()
+    lines: Tuple[str, ...] = ()
+    if use_gpu is not False:
+        problem = "no rank sees a GPU (see CUDA_VISIBLE_DEVICES)"
+        if any(member.gpus for member in world.members):
+            problem = why_no_devices()
+            lines = (f"Synkhronos: GPUs are not used: {problem}",) if problem else ()
+        if problem and use_gpu:
+            raise StartError(f"use_gpu=True: {problem}; {DOCTOR}")
+        names = () if problem else _gpus_of(world)
+    if not names:
+        _require_no_device()
+    lines += _about_binding(world)
+    chosen = Assignment(size, names, lines, hosts=hosts, gpus=_uuids(world, names))
+    line = f"Synkhronos attempting to use {chosen.noun}..."
+    return chosen._replace(lines=(*lines, line))
+
+
+def _gpus_of(world: World) -> Tuple[str, ...]:
+    """Return the device of each rank.
+
+    Raises:
+        StartError: a host has too few.
+    """
+    names = []
+    for rank, member in enumerate(world.members):
+        near = world.local_ranks(rank)
+        seen = [world.members[other].gpus for other in near]
+        alone = all(len(gpus) == 1 for gpus in seen) and len(set(seen)) == len(near)
+        place = 0 if alone else near.index(rank)
+        if place >= len(member.gpus):
+            raise StartError(
+                f"host {member.host} has {len(member.gpus)} visible GPUs for {len(near)} ranks; "
+                f"start as many ranks on each host as it has GPUs, or use use_gpu=False"
+            )
+        names.append(f"cuda{place}")
+    return tuple(names)
+
+
+def _about_binding(world: World) -> Tuple[str, ...]:
+    """Return a line if the launcher has bound ranks to fewer cores than they could have."""
+    for rank, member in enumerate(world.members):
+        possible = min(member.host_cores, member.quota) // len(world.local_ranks(rank))
+        if world.threads(rank) < possible:
+            line = (
+                f"Synkhronos: the launcher has bound rank {rank} to {world.threads(rank)} of host "
+                f"{member.host}'s {member.host_cores} cores, and it could have {possible}: see "
+                f"mpiexec --bind-to none, or srun --cpus-per-task"
+            )
+            return (line,)
+    return ()
+
+
+def _uuids(world: World, names: Sequence[str]) -> Tuple[str, ...]:
+    """Return the uuids of the ranks' devices; another name where one is not known."""
+    found = []
+    for member, name in zip(world.members, names):
+        number = name.removeprefix("cuda")
+        known = number.isdigit() and int(number) < len(member.gpus)
+        found.append(member.gpus[int(number)] if known else f"{name} of {member.host}")
+    return tuple(found)
+
+
+def _on_hosts(hosts: Sequence[str]) -> str:
+    several = len(set(hosts))
+    return f" on {several} hosts" if several > 1 else ""
+
+
+def _use_gpu_from_environment() -> Optional[bool]:
+    """Return the meaning of ``use_gpu=None``.
+
+    Raises:
+        InputValueError: the variable is neither 0 nor 1.
+    """
+    text = os.environ.get(USE_GPU, "").strip()
+    if text not in ("", "0", "1"):
+        raise InputValueError(f"environment variable {USE_GPU}: got {text!r}, expected 0 or 1")
+    return {"": None, "0": False, "1": True}[text]
+
+
+def _named(
+    devices: Devices,
+    n_parallel: Optional[int],
+    use_gpu: Optional[bool],
+    master_rank: int,
+) -> Assignment:
+    groups = _groups(devices)
+    if not groups:
+        raise InputTypeError(
+            f"devices: got {devices!r}, expected a list of names such as ['cuda0', 'cuda1'], one "
+            f"for each rank, or of groups of names such as [('cuda0', 'cuda1'), ('cuda2', 'cuda3')]"
+        )
+    names = tuple(group[0] for group in groups)
+    for name in [name for group in groups for name in group]:
+        if not re.fullmatch(r"cuda\d+|opencl\d+:\d+", name):
+            raise InputValueError(
+                f"devices: got {name!r}, expected a name such as 'cuda0' or 'opencl0:0'; for CPU "
+                f"processes use use_gpu=False"
+            )
+    if n_parallel not in (None, len(names)) or use_gpu is False:
+        raise InputValueError(
+            f"devices: got {len(names)} names together with n_parallel={n_parallel}, "
+            f"use_gpu={use_gpu}; give devices alone"
+        )
+    whole(master_rank, 0, len(names) - 1, "master_rank")
+    line = f"Synkhronos attempting to use {', '.join(' with '.join(group) for group in groups)}..."
+    has_groups = not all(isinstance(entry, str) for entry in devices)
+    return Assignment(len(names), names, (line,), tuple(groups) if has_groups else ())
+
+
+def _groups(devices: Any) -> List[Tuple[str, ...]]:
+    """Return the devices of each rank; an empty list if they are given in no such form."""
+    if not isinstance(devices, (list, tuple)):
+        return []
+    groups = [(entry,) if isinstance(entry, str) else entry for entry in devices]
+    for group in groups:
+        if not isinstance(group, (list, tuple)) or not group:
+            return []
+        if not all(isinstance(name, str) for name in group):
+            return []
+    return [tuple(group) for group in groups]
+
+
+def _with_held(
+    names: Sequence[str], size: int, master: int
+) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+    """Return the first `size` devices, with the one that this process uses at the master's place,
+    and lines to report."""
+    held = device_in_use()
+    chosen = list(names[:size])
+    if held is None or held not in names or chosen[master] == held:
+        return tuple(chosen), ()
+    if held in chosen:
+        chosen[chosen.index(held)] = chosen[master]
+    chosen[master] = held
+    return tuple(chosen), (f"Synkhronos: this process uses {held} already, and keeps it.",)
+
+
+def usable_gpus() -> Tuple[int, str]:
+    """Return the number of GPUs, and why the engine cannot use them ("" if it can)."""
+    try:
+        count = cuda.Driver().device_count()
+    except cuda.CudaError as error:
+        return 0, str(error)
+    if not count:
+        return 0, "no GPU is visible to this process (see CUDA_VISIBLE_DEVICES)"
+    return count, why_no_devices()
+
+
+def why_no_devices() -> str:
+    """Return why the engine's GPU back end cannot be used; "" if it can."""
+    if DEVICES is None:
+        return f"{TITLE} has no GPU back end of its own, so functions run on the processor"
+    return str(DEVICES.why_unusable())
+
+
+def device_in_use() -> Optional[str]:
+    """Return the default device that this process uses already, by number if it is CUDA's."""
+    held = None if DEVICES is None else DEVICES.in_use()
+    if held is None:
+        return None
+    name, context = held
+    return f"cuda{ordinal_of(cuda.Driver(), name, context)}" if name == "cuda" else str(name)
+
+
+def take(contexts: Contexts, nccl: bool, graphs: str = "never", precision: str = "default") -> Any:
+    """Initialize devices in this process: from now on new shared variables of floats lie on the
+    default one, and functions compute there.
+
+    Args:
+        contexts: of this rank.
+        nccl: whether collectives go through NCCL.
+        graphs: which functions are replayed; see `graphs.POLICIES`.
+        precision: of float32 on CUDA devices; see `precision.PRECISIONS`.
+
+    Raises:
+        StartError: a device cannot be used, or not in this precision.
+    """
+    if not contexts:
+        return Cpu()
+    name = contexts[None]
+    problem = why_no_devices()
+    if problem:
+        raise StartError(f"device {name}: {problem}; {DOCTOR}")
+    DEVICES.load()
+    held = device_in_use()
+    if held is not None and held != name:
+        raise StartError(
+            f"device {name}: this process uses {held} already, and can use only one; assign "
+            f"{held} to it by master_rank= or devices=, or start a new process"
+        )
+    if precision == "float32" and name.startswith("cuda"):
+        exclude_tf32(held)
+    try:
+        # If it is in use already, this makes new variables and functions use it.
+        context = DEVICES.use(name, held is not None)
+        for named, other in contexts.items():
+            if named is not None:
+                name = other
+                DEVICES.name_context(named, other, other == device_in_use())
+        for named, other in contexts.items():
+            if other.startswith("cuda"):
+                DEVICES.set_matrix_products(DEVICES.context(named), precision == "tf32")
+    except StartError:
+        raise
+    except Exception as error:
+        raise StartError(
+            f"device {name} cannot be initialized: {type(error).__name__}: {error}; {DOCTOR}"
+        ) from error
+    name = contexts[None]
+    DEVICES.keep_old_values()
+    device = Gpu(name, context, nccl, graphs, precision)
+    device.enter()
+    return device
+
+
+def choose_nccl(ranks: Assignment, wanted: Optional[bool]) -> Tuple[bool, Tuple[str, ...]]:
+    """Return whether collectives go through NCCL, and lines to report about it.
+
+    Raises:
+        StartError: NCCL was requested, and cannot be used.
+    """
+    if wanted is False or ranks.size == 1 or not ranks.devices:
+        problem = "" if not wanted or ranks.size == 1 else "there are no GPUs"
+    elif not ranks.distinct_gpus:
+        problem = "NCCL needs a GPU for each rank"
+    else:
+        problem = synk_comm.why_no_nccl()
+        if not problem:
+            return True, ()
+    if not problem:
+        return False, ()
+    if wanted:
+        raise StartError(f"nccl=True: {problem}; {DOCTOR}")
+    return False, (f"Synkhronos: collectives go through host memory: {problem}",)
+
+
+def whole(value: Any, lowest: int, highest: Optional[int], what: str) -> int:
+    """Return `value` as an int.
+
+    Raises:
+        InputValueError: `value` is no int in the range.
+    """
+    if not is_int(value) or value < lowest or (highest is not None and value > highest):
+        span = f"at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+        raise InputValueError(f"{what}: got {value!r}, expected an int {span}")
+    return int(value)

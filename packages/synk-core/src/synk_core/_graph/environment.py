@@ -1,0 +1,134 @@
+"""The environment of a worker process: all settings that it needs before its first import."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from typing import Any, Dict, List, Tuple
+
+import threadpoolctl
+
+from synk_core import engine
+from synk_core._cores import threads_per_rank
+from synk_core._wire.launcher import belongs_to_launcher
+from synk_core.exceptions import StartError
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Names of variables that the libraries read when they are loaded."""
+
+_MALLOC_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_MMAP_THRESHOLD = 32 << 20
+"""Bytes at most (see mallopt(3)); larger blocks always go back to the kernel."""
+
+_KEPT_BYTES = 256 << 20
+
+
+def import_path() -> Tuple[str, ...]:
+    """Return this process's ``sys.path``, with the current folder's name in place of ""."""
+    return tuple(entry or current_folder() for entry in sys.path)
+
+
+def current_folder() -> str:
+    """Return the current folder.
+
+    Raises:
+        StartError: it has been removed.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise StartError(
+            "the current folder, in which workers start too, has been removed; change into one "
+            "that exists: os.chdir()"
+        ) from None
+
+
+def worker_environment(size: int, on_device: bool = False) -> Dict[str, str]:
+    """Return the environment for any worker of a group of `size` ranks.
+
+    The user's own settings of thread counts win.
+
+    Args:
+        on_device: whether the worker will initialize a device of its own, not the one that the
+            user's flags name for this process.
+    """
+    environment = {k: v for k, v in os.environ.items() if not belongs_to_launcher(k)}
+    for name in engine.NOT_INHERITED:
+        environment.pop(name, None)
+    environment.update(engine.worker_variables(on_device))
+    if not engine.library.config.cxx:
+        # This process's engine has warned the user; workers need not repeat it.
+        old = environment.get("PYTHONWARNINGS", "")
+        filters = [old, f"ignore::UserWarning:{engine.NAME}.configdefaults"]
+        environment["PYTHONWARNINGS"] = ",".join(filter(None, filters))
+    environment["PYTHONPATH"] = os.pathsep.join(import_path())
+    for name in THREAD_VARIABLES:
+        environment.setdefault(name, str(threads_per_rank(size)))
+    return environment
+
+
+def compiler_note() -> Tuple[str, ...]:
+    """Return lines to report if there is no compiler."""
+    if not engine.slow_without_compiler():
+        return ()
+    line = (
+        "Synkhronos: there is no C++ compiler, so functions are computed in Python, many times "
+        "slower; install one (apt install g++); `synkhronos doctor` shows what else is missing"
+    )
+    return (line,)
+
+
+def apply_options(options: Dict[str, Any]) -> None:
+    """Set the options that `engine.options` returned in the master."""
+    for name, value in options.items():
+        setattr(engine.library.config, name, value)
+
+
+def keep_freed_memory() -> None:
+    """Make the C library keep freed memory for new arrays.
+
+    A function allocates its intermediate results anew in each call. glibc returns blocks of some
+    megabytes to the kernel each time, which then clears each page anew: that took a tenth of the
+    time of a few matrix products. The user's own settings win.
+    """
+    if any(name in os.environ for name in _MALLOC_SETTINGS):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return
+    mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+    mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+class ThreadLimit:
+    """Limits the master's thread pools to its share of the cores, while there are workers.
+
+    A pool can be limited once its library is loaded, which may be at any compilation: `apply` is
+    cheap if none was loaded since. The user's settings in the environment win.
+
+    Attributes:
+        seen: number of modules that were loaded when it was applied last.
+    """
+
+    def __init__(self, size: int, threads: int = 0) -> None:
+        self._limit = threads or threads_per_rank(size)
+        self._wanted = size > 1 and not any(name in os.environ for name in THREAD_VARIABLES)
+        self._limits: List[Any] = []
+        self.seen = -1
+
+    def apply(self) -> None:
+        """Limit the pools of the libraries that are loaded now."""
+        if len(sys.modules) == self.seen:
+            return
+        # A new library comes with a new module; searching for libraries takes milliseconds.
+        self.seen = len(sys.modules)
+        if self._wanted:
+            self._limits.append(threadpoolctl.threadpool_limits(self._limit))
+
+    def restore(self) -> None:
+        """Restore the limits of before."""
+        while self._limits:
+            self._limits.pop().restore_original_limits()

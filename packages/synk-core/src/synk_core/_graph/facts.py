@@ -1,0 +1,135 @@
+"""The facts that `lint()` checks: properties of functions, and the calls and collectives made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, FrozenSet, Iterable, List, Mapping, Optional, Tuple
+
+from synk_core._warn import Place
+from synk_core.engine import SharedVariable
+
+from .leaves import differs_by_rank, is_row_share, lineage_of
+from .random_streams import is_random_state
+from .shared import value_of
+from .spec import FunctionSpec, unnamed
+from .values import is_array
+
+
+@dataclass(frozen=True)
+class FunctionFacts:
+    """The properties of a function that the lint rules use; variables are given by their numbers.
+
+    States of random streams and `row_share()` are left out: they should differ between ranks.
+
+    Attributes:
+        reads: variables that outputs and updates are computed from.
+        updates: variables that a call updates.
+        rank_dependent_updates: updated variables whose new value is computed from the rank's own
+            rows, random numbers, or `row_share()`.
+        sliceable: variables declared sliceable.
+        sources: for each update, the variables that its new value is computed from; an update
+            without an entry may depend on all that the function reads.
+        has_rows: whether it has scattered inputs or sliceable variables.
+        shown: variables that its outputs are computed from.
+        built_at: the user's line.
+    """
+
+    function_id: int
+    name: str
+    reads: FrozenSet[int]
+    updates: FrozenSet[int]
+    rank_dependent_updates: FrozenSet[int]
+    sliceable: FrozenSet[int]
+    sources: Mapping[int, FrozenSet[int]] = field(default_factory=dict)
+    has_rows: bool = True
+    shown: FrozenSet[int] = frozenset()
+    built_at: Optional[Place] = None
+
+    @property
+    def drifting(self) -> FrozenSet[int]:
+        """Variables whose next value is computed from their own and the rank's rows: unless they
+        are combined between two calls, the ranks' values diverge."""
+        return frozenset(u for u in self.rank_dependent_updates if u in self.reads)
+
+    def consumers(self, variable: int) -> List[int]:
+        """Return the variables whose new value is computed from `variable`."""
+        return sorted(u for u in self.updates if variable in self.sources.get(u, self.reads))
+
+
+PREFETCH = "prefetch"
+"""Kind of an event that takes the rows of a later call, and changes nothing."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A call or collective that all ranks performed.
+
+    Attributes:
+        kind: "call", `PREFETCH`, or the name of a collective. A reduce that is not in place is a
+            "gather": it changes nothing. Unknown kinds are ignored.
+        function_id: number of the function of a call.
+        variables: variables of a collective.
+        rank: rank of a "set_value", if known.
+    """
+
+    kind: str
+    function_id: Optional[int] = None
+    variables: Tuple[int, ...] = ()
+    rank: Optional[int] = None
+
+
+def unequal_replicas(collectives: Any, variables: Mapping[int, Any]) -> FrozenSet[int]:
+    """Return the numbers of those variables whose values differ between the ranks now.
+
+    States of random streams and `row_share()` are left out: they should differ.
+    """
+    asked = {
+        number: variable
+        for number, variable in variables.items()
+        if is_array(value_of(variable))
+        and not is_random_state(variable)
+        and not is_row_share(variable)
+    }
+    if not asked:
+        return frozenset()
+    digests = collectives.get_digests(list(asked.values()))
+    return frozenset(number for number, ranks in zip(asked, digests) if len(set(ranks)) > 1)
+
+
+def facts_of(spec: FunctionSpec, numbers: Callable[[Any], int], function_id: int) -> FunctionFacts:
+    """Return the facts of a function from its graph.
+
+    Args:
+        spec: the function as written.
+        numbers: returns a shared variable's number.
+        function_id: the function's own number.
+    """
+    lineage = lineage_of(spec)
+
+    def numbered(variables: Iterable[Any]) -> FrozenSet[int]:
+        return frozenset(
+            numbers(variable)
+            for variable in variables
+            if isinstance(variable, SharedVariable)
+            and not is_random_state(variable)
+            and not is_row_share(variable)
+        )
+
+    updates = [(t, leaves) for t, leaves in lineage.updates if not is_random_state(t)]
+    everything = [*lineage.outputs, *(leaves for _, leaves in lineage.updates)]
+    return FunctionFacts(
+        function_id=function_id,
+        name=spec.name or unnamed(function_id),
+        reads=numbered(leaf for leaves in everything for leaf in leaves),
+        updates=numbered(target for target, _ in updates),
+        rank_dependent_updates=numbered(
+            target
+            for target, leaves in lineage.since_reduced
+            if not is_random_state(target) and differs_by_rank(leaves, spec)
+        ),
+        sliceable=numbered(spec.sliceable),
+        sources={numbers(target): numbered(leaves) for target, leaves in updates},
+        has_rows=bool(spec.n_scattered or spec.sliceable),
+        shown=numbered(leaf for leaves in lineage.outputs for leaf in leaves),
+        built_at=spec.built_at,
+    )

@@ -1,0 +1,425 @@
+"""Updates of many variables as one computation on their elements, end to end in one vector.
+
+An update rule moves each parameter in the same way: a network of 161 parameters makes some 700
+small operations of it, and each costs more than its arithmetic. `flat_updates` finds updates that
+compute the same elementwise expression, each from variables of its own, and makes one of them:
+
+    new values = Unflatten(expression(Flatten(variables), ...))
+
+The variables stay what they are, each with a value of its own. `Unflatten` gives views of one
+vector, and `Flatten` finds that vector again if its inputs are still these views. A variable that
+got another value meanwhile (by `set_value`, a collective, or the undoing of a failed call) is one
+that `Flatten` has to copy, with the others, once.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from synk_core.engine import (
+    DEVICES,
+    FLATTENS,
+    Apply,
+    Constant,
+    DimShuffle,
+    Elemwise,
+    NotScalarConstantError,
+    Op,
+    Rebroadcast,
+    Reshape,
+    SharedVariable,
+    Subtensor,
+    T,
+    clients_of,
+    get_idx_list,
+    get_mode,
+    get_scalar_constant_value,
+    library,
+)
+
+from .shared import value_of
+from .values import empty_like, in_c_order, is_array, is_device_type
+
+LEAST_ON_HOST, LEAST_ON_DEVICE = 64, 8
+"""Updates that are computed together at least: fewer are not quicker so."""
+
+ALIGNMENT = 128
+"""Bytes. A part begins at a multiple of this, because libraries read several elements at once."""
+
+_DEEPEST = 100
+"""Operations from an update's value to its leaves; deeper expressions stay as they are."""
+
+Shape = Tuple[int, ...]
+Update = Tuple[Any, Any]
+
+
+class Flatten(Op):  # type: ignore[misc] # engines have no types
+    """The elements of arrays of these shapes, in C order, end to end in one vector.
+
+    The result may share its inputs' memory, of which the engine knows nothing: see `protected`.
+    """
+
+    __props__ = ("shapes",)
+
+    def __init__(self, shapes: Tuple[Shape, ...]) -> None:
+        self.shapes = shapes
+
+    def make_node(self, *arrays: Any) -> Any:
+        """Apply it to tensors of one dtype, all in host memory or all on one device."""
+        first = arrays[0].type
+        options = {"context_name": first.context_name} if is_device_type(first) else {}
+        base = type(first) if options else T.TensorType
+        return Apply(self, arrays, [base(first.dtype, (False,), **options)()])
+
+    def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:  # noqa: ARG002
+        """Find the vector that the inputs are parts of, or copy them into a new one."""
+        whole = whole_of(inputs, self.shapes)
+        outputs[0][0] = _joined(inputs, self.shapes) if whole is None else whole
+
+
+class Unflatten(Op):  # type: ignore[misc] # engines have no types
+    """The parts of a vector, as arrays of these types and shapes: views of it.
+
+    The engine knows nothing of that: it would copy each part.
+    """
+
+    __props__ = ("shapes", "types")
+
+    def __init__(self, shapes: Tuple[Shape, ...], types: Tuple[Any, ...]) -> None:
+        self.shapes = shapes
+        self.types = types
+
+    def make_node(self, vector: Any) -> Any:
+        """Apply it to a vector."""
+        return Apply(self, [vector], [type_() for type_ in self.types])
+
+    def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:
+        """Make the views, and remember what they are views of."""
+        (vector,) = inputs
+        if not _is_fresh(node):
+            vector = vector.copy()
+        parts = _parts(vector, self.shapes)
+        _remember(vector, parts, self.shapes)
+        for output, part in zip(outputs, parts):
+            output[0] = part
+
+
+def _is_fresh(node: Any) -> bool:
+    """Return whether a vector was computed for this `Unflatten` alone, in memory of its own."""
+    (vector,) = node.inputs
+    owner = vector.owner
+    if owner is None or isinstance(owner.op, Flatten) or getattr(owner.op, "view_map", None):
+        return False
+    return sum(isinstance(taker.op, Unflatten) for taker, _ in clients_of(vector, node)) == 1
+
+
+def protected(mode: Any) -> Any:
+    """Return a mode for functions with flat updates: each call computes into new memory.
+
+    The engine does not know what lies in whose memory, so nothing may be overwritten: no operation
+    works in place, and no result is kept for the next call to reuse.
+    """
+    return get_mode(mode).excluding("inplace").clone(link_kwargs={"allow_gc": True})
+
+
+# By the identity of a first part: the vector, all of its parts, and their shapes.
+_wholes: Dict[int, Tuple[Any, List[weakref.ref[Any]], Tuple[Shape, ...]]] = {}
+
+
+def _remember(vector: Any, parts: Sequence[Any], shapes: Tuple[Shape, ...]) -> None:
+    key = id(parts[0])
+    first = weakref.ref(parts[0], lambda _gone: _wholes.pop(key, None))
+    _wholes[key] = vector, [first, *map(weakref.ref, parts[1:])], shapes
+
+
+def whole_of(arrays: Sequence[Any], shapes: Tuple[Shape, ...]) -> Any:
+    """Return the vector that these arrays, in this order, are all parts of; None if there is none.
+
+    Compared by identity, because views of device arrays have no base.
+
+    Args:
+        shapes: that the parts have to have.
+    """
+    vector, parts, found = _wholes.get(id(arrays[0]), (None, [], ()))
+    if found != shapes:
+        return None
+    return vector if all(part() is array for part, array in zip(parts, arrays)) else None
+
+
+def wholes_among(values: Sequence[Any]) -> Iterator[List[int]]:
+    """Find the vectors of which all parts are among these values; yield the parts' places."""
+    places = {id(value): place for place, value in enumerate(values)}
+    for value in values:
+        _, parts, _ = _wholes.get(id(value), (None, [], ()))
+        found = [places.get(id(part())) for part in parts]
+        if found and None not in found:
+            yield found  # type: ignore[misc] # there is no None
+
+
+def _joined(arrays: Sequence[Any], shapes: Sequence[Shape]) -> Any:
+    whole = empty_like(arrays[0], (sum(map(math.prod, shapes)),), arrays[0].dtype)
+    for array, shape, part in zip(arrays, shapes, _parts(whole, shapes)):
+        if array.shape != shape:
+            raise ValueError(
+                f"got a variable of shape {array.shape}, expected {shape}, which it had when the "
+                f"function was built; build the function again"
+            )
+        part[...] = in_c_order(array)
+    return whole
+
+
+def _parts(vector: Any, shapes: Iterable[Shape]) -> List[Any]:
+    parts, end = [], 0
+    for shape in shapes:
+        begin, end = end, end + math.prod(shape)
+        parts.append(vector[begin:end].reshape(shape))
+    return parts
+
+
+def is_flat(updates: Iterable[Sequence[Any]]) -> bool:
+    """Return whether some updates are the work of `flat_updates`."""
+    owners = (getattr(update[1], "owner", None) for update in updates)
+    return any(owner is not None and isinstance(owner.op, Unflatten) for owner in owners)
+
+
+class _Expression(NamedTuple):
+    """An elementwise expression.
+
+    Attributes:
+        skeleton: equal for expressions that do the same with their leaves.
+        leaves: shared variables of the target's shape.
+        pieces: (vector, start, stop): parts of vectors.
+    """
+
+    skeleton: Any
+    leaves: Tuple[Any, ...]
+    pieces: Tuple[Tuple[Any, int, int], ...]
+
+
+class _NotElementwiseError(Exception):
+    """An expression is not elementwise, or it is not known to be."""
+
+
+class _Reader:
+    """Reads the expression of a target's new value."""
+
+    def __init__(self, target: Any) -> None:
+        self._shape: Shape = tuple(value_of(target).shape)
+        self._leaves: List[Any] = []
+        self._pieces: List[Tuple[Any, int, int]] = []
+        self._seen: Dict[Any, int] = {}
+
+    def expression(self, value: Any) -> _Expression:
+        """Return the form of an expression.
+
+        Raises:
+            _NotElementwiseError: it is not known to be elementwise.
+        """
+        if value.owner is None or not isinstance(value.owner.op, Elemwise):
+            raise _NotElementwiseError  # a variable's own value: there is nothing to compute
+        return _Expression(self._read(value, 0), tuple(self._leaves), tuple(self._pieces))
+
+    def _read(self, variable: Any, depth: int) -> Any:
+        if variable in self._seen:
+            return "again", self._seen[variable]
+        if depth > _DEEPEST:
+            raise _NotElementwiseError
+        self._seen[variable] = len(self._seen)
+        scalar = scalar_of(variable)
+        if scalar is not None:
+            return "scalar", _identity(scalar)
+        leaf = leaf_of(variable)
+        if leaf is not None:
+            if tuple(getattr(value_of(leaf), "shape", ())) != self._shape:
+                raise _NotElementwiseError
+            self._leaves.append(leaf)
+            return "leaf", leaf.dtype, getattr(leaf.type, "context_name", "host")
+        piece = piece_of(variable, self._shape)
+        if piece is not None:
+            self._pieces.append(piece)
+            return "piece", piece[0]
+        node = variable.owner
+        if node is None or not isinstance(node.op, Elemwise) or len(node.outputs) > 1:
+            raise _NotElementwiseError
+        return node.op, *(self._read(source, depth + 1) for source in node.inputs)
+
+
+def scalar_of(variable: Any) -> Any:
+    """Return the scalar that a variable consists of, whatever its dimensions; None if of none."""
+    node = variable.owner
+    if node is not None and isinstance(node.op, DimShuffle) and node.inputs[0].ndim == 0:
+        return node.inputs[0]
+    if isinstance(variable, Constant) and variable.data.size == 1 and all(variable.broadcastable):
+        return variable if variable.ndim == 0 else T.constant(variable.data.reshape(()))
+    return variable if variable.ndim == 0 else None
+
+
+def _identity(scalar: Any) -> Any:
+    """Return what is equal for scalars that are computed alike from the same variables."""
+    if isinstance(scalar, Constant):
+        return scalar.type, scalar.signature()
+    node = scalar.owner
+    if node is None:
+        return scalar
+    return node.op, node.outputs.index(scalar), *map(_identity, node.inputs)
+
+
+def leaf_of(variable: Any) -> Any:
+    """Return the shared variable whose value this is, on any device; None if it is none."""
+    variable = _wherever(variable)
+    return variable if isinstance(variable, SharedVariable) else None
+
+
+def _wherever(variable: Any) -> Any:
+    """Return what a variable is a copy of in host memory; itself if it is none."""
+    node = variable.owner
+    is_copy = node is not None and type(node.op).__name__ == "HostFromGpu"
+    return node.inputs[0] if is_copy else variable
+
+
+def piece_of(variable: Any, shape: Shape) -> Optional[Tuple[Any, int, int]]:
+    """Return (vector, start, stop) if a variable is ``vector[start:stop]`` in this shape."""
+    node, reshaped = variable.owner, False
+    while node is not None and isinstance(node.op, (Rebroadcast, Reshape)):
+        if isinstance(node.op, Reshape) and not reshaped:
+            reshaped = True
+            wanted = node.inputs[1]
+            if not isinstance(wanted, Constant) or tuple(wanted.data) != shape:
+                return None
+        node = node.inputs[0].owner
+    if node is None or not isinstance(node.op, Subtensor) or node.inputs[0].ndim != 1:
+        return None
+    try:
+        (found,) = get_idx_list(node.inputs, node.op.idx_list)
+        start, stop = (int(get_scalar_constant_value(end)) for end in (found.start, found.stop))
+    except (NotScalarConstantError, AttributeError, TypeError, ValueError):
+        return None
+    if found.step is not None or start < 0 or stop - start != math.prod(shape):
+        return None
+    return _wherever(node.inputs[0]), start, stop
+
+
+class _Member(NamedTuple):
+    """An update that can be computed with others: the place in the list, and its expression."""
+
+    place: int
+    target: Any
+    value: Any
+    shape: Shape
+    expression: _Expression
+
+    def precedes(self, other: _Member) -> bool:
+        """Return whether the other one's elements can lie right behind this one's."""
+        size = math.prod(self.shape) * value_of(self.target).dtype.itemsize
+        return size % ALIGNMENT == 0 and all(
+            mine is theirs and stop == start
+            for (mine, _, stop), (theirs, start, _) in zip(
+                self.expression.pieces, other.expression.pieces
+            )
+        )
+
+
+def flat_updates(updates: Iterable[Update], least: Optional[int] = None) -> List[Update]:
+    """Return updates that compute the same, those of many variables together.
+
+    Updates are computed together if they are the same elementwise expression, each of variables of
+    the target's own shape, of parts of common vectors (as of a flat gradient) that follow one
+    another, and of common scalars. The others stay as they are. Each element is computed by the
+    same operations; a compiler may round a product and a sum together (FMA) in one form only.
+
+    PyTensor puts operations together itself: with it all updates stay as they are.
+
+    The values of the targets become views of one array, on their device. Each part of it begins at
+    a multiple of 128 bytes: a variable whose size is no such multiple is the last of its array.
+
+    Args:
+        updates: pairs (shared variable, new value).
+        least: number of updates from which on they are computed together; by default as many as
+            are quicker so, more on processors than on GPUs.
+
+    Returns:
+        The updates, in the order of before, for `Runtime.function`; a function compiled by the
+        engine alone may overwrite values in place, and must not have them.
+    """
+    pairs = [(update[0], update[1]) for update in updates]
+    flat = list(pairs)
+    if not FLATTENS or str(library.config.mode).lower().startswith("debug"):
+        return flat  # DebugMode checks that results share no memory but as an op's `view_map` says
+    runs: Dict[Any, List[List[_Member]]] = {}
+    for place, (target, value) in enumerate(pairs):
+        member = _member(place, target, value)
+        if member is None:
+            continue
+        kind = runs.setdefault(
+            (member.expression.skeleton, target.type.dtype, _device(target)), [[]]
+        )
+        if kind[-1] and not kind[-1][-1].precedes(member):
+            kind.append([])
+        kind[-1].append(member)
+    joined: Dict[Any, Any] = {}
+    for kind in runs.values():
+        for run in kind:
+            if len(run) >= (_least_of(run) if least is None else max(least, 2)):
+                for member, value in zip(run, _together(run, joined)):
+                    flat[member.place] = member.target, value
+    return flat
+
+
+def _member(place: int, target: Any, value: Any) -> Optional[_Member]:
+    held = value_of(target)
+    if not is_array(held) or not held.ndim or not held.size:
+        return None
+    if getattr(value, "dtype", None) != target.dtype or not hasattr(value, "ndim"):
+        return None
+    try:
+        expression = _Reader(target).expression(value)
+        hash(expression.skeleton)
+    except (_NotElementwiseError, TypeError):
+        return None
+    return _Member(place, target, value, tuple(held.shape), expression)
+
+
+def _least_of(run: Sequence[_Member]) -> int:
+    return LEAST_ON_DEVICE if is_device_type(run[0].target.type) else LEAST_ON_HOST
+
+
+def _device(variable: Any) -> Any:
+    return getattr(variable.type, "context_name", "host")
+
+
+def _together(run: Sequence[_Member], joined: Dict[Any, Any]) -> List[Any]:
+    """Return the new values of a run's targets; `joined` has the vectors that are there already."""
+    first, last = run[0], run[-1]
+    shapes = tuple(member.shape for member in run)
+    vectors: Dict[Any, Any] = {}
+    for leaves in zip(*(member.expression.leaves for member in run)):
+        if leaves not in joined:
+            joined[leaves] = T.as_tensor_variable(Flatten(shapes)(*leaves))
+        vectors[leaves[0]] = joined[leaves]
+    for (vector, start, _), (_, _, stop) in zip(first.expression.pieces, last.expression.pieces):
+        vectors[vector, start] = vector[start:stop]
+    value = _rebuilt(first.value, first.shape, vectors, {})
+    if is_device_type(first.target.type):
+        value = DEVICES.to_device(value, first.target.type)
+    results: List[Any] = Unflatten(shapes, tuple(m.target.type for m in run))(value)
+    return results
+
+
+def _rebuilt(variable: Any, shape: Shape, vectors: Dict[Any, Any], known: Dict[Any, Any]) -> Any:
+    """Return an expression with vectors in place of its leaves and pieces."""
+    if variable not in known:
+        scalar, leaf = scalar_of(variable), leaf_of(variable)
+        piece = None if scalar is not None or leaf is not None else piece_of(variable, shape)
+        if scalar is not None:
+            known[variable] = scalar
+        elif leaf is not None:
+            known[variable] = vectors[leaf]
+        elif piece is not None:
+            known[variable] = vectors[piece[0], piece[1]]
+        else:
+            node = variable.owner
+            sources = [_rebuilt(source, shape, vectors, known) for source in node.inputs]
+            known[variable] = node.op(*sources)
+    return known[variable]

@@ -1,0 +1,211 @@
+"""The inputs of a call: put them in order, check them, and copy them where needed."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from synk_core._plan.rows import Selection
+from synk_core._text import clipped, shown
+from synk_core._wire.data import Data, unmasked
+from synk_core.engine import In, upcast
+from synk_core.exceptions import InputTypeError, InputValueError
+
+from .spec import FunctionSpec
+
+
+class Signature:
+    """The inputs of a function, and the values that each takes."""
+
+    def __init__(self, spec: FunctionSpec) -> None:
+        self.variables = spec.variables
+        self._names = [
+            (i.name if isinstance(i, In) and i.name else v.name)
+            for i, v in zip(spec.inputs, self.variables)
+        ]
+        self.labels = [name or f"{i}" for i, name in enumerate(self._names)]
+        self.n_scattered = spec.n_scattered
+        self._name = f"function {spec.name!r}" if spec.name else "this function"
+        self._dtypes = [np.dtype(v.dtype) for v in self.variables]
+        self._ndims = [v.ndim for v in self.variables]
+        self._broadcastable = [
+            [axis for axis, is_one in enumerate(v.broadcastable) if is_one] for v in self.variables
+        ]
+        self._strict = [bool(getattr(declared, "strict", False)) for declared in spec.inputs]
+        self._downcasts = [
+            spec.kwargs.get("allow_input_downcast")
+            if getattr(declared, "allow_downcast", None) is None
+            else declared.allow_downcast
+            for declared in spec.inputs
+        ]
+
+    def __str__(self) -> str:
+        return ", ".join(self.labels)
+
+    def ordered(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the inputs in the order of the variables.
+
+        Args:
+            args: inputs by position; or one dict from variables or names to values.
+            kwargs: inputs by name.
+
+        Raises:
+            InputTypeError: one is missing, unknown, or given twice.
+        """
+        if not kwargs and len(args) == len(self.variables):
+            if not (len(args) == 1 and isinstance(args[0], dict)):
+                return args
+        named = list(kwargs.items())
+        if len(args) == 1 and isinstance(args[0], dict):
+            named += args[0].items()
+            args = ()
+        given: Dict[int, Any] = dict(enumerate(args))
+        for key, value in named:
+            place = self._place(key)
+            if place in given:
+                how = "by position and by keyword" if place < len(args) else "twice"
+                raise InputTypeError(f"{self._name} got input {str(key)!r} {how}")
+            given[place] = value
+        if sorted(given) != list(range(len(self.variables))):
+            raise InputTypeError(
+                f"{self._name} got {len(given)} inputs, expected {len(self.variables)}: "
+                f"{self or 'none'}"
+            )
+        return [given[place] for place in range(len(self.variables))]
+
+    def _place(self, key: Any) -> int:
+        for place, variable in enumerate(self.variables):
+            if variable is key or (isinstance(key, str) and self._names[place] == key):
+                return place
+        raise InputTypeError(
+            f"{self._name} got an unknown keyword {shown(key)}, expected one of its inputs "
+            f"{[n for n in self._names if n]} (and, in a parallel call only, output_subset, "
+            f"batch, batch_s, num_slices)"
+        )
+
+    def accepted(self, place: int, value: Any) -> Any:
+        """Return the input as `Data`, or as an array that the variable takes.
+
+        A dtype that converts without loss stays as it is: each rank converts its own
+        rows.
+
+        Raises:
+            InputTypeError, InputValueError: the variable does not take it.
+        """
+        kind = type(value)
+        if kind is not Data and kind is not np.ndarray:
+            value = self._converted(place, value)
+        shape, dtype = value.shape, value.dtype
+        # Dimensions first: for a different kind of value, as one-hot labels, that error helps most.
+        if len(shape) != self._ndims[place]:
+            raise InputTypeError(
+                f"{self.what(place)}: got {len(shape)} dimensions (shape {shape}), expected "
+                f"{self._ndims[place]}"
+            )
+        if dtype != self._dtypes[place]:
+            self._check_dtype(place, dtype)
+        for axis in self._broadcastable[place]:
+            if shape[axis] != 1:
+                raise InputValueError(
+                    f"{self.what(place)}: got shape {shape}, expected length 1 along axis "
+                    f"{axis}, which is broadcastable"
+                )
+        return value
+
+    def what(self, place: int) -> str:
+        """Return an input in words, for errors."""
+        return f"input {self.labels[place]} of {self._name}"
+
+    def _converted(self, place: int, value: Any) -> Any:
+        if isinstance(value, Data):
+            return value
+        if isinstance(value, np.ndarray):
+            return unmasked(value, self.what(place))
+        if self._strict[place]:
+            raise InputTypeError(
+                f"{self.what(place)}: got {type(value).__name__}, expected an ndarray or Data, "
+                f"because it is declared strict"
+            )
+        try:
+            variable, downcast = self.variables[place], self._downcasts[place]
+            return np.asarray(variable.type.filter(value, allow_downcast=downcast))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InputTypeError(
+                f"{self.what(place)}: got {shown(value)}, expected {variable.type}: "
+                f"{clipped(error)}"
+            ) from None
+
+    def _check_dtype(self, place: int, dtype: np.dtype) -> None:
+        variable, label = self.variables[place], self.labels[place]
+        if dtype.kind not in "biufc":
+            raise InputTypeError(
+                f"{self.what(place)}: got dtype {dtype}, expected {variable.dtype}: numbers"
+            )
+        if self._strict[place]:
+            raise InputTypeError(
+                f"{self.what(place)}: got dtype {dtype}, expected {variable.dtype}, because it is "
+                f"declared strict"
+            )
+        if self._downcasts[place]:
+            return
+        if upcast(variable.dtype, dtype.name) != variable.dtype:
+            raise InputTypeError(
+                f"{self.what(place)}: got dtype {dtype}, expected {variable.dtype} or a dtype "
+                f"that converts to it without loss; convert an array with "
+                f".astype({variable.dtype!r}), make a Data with data(..., var={label}, "
+                f"force_cast=True), or build the function with allow_input_downcast=True"
+            )
+
+
+class Copy:
+    """Copies an input into shared memory, in every call that has this plan.
+
+    Args:
+        place: position of the input.
+        target: array in shared memory.
+        selects: whether to copy only the selected rows, in their order.
+    """
+
+    def __init__(self, place: int, target: np.ndarray, selects: bool) -> None:
+        self.place = place
+        self._target = target
+        self._selects = selects
+
+    def __call__(self, value: np.ndarray, selection: Optional[Selection]) -> None:
+        """Copy `value`, or its selected rows: each row once."""
+        if not self._selects or selection is None:
+            self._target[...] = value
+        elif selection.index is None:
+            start, step = selection.start, selection.step
+            stop = start + step * selection.count
+            self._target[...] = value[start : (None if stop < 0 else stop) : step]
+        elif value.dtype == self._target.dtype and value.flags.c_contiguous:
+            # The index was checked; with "clip" NumPy needs no buffer.
+            value.take(selection.index, 0, self._target, "clip")
+        else:
+            self._target[...] = value[selection.index]
+
+
+def tokens(values: Sequence[Any]) -> Tuple[Any, ...]:
+    """Return what checks and plans of a call depend on: equal tokens mean the same plan.
+
+    A value that is neither `Data` nor a plain array has no plan yet.
+    """
+    return tuple(
+        [
+            v.token
+            if isinstance(v, Data)
+            else (v.dtype, v.shape)
+            if type(v) is np.ndarray
+            else _ODD
+            for v in values
+        ]
+    )
+
+
+class _Odd:
+    """The token of a value that is no array yet, which no plan has."""
+
+
+_ODD = _Odd()

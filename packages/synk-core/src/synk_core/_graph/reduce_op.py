@@ -1,0 +1,154 @@
+"""The operation that reduces over ranks in the middle of a graph, and graphs that have it.
+
+`_rank.in_graph` connects it to the other ranks. Outside of a call of this library, as in the plain
+engine, in `as_theano()` and on a single rank, it returns its input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, List, Sequence
+
+import numpy as np
+
+from synk_core.engine import NAME, Apply, DisconnectedType, Op, T, ancestors, inner_outputs
+from synk_core.exceptions import SpecError
+
+from .transfer.flat import flatten, is_flat_able, rebuild
+
+MEETING = "synk_meeting"
+"""Name of the tag under which a node finds the object that meets the other ranks."""
+
+
+class AllReduce(Op):  # type: ignore[misc] # engines have no types
+    r"""Rank r's output is :math:`s_r^p \sum_k s_k^q x_k`, with its share of the rows, s.
+
+    Second output: a token, which the next one of a graph takes as a further input, so that all
+    ranks meet in the same order. It has no meaning as a value.
+
+    Args:
+        op: "avg" (q = 1) or "sum" (q = 0).
+        cost: "mean" if the cost over all ranks is :math:`\sum_r s_r c_r` of the ranks' own costs
+            (m = 1), "sum" if it is :math:`\sum_r c_r` (m = 0).
+        power: p.
+
+    A rank's gradients are combined over ranks as its cost is, with weight :math:`s_r^m`. With h
+    the derivative of a rank's own cost, that for x has to be :math:`s_r^{q-m} \sum_k s_k^{m+p}
+    h_k` on rank r then. That is an operation of the same kind, with q' = m + p and p' = q - m.
+    """
+
+    __props__ = ("op", "cost", "power")
+
+    def __init__(self, op: str, cost: str, power: int = 0) -> None:
+        self.op = op
+        self.cost = cost
+        self.power = power
+
+    def make_node(self, x: Any, *before: Any) -> Any:
+        """Apply it to a tensor; `before` are tokens."""
+        return Apply(self, [T.as_tensor_variable(x), *before], [x.type(), T.bscalar()])
+
+    def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:
+        """Reduce over the ranks, if the node has a meeting."""
+        x = inputs[0]
+        meeting = getattr(node.tag, MEETING, None)
+        outputs[0][0] = np.array(x) if meeting is None else meeting.all_reduce(x, self)
+        outputs[1][0] = np.zeros((), np.int8)
+
+    def infer_shape(self, node: Any, shapes: Sequence[Any]) -> List[Any]:  # noqa: ARG002 - the engine's
+        """Return the input's shape, and a scalar's."""
+        return [shapes[0], ()]
+
+    def connection_pattern(self, node: Any) -> List[List[bool]]:
+        """Return that only the first output depends on the first input: tokens are constants."""
+        return [[True, False]] + [[False, False]] * (len(node.inputs) - 1)
+
+    def grad(self, inputs: Sequence[Any], gradients: Sequence[Any]) -> List[Any]:
+        """Return the gradients; see the class."""
+        h = gradients[0]
+        result = h if isinstance(h.type, DisconnectedType) else self._adjoint()(h)[0]
+        return [result] + [DisconnectedType()() for _ in inputs[1:]]
+
+    def pullback(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],  # noqa: ARG002 - PyTensor's
+        gradients: Sequence[Any],
+    ) -> List[Any]:
+        """Return the gradients: PyTensor's name for `grad`."""
+        return self.grad(inputs, gradients)
+
+    def R_op(self, inputs: Any, points: Sequence[Any]) -> List[Any]:  # noqa: N802, ARG002
+        """Apply it to the points: it is linear."""
+        return [None, None] if points[0] is None else self(points[0])
+
+    def do_constant_folding(self, *_node: Any) -> bool:
+        """Return False: the other ranks do not take part in compiling."""
+        return False
+
+    def _adjoint(self) -> AllReduce:
+        q, m = int(self.op == "avg"), int(self.cost == "mean")
+        return AllReduce("avg" if m + self.power else "sum", self.cost, q - m)
+
+
+def is_reduced(variable: Any) -> bool:
+    """Return whether a variable is equal on all ranks because it was reduced over them."""
+    owner = variable.owner
+    return owner is not None and isinstance(owner.op, AllReduce) and owner.op.power == 0
+
+
+def reductions_of(function: Any) -> List[Any]:
+    """Return the nodes of a compiled function that reduce over ranks, in the order of execution."""
+    graph = function.maker.fgraph
+    if not any(isinstance(node.op, AllReduce) for node in graph.apply_nodes):
+        return []
+    return [node for node in graph.toposort() if isinstance(node.op, AllReduce)]
+
+
+def in_one_order(function: Any) -> Any:
+    """Return a compiled function whose reductions run in the same order on every rank.
+
+    Linkers may run independent nodes in any order, which may be another one in a function
+    that is built again. Here each reduction depends on the one before it.
+
+    Raises:
+        SpecError: it is not certain that all ranks run the same reductions.
+    """
+    name = function.name or "this function"
+    nodes = function.maker.fgraph.apply_nodes
+    for node in nodes:
+        if _reduces_inside(node.op):
+            raise SpecError(
+                f"{name} has an in-graph all_reduce inside {node.op}, which may run it a different "
+                f"number of times on each rank; move it out of there, so that all ranks run it once"
+            )
+    found = reductions_of(function)
+    if not found:
+        return function
+    if any(type(node.op).__name__ in ("IfElse", "LazyIfElse") for node in nodes):
+        raise SpecError(
+            f"{name} has an in-graph all_reduce and an ifelse, so a rank may skip a reduction that "
+            f"others wait in; use {NAME}.tensor.switch in place of ifelse"
+        )
+    if not is_flat_able(function):
+        raise SpecError(
+            f"{name} has an in-graph all_reduce and is compiled in {function.maker.mode}, which "
+            f"runs nodes more than once; use another mode"
+        )
+    if len(found) == 1:
+        return function
+    flat = flatten(function)
+    rows, token, count = [], None, flat.first_made
+    for op, inputs, outputs in flat.nodes:
+        if isinstance(flat.ops[op], AllReduce):
+            inputs = inputs if token is None else (*inputs, token)
+            token = count + 1
+        rows.append((op, inputs, outputs))
+        count += len(outputs)
+    return rebuild(replace(flat, nodes=tuple(rows)))
+
+
+def _reduces_inside(op: Any) -> bool:
+    """Return whether the inner graph of an operation (Scan, OpFromGraph) reduces over ranks."""
+    inner = {v.owner.op for v in ancestors(list(inner_outputs(op))) if v.owner is not None}
+    return any(isinstance(each, AllReduce) or _reduces_inside(each) for each in inner)

@@ -1,0 +1,234 @@
+"""The registry of shared variables: variable <-> number, the same on every rank.
+
+A shared variable's identity is the one-element list in which its value lies
+(``sv.container.storage``): compiled functions hold that list, clones of the variable share it.
+The registry keeps the list alive until all ranks have forgotten the variable, so that an identity
+is never used twice.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import weakref
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
+
+from synk_core._text import shown
+from synk_core._weakqueue import QueuedRef
+from synk_core.engine import NAME, TITLE, SharedVariable, is_random
+from synk_core.exceptions import NotSharedVariable
+
+from .values import on_host
+
+Storage = List[Any]
+"""The one-element list in which a shared variable's value lies."""
+
+
+_OWN = 2
+"""References that `sys.getrefcount` counts in `unused` for a storage without other holders."""
+
+_KEPT_TAGS = ("is_rng", "synk_row_share")
+
+
+@dataclass(frozen=True)
+class VariableRecord:
+    """A shared variable as it is sent; the variable itself would bring graphs along in its tags."""
+
+    number: int
+    cls: type
+    type: Any
+    name: Optional[str]
+    strict: bool
+    allow_downcast: Optional[bool]
+    value: Any
+    is_random: bool
+
+
+def require_shared(variable: Any) -> None:
+    """Return if `variable` is a shared variable.
+
+    Raises:
+        NotSharedVariable: it is not.
+    """
+    if not isinstance(variable, SharedVariable):
+        raise NotSharedVariable(
+            f"got {shown(variable)} of type {type(variable).__name__}, expected a "
+            f"{TITLE} shared variable; make one with {NAME}.shared(value)"
+        )
+
+
+def value_of(variable: Any) -> Any:
+    """Return the variable's value itself, not a copy."""
+    return variable.container.storage[0]
+
+
+def store(variable: Any, value: Any) -> None:
+    """Set the variable's value, without a copy if its type allows that."""
+    variable.set_value(value, borrow=True)
+
+
+def changed_by(compiled: Any) -> List[Storage]:
+    """Return the storages of the variables that a compiled function updates."""
+    return [
+        container.storage
+        for item, container in zip(compiled.maker.expanded_inputs, compiled.input_storage)
+        if item.update is not None
+    ]
+
+
+class VariableRegistry:
+    """Numbers for shared variables, each used once; see the module's docstring.
+
+    It holds clones of the user's variables with the same storage, so that it can find out which
+    variables the user's program no longer refers to.
+
+    Attributes:
+        variables: clones by number.
+        end: number of the next new variable.
+        left: holders of variables that are gone, so that a variable may be unused now.
+    """
+
+    def __init__(self) -> None:
+        self.variables: Dict[int, Any] = {}
+        self.end = 0
+        self.gone: Deque[QueuedRef] = deque()
+        self._watched: Dict[int, QueuedRef] = {}
+        self._leaving: Dict[int, Any] = {}
+        self._users: Dict[int, weakref.ref[Any]] = {}
+        self._numbers: Dict[int, int] = {}
+
+    def __getitem__(self, number: int) -> Any:
+        return self.variables[number]
+
+    def number_of(self, variable: Any) -> int:
+        """Return the variable's number; a new one if it had none."""
+        number = self._numbers.get(id(variable.container.storage))
+        if number is None:
+            number = self._insert(self.end, _clone(variable))
+            self._users[number] = weakref.ref(variable)
+            self.watch(variable.container)
+        return number
+
+    def known_number(self, storage: Storage) -> Optional[int]:
+        """Return the number of the variable whose value lies in `storage`, or None."""
+        return self._numbers.get(id(storage))
+
+    def name_of(self, number: int) -> Optional[str]:
+        """Return the current name of a variable."""
+        name: Optional[str] = self._user(number).name
+        return name
+
+    def label(self, number: int) -> str:
+        """Return the name of a variable for messages."""
+        return self.name_of(number) or f"shared variable {number}"
+
+    def _user(self, number: int) -> Any:
+        """Return the user's own variable; the clone if it is gone."""
+        reference = self._users.get(number)
+        variable = None if reference is None else reference()
+        return self.variables[number] if variable is None else variable
+
+    def watch(self, holder: Any) -> None:
+        """Append to `gone` when something is gone that holds variables."""
+        reference = QueuedRef(holder, self.gone)
+        self._watched[id(reference)] = reference
+
+    def unused(self) -> List[int]:
+        """Return the numbers of the variables whose storage has no other holder."""
+        return [
+            number
+            for number, variable in self.variables.items()
+            if sys.getrefcount(variable.container.storage) <= _OWN
+        ]
+
+    @contextmanager
+    def held(self) -> Iterator[Dict[int, Any]]:
+        """Give all variables by number; none becomes unused during the block."""
+        variables = dict(self.variables)
+        storages = [variable.container.storage for variable in variables.values()]
+        yield variables
+        del storages
+
+    def let_go(self, numbers: Iterable[int]) -> None:
+        """Remove variables from `variables`, before all ranks forget them."""
+        for number in numbers:
+            # Kept until then, because their storages' identities are in use.
+            self._leaving[number] = self.variables[number]
+            del self.variables[number]
+
+    def forget_gone(self, count: int) -> None:
+        """Remove the first `count` of `gone`."""
+        for _ in range(count):
+            self._watched.pop(id(self.gone[0]), None)
+            self.gone.popleft()
+
+    def forget(self, number: int) -> None:
+        """Remove a variable, which no rank holds any more."""
+        for variables in (self.variables, self._leaving):
+            variable = variables.pop(number, None)
+            if variable is not None:
+                del self._numbers[id(variable.container.storage)]
+        self._users.pop(number, None)
+
+    def records(self, start: int) -> Tuple[VariableRecord, ...]:
+        """Return records of all variables from number `start` on."""
+        return tuple(
+            VariableRecord(
+                number=number,
+                cls=type(variable),
+                type=variable.type,
+                name=self.name_of(number),
+                strict=variable.container.strict,
+                allow_downcast=variable.container.allow_downcast,
+                value=on_host(value_of(variable)),
+                is_random=is_random(self._user(number)),
+            )
+            for number, variable in self.variables.items()
+            if number >= start
+        )
+
+    def adopt(self, record: VariableRecord, value: Any) -> None:
+        """Create the variable of `record` on this rank, with `value`.
+
+        A variable that exists already was sent twice, and stays as it is.
+        """
+        if record.number < self.end:
+            return
+        variable = record.cls(
+            name=record.name,
+            type=record.type,
+            # Not strict, because a variable of a device would refuse an array of the host.
+            value=record.type.filter(value, strict=False, allow_downcast=record.allow_downcast),
+            strict=record.strict,
+            allow_downcast=record.allow_downcast,
+        )
+        if record.is_random:
+            variable.tag.is_rng = True
+        self._insert(record.number, variable)
+
+    def truncate(self, length: int) -> None:
+        """Forget the variables from number `length` on."""
+        for number in [*self.variables, *self._leaving]:
+            if number >= length:
+                self.forget(number)
+        self.end = length
+
+    def _insert(self, number: int, variable: Any) -> int:
+        self.variables[number] = variable
+        self._numbers[id(variable.container.storage)] = number
+        self.end = number + 1
+        return number
+
+
+def _clone(variable: Any) -> Any:
+    """Return a variable with the same storage that keeps nothing else of this one alive."""
+    clone = variable.clone()
+    clone.container = copy.copy(variable.container)
+    clone.tag = type(variable.tag)()
+    for name in _KEPT_TAGS:
+        if hasattr(variable.tag, name):
+            setattr(clone.tag, name, getattr(variable.tag, name))
+    return clone

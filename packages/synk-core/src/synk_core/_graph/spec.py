@@ -1,0 +1,260 @@
+"""The arguments of `function(...)` -> one checked description; mistakes in them raise here."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from synk_core._plan.ops import OUTPUT_OPS, UPDATE_OPS, check_dtype, is_through_host, normalize
+from synk_core._text import shown
+from synk_core._warn import Place, user_place
+from synk_core.engine import NAME, TITLE, In, SharedVariable, T, Variable, is_random, library
+from synk_core.exceptions import SpecError
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """A function as written, in canonical form.
+
+    Attributes:
+        inputs: scattered, then broadcast ones (variables, or `In`).
+        host_outputs: for each output, whether it is collected through host memory even if it is
+            computed on a device: "c_avg" and the like.
+        returns: form of the results: "single", "list" or "none".
+        updates: (shared variable, new value, op over slices).
+        accumulated: the updates, default ones included, that a sliced call applies once, at its
+            end: all but those of random states.
+        kwargs: arguments passed on to the engine's `function`.
+        built_at: the user's line.
+    """
+
+    inputs: Tuple[Any, ...]
+    n_scattered: int
+    outputs: Tuple[Any, ...]
+    output_ops: Tuple[Optional[str], ...]
+    host_outputs: Tuple[bool, ...]
+    returns: str
+    updates: Tuple[Tuple[Any, Any, str], ...]
+    givens: Tuple[Tuple[Any, Any], ...]
+    sliceable: Tuple[Any, ...]
+    accumulated: Tuple[Tuple[Any, Any, str], ...]
+    name: Optional[str]
+    kwargs: Dict[str, Any]
+    built_at: Optional[Place] = None
+
+    @property
+    def variables(self) -> Tuple[Any, ...]:
+        """The inputs' variables."""
+        return tuple(i.variable if isinstance(i, In) else i for i in self.inputs)
+
+
+_OWN_NAMES = ("bcast_inputs", "sliceable_shareds")
+"""Arguments of `function()` that the engine's `function()` does not have."""
+
+
+def unnamed(function_id: int) -> str:
+    """Return the name in messages of a function without a name."""
+    return f"function {function_id}"
+
+
+def make_spec(
+    inputs: Any,
+    outputs: Any = None,
+    bcast_inputs: Any = None,
+    updates: Any = None,
+    givens: Any = None,
+    sliceable_shareds: Any = None,
+    name: Optional[str] = None,
+    **kwargs: Any,
+) -> FunctionSpec:
+    """Check and canonicalize the arguments of `function()`.
+
+    Raises:
+        SpecError: wrong form, or an average of integers.
+        OpError: unknown reduce operation.
+    """
+    _require_known(kwargs)
+    if name is not None and not isinstance(name, str):
+        raise SpecError(f"name: got {shown(name)}, expected a str or None")
+    scattered = _inputs(inputs, "inputs")
+    broadcast = _inputs(bcast_inputs, "bcast_inputs")
+    for place, variable in enumerate(scattered):
+        symbol = variable.variable if isinstance(variable, In) else variable
+        if getattr(symbol.type, "ndim", 0) == 0:
+            raise SpecError(
+                f"inputs[{place}] ({symbol}) is a scalar and has no rows to scatter; "
+                f"list it in bcast_inputs"
+            )
+    pairs, returns = _outputs(outputs)
+    sliceable = _sequence(sliceable_shareds, "sliceable_shareds")
+    for place, variable in enumerate(sliceable):
+        _require_shared(variable, f"sliceable_shareds[{place}]")
+        if variable.type.ndim == 0:
+            raise SpecError(f"sliceable_shareds[{place}] ({variable}) is a scalar: it has no rows")
+    canonical_updates = _updates(updates)
+    canonical_givens = _givens(givens)
+    for variable in sliceable:
+        if any(variable is key for key, _ in canonical_givens):
+            raise SpecError(f"{variable} is listed in sliceable_shareds and replaced in givens")
+        if any(variable is target for target, _, _ in canonical_updates):
+            raise SpecError(
+                f"{variable} is listed in sliceable_shareds and updated; a slice of it cannot "
+                f"become its new value. Update another shared variable"
+            )
+    return FunctionSpec(
+        inputs=tuple(scattered + broadcast),
+        n_scattered=len(scattered),
+        outputs=tuple(variable for variable, _, _ in pairs),
+        output_ops=tuple(op for _, op, _ in pairs),
+        host_outputs=tuple(through_host for _, _, through_host in pairs),
+        returns=returns,
+        updates=canonical_updates,
+        givens=canonical_givens,
+        sliceable=tuple(sliceable),
+        accumulated=tuple(update for update in canonical_updates if not is_random(update[0])),
+        name=name,
+        kwargs=kwargs,
+        built_at=user_place(),
+    )
+
+
+def _require_known(names: Mapping[str, Any]) -> None:
+    """Raise `SpecError`, with the likeliest cure, for a keyword that nothing takes."""
+    parameters = inspect.signature(library.function).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return  # replaced by another function, which raises itself
+    known = {*parameters, *_OWN_NAMES}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 1)
+            raise SpecError(
+                f"function() got an unexpected keyword argument {name!r}"
+                + (f"; did you mean {near[0]}=?" if near else f", expected one of {sorted(known)}")
+            )
+
+
+def _sequence(value: Any, what: str) -> List[Any]:
+    if value is None:
+        return []
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    raise SpecError(f"{what}: got {type(value).__name__}, expected a list or tuple")
+
+
+def _inputs(value: Any, what: str) -> List[Any]:
+    items = _sequence(value, what)
+    for place, item in enumerate(items):
+        if isinstance(item, In):
+            if item.value is not None or item.update is not None:
+                raise SpecError(
+                    f"{what}[{place}]: {NAME}.In with a value or an update is not supported; "
+                    f"use a shared variable"
+                )
+            if item.mutable:
+                raise SpecError(
+                    f"{what}[{place}]: {NAME}.In(mutable=True) is not supported, because all ranks "
+                    f"read inputs from the same memory"
+                )
+            item = item.variable
+        if isinstance(item, SharedVariable) or not isinstance(item, Variable):
+            raise SpecError(
+                f"{what}[{place}]: got {shown(item)} of type {type(item).__name__}, expected a "
+                f"{TITLE} variable such as T.matrix() (shared variables are implicit inputs: not "
+                f"listed)"
+            )
+        if not hasattr(item.type, "broadcastable"):
+            raise SpecError(
+                f"{what}[{place}]: got {item} of type {item.type}, expected a tensor, whose rows "
+                f"can be shared; pass data, indices and indptr of a sparse matrix, or keep it in a "
+                f"{TITLE} shared variable"
+            )
+    return items
+
+
+_Output = Tuple[Any, Optional[str], bool]
+
+
+def _outputs(outputs: Any) -> Tuple[List[_Output], str]:
+    if outputs is None:
+        return [], "none"
+    if isinstance(outputs, list) or (isinstance(outputs, tuple) and not _is_pair(outputs)):
+        return [_output(item, f"outputs[{i}]") for i, item in enumerate(outputs)], "list"
+    return [_output(outputs, "outputs")], "single"
+
+
+def _is_pair(item: Any) -> bool:
+    """Return whether a tuple is (variable, op) rather than several outputs."""
+    return len(item) == 2 and (item[1] is None or isinstance(item[1], str))
+
+
+def _output(item: Any, what: str) -> _Output:
+    op: Any = "avg"
+    if isinstance(item, tuple):
+        if not _is_pair(item):
+            raise SpecError(f"{what}: got {shown(item)}, expected a variable or (variable, op)")
+        item, op = item
+    if not isinstance(item, Variable):
+        is_dict = isinstance(item, Mapping)
+        raise SpecError(
+            f"{what}: got {shown(item)} of type {type(item).__name__}, expected a "
+            f"{TITLE} variable or (variable, op)"
+            + (", or a list of these: of a dict give list(d.values())" if is_dict else "")
+        )
+    plain = normalize(op, OUTPUT_OPS, what)
+    check_dtype(plain, getattr(item.type, "dtype", "object"), f"{what} ({item})")
+    return item, plain, is_through_host(op)
+
+
+def _updates(updates: Any) -> Tuple[Tuple[Any, Any, str], ...]:
+    if updates is None:
+        return ()
+    items: Sequence[Any] = list(updates.items()) if isinstance(updates, Mapping) else updates
+    result = []
+    for place, item in enumerate(_sequence(items, "updates")):
+        what = f"updates[{place}]"
+        if not isinstance(item, (list, tuple)) or len(item) not in (2, 3):
+            raise SpecError(
+                f"{what}: got {shown(item)}, expected (shared variable, new value) or "
+                f"(shared variable, new value, op)"
+            )
+        target, value = item[0], item[1]
+        _require_shared(target, what)
+        op = default_update_op(target) if len(item) == 2 or item[2] is None else item[2]
+        op = str(normalize(op, UPDATE_OPS, what))
+        if op != "last":
+            check_dtype(op, getattr(target.type, "dtype", "object"), f"{what} ({target})")
+        result.append((target, value, op))
+    return tuple(result)
+
+
+def default_update_op(target: Any) -> str:
+    """Return the default op of an update over slices: an average of integers is no integer."""
+    return "avg" if _is_float(target) else "last"
+
+
+def _is_float(variable: Any) -> bool:
+    return str(getattr(variable.type, "dtype", "")).startswith(("float", "complex"))
+
+
+def _givens(givens: Any) -> Tuple[Tuple[Any, Any], ...]:
+    if givens is None:
+        return ()
+    items = list(givens.items()) if isinstance(givens, Mapping) else _sequence(givens, "givens")
+    for place, item in enumerate(items):
+        if not isinstance(item, (list, tuple)) or len(item) != 2:
+            raise SpecError(f"givens[{place}]: got {shown(item)}, expected (variable, replacement)")
+    return tuple(
+        (key, T.as_tensor_variable(value) if not isinstance(value, Variable) else value)
+        for key, value in items
+    )
+
+
+def _require_shared(variable: Any, what: str) -> None:
+    if not isinstance(variable, SharedVariable):
+        raise SpecError(
+            f"{what}: got {shown(variable)} of type {type(variable).__name__}, expected a "
+            f"{TITLE} shared variable"
+        )

@@ -1,0 +1,249 @@
+"""Compiled functions in flat form, to send and to build again.
+
+The flat form of a function is its optimised graph as a list of nodes in topological order. So depth
+does not matter (pickle would recurse too deep at a few hundred layers), and the original graph, the
+optimiser's bookkeeping and tags are left out. Equal ops and types are written once: a network of
+2600 nodes has 70 different ops. Building the function again does not optimise its graph.
+
+`Function.copy()` is no alternative: in Theano 1.0.5 it loses the destroy handler, and with it
+the order of in-place operations, and computes wrong numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from synk_core.engine import (
+    Apply,
+    Container,
+    DestroyHandler,
+    Function,
+    FunctionGraph,
+    FunctionMaker,
+    In,
+    SharedVariable,
+    extras_of,
+    link,
+    state_of,
+)
+
+_SETTINGS = ("mutable", "borrow", "strict", "allow_downcast", "implicit", "shared")
+
+
+@dataclass(frozen=True)
+class FlatInput:
+    """An input of the function, as in `In`.
+
+    Attributes:
+        holder: the shared variable or container that holds its value; None for an argument.
+        default: value of an argument that has one.
+        settings: arguments of `In` by name.
+    """
+
+    cls: type
+    type: Any
+    name: Optional[str]
+    in_name: Optional[str]
+    holder: Any
+    default: Any
+    has_update: bool
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FlatFunction:
+    """A compiled function; see the module's docstring.
+
+    Variables are numbered: inputs first, then constants, then each node's outputs.
+    ``nodes`` has (index in `ops`, input numbers, index in `types` and name of each output).
+    """
+
+    inputs: Tuple[FlatInput, ...]
+    constants: Tuple[Tuple[type, Any, Any, Optional[str]], ...]
+    ops: Tuple[Any, ...]
+    types: Tuple[Any, ...]
+    nodes: Tuple[Tuple[int, Tuple[int, ...], Tuple[Tuple[int, Optional[str]], ...]], ...]
+    outputs: Tuple[int, ...]
+    borrowed_outputs: Tuple[bool, ...]
+    update_mapping: Dict[int, int]
+    mode: Any
+    unpack_single: bool
+    return_none: bool
+    name: Optional[str]
+    trust_input: bool
+    extras: Any
+
+    @property
+    def first_made(self) -> int:
+        """Number of the first variable that a node makes."""
+        return len(self.inputs) + len(self.constants)
+
+    def variable_types(self) -> List[Any]:
+        """Return the type of each variable, by its number."""
+        types = [item.type for item in self.inputs]
+        types += [type_ for _, type_, _, _ in self.constants]
+        types += [self.types[type_] for _, _, made in self.nodes for type_, _ in made]
+        return types
+
+
+_PLAIN = (str, bytes, int, float, complex, np.generic, np.dtype, type)
+
+
+class _Distinct:
+    """A list of objects without repetition."""
+
+    def __init__(self) -> None:
+        self.items: List[Any] = []
+        self._by_identity: Dict[int, int] = {}
+        self._by_value: Dict[Any, int] = {}
+
+    def place(self, item: Any) -> int:
+        """Return the index of the item, or of one that is the same; append it if there is none."""
+        place = self._by_identity.get(id(item))
+        if place is None:
+            place = self._by_value.setdefault((item, _state(item)), len(self.items))
+            if place == len(self.items):
+                self.items.append(item)
+            self._by_identity[id(item)] = place
+        return place
+
+
+def _state(value: Any) -> Any:
+    """Return a hashable form of an object's content; of other classes, its identity.
+
+    Some ops are equal although they compute different things: SparseFromDense for any format,
+    RandomFunction in place or not.
+    """
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(_state, value))
+    if isinstance(value, Mapping):
+        return frozenset((_state(key), _state(item)) for key, item in value.items())
+    if isinstance(value, slice):
+        return (slice, _state(value.start), _state(value.stop), _state(value.step))
+    state = state_of(value)
+    if state is None:
+        return ("object", id(value))
+    return (type(value), _state(state) if isinstance(state, Mapping) else state)
+
+
+def is_flat_able(function: Any) -> bool:
+    """Return whether `flatten` can take a function. Other makers (DebugMode's) pickle their own."""
+    return type(function) is Function and type(function.maker) is FunctionMaker
+
+
+def flatten(function: Any) -> FlatFunction:
+    """Return the flat form of a compiled function, which is not changed."""
+    maker = function.maker
+    graph = maker.fgraph
+    numbers: Dict[Any, int] = {variable: i for i, variable in enumerate(graph.inputs)}
+    order = graph.toposort()
+    constants: List[Tuple[type, Any, Any, Optional[str]]] = []
+    sources = [v for node in order for v in node.inputs] + list(graph.outputs)
+    for variable in sources:
+        if variable.owner is None and variable not in numbers:
+            # Leaves that are not inputs are constants.
+            numbers[variable] = len(graph.inputs) + len(constants)
+            constants.append((type(variable), variable.type, variable.data, variable.name))
+    ops, types = _Distinct(), _Distinct()
+    nodes = []
+    for node in order:
+        nodes.append(
+            (
+                ops.place(node.op),
+                tuple(numbers[v] for v in node.inputs),
+                tuple((types.place(v.type), v.name) for v in node.outputs),
+            )
+        )
+        for v in node.outputs:
+            numbers[v] = len(numbers)
+    n_outputs = len(maker.outputs)
+    return FlatFunction(
+        inputs=tuple(
+            _flatten_input(spec, variable, container)
+            for spec, variable, container in zip(maker.inputs, graph.inputs, function.input_storage)
+        ),
+        constants=tuple(constants),
+        ops=tuple(ops.items),
+        types=tuple(types.items),
+        nodes=tuple(nodes),
+        outputs=tuple(numbers[v] for v in graph.outputs),
+        borrowed_outputs=tuple(bool(out.borrow) for out in maker.outputs[:n_outputs]),
+        update_mapping=dict(graph.update_mapping or {}),
+        mode=maker.mode,
+        unpack_single=maker.unpack_single,
+        return_none=maker.return_none,
+        name=maker.name,
+        trust_input=function.trust_input,
+        extras=extras_of(function),
+    )
+
+
+def _flatten_input(spec: Any, variable: Any, container: Any) -> FlatInput:
+    holder = default = None
+    if isinstance(spec.variable, SharedVariable):
+        holder = spec.variable
+    elif isinstance(spec.value, Container):
+        holder = spec.value
+    elif spec.value is not None:
+        # An input with a state: the current value, not the one that it was made with.
+        default = container.storage[0] if spec.update is not None else spec.value
+    return FlatInput(
+        cls=type(variable),
+        type=variable.type,
+        name=variable.name,
+        in_name=spec.name,
+        holder=holder,
+        default=default,
+        has_update=spec.update is not None,
+        settings={name: getattr(spec, name) for name in _SETTINGS},
+    )
+
+
+def rebuild(flat: FlatFunction) -> Any:
+    """Build the function that `flat` describes, with its shared variables' storage."""
+    # Not the shared variables: a linker may keep nodes for longer than their values are needed.
+    variables: List[Any] = [item.type.make_variable(item.name) for item in flat.inputs]
+    variables += [cls(type_, data, name) for cls, type_, data, name in flat.constants]
+    for op, inputs, outputs in flat.nodes:
+        made = [flat.types[type_].make_variable(name) for type_, name in outputs]
+        Apply(flat.ops[op], [variables[i] for i in inputs], made)
+        variables += made
+    graph_outputs = [variables[i] for i in flat.outputs]
+    graph = FunctionGraph(
+        variables[: len(flat.inputs)],
+        graph_outputs,
+        clone=False,
+        update_mapping=flat.update_mapping,
+    )
+    # It orders nodes so that all read a value before an in-place operation overwrites it.
+    graph.attach_feature(DestroyHandler())
+
+    updates = iter(graph.outputs[len(flat.borrowed_outputs) :])
+    specs = [
+        _rebuild_input(item, variable, next(updates) if item.has_update else None)
+        for item, variable in zip(flat.inputs, graph.inputs)
+    ]
+    returns = flat.unpack_single, flat.return_none
+    function = link(graph, specs, flat.borrowed_outputs, flat.mode, flat.name, returns, flat.extras)
+    function.trust_input = flat.trust_input
+    return function
+
+
+def _rebuild_input(item: FlatInput, variable: Any, update: Any) -> Any:
+    if isinstance(item.holder, SharedVariable):
+        variable, value = item.holder, item.holder.container
+    else:
+        value = item.default if item.holder is None else item.holder
+    return In(
+        variable,
+        name=item.in_name,
+        value=value,
+        update=update,
+        autoname=False,
+        **item.settings,
+    )

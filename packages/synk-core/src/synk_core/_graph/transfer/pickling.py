@@ -1,0 +1,132 @@
+"""Functions and values <-> bytes; variables shared between functions stay shared.
+
+Shared variables, their containers and their storage lists are sent as numbers of the registry
+(persistent ids), compiled functions in flat form, objects of the user's ``__main__`` by value
+(cloudpickle), and arrays out of band (pickle protocol 5), so that they can lie in shared memory and
+are copied once. Pickles only go from the master to its own children.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+import sys
+import threading
+from contextlib import contextmanager
+from typing import Any, Iterable, Iterator, List, Optional, Tuple
+
+import cloudpickle
+
+from synk_core._graph.shared import VariableRegistry
+from synk_core.engine import (
+    Container,
+    FromFunctionOp,
+    Function,
+    SharedVariable,
+    linked_by_kind,
+    reduced,
+)
+
+from .flat import flatten, is_flat_able, rebuild
+
+RECURSION_LIMIT = 10_000
+"""Calls that may be nested while pickling and building: Scan's inner graphs and the linker recurse.
+"""
+
+
+_recursing = threading.Lock()
+# One entry for each thread in `deep_recursion`; all threads have one limit.
+_limits: List[int] = []
+
+
+@contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Raise the recursion limit for the duration of the block, if it is lower."""
+    with _recursing:
+        before = sys.getrecursionlimit()
+        _limits.append(_limits[0] if _limits else before)
+        sys.setrecursionlimit(max(before, RECURSION_LIMIT))
+    try:
+        yield
+    finally:
+        with _recursing:
+            before = _limits.pop()
+            if not _limits:
+                sys.setrecursionlimit(before)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Disable garbage collection: a graph has a hundred thousand objects, and none is garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _GraphPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: Any, registry: VariableRegistry, buffers: List[Any]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self._registry = registry
+
+    def persistent_id(self, obj: Any) -> Optional[Tuple[str, int]]:
+        if isinstance(obj, SharedVariable):
+            return ("variable", self._registry.number_of(obj))
+        if isinstance(obj, Container):
+            number = self._registry.known_number(obj.storage)
+            return None if number is None else ("container", number)
+        if type(obj) is list and len(obj) == 1:
+            number = self._registry.known_number(obj)
+            return None if number is None else ("storage", number)
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Function) and is_flat_able(obj):
+            return rebuild, (flatten(obj),)
+        if type(obj) is FromFunctionOp:
+            # Its own pickle looks the function up by name, which fails for __main__.
+            state = vars(obj)
+            return FromFunctionOp, (
+                state["_FromFunctionOp__fn"],
+                obj.itypes,
+                obj.otypes,
+                state["_FromFunctionOp__infer_shape"],
+            )
+        form = reduced(obj)
+        return super().reducer_override(obj) if form is None else form
+
+
+class _GraphUnpickler(pickle.Unpickler):
+    def __init__(self, file: Any, registry: VariableRegistry, buffers: Iterable[Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._registry = registry
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, number = pid
+        variable = self._registry[number]
+        if kind == "variable":
+            return variable
+        return variable.container if kind == "container" else variable.container.storage
+
+
+def dumps(obj: Any, registry: VariableRegistry) -> Tuple[bytes, List[memoryview]]:
+    """Pickle `obj`, and add the shared variables that it refers to to `registry`.
+
+    Returns:
+        The pickle, and the contiguous buffers of its arrays.
+    """
+    file = io.BytesIO()
+    buffers: List[Any] = []
+    with deep_recursion(), no_collection():
+        _GraphPickler(file, registry, buffers).dump(obj)
+    return file.getvalue(), [buffer.raw() for buffer in buffers]
+
+
+def loads(data: Any, registry: VariableRegistry, buffers: Iterable[Any] = ()) -> Any:
+    """Unpickle what `dumps` returned. Arrays of the result lie in `buffers`: copy those to keep."""
+    with deep_recursion(), no_collection(), linked_by_kind():
+        return _GraphUnpickler(io.BytesIO(data), registry, buffers).load()

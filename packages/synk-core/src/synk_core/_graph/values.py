@@ -1,0 +1,98 @@
+"""Values of variables: NumPy arrays in host memory, or arrays on a device.
+
+Device arrays are those of the engine's GPU variables: libgpuarray's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence, Tuple
+
+import numpy as np
+
+from synk_core.engine import DEVICES, TensorType, Variable
+
+
+def is_on_device(value: Any) -> bool:
+    """Return whether a value is a device array."""
+    return DEVICES is not None and DEVICES.is_array(value)
+
+
+def is_on_default_device(value: Any) -> bool:
+    """Return whether a value is an array on the device of the default context."""
+    if not is_on_device(value):
+        return False
+    return bool(value.context is DEVICES.default_context())
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value is an array, on the host or a device; random states may be none."""
+    return isinstance(value, np.ndarray) or is_on_device(value)
+
+
+def is_tensor_variable(value: Any) -> bool:
+    """Return whether a value is a symbolic variable whose values are arrays."""
+    return isinstance(value, Variable) and hasattr(value, "ndim")
+
+
+def is_device_type(type_: Any) -> bool:
+    """Return whether variables of this type have their values on a device."""
+    return hasattr(type_, "context_name") and hasattr(type_, "typecode")
+
+
+def host_type(variable: Any) -> Any:
+    """Return the type of the variable's arrays in host memory."""
+    type_ = variable.type
+    return TensorType(type_.dtype, type_.broadcastable) if is_device_type(type_) else type_
+
+
+def on_host(value: Any) -> Any:
+    """Return the value in host memory: a copy if it lies on a device, after waiting for it."""
+    return np.asarray(value) if is_on_device(value) else value
+
+
+def empty_like(value: Any, shape: Tuple[int, ...], dtype: Any) -> Any:
+    """Return a new array on the device (or host) of `value`."""
+    if is_on_device(value):
+        return DEVICES.empty(shape, dtype, value.context)
+    return np.empty(shape, dtype)
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether an array can receive results: it is in C order, and writable."""
+    if is_on_device(value):
+        return bool(value.flags["C_CONTIGUOUS"] and value.flags["WRITEABLE"])
+    return bool(value.flags.writeable and value.flags.c_contiguous)
+
+
+def is_view(value: Any) -> bool:
+    """Return whether an array's memory belongs to another array.
+
+    Views of device arrays have no base: those that begin where the other array begins are not
+    recognized.
+    """
+    return value.base is not None or (is_on_device(value) and value.offset != 0)
+
+
+def in_c_order(value: Any) -> Any:
+    """Return the array itself, or a copy in C order on the same device."""
+    if is_on_device(value) and not value.flags["C_CONTIGUOUS"]:
+        return DEVICES.in_c_order(value)
+    return value
+
+
+def at_least_1d(value: Any) -> Any:
+    """Return the array itself; of a scalar, a vector of one entry."""
+    return value if value.ndim else value.reshape((1,))
+
+
+def concatenated(parts: Sequence[Any]) -> Any:
+    """Return the arrays joined along axis 0, on their device.
+
+    Raises:
+        ValueError: their shapes do not allow it.
+    """
+    if not is_on_device(parts[0]):
+        return np.concatenate(parts)
+    if any(part.ndim == 0 or part.shape[1:] != parts[0].shape[1:] for part in parts):
+        raise ValueError("shapes differ in more than their length")
+    return DEVICES.concatenated([in_c_order(part) for part in parts], parts[0].context)

@@ -1,0 +1,62 @@
+"""Make the errors and texts for an order that failed on some rank."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from typing import Optional, Sequence, Tuple
+
+import synk_comm
+from synk_core._wire.messages import Failure
+from synk_core.exceptions import WorkerFailed
+
+
+def worker_failed(
+    declined: synk_comm.PeerDeclined, failures: Sequence[Failure], doing: str, note: str
+) -> Tuple[WorkerFailed, Optional[BaseException]]:
+    """Return the error to raise when workers failed, and the first worker's own exception.
+
+    Args:
+        failures: reports of the workers.
+        doing: the act under way, for workers without a report.
+        note: a line to add to the message.
+    """
+    reasons = dict(declined.reasons)
+    if not failures:
+        rank = min(reasons)
+        return WorkerFailed(rank, doing, reasons.pop(rank), "", reasons, note), None
+    first = min(failures, key=lambda failure: failure.when)
+    cause = _unpickled(first.error)
+    reason = reasons.pop(first.rank)
+    details = (first.rank, first.doing, reason, first.traceback, reasons, note, first.frames)
+    return WorkerFailed.of(cause, *details), cause
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a line to the printed text of an error, on every version of Python."""
+    with contextlib.suppress(Exception):  # a user's class may do anything
+        if hasattr(error, "add_note"):  # Python 3.11
+            error.add_note(note)
+        elif error.args == (str(error),):
+            error.args = (f"{error}\n{note}",)
+
+
+def mismatch(doing: str, error: synk_comm.MismatchError) -> str:
+    """Return the message for values of the ranks that do not fit together."""
+    text = f"in {doing} the ranks' values do not fit together: {error}"
+    if doing.startswith("function"):
+        text += (
+            "; an output with an entry for each row needs op 'gather', as in (variable, 'gather')"
+        )
+    return text
+
+
+def _unpickled(error: Optional[bytes]) -> Optional[BaseException]:
+    """Return a worker's exception, if it can be unpickled: some classes cannot."""
+    if error is None:
+        return None
+    try:
+        exception = pickle.loads(error)
+    except Exception as broken:  # noqa: BLE001 - user code runs here, and may raise anything
+        return broken
+    return exception if isinstance(exception, BaseException) else None

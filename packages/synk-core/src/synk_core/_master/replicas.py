@@ -1,0 +1,205 @@
+"""Notices variables whose values may differ between ranks."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+
+from numpy.random import RandomState
+
+from synk_core._graph.leaves import is_row_share
+from synk_core._graph.random_streams import is_random_state
+from synk_core._graph.shared import Storage, value_of
+from synk_core._graph.values import is_array, on_host
+from synk_core._plan.collectives import RESTORING, WRITING
+from synk_core._rank.workplace import Workplace
+from synk_core._warn import warn_user
+from synk_core._wire.messages import PLAIN, Act, Call, Collective, Distribute, Settings
+from synk_core.engine import TITLE
+from synk_core.exceptions import ReplicasDiffer, ReplicaWarning
+
+
+class Replicas:
+    """Checks orders before and after they are performed.
+
+    Args:
+        here: the master.
+        settings: of the runtime.
+
+    Attributes:
+        on: whether to warn of values that the program has changed in the master alone.
+        note: added to the message of a failure that was not atomic.
+    """
+
+    note = (
+        "Ranks that had finished have applied their updates: the values of what it updates may "
+        "differ now. Use broadcast(), or fork(atomic=True).\n"
+    )
+
+    def __init__(self, here: Workplace, settings: Settings) -> None:
+        self.on = True
+        self._registry = here.registry
+        self._functions = here.functions
+        self._is_alone = here.size == 1
+        self._atomic = settings.atomic or self._is_alone
+        self._same_streams = not settings.reseeds
+        self._differ: Set[int] = set()
+        self._seen: Dict[int, Any] = {}
+        self._uses: Dict[int, List[Tuple[int, Storage]]] = {}
+
+    def require_equal(self, acts: Sequence[Optional[Act]]) -> None:
+        """Check the variables of an order before it is given.
+
+        Raises:
+            ReplicasDiffer: after a failure, ranks may have different values of some.
+        """
+        if self._differ:
+            self._require_all(acts)
+        if not self.on or self._is_alone:
+            return
+        seen = self._seen
+        for act in acts:
+            if isinstance(act, Call):
+                for number, storage in self._use(act.function_id):
+                    if storage[0] is not seen.get(number, storage[0]):
+                        self._tell_of_changes(act)
+                        break
+
+    def done(self, acts: Sequence[Optional[Act]]) -> None:
+        """Note that all ranks have performed an order."""
+        seen = self._seen
+        for act in acts:
+            if isinstance(act, Call):
+                # Operations may change variables without an update.
+                for number, storage in self._use(act.function_id):
+                    seen[number] = storage[0]
+            elif isinstance(act, Collective):
+                self._see(act.variables)
+                if act.kind == "broadcast":
+                    self._differ.difference_update(act.variables)
+            elif isinstance(act, Distribute):
+                known = self._seen
+                self._see([n for n in self._registry.variables if n not in known])
+
+    def failed(self, acts: Sequence[Optional[Act]]) -> None:
+        """Note that an order has failed on some rank."""
+        if self._atomic:
+            return
+        for act in acts:
+            if isinstance(act, Call):
+                self._differ.update(self._functions[act.function_id].recipe.updated)
+                if self._same_streams:  # drawing a number is no update of the recipe
+                    self._differ.update(self._states(act.function_id))
+                self._see(number for number, _ in self._use(act.function_id))
+            elif isinstance(act, Collective) and act.kind in WRITING:
+                self._differ.update(act.variables)
+
+    def see_all(self) -> None:
+        """Remember all values as they are now."""
+        self._see(list(self._seen))
+
+    def forget_function(self, number: int) -> None:
+        """Forget a function that the program has dropped."""
+        self._uses.pop(number, None)
+
+    def forget_variables(self, numbers: Iterable[int]) -> None:
+        """Forget shared variables that the program has dropped."""
+        for number in numbers:
+            self._seen.pop(number, None)
+            self._differ.discard(number)
+
+    def close(self) -> None:
+        """Drop everything: the runtime has ended."""
+        self._differ.clear()
+        self._seen.clear()
+        self._uses.clear()
+
+    def _require_all(self, acts: Sequence[Optional[Act]]) -> None:
+        mended: Set[int] = set()
+        for act in acts:
+            if isinstance(act, Call):
+                used = [number for number, _ in self._use(act.function_id)]
+                if self._same_streams:
+                    used += self._states(act.function_id)
+                self._require(used, mended, f"function {self._name(act)!r}")
+            elif isinstance(act, Collective):
+                if act.kind == "broadcast":
+                    # Later acts of the same order may use the variables.
+                    mended.update(act.variables)
+                elif act.kind not in RESTORING:
+                    self._require(act.variables, mended, f"{act.kind}()")
+
+    def _require(self, numbers: Iterable[int], mended: Set[int], what: str) -> None:
+        differing = sorted(self._differ.intersection(numbers) - mended)
+        if differing:
+            names = ", ".join(self._named(number) for number in differing)
+            cure = (
+                "use broadcast() of it first, which gives all ranks the master's values, or close()"
+            )
+            if any(isinstance(value_of(self._registry[n]), RandomState) for n in differing):
+                cure = (
+                    "close() and fork() again: states of RandomStreams cannot be sent, those of "
+                    "MRG_RandomStreams can, by broadcast()"
+                )
+            raise ReplicasDiffer(
+                f"got {what}, which uses {names}: an earlier call that updates this failed when "
+                f"some ranks had finished, so their values may differ; {cure}. "
+                f"With fork(atomic=True) a failed call changes nothing"
+            )
+
+    def _tell_of_changes(self, act: Call) -> None:
+        """Warn of values that the program has set in the master alone."""
+        seen, registry = self._seen, self._registry
+        changed = [
+            number
+            for number, storage in self._use(act.function_id)
+            if number in seen and seen[number] is not storage[0]
+        ]
+        # An equal value is no change, as after `as_theano()` and the old value again.
+        news = [n for n in changed if not _same(seen[n], value_of(registry[n]))]
+        self._see(changed)
+        if not news:
+            return
+        names = ", ".join(self._named(number) for number in news)
+        have = "has" if len(news) == 1 else "have"
+        warn_user(
+            f"{names} {have} been given a value in the master only, by set_value() of the variable "
+            f"itself or by a {TITLE} function: the workers go on with the old one, in function "
+            f"{self._name(act)!r}. Call broadcast() after it, or broadcast(variables, values) in "
+            f"its place.",
+            ReplicaWarning,
+        )
+
+    def _see(self, numbers: Iterable[int]) -> None:
+        seen, registry = self._seen, self._registry
+        for number in numbers:
+            seen[number] = registry[number].container.storage[0]
+
+    def _use(self, function_id: int) -> List[Tuple[int, Storage]]:
+        """Return number and storage of the variables of a function that ranks have in common."""
+        use = self._uses.get(function_id)
+        if use is None:
+            loaded = self._functions[function_id]
+            use = self._uses[function_id] = [
+                (self._registry.number_of(variable), variable.container.storage)
+                for variable in loaded.forms[PLAIN].get_shared()
+                if not is_random_state(variable) and not is_row_share(variable)
+            ]
+        return use
+
+    def _states(self, function_id: int) -> List[int]:
+        """Return the numbers of the random states that a function uses."""
+        shared = self._functions[function_id].forms[PLAIN].get_shared()
+        return [self._registry.number_of(v) for v in shared if is_random_state(v)]
+
+    def _name(self, act: Call) -> str:
+        return self._functions[act.function_id].recipe.name
+
+    def _named(self, number: int) -> str:
+        return repr(self._registry.label(number))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values of a variable are equal."""
+    if not (is_array(one) and is_array(other)) or one.shape != other.shape:
+        return False
+    return on_host(one).tobytes() == on_host(other).tobytes()

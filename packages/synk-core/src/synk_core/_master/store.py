@@ -1,0 +1,146 @@
+"""The `Data` of a runtime: the user's, and rooms for the arrays of calls."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Deque, Dict, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+import synk_shm
+from synk_core._graph.values import is_tensor_variable
+from synk_core._text import shown
+from synk_core._weakqueue import QueuedRef
+from synk_core._wire.data import Data, unmasked
+from synk_core._wire.messages import ArrayRef
+from synk_core.engine import TITLE
+from synk_core.exceptions import InputTypeError
+
+
+class DataStore:
+    """Makes `Data`, and collects the keys of those that are gone, for workers to unmap.
+
+    Args:
+        named: whether segments have names; without workers they need none.
+
+    Attributes:
+        released: keys of `Data` that have moved, and the weak references of those that are gone,
+            oldest first. It grows at any time and in any thread.
+    """
+
+    def __init__(self, named: bool = True) -> None:
+        self._named = named
+        self.released: Deque[Union[int, QueuedRef]] = deque()
+        self._watched: Dict[int, QueuedRef] = {}
+        self._staged: Dict[Tuple[Any, ...], Data] = {}
+
+    def make(
+        self,
+        value: Any = None,
+        var: Any = None,
+        dtype: Any = None,
+        ndim: Optional[int] = None,
+        shape: Optional[Sequence[int]] = None,
+        minibatch: bool = False,
+        force_cast: bool = False,
+        oversize: float = 1,
+        name: Optional[str] = None,
+    ) -> Data:
+        """See `synkhronos.data`."""
+        if var is not None:
+            if not is_tensor_variable(var):
+                raise InputTypeError(
+                    f"data(): got var={shown(var)}, expected a {TITLE} variable of tensor type"
+                )
+            dtype = var.dtype if dtype is None else dtype
+            ndim = var.ndim if ndim is None else ndim
+        if value is not None:
+            array = unmasked(value, "data()")
+            dtype = array.dtype if dtype is None else dtype
+            ndim = array.ndim if ndim is None else ndim
+        if shape is not None and ndim is None:
+            ndim = np.size(shape)
+        if dtype is None or ndim is None:
+            raise InputTypeError(
+                f"data(): got dtype={dtype}, ndim={ndim}, expected both to be known; give a value, "
+                f"a {TITLE} variable (var=), or dtype= and ndim= (or shape=)"
+            )
+        data = Data(dtype, ndim, minibatch, name)
+        data.named = self._named
+        self._watch(data)
+        if value is not None:
+            data.set_value(value, force_cast=force_cast, oversize=oversize)
+        if shape is not None:
+            data.set_shape(shape, oversize=oversize)
+        return data
+
+    def ref(self, data: Data) -> ArrayRef:
+        """Return where the workers find a `Data`, whichever runtime has made it."""
+        if data.key not in self._watched:
+            self._watch(data)
+        return data._ref()
+
+    def get(self, key: int) -> Optional[Data]:
+        """Return the `Data` of a key; None if it is gone."""
+        reference = self._watched.get(key)
+        return None if reference is None else reference()
+
+    def find(self, key: int) -> Data:
+        """Return the `Data` of a key, which exists because an act refers to it."""
+        data = self.get(key)
+        if data is None:
+            raise KeyError(f"the array with key {key} is gone, and an order refers to it")
+        return data
+
+    def is_room(self, data: Data) -> bool:
+        """Return whether it is memory for the arrays of calls, not a user's."""
+        return any(data is one for one in self._staged.values())
+
+    def _watch(self, data: Data) -> None:
+        self._watched[data.key] = QueuedRef(data, self.released, data.key)
+        data._add_observer(self.released)
+
+    def room(
+        self, slot: Tuple[Any, ...], dtype: np.dtype, shape: Tuple[int, ...], what: str
+    ) -> Tuple[np.ndarray, ArrayRef]:
+        """Return an array in shared memory, reused for `slot`, and where the workers find it.
+
+        Args:
+            what: its name in errors.
+        """
+        data = self._staged.get(slot)
+        if data is None or data.dtype != dtype or data.ndim != len(shape):
+            data = self._staged[slot] = self.make(dtype=dtype, ndim=len(shape))
+        return data._room(shape, what), self.ref(data)
+
+    def forget_function(self, function_id: int) -> None:
+        """Free the rooms of a function."""
+        for slot in [slot for slot in self._staged if slot[0] == function_id]:
+            del self._staged[slot]
+
+    def released_keys(self) -> Tuple[int, ...]:
+        """Return the keys released up to now."""
+        # By position: more may come meanwhile.
+        several = [self.released[place] for place in range(len(self.released))]
+        return tuple(one.number if isinstance(one, QueuedRef) else one for one in several)
+
+    def forget(self, keys: Sequence[int]) -> None:
+        """Forget these keys, the oldest of those released."""
+        for key in keys:
+            if isinstance(self.released[0], QueuedRef):
+                self._watched.pop(key, None)
+            self.released.popleft()
+
+    def close(self) -> None:
+        """Free the rooms."""
+        for data in self._staged.values():
+            # A user may keep an error, and with it the memory; without a name no process finds it.
+            if synk_shm.is_shared(data.array):
+                synk_shm.unlink(data.array, missing_ok=True)
+        self._staged.clear()
+        for reference in self._watched.values():
+            known = reference()
+            if known is not None:
+                known._forget_observer(self.released)
+                known._unlink()
+        self._watched.clear()

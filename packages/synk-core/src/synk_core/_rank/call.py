@@ -1,0 +1,513 @@
+"""One rank's share of a call: its rows, slice by slice; the master collects the results.
+
+The same functions in the master and in the workers. A call that is not sliced runs the plain
+form once, and its updates are Theano's own. A sliced call runs every slice from the original
+values of the updated variables, accumulates outputs and updates weighted by rows, and applies
+the updates once, at the end. Updates of random states are the exception: they advance with
+every execution.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from time import perf_counter
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from synk_core._graph.devices.parts import Parts
+from synk_core._graph.fast_call import trusting
+from synk_core._graph.shared import changed_by, store, value_of
+from synk_core._graph.values import is_device_type
+from synk_core._plan.rows import Selection, read_selector, select, selecting, split_rows
+from synk_core._watch.flight import KINDS, Phase
+from synk_core._wire.messages import ROWLESS, Call, Prefetch, Rows
+from synk_core.exceptions import InputValueError, SynkError
+
+from .collectives import PreparedCollective
+from .finite.execution import Execution
+from .in_graph import reductions_in
+from .outputs import Accumulator, collect, collect_on_device, require_own_result
+from .overlap import OverlappedAverage
+from .workplace import Workplace
+
+# Members of enums are slow to look up in some versions of Python.
+_COPY, _COMPUTE, _SLICE = Phase.COPY, Phase.COMPUTE, Phase.SLICE
+_COLLECTIVE, _REDUCE = Phase.COLLECTIVE, Phase.REDUCE
+
+
+class CallResult(NamedTuple):
+    """A rank's result of a call: the master's, and what others still have to give for it.
+
+    Attributes:
+        values: outputs.
+        counts: the number of rows of each rank.
+        later: op and place of those outputs that are this rank's own yet.
+        weight: of these, in averages.
+    """
+
+    values: Sequence[Any]
+    counts: Tuple[int, ...]
+    later: Sequence[Tuple[Optional[str], int]] = ()
+    weight: float = 1.0
+
+    def collected(self, comm: Any, master: int) -> CallResult:
+        """Return the result with all ranks' outputs, which are in host memory by now.
+
+        Blocks until all ranks are here.
+        """
+        values = list(self.values)
+        for op, place in self.later:
+            values[place] = collect(comm, master, op, values[place], self.weight)
+        return self._replace(values=values, later=())
+
+
+class PreparedCall:
+    """A call that this rank has read and can perform again and again.
+
+    Args:
+        here: this rank.
+        call: the function, and where its inputs lie.
+
+    Attributes:
+        name: of the function.
+        doing: the act, in words.
+        synchronizes: whether the master has the result only when all ranks have computed.
+        record: kind, subject, rows and bytes, for the flight record.
+    """
+
+    def __init__(self, here: Workplace, call: Call) -> None:
+        arrays, comm, loaded = here.arrays, here.comm, here.functions[call.function_id]
+        self._here = here
+        self._comm = comm
+        self._call = call
+        self._loaded = loaded
+        self._function = loaded.forms[call.form]
+        nodes = loaded.reductions(call.form)
+        self._reductions = reductions_in(nodes, loaded.recipe.replicated, here)
+        self._scattered = [(arrays.get(item.array), item) for item in call.scattered]
+        self._broadcast = [arrays.get(ref) for ref in call.broadcast]
+        self._selectors = [(arrays.get(s.array), s.is_slice) for s in call.selectors]
+        self._rows = call.rows or Rows(bounds=())
+        self._index = None if self._rows.index is None else arrays.get(self._rows.index)
+        self._counts = (1,) * comm.size if call.rows is None else call.rows.counts
+        rows = self._counts[comm.rank]
+        recipe = loaded.recipe
+        wanted = range(len(recipe.output_ops)) if call.outputs is None else call.outputs
+        self._ops = [recipe.output_ops[position] for position in wanted]
+        self._selects = bool(recipe.sliceable)
+        # Whether there is one execution, of rows that lie together.
+        self._whole = (
+            call.num_slices == 1
+            and not call.form.accumulate
+            and call.form.select is None
+            and not recipe.row_shares
+            and not (self._selects and call.rows is None)
+            and rows > 0
+        )
+        self._origin: Optional[int] = None
+        self._piece = 0
+        self._arguments: List[np.ndarray] = []
+        self._ahead: Optional[List[Any]] = None  # arguments whose rows were taken before
+        # Which arguments lie on the device when the function gets them.
+        self._brought = [is_device_type(s.variable.type) for s in self._function.maker.inputs]
+        self._brings = any(self._brought)
+        self._copies = self._index is not None
+        inputs = [array for array, _ in self._scattered] + self._broadcast
+        for i, array in enumerate(inputs):
+            if not self._brought[i]:
+                continue
+            if i < len(self._scattered) and here.device.wants_buffer(array):
+                self._copies = True
+            elif i >= len(self._scattered) or self._index is None:
+                here.device.lock(array)
+        self._average: Optional[OverlappedAverage] = None
+        self._use(self._function)
+        self.name = recipe.name
+        self.doing = f"function {recipe.name!r}"
+        self.synchronizes = any(op is not None for op in self._ops)
+        nbytes = sum(array.nbytes for array in inputs)
+        self.record = (KINDS.index("function"), recipe.function_id, rows, nbytes)
+
+    def _use(self, function: Any, parts: Optional[Parts] = None) -> None:
+        """Compute with this form, which may tell of parts of what it computes."""
+        recipe, registry = self._loaded.recipe, self._here.registry
+        self._function = function
+        inputs = [array for array, _ in self._scattered] + self._broadcast
+        self._quick = trusting(function, inputs)
+        self._careful: Any = function
+        if self._quick is not function and self._reductions is None:
+            captured = self._loaded.captured(function, self._here.device, parts)
+            if captured is not None and captured.is_possible:
+                self._quick = self._careful = captured
+        # These get new values: the journal keeps the old ones.
+        self._changed = changed_by(function)
+        if self._call.form.accumulate:
+            self._changed += [registry[n].container.storage for n in recipe.updated]
+        self._changed += [registry[n].container.storage for n in recipe.row_shares]
+
+    def precede(self, following: Any) -> Optional[OverlappedAverage]:
+        """Take note of the act that comes next in this order; None for none.
+
+        Returns:
+            What averages a variable that this call computes, if that is what the next act is to do,
+            and may begin meanwhile.
+        """
+        here, loaded, form = self._here, self._loaded, self._call.form
+        averages = following.averages if isinstance(following, PreparedCollective) else None
+        self._average = None
+        # All ranks see this alike.
+        is_possible = self._whole and all(self._counts) and self._reductions is None
+        if averages is not None and averages[0] == self._call.function_id and is_possible:
+            key = form, averages[1]
+            if key not in loaded.averages:
+                found = OverlappedAverage.of(here, loaded.forms[form], averages[1])
+                loaded.averages[key] = found
+            self._average = average = loaded.averages[key]
+            if average is not None and self._function is not average.function:
+                self._use(average.function, average.parts)
+        return self._average
+
+    def __call__(self, origin: int, place: int) -> Optional[CallResult]:
+        """Do this rank's part, updates included. Blocks until all ranks have done theirs, if
+        there is anything to collect now.
+
+        Args:
+            origin: the lowest row of the selection.
+            place: in `times`, where there is room.
+
+        Returns:
+            On the master the outputs; elsewhere None if nothing is left to collect.
+        """
+        here, counts = self._here, self._counts
+        rank, recorder, flight = here.rank, here.recorder, here.flight
+        here.journal.keep(self._changed)
+        if self._average is not None:
+            self._average.is_done = False
+        begin = perf_counter()
+        values: Optional[List[Any]]
+        selection = None
+        if self._selects:
+            selection, counts = self._select_rows()
+            begin = perf_counter()
+        if self._reductions is not None:
+            self._reductions.begin(counts, self._call.num_slices)
+        if self._whole:
+            values = self._compute_whole(origin)
+        else:
+            compute = self._compute if counts[rank] else self._compute_without_rows
+            values = compute(origin, counts, selection)
+        if self._reductions is not None:
+            flight.enter(_COLLECTIVE)
+            self._reductions.finish()
+        flight.enter(_REDUCE)
+        computed = perf_counter()
+        if place < len(here.times):
+            here.times[place] = computed - begin
+        if recorder.on:
+            recorder.add("compute", self.name, begin, computed, rows=counts[rank])
+        self._loaded.counts = counts
+        result = self._collect(values, counts)
+        if recorder.on and self.synchronizes:
+            recorder.add("reduce", self.name, computed, perf_counter())
+        return result if here.is_master or result.later else None
+
+    def _collect(self, values: Optional[List[Any]], counts: Tuple[int, ...]) -> CallResult:
+        """Collect the outputs of all ranks, as far as that is not better done later."""
+        here, comm, ops = self._here, self._comm, self._ops
+        # A call without rows is the master's alone, whose result counts whole.
+        weight = float(counts[here.rank]) or 1.0
+        if here.device.takes_collectives and all(counts):
+            results, later = collect_on_device(comm, here.master, ops, values or [], weight)
+            left = [(ops[place], place) for place in later]
+        else:
+            left = []
+            results = [
+                collect(comm, here.master, op, None if values is None else values[i], weight)
+                for i, op in enumerate(ops)
+            ]
+        if here.device.is_gpu and (here.is_master or left):
+            results = here.device.send(results)
+        return CallResult(results, counts, left, weight)
+
+    def _compute_whole(self, origin: int) -> List[Any]:
+        """Execute once, on views of the inputs or on excerpts by index."""
+        start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
+        arguments, self._ahead = self._ahead, None
+        if self._here.check_finite[0] is not None:
+            arguments = None  # the check takes arrays in host memory
+        if arguments is None and (origin != self._origin or self._copies):
+            self._here.flight.enter(_COPY)
+            # What interrupts in between leaves no rows that pass for others.
+            self._origin = None
+            self._arguments = self._inputs(origin, start, stop)
+            self._origin = origin
+        if arguments is None:
+            arguments = self._arguments
+        results = self._run(self._quick, arguments, origin, start)
+        wanted = self._call.outputs
+        return results if wanted is None else [results[i] for i in wanted]
+
+    def prefetch(self, origin: int) -> None:
+        """Take this rank's rows now, and start to copy them to the device; `__call__` uses them.
+
+        Does nothing where that saves no time: on the processor, in slices, without rows.
+        """
+        here, loaded = self._here, self._loaded
+        self._ahead = None
+        if loaded.ahead is not None:
+            loaded.ahead.drop_prefetched()
+        if not self._whole or not here.device.prefetches or here.check_finite[0] is not None:
+            return
+        here.flight.enter(_COPY)
+        began, turn = perf_counter(), loaded.turn
+        loaded.ahead, loaded.turn = self, 3 - turn
+        places = [(self._call.function_id, i, turn) for i in range(len(self._brought))]
+        here.device.await_uploads(places)
+        start, stop = self._rows.bounds[self._comm.rank] if self._rows.bounds else (0, 0)
+        arguments = self._inputs(origin, start, stop, turn)
+        self._ahead = [
+            here.device.upload(place, array) if brought else array
+            for place, array, brought in zip(places, arguments, self._brought)
+        ]
+        here.recorder.add("copy", "rows of the next call", began, perf_counter())
+
+    def drop_prefetched(self) -> None:
+        """Have the call take its rows itself, as if nothing had been prefetched."""
+        self._ahead = None
+
+    def _run(
+        self, function: Any, arguments: Sequence[np.ndarray], origin: int, begin: int
+    ) -> List[Any]:
+        """Run the function on rows of the selection, from row `begin`."""
+        check, reductions = self._here.check_finite[0], self._reductions
+        try:
+            if check is None:
+                return self._launch(function, arguments, reductions)
+            loaded, call, launch = self._loaded, self._call, partial(self._launch, function)
+            about = loaded, call, origin, begin, self._piece, reductions, launch, arguments
+            return check(Execution(*about))
+        except Exception as error:
+            if self._scattered and not isinstance(error, SynkError):
+                end, total = begin + len(arguments[0]) - 1, sum(self._counts)
+                self._here.doing = f"{self.doing}, rows {begin} to {end} of the call's {total}"
+            raise
+
+    def _launch(self, function: Any, arguments: Sequence[np.ndarray], reductions: Any) -> List[Any]:
+        try:
+            if self._brings:
+                self._here.flight.enter(_COPY)
+                bring, began = self._here.device.bring, perf_counter()
+                arguments = [bring(a) if b else a for a, b in zip(arguments, self._brought)]
+                self._here.recorder.add("copy", "to the device", began, perf_counter())
+            self._here.flight.enter(_SLICE if self._piece else _COMPUTE, self._piece)
+            results: List[Any]
+            if reductions is not None:
+                results = reductions.execute(function, arguments)
+            elif self._average is not None and self._here.check_finite[0] is None:
+                results = self._average.execute(function, arguments, self._counts)
+            else:
+                results = function(*arguments)
+        except BaseException:
+            # Theano does so only after a success; here it would keep shared memory alive.
+            for container in self._function.input_storage[: len(arguments)]:
+                container.storage[0] = None
+            raise
+        finally:
+            if self._brings:
+                self._here.device.settle()
+        return results
+
+    def close(self) -> None:
+        """Drop references to shared memory: others may still hold this object."""
+        self._scattered = []
+        self._broadcast = []
+        self._selectors = []
+        self._arguments = []
+        self._ahead = None
+        self._index = None
+
+    def _select_rows(self) -> Tuple[Selection, Tuple[int, ...]]:
+        """Return this rank's rows of sliceable variables, and the number of rows of each rank.
+
+        Blocks until all ranks know theirs.
+        """
+        began = perf_counter()
+        self._here.flight.enter(_COPY)
+        selection = self._select()
+        self._here.flight.enter(_COLLECTIVE)
+        counts = self._agree_on_rows(selection)
+        require_own_result(self._ops, counts, self._here.master, self.doing)
+        self._here.recorder.add("wait", "agree on rows", began, perf_counter())
+        return selection, counts
+
+    def _agree_on_rows(self, selection: Selection) -> Tuple[int, ...]:
+        """Return the number of rows of each rank."""
+        if self._call.rows is not None:
+            # Every rank has the rows it needs before any rank computes.
+            self._comm.barrier()
+            return self._counts
+        parts = self._comm.all_gather(np.asarray(selection.count, np.int64))
+        return tuple(int(part) for part in parts)
+
+    def _select(self) -> Selection:
+        """Return the rows of its sliceable shared variables that this rank uses.
+
+        Raises:
+            InputValueError: their lengths differ, or do not fit the scattered inputs' share.
+            BatchError: `batch_s` asks for rows that are not there.
+        """
+        rank, registry = self._comm.rank, self._here.registry
+        named = {
+            registry.label(n): value_of(registry[n]).shape[0] for n in self._loaded.recipe.sliceable
+        }
+        selector = read_selector(*self._selectors[rank]) if self._selectors else None
+        if selector is None and len(set(named.values())) > 1:
+            raise InputValueError(
+                f"sliceable shared variables must have one length on each rank, got {named} on "
+                f"rank {rank}; select rows with batch_s="
+            )
+        selection = select(selector, min(named.values()), f"batch_s on rank {rank}")
+        if self._call.rows is not None and selection.count != self._counts[rank]:
+            raise InputValueError(
+                f"rank {rank} got {self._counts[rank]} rows of the scattered inputs, but uses "
+                f"{selection.count} of its sliceable shared variables; the two must be equal"
+            )
+        return selection
+
+    def _compute(
+        self, origin: int, counts: Sequence[int], selection: Optional[Selection]
+    ) -> List[Any]:
+        """Execute slice by slice."""
+        rank, total = self._comm.rank, sum(counts)
+        rows = counts[rank]
+        # As many as there are rows at most: the others are empty.
+        pieces = split_rows(rows, min(self._call.num_slices, max(rows, 1)))
+        accumulates = self._call.form.accumulate
+        sliced = accumulates or len(pieces) > 1
+        first = self._rows.bounds[rank][0] if self._rows.bounds else 0
+        recipe = self._loaded.recipe
+        ops = [*self._ops, *(recipe.update_ops if accumulates else ())] if sliced else []
+        accumulators = [Accumulator(op, self.doing) for op in ops]
+        values: List[Any] = []
+        try:
+            for i, (start, stop) in enumerate(pieces):
+                began = perf_counter()
+                self._piece = i + 1 if sliced else 0
+                self._here.flight.enter(_COPY, self._piece)
+                self._here.flight.heed(self._here.serial)
+                self._set_row_share((stop - start) / total if total else 1.0)
+                values = self._execute(origin, first, start, stop, selection)
+                for accumulator, value in zip(accumulators, values):
+                    # The one piece of a call without rows counts whole.
+                    accumulator.add(value, stop - start or 1)
+                if self._here.recorder.on and sliced:
+                    name = f"slice {i + 1} of {len(pieces)}"
+                    self._here.recorder.add("slice", name, began, perf_counter(), rows=stop - start)
+        finally:
+            self._piece = 0
+            self._set_row_share(1.0)
+        if not sliced:
+            return values
+        results = [accumulator.result() for accumulator in accumulators]
+        n_outputs = len(self._ops)
+        for number, value in zip(recipe.updated, results[n_outputs:]):
+            store(self._here.registry[number], value)
+        return results[:n_outputs]
+
+    def _compute_without_rows(
+        self, origin: int, counts: Sequence[int], selection: Optional[Selection]
+    ) -> Optional[List[Any]]:
+        """Make the updates that no row goes into; None: this rank contributes nothing.
+
+        If no rank has rows, the master computes outputs on nothing.
+        """
+        values = None
+        if not any(counts) and self._comm.rank == self._here.master:
+            keep = copy.copy if self._here.journal.on else copy.deepcopy
+            before = [(storage, keep(storage)[0]) for storage in self._changed]
+            try:
+                values = self._compute(origin, counts, selection)
+            finally:
+                for storage, value in before:
+                    storage[0] = value
+        rowless = self._loaded.forms.get(ROWLESS)
+        if rowless is not None:
+            self._here.flight.heed(self._here.serial)
+            self._here.flight.enter(_COMPUTE)
+            brought = self._brought[len(self._scattered) :]
+            bring = self._here.device.bring
+            rowless(*(bring(a) if b else a for a, b in zip(self._broadcast, brought)))
+        return values
+
+    def _set_row_share(self, share: float) -> None:
+        for number in self._loaded.recipe.row_shares:
+            variable = self._here.registry[number]
+            store(variable, np.asarray(share, dtype=variable.dtype))
+
+    def _execute(
+        self, origin: int, first: int, start: int, stop: int, selection: Optional[Selection]
+    ) -> List[Any]:
+        arguments = self._inputs(origin, first + start, first + stop)
+        arguments += selecting(self._call.form.select, selection, start, stop)
+        results = self._run(self._careful, arguments, origin, first + start)
+        if self._call.outputs is None:
+            return results
+        # Not every linker takes output_subset, and updates have to run whatever is wanted.
+        n_outputs = len(self._loaded.recipe.output_ops)
+        return [results[i] for i in self._call.outputs] + results[n_outputs:]
+
+    def _inputs(self, origin: int, start: int, stop: int, turn: int = 0) -> List[np.ndarray]:
+        """Return the arguments for rows ``start:stop`` of the selection."""
+        began = perf_counter()
+        scattered = range(len(self._scattered))
+        excerpts = [self._excerpt(i, origin, start, stop, turn) for i in scattered]
+        if self._copies and self._here.recorder.on:
+            self._here.recorder.add("copy", "rows", began, perf_counter(), rows=stop - start)
+        return excerpts + self._broadcast
+
+    def _excerpt(self, position: int, origin: int, start: int, stop: int, turn: int) -> np.ndarray:
+        """Return rows ``start:stop`` of the selection: a view, or a copy in a reused buffer."""
+        array, item = self._scattered[position]
+        if item.selected:
+            return array[start:stop]
+        if self._index is not None:
+            buffer = self._buffer(position, array, stop - start, turn)
+            return self._here.arrays.take(array, self._index[start:stop], buffer)
+        step, offset = self._rows.step, origin if item.minibatch else 0
+        begin = self._rows.first(origin) - offset + start * step
+        end = begin + (stop - start) * step
+        rows = array[begin : (None if end < 0 else end) : step]
+        if self._copies and self._brought[position]:
+            buffer = self._buffer(position, array, stop - start, turn)
+            np.copyto(buffer, rows)
+            return buffer
+        return rows
+
+    def _buffer(self, position: int, like: np.ndarray, length: int, turn: int) -> np.ndarray:
+        """Return room for `length` rows of the input at `position`, reused from call to call."""
+        held, row = self._loaded.buffers.get((position, turn)), like.shape[1:]
+        if held is None or len(held) < length or held.shape[1:] != row or held.dtype != like.dtype:
+            held = self._here.device.empty((length, *row), like.dtype)
+            self._loaded.buffers[position, turn] = held
+        return held[:length]
+
+
+class PreparedPrefetch:
+    """A prefetch that this rank has read: of the rows of a call that it has prepared."""
+
+    synchronizes = False
+
+    def __init__(self, here: Workplace, act: Prefetch) -> None:
+        self._call: Optional[PreparedCall] = here.acts[act.call] if act.call else None
+        self.name = self.doing = "prefetch"
+        self.record = (KINDS.index("prefetch"), 0, 0, 0)
+        if self._call is not None:
+            self.doing = f"prefetch for {self._call.doing}"
+            self.record = (self.record[0], *self._call.record[1:])
+
+    def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
+        """Take the rows. Never waits for other ranks."""
+        if self._call is not None:
+            self._call.prefetch(origin)

@@ -1,0 +1,130 @@
+"""The acts of the runtime itself: take over new functions and variables, and record spans."""
+
+from __future__ import annotations
+
+import copy
+from time import perf_counter
+from typing import Any, List, Sequence
+
+import numpy as np
+
+from synk_core._graph import random_streams
+from synk_core._graph.transfer.pickling import loads
+from synk_core._plan.rows import Bounds
+from synk_core._watch.flight import KINDS, Phase
+from synk_core._watch.spans import shifted
+from synk_core._wire.messages import Distribute, RecordSpans, TakeTimes
+from synk_core.engine import compile_ahead, refresh_cache
+
+from .functions import LoadedFunction
+from .workplace import Workplace
+
+
+def pack(*pickles: Any) -> Any:
+    """Lay out pickles and their buffers: (parts, extents of each pickle, total bytes).
+
+    Buffers start at multiples of 64 bytes, so that arrays in them are aligned.
+    """
+    parts: List[Any] = []
+    extents: List[List[Bounds]] = []
+    end = 0
+    for data, buffers in pickles:
+        places: List[Bounds] = []
+        for part in (data, *buffers):
+            start = -(-end // 64) * 64
+            end = start + len(part)
+            places.append((start, end))
+            parts.append((start, end, part))
+        extents.append(places)
+    return parts, [tuple(places) for places in extents], end
+
+
+class PreparedDistribution:
+    """An act of `Distribute`."""
+
+    name = doing = "distribute()"
+    synchronizes = False
+    record = (KINDS.index("distribute"), 0, 0, 0)
+
+    def __init__(self, here: Workplace, act: Distribute) -> None:
+        self._here = here
+        self._act = act
+
+    def __call__(self, origin: int, place: int) -> None:  # noqa: ARG002 - all acts are called alike
+        """On a worker, build the functions and variables that the master has sent."""
+        here, began = self._here, perf_counter()
+        here.flight.enter(Phase.DISTRIBUTE)
+        if not here.is_master:
+            self._take_over(here.arrays.get(self._act.payload))
+        here.recorder.add("distribute", "take over", began, perf_counter())
+
+    def _take_over(self, payload: np.ndarray) -> None:
+        here, act = self._here, self._act
+        # The master has compiled everything: with its cache, nothing is compiled here.
+        refresh_cache()
+        for record in self._load(payload, act.variables, copied=False):
+            value = record.value
+            if record.is_random and here.seed is not None:
+                value = random_streams.reseed(value, here.seed)
+            # A copy for each: pickle keeps two variables with one array together.
+            here.registry.adopt(record, copy.deepcopy(value))
+        recipes, forms = self._load(payload, act.functions)
+        for recipe in recipes:
+            here.functions[recipe.function_id] = LoadedFunction(recipe)
+        here.flight.enter(Phase.COMPILE)
+        for function_id, form, function in forms:
+            compile_ahead(function)
+            here.functions[function_id].forms[form] = function
+
+    def _load(self, payload: np.ndarray, extents: Sequence[Bounds], copied: bool = True) -> Any:
+        """Unpickle; the result's arrays outlive the payload if they are `copied` from it."""
+        data, *buffers = (payload[start:stop] for start, stop in extents)
+        buffers = [np.array(buffer) for buffer in buffers] if copied else buffers
+        return loads(data.tobytes(), self._here.registry, buffers)
+
+
+class PreparedRecording:
+    """An act of `RecordSpans`."""
+
+    name = doing = "timeline()"
+    synchronizes = False
+    record = (KINDS.index("timeline"), 0, 0, 0)
+
+    def __init__(self, here: Workplace, act: RecordSpans) -> None:
+        self._here = here
+        self._begin = act.begin
+
+    def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
+        """Begin; or end, and return all ranks' spans in the master."""
+        here = self._here
+        if self._begin:
+            here.recorder.start()
+            return None
+        spans, lost = here.recorder.take()
+        here.flight.enter(Phase.COLLECTIVE)
+        try:
+            recorded = shifted(spans, here.clock_offset_s), lost
+            return here.comm.gather_object(recorded, root=here.master)
+        except BaseException:
+            here.recorder.restore((spans, lost))
+            raise
+
+
+class PreparedTimes:
+    """An act of `TakeTimes`."""
+
+    name = doing = "stats()"
+    synchronizes = False
+    record = (KINDS.index("stats"), 0, 0, 0)
+
+    def __init__(self, here: Workplace, act: TakeTimes) -> None:
+        del act
+        self._here = here
+
+    def __call__(self, origin: int, place: int) -> Any:  # noqa: ARG002 - all acts are called alike
+        """Return all ranks' logs in the master."""
+        here = self._here
+        here.flight.enter(Phase.COLLECTIVE)
+        logs = here.comm.gather_object(list(here.log), root=here.master)
+        here.log.clear()
+        return logs

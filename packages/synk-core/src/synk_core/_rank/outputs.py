@@ -1,0 +1,208 @@
+"""Make one result of many: of a rank's slices, and of all ranks in the master. Exactly.
+
+``avg`` weighs by rows: sum(rows * value) / sum(rows), in the value's own precision (float16 in
+float32), so that the result does not depend on how rows were split, but for rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from synk_core._graph.devices.device import takes_reduction
+from synk_core._graph.values import (
+    at_least_1d,
+    concatenated,
+    in_c_order,
+    is_on_default_device,
+    is_on_device,
+)
+from synk_core._text import shown
+from synk_core.engine import DEVICES
+from synk_core.exceptions import InputValueError, OpError
+
+_COMBINE: Dict[str, Callable[[Any, Any], Any]] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+
+
+class HostSums:
+    """Accumulates values in host memory; `_graph.devices.sums` does so on a device."""
+
+    @staticmethod
+    def scaled(value: Any, factor: float) -> Any:
+        """Return a new array, ``factor * value``; float16 in float32."""
+        if value.dtype == np.float16:
+            value = value.astype(np.float32)
+        return value * value.dtype.type(factor)
+
+    @staticmethod
+    def add_scaled(into: Any, value: Any, factor: float) -> Any:
+        """Return ``into + factor * value``; may overwrite `into`."""
+        return into + HostSums.scaled(value, factor)
+
+    @staticmethod
+    def combine(op: str, into: Any, value: Any) -> Any:
+        """Return ``into op value``: sum, prod, max or min; may overwrite `into`."""
+        return np.asarray(_COMBINE[op](into, value), value.dtype)
+
+    @staticmethod
+    def quotient(value: Any, divisor: float, dtype: Any) -> Any:
+        """Return ``value / divisor`` in a dtype; may overwrite `value`."""
+        return np.asarray(value / np.asarray(value).dtype.type(divisor), dtype)
+
+
+class Accumulator:
+    """One output's or update's values over the slices of a call."""
+
+    def __init__(self, op: Optional[str], what: str) -> None:
+        if op is None:
+            raise OpError(
+                f"{what}: got op None with num_slices > 1, expected an op that accumulates over "
+                f"slices ('avg', 'sum', 'max', 'min', 'prod', 'gather')"
+            )
+        self._op = op
+        self._what = what
+        self._value: Any = None
+        self._weight = 0.0
+        self._parts: List[Any] = []
+        self._dtype: Any = None
+        self._sums: Any = HostSums
+
+    def add(self, value: Any, rows: float) -> None:
+        """Add the value of a slice with `rows` rows.
+
+        Raises:
+            InputValueError: its shape differs from that of earlier slices.
+        """
+        if type(value) is not np.ndarray:
+            if is_on_device(value):
+                self._sums = DEVICES.sums
+            else:
+                value = np.asarray(value)
+        held = self._value
+        if held is not None and self._op != "last" and held.shape != value.shape:
+            raise InputValueError(
+                f"{self._what}: slices gave shapes {held.shape} and {value.shape}, which op "
+                f"{self._op!r} cannot combine; an output with an entry for each row needs op "
+                f"'gather', as in (variable, 'gather')"
+            )
+        self._dtype = value.dtype
+        if self._op == "avg":
+            self._weight += rows
+            self._value = (
+                self._sums.scaled(value, rows)
+                if held is None
+                else self._sums.add_scaled(held, value, rows)
+            )
+        elif self._op == "gather":
+            self._parts.append(at_least_1d(value))
+        elif self._op == "last" or held is None:
+            self._value = value
+        else:
+            self._value = self._sums.combine(self._op, held, value)
+
+    def result(self) -> Any:
+        """Return the value of all slices so far (at least one), in the memory of the slices.
+
+        Raises:
+            InputValueError: the rows to gather have different shapes.
+        """
+        if self._op == "gather":
+            try:
+                return concatenated(self._parts)
+            except ValueError:
+                shapes = [part.shape for part in self._parts]
+                raise InputValueError(
+                    f"{self._what}: an output with op 'gather' has shapes that differ in more than "
+                    f"their length: by slice {shown(shapes)}"
+                ) from None
+        if self._op == "avg":
+            return self._sums.quotient(self._value, self._weight, self._dtype)
+        return self._value
+
+
+def collect(comm: Any, master: int, op: Optional[str], value: Any, weight: float) -> Any:
+    """Reduce or gather one output of all ranks that computed it into the master, through host
+    memory."""
+    if op is None:
+        return value
+    if value is not None:
+        alone = comm.size == 1 and is_on_device(value)
+        value = value if alone else np.asarray(value)
+        value = at_least_1d(value) if op == "gather" else value
+    if comm.size == 1:
+        return value
+    if op == "gather":
+        parts = comm.gather(value, root=master)
+        return None if parts is None else _joined(parts)
+    if op == "avg":
+        return comm.reduce(value, "avg", master, weight=weight)
+    return comm.reduce(value, op, master)
+
+
+def collect_on_device(
+    comm: Any, master: int, ops: Sequence[Optional[str]], values: Sequence[Any], weight: float
+) -> Tuple[List[Any], Tuple[int, ...]]:
+    """Collect outputs, those with the same op in one message; every rank has computed.
+
+    Arrays on the device stay there, and the call does not wait for the device.
+
+    Returns:
+        The results; and the places of those that are this rank's own yet: numbers on the device, to
+        be collected through host memory when it has computed them. A function may have computed
+        them before the rest of its work, behind which a collective there would come.
+    """
+    results = list(values)
+    together: Dict[str, List[int]] = {}
+    later = []
+    for i, (op, value) in enumerate(zip(ops, values)):
+        stays = op is not None and is_on_default_device(value)
+        if stays and value.ndim == 0:
+            later.append(i)
+        elif stays and (op == "gather" or takes_reduction([value])):
+            together.setdefault(str(op), []).append(i)
+        else:
+            results[i] = collect(comm, master, op, value, weight)
+    for op, places in together.items():
+        group = [in_c_order(values[i]) for i in places]
+        if op == "gather":
+            collected = comm.gather([at_least_1d(value) for value in group], master)
+        else:
+            options = {"weight": weight} if op == "avg" else {}
+            collected = comm.reduce(group, op, master, **options)
+        for i, result in zip(places, collected or [None] * len(places)):
+            results[i] = _joined(result) if op == "gather" and result is not None else result
+    return results, tuple(later)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    try:
+        return concatenated([part for part in parts if part is not None])
+    except ValueError:
+        shapes = {rank: part.shape for rank, part in enumerate(parts) if part is not None}
+        raise InputValueError(
+            f"an output with op 'gather' has shapes that differ in more than their length: by "
+            f"rank {shapes}"
+        ) from None
+
+
+def require_own_result(
+    ops: Sequence[Optional[str]], counts: Sequence[int], master: int, doing: str
+) -> None:
+    """
+    Raises:
+        InputValueError: on every rank, if an output with op None, which is the master's own result,
+            needs a row there.
+    """
+    total = sum(counts)
+    if None in ops and total and not counts[master]:
+        raise InputValueError(
+            f"{doing} has an output with op None, which is the master's own result, but rank "
+            f"{master}, the master, has none of {total} rows (by rank: {list(counts)}); use "
+            f"batch_s= to give it some, or another op"
+        )

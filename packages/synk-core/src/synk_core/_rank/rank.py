@@ -1,0 +1,371 @@
+"""One rank: performs orders, as the master and as a worker.
+
+The rule that keeps ranks in step: an order is any number of collectives, and it ends with one in
+which all ranks confirm that they have done their part: a barrier, or the collecting of calls'
+outputs if that is the last. A rank that fails declines its next collective; its peers leave the
+order there. After the end nothing can fail any more but the master's own last sum (NumPy can be set
+to raise where it else warns): then the master declines the collective that the others wait for
+next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from time import perf_counter
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import synk_comm
+from synk_core._graph.devices.device import AnyDevice, Gpu, is_of_the_group
+from synk_core._text import text_of
+from synk_core._watch.flight import OWN_WORK, WORDS, ActOutcome, Flight, Phase
+from synk_core._wire.messages import (
+    Call,
+    Collective,
+    Distribute,
+    Extras,
+    Order,
+    Prefetch,
+    RecordSpans,
+    Settings,
+    Stop,
+    TakeTimes,
+    WatchFinite,
+)
+from synk_core._wire.orders import OrderLine
+
+from .call import CallResult, PreparedCall, PreparedPrefetch
+from .collectives import PreparedCollective
+from .distribute import PreparedDistribution, PreparedRecording, PreparedTimes
+from .finite.finite import PreparedFiniteWatch
+from .workplace import NotJoined, Workplace
+
+# Members of enums are slow to look up in some versions of Python.
+_IDLE, _END, _DONE = Phase.IDLE, Phase.END, ActOutcome.DONE
+
+_PREPARED: Dict[type, Callable[[Workplace, Any], Any]] = {
+    Call: PreparedCall,
+    Prefetch: PreparedPrefetch,
+    Collective: PreparedCollective,
+    Distribute: PreparedDistribution,
+    RecordSpans: PreparedRecording,
+    TakeTimes: PreparedTimes,
+    WatchFinite: PreparedFiniteWatch,
+    Stop: lambda _here, _act: None,
+}
+"""Makes what performs an act, called with (origin, place); None ends the rank."""
+
+Enter = Callable[..., synk_comm.Communicator]
+"""Enters a group; takes `timeout_s` and `watch`."""
+
+REASON_LIMIT = 1000
+"""Characters of a reason that peers get; tracebacks go to the master alone."""
+
+
+class Rank(Workplace):
+    """A rank at work: joins the others, performs orders, undoes those that fail.
+
+    Args:
+        rank, size, master, settings, device, flight, threads: see `Workplace`.
+
+    Attributes:
+        in_step: False while an order is under way, and after a failure that leaves it unknown
+            how far the other ranks are: then the group is of no more use.
+        also_declined: the other ranks that failed in the order in which this one failed.
+        failed_at: when an order failed here last, in seconds of `time.perf_counter`.
+        pid: of this process.
+        flights: the records of this host's ranks, if it is another one than the master's.
+        before_decline: called with this rank's error before the others are notified; returns the
+            seconds to wait for them, None for as long as for any collective.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        master: int,
+        settings: Settings,
+        device: Optional[AnyDevice] = None,
+        flight: Optional[Flight] = None,
+        threads: int = 0,
+    ) -> None:
+        super().__init__(rank, size, master, settings, device, flight, threads)
+        self.in_step = True
+        self.also_declined: Dict[int, str] = {}
+        self.failed_at = 0.0
+        self.pid = os.getpid()
+        self.before_decline: Callable[[BaseException], Optional[float]] = lambda _error: None
+        self.flights: Optional[Any] = None
+        self._line: Optional[OrderLine] = None
+
+    @property
+    def line(self) -> OrderLine:
+        """The line of orders from the master to the workers."""
+        if self._line is None:
+            raise RuntimeError(f"rank {self.rank} has no others to exchange orders with")
+        return self._line
+
+    def join(self, enter: Optional[Enter], timeout_s: float, watch: Callable[[], None]) -> None:
+        """Meet the other ranks. Blocks until all are there; alone, nothing is needed.
+
+        Args:
+            enter: returns this rank's communicator; None for a rank without others.
+            timeout_s, watch: of the communicator.
+        """
+        if enter is None:
+            (self.comm,) = synk_comm.local_group(1)
+        else:
+            host = enter(timeout_s=timeout_s, watch=watch)
+            self.comm = host
+            self._line = OrderLine(host, self.master)
+            if self.mirror is not None:
+                self.mirror.join(host)
+                self.flights = self.mirror.flights(WORDS * self.size)
+                if self.flights is not None:
+                    self.flight = Flight(self.flights, self.rank)
+                host.barrier()  # so that who fails until here fails at the start
+            self.comm = self.device.connect(host)
+
+    def perform(
+        self,
+        order: Optional[Order] = None,
+        began: Optional[float] = None,
+        timeout_s: Optional[float] = None,
+    ) -> Optional[List[Any]]:
+        """Do this rank's part of an order. Blocks until all ranks have done theirs.
+
+        Args:
+            order: given by the master; None on the other ranks, which wait for it here.
+            began: when the master began to prepare it, by `time.perf_counter`.
+            timeout_s: of the master's giving it, see `OrderLine.give`.
+
+        Returns:
+            On the master the result of each act; elsewhere None after an order to stop.
+
+        Raises:
+            synk_comm.PeerDeclined: another rank failed; this one has left the order.
+            Exception: this rank failed, and its peers have left the order.
+        """
+        # Pessimistic: after an interrupt in between, the ranks may have lost each other.
+        self.in_step, self.doing = False, ""
+        if isinstance(self.device, Gpu):
+            self.device.begin()
+        prepared = perf_counter()
+        if order is None:
+            order = self._next_order()
+            began = prepared = perf_counter()
+        elif self._line is not None:
+            self._line.give(order, timeout_s)
+        self.serial = order.serial
+        self.doing = "taking in what is new"
+        self.journal.begin()
+        known = self.registry.end
+        flight, recording = self.flight, self.recorder.on
+        ending = False
+        try:
+            # Nothing interrupts a wait for others: the ranks would lose each other.
+            try:
+                performed = self._perform_acts(order)
+            except BaseException:
+                if flight.phase[0] in OWN_WORK:
+                    flight.enter(Phase.FAIL)
+                raise
+            if performed is None:
+                flight.enter(Phase.CLOSE)
+                return None
+            ending = True
+            results = self._finish(*performed)
+            if recording:
+                self._record(order, began or prepared, prepared)
+            return results
+        except BaseException as error:
+            self.failed_at = perf_counter()
+            try:
+                self._undo(known, order, error)
+            finally:
+                self.journal.undo()
+            if is_of_the_group(error):
+                self.in_step = isinstance(error, (synk_comm.PeerDeclined, synk_comm.MismatchError))
+            elif ending:
+                # The others may have finished: this rank alone has undone the order.
+                self.in_step = False
+            else:
+                self._decline(error)
+            raise
+
+    def _perform_acts(self, order: Order) -> Optional[Tuple[List[Any], bool]]:
+        """Return results, and whether the last act has synchronized all ranks; None to stop."""
+        recorder, flight = self.recorder, self.flight
+        serial, steps, extras = order
+        if extras is not None:
+            flight.enter(Phase.TAKE_IN)
+            self._take_in(extras)
+        results = []
+        place, synchronized = self.rank, self.size == 1
+        average = None  # what an act may do for the one after it
+        for i, (number, origin) in enumerate(steps):
+            act = self.acts[number]
+            if act is None:
+                return None
+            flight.heed(self.serial)
+            self.doing = act.doing
+            if self.device.takes_collectives:
+                if isinstance(act, PreparedCollective):
+                    act.average = average
+                following = self.acts[steps[i + 1][0]] if i + 1 < len(steps) else None
+                average = act.precede(following) if isinstance(act, PreparedCall) else None
+            recorder.place = serial, i
+            flight.begin(serial, *act.record)
+            results.append(act(origin, place))
+            flight.end(_DONE)
+            place += self.size
+            synchronized = act.synchronizes
+        if any(isinstance(result, CallResult) and result.later for result in results):
+            return self._collected(results), True
+        return results, synchronized
+
+    def _collected(self, results: List[Any]) -> List[Any]:
+        """Return the results, with what calls have left to be collected in the end."""
+        self.flight.enter(Phase.REDUCE)
+        began = perf_counter()
+        results = self.device.fetch(results)
+        fetched = perf_counter()
+        for i, result in enumerate(results):
+            if isinstance(result, CallResult):
+                results[i] = result.collected(self.comm, self.master)
+        self.recorder.add("copy", "results from the device", began, fetched)
+        self.recorder.add("reduce", "numbers", fetched, perf_counter())
+        return results
+
+    def _next_order(self) -> Order:
+        """Wait for the master's next order.
+
+        Raises:
+            synk_comm.PeerDeclined: the master failed after this rank had done its part.
+        """
+        self.flight.enter(_IDLE)
+        try:
+            return self.line.take()
+        except synk_comm.PeerDeclined:
+            self.flight.mark(self.serial, ActOutcome.UNDONE)
+            self.undone = self.serial
+            self.journal.undo()
+            raise
+
+    def _finish(self, results: List[Any], synchronized: bool) -> List[Any]:
+        """Wait until all ranks are done, unless they are; return results as the user gets them."""
+        if not synchronized and self.size > 1:
+            self.flight.enter(_END)
+            began = perf_counter()
+            self.comm.barrier()
+            self.recorder.add("wait", "until all are done", began, perf_counter())
+        if self.rank == self.master:
+            if isinstance(self.device, Gpu):
+                self.flight.enter(_END)
+                began = perf_counter()
+                results = self.device.fetch(results)
+                self.recorder.add("copy", "results from the device", began, perf_counter())
+            self.flight.enter(_IDLE)
+        self.in_step = True
+        return results
+
+    def _record(self, order: Order, began: float, prepared: float) -> None:
+        """Record spans of a whole order: from its preparation, and until it was given."""
+        add, end = self.recorder.add, perf_counter()
+        self.recorder.place = order.serial, len(order.steps)
+        names = [self.acts[number].name for number, _ in order.steps]
+        add("call", ", ".join(names), began, end)
+        if self.is_master:
+            add("scatter", "check, plan, copy", began, prepared)
+        self.recorder.place = None
+
+    def tell(self, order: Order, timeout_s: float) -> None:
+        """Give the other ranks their last order, which this one does not perform."""
+        self.in_step = False
+        if self._line is not None:
+            self._line.give(order, timeout_s)
+
+    def _take_in(self, extras: Extras) -> None:
+        if self.mirror is not None:
+            # First: nothing fails between the ranks' agreement on the order and this.
+            self.mirror.forget(extras.forget_arrays)
+            self.mirror.take_in(extras)
+        for number in extras.forget_acts:
+            self._forget_act(number)
+        self.arrays.forget(extras.forget_arrays)
+        for number in extras.forget_functions:
+            if number in self.functions:
+                self.functions.pop(number).close()
+            self.device.forget_uploads(number)
+        for number in extras.forget_variables:
+            self.registry.forget(number)
+            self.journal.forget(number)
+        if extras.forget_functions and not self.is_master:
+            # Graphs are cycles, and little else here triggers a collection. In the master it is
+            # the user's program that decides.
+            gc.collect()
+        for number, act in extras.acts.items():
+            self.acts[number] = _PREPARED[type(act)](self, act)
+
+    def _forget_act(self, number: int) -> None:
+        # No variable of `_take_in`, which would keep it until all garbage is collected.
+        act = self.acts.pop(number, None)
+        if isinstance(act, PreparedCall):
+            act.close()  # its function may hold it still, as the one prefetched last
+
+    def _undo(self, known: int, order: Order, error: BaseException) -> None:
+        """Drop everything that came with a failed order: the master counts nothing as sent."""
+        self.undone = order.serial
+        self.journal.undo()
+        self.recorder.place = None
+        self.flight.mark(order.serial, ActOutcome.UNDONE)
+        if not isinstance(error, synk_comm.PeerDeclined):
+            self.flight.end(ActOutcome.FAILED)
+        if not self.is_master:
+            self.registry.truncate(known)
+        if order.extras is not None:
+            for number in order.extras.acts:
+                self.acts.pop(number, None)
+
+    def take_back(self, error: BaseException) -> None:
+        """On the master: undo the order that all ranks have just done, and raise `error`.
+
+        The others wait for the next order; they undo this one when the master declines that.
+        """
+        self.in_step = False
+        self.undone = self.serial
+        self.journal.undo()
+        self.flight.mark(self.serial, ActOutcome.UNDONE)
+        self._decline(error)
+        raise error
+
+    def _decline(self, error: BaseException) -> None:
+        self.also_declined = {}
+        with contextlib.suppress(synk_comm.CommError):
+            self.also_declined = self.comm.decline(
+                f"{type(error).__name__}: {text_of(error)}"[:REASON_LIMIT],
+                timeout_s=self.before_decline(error),
+            )
+            self.in_step = True
+
+    def close(self) -> None:
+        """Drop everything. Never blocks for long."""
+        if not isinstance(self.comm, NotJoined):
+            # First: freeing memory that the device still uses would wait for it.
+            self.comm.close()
+        if self.mirror is not None:
+            self.mirror.close()
+        self.flights = None
+        self.times = None
+        self.flight.close()
+        self.journal.close()
+        for act in self.acts.values():
+            if isinstance(act, PreparedCall):
+                act.close()
+        self.acts.clear()
+        self.arrays.close()
+        for function in self.functions.values():
+            function.close()
+        self.functions.clear()
+        self.registry.truncate(0)

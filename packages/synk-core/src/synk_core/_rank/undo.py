@@ -1,0 +1,109 @@
+"""Keep the values of shared variables from before an order, to restore them if any rank fails.
+
+An order computes into new arrays, so keeping the old values means keeping references. The next
+order commits one that all ranks have finished: until then a rank that is done already may still
+find that another one failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+from synk_core._graph.shared import Storage
+from synk_core._graph.values import empty_like, is_plain, is_view
+
+SPARE_ORDERS = 64
+"""Orders after which an unused spare array is freed."""
+
+_FREE = 2
+"""References to an array without other owners, as `sys.getrefcount` counts them in `room`."""
+
+
+class Journal:
+    """The old values of the variables.
+
+    Args:
+        on: whether to keep values; if False, they are overwritten and cannot be restored.
+    """
+
+    def __init__(self, on: bool = True) -> None:
+        self.on = on
+        self._kept: List[Tuple[Sequence[Storage], List[Any]]] = []
+        self._known: Optional[Tuple[Set[int], Set[int]]] = None
+        self._spares: Dict[int, Tuple[Any, int]] = {}
+        self._orders = 0
+
+    def begin(self) -> None:
+        """Begin an order, and commit the one before."""
+        if self._kept:
+            self._kept, self._known = [], None
+        if self._spares:
+            self._orders += 1
+            if self._orders % SPARE_ORDERS == 0:
+                old = self._orders - SPARE_ORDERS
+                self._spares = {n: spare for n, spare in self._spares.items() if spare[1] > old}
+
+    def keep(self, storages: Sequence[Storage]) -> None:
+        """Keep the values of variables that are about to get new ones."""
+        if storages and self.on:
+            self._kept.append((storages, [storage[0] for storage in storages]))
+            self._known = None
+
+    def room(self, number: int, storage: Storage) -> Any:
+        """Return an array for a variable's new value; for collectives that fill arrays.
+
+        It is the variable's own array if this order made that; else the one from before the last
+        collective, if nothing else refers to it, so that two arrays take turns.
+
+        Args:
+            number: of the variable.
+        """
+        value = storage[0]
+        if (not self.on or self._is_new(storage)) and is_plain(value):
+            return value
+        spare, _ = self._spares.pop(number, (None, 0))
+        if (
+            spare is None
+            or sys.getrefcount(spare) > _FREE
+            or type(spare) is not type(value)
+            or spare.shape != value.shape
+            or spare.dtype != value.dtype
+        ):
+            spare = empty_like(value, value.shape, value.dtype)
+        if self.on and not is_view(value):
+            self._spares[number] = value, self._orders
+        return spare
+
+    def _is_new(self, storage: Storage) -> bool:
+        """Return whether a variable's value was made in this order.
+
+        A kept value does not prove that: a rank without rows changes nothing, and a function may
+        give one variable another one's array.
+        """
+        if self._known is None:
+            self._known = (
+                {id(storage) for storages, _ in self._kept for storage in storages},
+                {id(value) for _, values in self._kept for value in values},
+            )
+        storages, values = self._known
+        return id(storage) in storages and id(storage[0]) not in values and not is_view(storage[0])
+
+    def undo(self) -> None:
+        """Restore the values that all variables had when the order began."""
+        while self._kept:
+            storages, values = self._kept[-1]
+            for storage, value in zip(storages, values):
+                storage[0] = value
+            # Last: an interrupted undo can be repeated.
+            self._kept.pop()
+        self._known = None
+
+    def forget(self, number: int) -> None:
+        """Drop the spare array of a deleted variable."""
+        self._spares.pop(number, None)
+
+    def close(self) -> None:
+        """Drop everything."""
+        self._kept, self._known = [], None
+        self._spares.clear()

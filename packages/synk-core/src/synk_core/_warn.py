@@ -1,0 +1,45 @@
+"""Warnings that point to the user's own line, however deep in this library they arise."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any, Optional, Tuple, Type
+
+from ._tracebacks import PACKAGES
+
+Place = Tuple[str, int]
+"""A file and a line in it."""
+
+
+def warn_user(text: str, category: Type[Warning], place: Optional[Place] = None) -> None:
+    """Warn at the innermost line outside of this library; where there is none, as at the program's
+    end, at `place`, or of the program as a whole."""
+    frame = _users_frame()
+    if frame is None:
+        file, line = place or (sys.argv[0] or "<program>", 0)
+        warnings.warn_explicit(text, category, file, line)
+        return
+    module = str(frame.f_globals.get("__name__", "<string>"))
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    warnings.warn_explicit(text, category, file, line, module, registry)
+
+
+def user_place() -> Optional[Place]:
+    """Return the innermost line outside of this library; None without one."""
+    frame = _users_frame()
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _users_frame() -> Any:
+    frame: Any = sys._getframe(1)
+    while frame is not None and is_ours(frame):
+        frame = frame.f_back
+    return frame
+
+
+def is_ours(frame: Any) -> bool:
+    """Return whether a frame is of this library."""
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in PACKAGES

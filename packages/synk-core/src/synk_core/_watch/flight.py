@@ -1,0 +1,182 @@
+"""The flight recorder: phases and acts of every rank, in shared memory that outlives the rank.
+
+Each rank has a block of 64-bit integers of its own: what it is doing (its *phase*), and a ring of
+its last acts. Only the rank writes there; the master reads it when something fails, also after the
+rank was killed. To enter a phase is one store, to begin and end an act one each of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from time import perf_counter_ns
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+from synk_core._plan.collectives import COLLECTIVES
+from synk_core.exceptions import Interrupted
+
+
+class Phase(IntEnum):
+    """Phases of a rank."""
+
+    START = 0
+    IDLE = 1
+    TAKE_IN = 2
+    DISTRIBUTE = 3
+    COPY = 4
+    COMPUTE = 5
+    SLICE = 6
+    REDUCE = 7
+    COLLECTIVE = 8
+    END = 9
+    CLOSE = 10
+    FAIL = 11
+    COMPILE = 12
+
+
+OWN_WORK = (Phase.COPY, Phase.COMPUTE, Phase.SLICE)
+"""In which a rank does not need the others, and can be interrupted."""
+
+
+class ActOutcome(IntEnum):
+    """Results of an act."""
+
+    UNDER_WAY = 0
+    DONE = 1
+    FAILED = 2
+    UNDONE = 3
+
+
+KINDS = ("function", *COLLECTIVES, "distribute", "timeline", "watch_finite", "prefetch", "stats")
+"""Kinds of acts."""
+
+RECORDS = 128
+"""Acts recorded of each rank; older ones are overwritten."""
+
+_PHASE, _COUNT, _INTERRUPT = range(3)
+_PHASE_BITS = 8
+_PHASES = (1 << _PHASE_BITS) - 1
+_HEADER = 8
+_ACT = struct.Struct("8q")  # serial, kind, subject, began, ended, rows, nbytes, outcome
+_WIDTH = _ACT.size // 8
+_ENDED, _OUTCOME = 4, 7
+
+WORDS = _HEADER + RECORDS * _WIDTH
+"""Integers of one rank's block."""
+
+
+class ActRecord(NamedTuple):
+    """One act, recorded by its rank.
+
+    Attributes:
+        serial: of its order.
+        kind: one of `KINDS`.
+        subject: the number of a function, else the number of variables.
+        began_ns, ended_ns: of `time.perf_counter_ns`; `ended_ns` is 0 for an act under way.
+        rows: that the rank computes; 0 where there are none.
+        nbytes: of the arrays that the act refers to.
+    """
+
+    serial: int
+    kind: str
+    subject: int
+    began_ns: int
+    ended_ns: int
+    rows: int
+    nbytes: int
+    outcome: ActOutcome
+
+
+class Flight:
+    """One rank's block.
+
+    Args:
+        room: int64 vector with `WORDS` integers for each rank.
+        rank: whose block it is.
+    """
+
+    def __init__(self, room: Any, rank: int) -> None:
+        self._words: Any = memoryview(room)[rank * WORDS : (rank + 1) * WORDS]
+        self._bytes: Any = self._words.cast("B")
+        self._count = 0
+        self._place = _HEADER
+
+    def enter(self, phase: int, detail: int = 0) -> None:
+        """Record the phase that begins; `detail` is the number of the slice."""
+        self._words[_PHASE] = phase | detail << _PHASE_BITS
+
+    def begin(self, serial: int, kind: int, subject: int, rows: int, nbytes: int) -> None:
+        """Record the begin of an act; `kind` is a place in `KINDS`."""
+        self._place = place = _HEADER + self._count % RECORDS * _WIDTH
+        _ACT.pack_into(
+            self._bytes, place * 8, serial, kind, subject, perf_counter_ns(), 0, rows, nbytes, 0
+        )
+        self._count += 1
+        self._words[_COUNT] = self._count
+
+    def end(self, outcome: ActOutcome) -> None:
+        """Record the end of the act that began last."""
+        words, place = self._words, self._place
+        words[place + _ENDED] = perf_counter_ns()
+        words[place + _OUTCOME] = outcome
+
+    def mark(self, serial: int, outcome: ActOutcome) -> None:
+        """Record another outcome of all acts of an order."""
+        words, count = self._words, self._count
+        for i in range(count - 1, max(count - RECORDS, 0) - 1, -1):
+            place = _HEADER + i % RECORDS * _WIDTH
+            if words[place] != serial:
+                return
+            words[place + _OUTCOME] = outcome
+            words[place + _ENDED] = words[place + _ENDED] or perf_counter_ns()
+
+    def heed(self, serial: int) -> None:
+        """Raise if the master gives this order up.
+
+        Raises:
+            Interrupted: it does.
+        """
+        if self._words[_INTERRUPT] == serial:
+            raise Interrupted
+
+    # For the master.
+
+    @property
+    def phase(self) -> Tuple[Phase, int]:
+        """The rank's phase, and its detail."""
+        word: int = self._words[_PHASE]
+        return Phase(word & _PHASES), word >> _PHASE_BITS
+
+    @property
+    def interrupted(self) -> int:
+        """The serial of the order to give up; 0 for none."""
+        serial: int = self._words[_INTERRUPT]
+        return serial
+
+    @interrupted.setter
+    def interrupted(self, serial: int) -> None:
+        self._words[_INTERRUPT] = serial
+
+    def acts(self) -> List[ActRecord]:
+        """Return the last acts, oldest first."""
+        count = self._words[_COUNT]
+        found = []
+        for i in range(max(count - RECORDS, 0), count):
+            values = _ACT.unpack_from(self._bytes, (_HEADER + i % RECORDS * _WIDTH) * 8)
+            serial, kind, subject, began, ended, rows, nbytes, outcome = values
+            found.append(
+                ActRecord(
+                    serial, KINDS[kind], subject, began, ended, rows, nbytes, ActOutcome(outcome)
+                )
+            )
+        return found
+
+    def last(self) -> Optional[ActRecord]:
+        """Return the act that began last."""
+        acts = self.acts()
+        return acts[-1] if acts else None
+
+    def close(self) -> None:
+        """Drop the shared memory; later records go nowhere."""
+        self._words = memoryview(bytearray(WORDS * 8)).cast("q")
+        self._bytes = self._words.cast("B")

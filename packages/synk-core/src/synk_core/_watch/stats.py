@@ -1,0 +1,282 @@
+"""Measure the time of each call, always: it costs a few additions.
+
+Every rank writes its seconds of computing into a vector in shared memory before the barrier that
+ends an order; the master reads it after the barrier. Ranks of other hosts log theirs, and the
+master asks for the logs when it is asked for the figures. The time left after preparing, computing
+and waiting for a slower rank is that of collecting results and sending orders.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from typing import Any, Deque, Dict, List, NamedTuple, Sequence, Tuple
+
+from synk_core._graph.facts import PREFETCH
+from synk_core._graph.spec import unnamed
+
+GONE = "(gone)"
+"""Name of the line that sums up deleted functions without a name."""
+
+
+class Performed(NamedTuple):
+    """An order that all ranks have performed.
+
+    Attributes:
+        prepared: its acts, each with its `tally`, its `event` and its `nbytes` of inputs.
+        times: seconds of computing, by act and rank.
+        scatter_s: seconds until the order was given.
+        run_s: seconds from then to its end.
+        serial: its number.
+    """
+
+    prepared: Sequence[Any]
+    times: Any
+    scatter_s: float
+    run_s: float
+    serial: int = 0
+
+
+LOGGED = 1 << 13
+"""Orders whose times ranks of other hosts keep, until `stats()` asks for them. Of earlier ones the
+times of the master's host count alone."""
+
+LoggedTimes = Tuple[int, List[float]]
+"""The serial of an order, and the seconds that a rank computed in it, by act."""
+
+
+class _Incomplete(NamedTuple):
+    """A call that counts as if it had run on the master's host alone.
+
+    Attributes:
+        serial, place: its order, and its number in that.
+        tally: its own.
+        last: the tally of its order, which has the seconds that are nobody's.
+        longest: seconds of the slowest rank so far.
+        slowest: that rank.
+    """
+
+    serial: int
+    place: int
+    tally: Tally
+    last: Tally
+    longest: float
+    slowest: int
+
+
+class FunctionStats(NamedTuple):
+    """The figures of one function, or of one kind of collective, since the last reset.
+
+    Attributes:
+        calls: how often it ran.
+        scatter_s: seconds in which the master checked, planned and copied inputs.
+        compute_s: seconds in which the master computed.
+        wait_s: seconds for which a slower rank computed after the master had.
+        reduce_s: the rest: orders, collecting results, barriers.
+        input_bytes: of inputs that ranks read, counted once however many ranks read them.
+        slowest: by rank, how often it was the one that computed longest.
+        graph: "replayed" if the master replays it as a CUDA graph, or why not; "" on processors.
+    """
+
+    calls: int
+    scatter_s: float
+    compute_s: float
+    wait_s: float
+    reduce_s: float
+    input_bytes: int
+    slowest: Tuple[int, ...]
+    graph: str = ""
+
+    @property
+    def total_s(self) -> float:
+        """Seconds in all."""
+        return self.scatter_s + self.compute_s + self.wait_s + self.reduce_s
+
+
+class Stats(Dict[str, FunctionStats]):
+    """`FunctionStats` by name of function, or of collective as in ``all_reduce()``.
+
+    Printed, at a prompt, in a notebook or by rich it is a table.
+
+    Attributes:
+        precision: of float32 on CUDA devices: "default", "float32" or "tf32"; "" on others.
+    """
+
+    precision = ""
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        caption = f"float32 on GPUs: precision={self.precision!r}" if self.precision else None
+        table = Table(
+            box=None, pad_edge=False, header_style="bold", caption=caption, caption_justify="left"
+        )
+        table.add_column("")
+        for title in ("calls", "scatter", "compute", "wait", "reduce", "input MB", "slowest rank"):
+            table.add_column(title, justify="right", no_wrap=True)
+        with_graphs = any(item.graph for item in self.values())
+        if with_graphs:
+            table.add_column("CUDA graph")
+        for name, item in self.items():
+            times = (item.scatter_s, item.compute_s, item.wait_s, item.reduce_s)
+            most = max(item.slowest, default=0)
+            slowest = (
+                f"{item.slowest.index(most)} ({most / sum(item.slowest):.0%})" if most else "-"
+            )
+            table.add_row(
+                name,
+                str(item.calls),
+                *(f"{seconds:.3f} s" for seconds in times),
+                f"{item.input_bytes / 1e6:.1f}",
+                slowest,
+                *([item.graph] if with_graphs else ()),
+            )
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        # Wide enough for every row; a terminal wraps long lines.
+        console = Console(file=io.StringIO(), width=1000, color_system=None, force_jupyter=False)
+        console.print(self, markup=False)
+        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+class Tally:
+    """The sums behind `FunctionStats`."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.reset()
+
+    def reset(self) -> None:
+        self.calls = 0
+        self.scatter_s = self.compute_s = self.wait_s = self.reduce_s = 0.0
+        self.input_bytes = 0
+        self.slowest: List[int] = [0] * self._size
+
+    def add(self, seconds: float) -> None:
+        """Take in something that is no call."""
+        self.calls += 1
+        self.reduce_s += seconds
+
+    def take(self, other: Tally) -> None:
+        """Add the sums of another tally."""
+        self.calls += other.calls
+        self.scatter_s += other.scatter_s
+        self.compute_s += other.compute_s
+        self.wait_s += other.wait_s
+        self.reduce_s += other.reduce_s
+        self.input_bytes += other.input_bytes
+        self.slowest = [mine + its for mine, its in zip(self.slowest, other.slowest)]
+
+    def stats(self) -> FunctionStats:
+        return FunctionStats(
+            self.calls,
+            self.scatter_s,
+            self.compute_s,
+            self.wait_s,
+            self.reduce_s,
+            self.input_bytes,
+            tuple(self.slowest),
+        )
+
+
+class Ledger:
+    """All tallies of a runtime.
+
+    Args:
+        size: number of ranks.
+        master: the rank that counts.
+        is_whole: whether all ranks are on its host, so that it sees all times.
+    """
+
+    def __init__(self, size: int, master: int, is_whole: bool = True) -> None:
+        self._size = size
+        self._master = master
+        self._is_whole = is_whole
+        self._incomplete: Deque[_Incomplete] = deque(maxlen=LOGGED)
+        self._tallies: Dict[str, Tally] = {}
+
+    def tally(self, name: str) -> Tally:
+        """Return the tally of this name, a new one if there is none."""
+        tally = self._tallies.get(name)
+        if tally is None:
+            tally = self._tallies[name] = Tally(self._size)
+        return tally
+
+    def forget(self, function_id: int) -> None:
+        """Drop a deleted function; add the figures of one without a name to `GONE`."""
+        tally = self._tallies.pop(unnamed(function_id), None)
+        if tally is not None:
+            self.tally(GONE).take(tally)
+
+    def observe(self, performed: Performed) -> None:
+        """Add the figures of an order; those shared by its acts count with the last act that is no
+        prefetch."""
+        prepared, times, scatter_s, run_s, serial = performed
+        incomplete = []
+        size, start = self._size, 0
+        tally = prepared[0].tally
+        for place, act in enumerate(prepared):
+            if act.event.kind == PREFETCH:
+                start += size
+                continue
+            tally = act.tally
+            tally.calls += 1
+            tally.input_bytes += act.nbytes
+            ranks = times[start : start + size].tolist() if act.event.kind == "call" else ()
+            start += size
+            if ranks:
+                longest, own = max(ranks), ranks[self._master]
+                if longest > 0:
+                    slowest = ranks.index(longest)
+                    tally.slowest[slowest] += 1
+                    if not self._is_whole:
+                        incomplete.append((serial, place, tally, longest, slowest))
+                    tally.compute_s += own
+                    tally.wait_s += longest - own
+                    run_s -= longest
+        tally.scatter_s += scatter_s
+        tally.reduce_s += max(run_s, 0.0)
+        for number, place, own_tally, longest, slowest in incomplete:
+            call = _Incomplete(number, place, own_tally, tally, longest, slowest)
+            self._incomplete.append(call)
+
+    @property
+    def lacks_times(self) -> bool:
+        """Whether ranks of other hosts have times that are not counted yet."""
+        return bool(self._incomplete)
+
+    def complete(self, logs: Sequence[Sequence[LoggedTimes]]) -> None:
+        """Count the times that ranks of other hosts have logged.
+
+        Args:
+            logs: by rank; empty on the master's host.
+        """
+        by_rank = {rank: dict(log) for rank, log in enumerate(logs) if log}
+        for serial, place, tally, last, longest, slowest in self._incomplete:
+            for rank, log in by_rank.items():
+                seconds = log[serial][place] if serial in log else 0.0
+                if seconds > longest:
+                    tally.slowest[slowest] -= 1
+                    tally.slowest[rank] += 1
+                    tally.wait_s += seconds - longest
+                    last.reduce_s = max(last.reduce_s - (seconds - longest), 0.0)
+                    longest, slowest = seconds, rank
+        self._incomplete.clear()
+
+    def stats(self, reset: bool) -> Stats:
+        """Return the figures of everything that ran; with `reset` start again from zero."""
+        stats = Stats((name, tally.stats()) for name, tally in self._tallies.items() if tally.calls)
+        if reset:
+            for tally in self._tallies.values():
+                tally.reset()
+        return stats

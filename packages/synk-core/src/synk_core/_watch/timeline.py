@@ -1,0 +1,193 @@
+"""Write the spans of all ranks to a file for trace viewers.
+
+The format is Chrome's trace events, in its JSON object form ("Trace Event Format", sections on
+complete events and metadata): Perfetto (ui.perfetto.dev) and chrome://tracing show it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, TextIO, Tuple, Union
+
+from synk_core._plan.arguments import checked_path
+from synk_core._warn import warn_user
+
+from .spans import Span
+
+Recorded = Tuple[List[Span], int]
+"""A rank's spans, and the number of lost ones."""
+
+CLOSE_TIMEOUT_S = 0.5
+"""Seconds after the runtime's `close()` until all workers must answer, to be in the file."""
+
+WAITS = frozenset({"reduce", "collective"})
+"""Kinds of span that begin with waiting for the last rank."""
+
+
+class Timeline:
+    """A recording of all ranks; made by `synkhronos.timeline`. A context manager.
+
+    Args:
+        path: the file to write, in an existing folder.
+        begin: starts recording on all ranks; None if they record already.
+        end: stops recording on all ranks; returns the recorded spans by rank. Its argument is
+            whether the runtime is being closed.
+        size: number of ranks.
+        master: the rank that writes the file.
+
+    Attributes:
+        path: the file.
+        recording: whether it still records.
+
+    Raises:
+        InputTypeError: `path` is not a path.
+        InputValueError: no file can be written there.
+    """
+
+    def __init__(
+        self,
+        path: Union[str, os.PathLike[str]],
+        begin: Optional[Callable[[], None]],
+        end: Callable[[bool], Dict[int, Recorded]],
+        size: int,
+        master: int,
+    ) -> None:
+        self.path = checked_path(path)
+        self._end = end
+        self._size = size
+        self._master = master
+        if begin is not None:
+            begin()
+        self.recording = True
+
+    def stop(self) -> None:
+        """End the recording and write the file. Idempotent; blocks until all ranks have answered.
+
+        If the runtime is closed already, after a failure, or a worker turns out to be gone, the
+        file has the spans that reached the master, and names the missing ranks.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._stop(closing=False)
+
+    def close(self) -> None:
+        """Stop within seconds, at the runtime's end; a file that cannot be written is only a
+        warning, so that the program's own results are not lost."""
+        try:
+            self._stop(closing=True)
+        except OSError as error:
+            text = f"the timeline could not be written ({type(error).__name__}: {error})"
+            warn_user(text, RuntimeWarning)
+
+    def _stop(self, closing: bool) -> None:
+        if not self.recording:
+            return
+        self.recording = False
+        write(self.path, trace_of(self._end(closing), self._size, self._master))
+
+    def __enter__(self) -> Timeline:  # noqa: PYI034 - typing.Self is not there on Python 3.9
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "recording" if self.recording else "written"
+        return f"<Timeline {str(self.path)!r}, {state}>"
+
+
+def trace_of(recorded: Mapping[int, Recorded], size: int, master: int) -> Dict[str, Any]:
+    """Return Chrome's trace object.
+
+    Times are microseconds from the first span on. A process stands for a rank, a thread for one
+    of the master's threads (workers have one).
+    """
+    waits = list(_waits(recorded))
+    every = [(rank, span) for rank, (spans, _) in recorded.items() for span in spans] + waits
+    start = min((span.begin for _, span in every), default=0.0)
+    threads: Dict[Tuple[int, int], int] = {}
+    events: List[Dict[str, Any]] = []
+    # Sort by beginning, then longest first, as viewers nest them.
+    for rank, span in sorted(every, key=lambda item: (item[1].begin, -item[1].end)):
+        known = sum(1 for other, _ in threads if other == rank)
+        event: Dict[str, Any] = {
+            "ph": "X",
+            "name": span.name,
+            "cat": span.kind,
+            "ts": round((span.begin - start) * 1e6, 3),
+            "dur": round((span.end - span.begin) * 1e6, 3),
+            "pid": rank,
+            "tid": threads.setdefault((rank, span.thread), known),
+        }
+        more = dict(span.more or {})
+        if span.place is not None:
+            more["order"] = span.place[0]
+        if more:
+            event["args"] = more
+        events.append(event)
+    names = [
+        {
+            "ph": "M",
+            "name": kind,
+            "pid": rank,
+            "tid": 0,
+            "args": {key: f"rank {rank}{' (master)' if rank == master else ''}"}
+            if key == "name"
+            else {key: rank},
+        }
+        for rank in range(size)
+        for kind, key in (("process_name", "name"), ("process_sort_index", "sort_index"))
+    ]
+    return {
+        "traceEvents": names + events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "program": "synkhronos",
+            "ranks": size,
+            "missing ranks": sorted(set(range(size)) - set(recorded)),
+            "lost spans": {rank: lost for rank, (_, lost) in recorded.items() if lost},
+        },
+    }
+
+
+def _waits(recorded: Mapping[int, Recorded]) -> Iterator[Tuple[int, Span]]:
+    """Yield, for each shared activity, the time that early ranks waited for the last one."""
+    last: Dict[Any, float] = {}
+    for spans, _ in recorded.values():
+        for span in spans:
+            if span.kind in WAITS and span.place is not None:
+                last[span.place] = max(span.begin, last.get(span.place, span.begin))
+    for rank, (spans, _) in recorded.items():
+        for span in spans:
+            if span.kind in WAITS and span.place is not None:
+                end = min(last[span.place], span.end)
+                if end > span.begin:
+                    name = "for the last rank"
+                    yield rank, span._replace(kind="wait", name=name, end=end, more=None)
+
+
+def write(path: Path, trace: Mapping[str, Any]) -> None:
+    """Write the trace whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            _dump(trace, file)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _dump(trace: Mapping[str, Any], file: TextIO) -> None:
+    """Write JSON with one event a line: far quicker than `json.dump`, without a large text in
+    memory."""
+    others = {key: value for key, value in trace.items() if key != "traceEvents"}
+    file.write(json.dumps(others)[:-1] + ', "traceEvents": [')
+    separator = "\n"
+    for event in trace["traceEvents"]:
+        file.write(separator + json.dumps(event))
+        separator = ",\n"
+    file.write("\n]}\n")

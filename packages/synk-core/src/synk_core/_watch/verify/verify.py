@@ -1,0 +1,429 @@
+"""`verify()`: compare the ranks' results with those of plain Theano.
+
+A function is run in parallel, in parallel with slices, serially on all rows at once, and serially
+on each piece of the rows that a rank or slice had. That allows two comparisons:
+
+- with the *pieces*: the results must be those of the pieces, combined by the op and weighted by
+  rows. Both sides did the same work, so hardly a bit may differ. Otherwise replicas differ, rows
+  got lost, or weights are wrong.
+- with the *serial* result: its sums were added up in another order, so the limit grows with the
+  rows. A larger difference is not rounding: the function cannot be split that way (a mean declared
+  "sum", a standard deviation over the batch, an update that is not linear in the rows).
+
+An update has no result in the master alone: each rank applies its own, from its own rows. Each
+rank's new value is compared with its pieces; all of them, combined by the update's op as an
+all_reduce() would, with the serial one. A value that does not depend on rows must be the serial
+value on every rank that had rows. Ranks without rows make the updates that do not depend on rows,
+and no others.
+
+With in-graph reductions over ranks no piece can be computed alone: only the serial result is
+compared.
+
+Errors are counted in machine epsilons of the largest magnitude in the array and in the pieces that
+were combined, not of each entry, because entries that cancel to nearly nothing have no more digits
+than the numbers that they were computed from.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from synk_core._graph.leaves import (
+    depends_on_rows,
+    differs_by_rank,
+    draws,
+    is_row_share,
+    lineage_of,
+)
+from synk_core._graph.random_streams import is_random_state
+from synk_core._graph.rank_values import RankValues, Values, disturbed, equal_bits
+from synk_core._plan.arguments import checked_flag
+from synk_core._plan.rows import is_int
+from synk_core._text import shown
+from synk_core.exceptions import InputValueError
+
+from .judge import Judge, combine
+from .report import Comparison, Drift, Report, measure
+from .rows import Piece, all_rows, pieces_of, sliced_rows, whole_inputs
+
+MOST_SLICINGS = 100
+"""Numbers of slices that are tried at most: each is a run."""
+
+
+class Run(NamedTuple):
+    """The result of plain Theano: all outputs, and the new values of updated variables."""
+
+    outputs: List[np.ndarray]
+    updated: Values
+
+
+class Parallel(NamedTuple):
+    """The result of all ranks: the requested outputs, and each rank's new values."""
+
+    outputs: List[np.ndarray]
+    updated: List[Values]
+
+
+def verify(
+    function: Any,
+    runtime: Any,
+    args: Sequence[Any],
+    kwargs: Dict[str, Any],
+    *,
+    batch: Any = None,
+    batch_s: Any = None,
+    num_slices: Union[int, Sequence[int]] = (2, 3),
+    output_subset: Optional[Sequence[int]] = None,
+    limit: Optional[float] = None,
+    sync: bool = True,
+) -> Report:
+    """Run a function in parallel, sliced and serially, and compare; blocks until all is done.
+
+    Outputs are compared, and the shared variables after the call. Whatever happens, every shared
+    variable of the function has its old value on every rank afterwards, random states included.
+    The master holds several copies of the shared variables and the selected rows.
+
+    Args:
+        function: a `Function`.
+        runtime: the `Runtime` that it belongs to.
+        args, kwargs: its inputs, as in a call.
+        batch, batch_s, output_subset: as in a call.
+        num_slices: the numbers of slices to run it with, besides without.
+        limit: epsilons that count as rounding; by default 16 for the same computation on another
+            rank, and 16 * sqrt(rows) for sums in another order.
+        sync: start all ranks from the master's values. False leaves replicas as they are, which
+            may then be the reason for a difference. Differences of replicas are always reported.
+
+    Returns:
+        The report. Outputs and updates that depend on random numbers are listed as not compared:
+        each rank draws its own.
+
+    Raises:
+        All that the function raises when it is called.
+    """
+    several, limit = checked_slices(num_slices), checked_limit(limit)
+    sync = checked_flag(sync, "sync")
+    with runtime.unrecorded():
+        copiers = function.copiers
+        values = RankValues(runtime, function.get_shared(), copiers)
+        rows_before = function.rows
+        try:
+            options = {"batch": batch, "batch_s": batch_s}
+            check = _Verification(function, runtime, values, args, kwargs, options, limit, sync)
+            return check.report(several, output_subset)
+        finally:
+            function.rows = rows_before
+            values.restore()
+
+
+def checked_slices(num_slices: Any) -> Tuple[int, ...]:
+    """Return the numbers of slices to try.
+
+    Raises:
+        InputValueError: it is neither an int nor a short list of ints of at least 1.
+    """
+    several = [num_slices] if is_int(num_slices) else num_slices
+    if (
+        not isinstance(several, (list, tuple, range))
+        or len(several) > MOST_SLICINGS
+        or not all(is_int(n) and n > 0 for n in several)
+    ):
+        raise InputValueError(
+            f"num_slices: got {shown(num_slices)}, expected an int of at least 1, or a list of at "
+            f"most {MOST_SLICINGS} of these"
+        )
+    return tuple(int(n) for n in several)
+
+
+def checked_limit(limit: Any) -> Optional[float]:
+    """Return the epsilons that count as rounding.
+
+    Raises:
+        InputValueError: it is neither None nor a number of at least 0.
+    """
+    if limit is None:
+        return None
+    # NaN is not at least 0.
+    if isinstance(limit, (int, float, np.integer, np.floating)) and limit >= 0:
+        return float(limit)
+    raise InputValueError(f"limit: got {shown(limit)}, expected a number of epsilons, or None")
+
+
+class _Verification:
+    """One verification; see `verify`."""
+
+    def __init__(
+        self,
+        function: Any,
+        runtime: Any,
+        values: RankValues,
+        args: Sequence[Any],
+        kwargs: Dict[str, Any],
+        options: Dict[str, Any],
+        limit: Optional[float],
+        sync: bool,
+    ) -> None:
+        self._function, self._runtime, self._values = function, runtime, values
+        self._args, self._kwargs, self._options = args, kwargs, options
+        self._limit, self._sync = limit, sync
+        self._spec = spec = function.spec
+        self._lineage = lineage = lineage_of(spec)
+        self._found: List[Comparison] = []
+        self._notes: List[str] = []
+        self._noisy: Optional[Run] = None
+        places = {id(v.container.storage): i for i, v in enumerate(values.variables)}
+
+        def place(variable: Any) -> int:
+            return places.get(id(variable.container.storage), -1)
+
+        self._names = [v.name or f"shared variable {i}" for i, v in enumerate(values.variables)]
+        self._sliceable = [place(v) for v in spec.sliceable]
+        self._row_shares = [i for i, v in enumerate(values.variables) if is_row_share(v)]
+        states = [i for i, v in enumerate(values.variables) if is_random_state(v)]
+        own = {*self._sliceable, *self._row_shares, *states}
+        self._replicated = [i for i in range(len(values.variables)) if i not in own]
+        # Leaves and op of each update of an array; random states are not compared.
+        ops = {place(target): op for target, _, op in spec.accumulated}
+        self._leaves = {
+            place(target): leaves
+            for target, leaves in lineage.updates
+            if not is_random_state(target) and place(target) >= 0
+        }
+        self._own_leaves = {place(target): leaves for target, leaves in lineage.since_reduced}
+        self._ops = {i: ops.get(i, "last") for i in self._leaves}
+        everything = [*lineage.outputs, *(leaves for _, leaves in lineage.updates)]
+        self._read = {
+            i for leaves in everything for leaf in leaves if (i := _place(leaf, places)) >= 0
+        }
+        master = values.saved[runtime.master]
+        self._start = [
+            {i: master[i] if sync and i in self._replicated else saved[i] for i in saved}
+            for saved in values.saved
+        ]
+
+    def report(self, num_slices: Sequence[int], output_subset: Optional[Sequence[int]]) -> Report:
+        """Run and compare, without saving and restoring."""
+        spec, master = self._spec, self._runtime.master
+        subset = range(len(spec.outputs)) if output_subset is None else output_subset
+        subset = [int(i) for i in subset]
+        drifts = self._drifts()
+        # The first call comes first: it refuses bad arguments.
+        parallel = self._parallel(1, output_subset)
+        rows = tuple(self._function.rows)
+        whole = whole_inputs(spec, self._args, self._kwargs, self._options["batch"])
+        sliced = sliced_rows(self._start, self._sliceable, self._options["batch_s"])
+        self._all_rows = all_rows(master, whole, sliced)
+        serial = self._serial(self._all_rows, 1.0)
+        for count in [1, *(k for k in num_slices if k != 1)]:
+            if count > 1:
+                reason = self._unsliced()
+                if reason:
+                    self._notes.append(f"not run in slices: {reason}")
+                    break
+                subset = [i for i in subset if spec.output_ops[i] is not None]
+                parallel = self._parallel(count, subset)
+            pieces = pieces_of(spec, master, count, rows, whole, sliced)
+            label = f"{count} slices" if count > 1 else "parallel"
+            alone = not self._lineage.has_reductions
+            judge = Judge(label, sum(rows), self._limit, self._found, alone)
+            self._compare(judge, subset, parallel, pieces, serial)
+        for target, _ in self._lineage.updates:
+            if is_random_state(target):
+                self._skip(f"update of {target}", "last", "it is the state of a random stream")
+        name = repr(spec.name) if spec.name else "the function"
+        return Report(name, rows, tuple(self._found), tuple(drifts), tuple(self._notes))
+
+    def _unsliced(self) -> str:
+        """Return why the function cannot run in slices; "" if it can."""
+        if not self._spec.n_scattered and not self._spec.sliceable:
+            return "the function has no rows to slice"
+        if self._lineage.has_reductions:
+            return "in slices its in-graph reductions would reduce slice by slice"
+        return ""
+
+    def _drifts(self) -> List[Drift]:
+        """Find variables that differ between ranks; make them equal if `sync` is set."""
+        saved, master = self._values.saved, self._runtime.master
+        drifts = []
+        unequal = set()
+        for i in self._replicated:
+            for rank in range(self._runtime.size):
+                ours, theirs = saved[rank][i], saved[master][i]
+                if equal_bits(ours, theirs) or i not in self._read:
+                    continue
+                own = i in self._leaves and differs_by_rank(self._own_leaves[i], self._spec)
+                drifts.append(Drift(self._names[i], rank, measure(ours, theirs), own))
+                unequal.add(i)
+        if self._sync:
+            self._values.give_all({i: saved[master][i] for i in sorted(unequal)})
+        return drifts
+
+    def _parallel(self, count: int, subset: Optional[Sequence[int]]) -> Parallel:
+        """Run on all ranks."""
+        self._reset()
+        options = {key: value for key, value in self._options.items() if value is not None}
+        if count > 1:
+            options["num_slices"] = count
+        if subset is not None:
+            options["output_subset"] = list(subset)
+        outputs = _listed(self._function(*self._args, **options, **self._kwargs))
+        places = sorted(self._leaves)
+        ranks = range(self._runtime.size)
+        return Parallel(outputs, [self._values.fetch(rank, places) for rank in ranks])
+
+    def _reset(self) -> None:
+        """Set every rank's variables that the function updates to their values at the start."""
+        alike = [i for i in self._leaves if self._sync and i in self._replicated]
+        self._values.give_all({i: self._start[0][i] for i in alike})
+        for rank, start in enumerate(self._start):
+            self._values.give(rank, {i: start[i] for i in self._leaves if i not in alike})
+
+    def _serial(self, piece: Piece, share: float, is_disturbed: bool = False) -> Run:
+        """Run plain Theano in the master, from the start values of the piece's rank.
+
+        Args:
+            share: the value of `row_share()`.
+            is_disturbed: start from parameters and inputs that differ by one rounding.
+        """
+        master = self._runtime.master
+        variables = self._values.variables
+        start = {i: self._start[piece.rank][i] for i in {*self._leaves, *self._replicated}}
+        inputs, sliced = piece.inputs, piece.sliced
+        if is_disturbed:
+            start = {i: disturbed(v) if i in self._replicated else v for i, v in start.items()}
+            sliced = {i: disturbed(value) for i, value in sliced.items()}
+            inputs = [disturbed(value) for value in inputs]
+        shares = {i: np.asarray(share, variables[i].dtype) for i in self._row_shares}
+        given = {**start, **sliced, **shares}
+        own = self._start[master]
+        # Values that the master has already are not copied.
+        given = {i: value for i, value in given.items() if i in self._leaves or value is not own[i]}
+        self._values.give(master, given)
+        outputs = _listed(self._function.as_theano(*inputs))
+        updated = self._values.fetch(master, sorted(self._leaves))
+        self._values.give(master, {i: own[i] for i in given})
+        return Run(outputs, updated)
+
+    def _disturbed(self) -> Run:
+        if self._noisy is None:
+            self._noisy = self._serial(self._all_rows, 1.0, is_disturbed=True)
+        return self._noisy
+
+    def _compare(
+        self,
+        judge: Judge,
+        subset: Sequence[int],
+        parallel: Parallel,
+        pieces: Sequence[Piece],
+        serial: Run,
+    ) -> None:
+        total = sum(piece.rows for piece in pieces)
+        runs = [self._serial(p, p.rows / total if total else 1.0) for p in pieces]
+        for got, i in zip(parallel.outputs, subset):
+            self._compare_output(judge, i, got, pieces, runs, serial)
+        for i in sorted(self._leaves):
+            self._compare_update(judge, i, parallel.updated, pieces, runs, serial)
+
+    def _compare_output(
+        self,
+        judge: Judge,
+        i: int,
+        got: np.ndarray,
+        pieces: Sequence[Piece],
+        runs: Sequence[Run],
+        serial: Run,
+    ) -> None:
+        op, leaves = self._spec.output_ops[i], self._lineage.outputs[i]
+        variable = self._spec.outputs[i]
+        what = f"output {i}" + (f" ({variable.name})" if variable.name else "")
+        parts = [run.outputs[i] for run in runs]
+        if draws(leaves):
+            self._skip(what, op, "it draws random numbers")
+            return
+        if any(part.dtype == object for part in parts):
+            self._skip(what, op, "it is no array")
+            return
+        if op is None:
+            own = [p.rank == self._runtime.master for p in pieces]
+            judge.pieces(what, op, got, [parts[own.index(True)]], [1])
+            if not all(own) and differs_by_rank(leaves, self._spec):
+                self._skip(what, op, "the master's own result is computed from its own rows")
+                return
+            parts = []
+        else:
+            judge.pieces(what, op, got, parts, [piece.rows or 1 for piece in pieces])
+
+        def expected(run: Run) -> np.ndarray:
+            if op is None or self._spec.n_scattered or self._spec.sliceable:
+                return run.outputs[i]
+            # Every rank computes the same, and the op combines all of them.
+            return combine(op, [run.outputs[i]] * len(pieces), [1] * len(pieces))
+
+        judge.serial(what, op, got, expected(serial), parts, lambda: expected(self._disturbed()))
+
+    def _compare_update(
+        self,
+        judge: Judge,
+        i: int,
+        updated: Sequence[Values],
+        pieces: Sequence[Piece],
+        runs: Sequence[Run],
+        serial: Run,
+    ) -> None:
+        what, op, leaves = f"update of {self._names[i]}", self._ops[i], self._leaves[i]
+        if draws(leaves):
+            self._skip(what, op, "it draws random numbers")
+            return
+        parts = [run.updated[i] for run in runs]
+        differs = differs_by_rank(self._own_leaves[i], self._spec)
+        equalized = self._lineage.has_reductions and not differs
+        weights: Dict[int, int] = {}
+        for rank, values in enumerate(updated):
+            mine = [k for k, piece in enumerate(pieces) if piece.rank == rank and piece.rows]
+            where = f"{what} on rank {rank}"
+            if not mine and equalized and any(piece.rows for piece in pieces):
+                weights[rank] = 0
+                continue
+            if not mine and depends_on_rows(leaves, self._spec):
+                judge.unchanged(where, op, values[i], self._start[rank][i])
+                continue
+            if not mine:
+                # It is the same, whatever rows the function is computed with.
+                run = self._serial(self._all_rows._replace(rank=rank), 1.0)
+                weights[rank] = 1
+                judge.pieces(where, op, values[i], [run.updated[i]], [1])
+                continue
+            rows = [pieces[k].rows or 1 for k in mine]
+            weights[rank] = sum(rows)
+            judge.pieces(where, op, values[i], [parts[k] for k in mine], rows)
+        if not weights:
+            return
+        together = {what: [updated[rank][i] for rank in weights]}
+        if not differs:
+            together = {f"{what} on rank {rank}": [updated[rank][i]] for rank in weights}
+        elif len({value.shape for value in together[what]}) > 1 and op != "last":
+            self._skip(what, op, "its shape differs between ranks")
+            return
+        for name, news in together.items():
+            got = news[0] if len(news) == 1 else combine(op, news, list(weights.values()))
+            judge.serial(
+                name, op, got, serial.updated[i], parts, lambda: self._disturbed().updated[i]
+            )
+
+    def _skip(self, what: str, op: Optional[str], reason: str) -> None:
+        self._found.append(Comparison(what, op, "", "", None, reason=reason))
+
+
+def _place(leaf: Any, places: Dict[int, int]) -> int:
+    container = getattr(leaf, "container", None)
+    return -1 if container is None else places.get(id(container.storage), -1)
+
+
+def _listed(results: Any) -> List[Any]:
+    """Return results as a list of copies, because the next call may use their buffers again."""
+    if results is None:
+        return []
+    items = results if isinstance(results, (list, tuple)) else [results]
+    return [np.array(item) for item in items]

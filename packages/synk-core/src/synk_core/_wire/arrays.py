@@ -1,0 +1,128 @@
+"""Make arrays in shared memory (master), map them (each rank), and read their rows."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, Callable, Dict, Iterable, Optional
+
+import numpy as np
+
+import synk_shm
+from synk_core.exceptions import SharedMemoryFull
+
+from .messages import ArrayRef
+
+_logger = logging.getLogger(__name__)
+
+PIECE = 1 << 21
+"""Bytes of rows for which a thread of their own pays."""
+
+
+def new_array(size: int, dtype: np.dtype, what: str, named: bool = True) -> np.ndarray:
+    """Return a flat array of zeros in shared memory.
+
+    Where /dev/shm has no room (a container gives it 64 MB) it is a file in memory, without a name
+    and not bound by that size.
+
+    Args:
+        what: its purpose, in words.
+        named: False for such a file in the first place: the kernel frees it with this process,
+            however that ends.
+
+    Raises:
+        SharedMemoryFull: there is room for neither.
+    """
+    if not named:
+        # Fails without free descriptors, or not on Linux.
+        with contextlib.suppress(synk_shm.ShmError, ValueError):
+            return synk_shm.empty((size,), dtype, backend="memfd")
+    try:
+        return synk_shm.empty((size,), dtype)
+    except synk_shm.ShmError as refused:
+        made = _unnamed(size, dtype, what, refused)
+        _logger.debug("%s: in a file in memory (memfd), because %s", what, _reason(refused))
+        return made
+
+
+def _unnamed(size: int, dtype: np.dtype, what: str, refused: synk_shm.ShmError) -> np.ndarray:
+    try:
+        return synk_shm.empty((size,), dtype, backend="memfd")
+    except (synk_shm.ShmError, ValueError) as error:
+        room = "ask for less at a time (of a function's inputs: by batch=)"
+        if isinstance(error, synk_shm.ShmFullError):
+            cure = f"{room}, or free memory; in a container, raise its limit (docker run --memory=)"
+        elif isinstance(refused, synk_shm.ShmFullError):
+            cure = f"make /dev/shm larger (docker run --shm-size=), or {room}"
+        else:
+            raise refused from None
+        raise SharedMemoryFull(
+            error.errno if isinstance(error, OSError) else refused.errno,
+            f"{what}: {_reason(refused)}; the other place (memfd) failed too: {_reason(error)}; "
+            f"{cure}; `synkhronos clean` removes leftovers of killed programs",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of synk_shm without its cures, which are for its direct users."""
+    return (getattr(error, "strerror", None) or str(error)).partition(";")[0]
+
+
+class ArrayCache:
+    """Mapped arrays by key; a key is mapped anew when its handle changes.
+
+    Args:
+        threads: number of threads that read rows.
+
+    Attributes:
+        attach: returns the array at an address.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self.attach: Callable[[ArrayRef], np.ndarray] = lambda ref: synk_shm.attach(ref.handle)
+        self._held: Dict[int, Any] = {}
+        self._threads = threads
+        self._pool: Optional[ThreadPoolExecutor] = None
+
+    def get(self, ref: ArrayRef) -> np.ndarray:
+        held = self._held.get(ref.key)
+        if held is None or held[0] != ref.handle:
+            held = self._held[ref.key] = (ref.handle, self.attach(ref))
+        array: np.ndarray = held[1]
+        return array
+
+    def take(self, array: np.ndarray, index: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Copy the rows of `array` that `index` names to `out`; return that.
+
+        Args:
+            index: int64 vector; its range has been checked.
+        """
+        pieces = min(self._threads, out.nbytes // PIECE)
+        if pieces < 2:
+            # "clip" spares numpy a second buffer.
+            return array.take(index, 0, out, "clip")
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, "synkhronos rows")
+        cuts = [len(index) * i // pieces for i in range(pieces + 1)]
+        copies = [
+            self._pool.submit(array.take, index[start:stop], 0, out[start:stop], "clip")
+            for start, stop in zip(cuts, cuts[1:])
+        ]
+        # Even if interrupted: wait until no thread writes to the room any more.
+        try:
+            for copy in copies:
+                copy.result()
+        finally:
+            wait(copies)
+        return out
+
+    def forget(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            self._held.pop(key, None)
+
+    def close(self) -> None:
+        self._held.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+            self._pool = None

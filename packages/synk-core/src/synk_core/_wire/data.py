@@ -1,0 +1,483 @@
+"""`Data`: an array in shared memory that functions take as input.
+
+The memory is one flat allocation; the array is a view of its beginning. Every process maps it
+when it first needs it, so writing to a `Data` is all it takes to hand values to the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import sys
+import threading
+from typing import Any, Deque, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+import synk_shm
+from synk_core._plan.arguments import checked_flag
+from synk_core._plan.rows import as_int, is_int
+from synk_core._text import clipped, shown
+from synk_core.exceptions import InputTypeError, InputValueError
+
+from .arrays import new_array
+from .messages import ArrayRef
+
+Oversize = Union[int, float]
+
+MAX_DIMENSIONS = 32
+"""Of a NumPy array."""
+
+
+class Data:
+    """A shared array with fixed dtype and number of dimensions; make one with `synk.data()`.
+
+    Reads and writes like a NumPy array (``d[k]``, ``d[k] = v``, ``len(d)``, ``np.asarray(d)``).
+    Its shape may change: within the allocation nothing is copied, and growing beyond it moves the
+    contents to a larger one. Writing while a call runs in another thread is a race, as with any
+    array.
+
+    Attributes:
+        key: a number that no other one has.
+        token: changes whenever the array has another shape, or lies elsewhere.
+        named: whether new memory has a name, by which workers find it though this process ends.
+        is_exposed: whether the program may have views through which it writes unnoticed. Then other
+            hosts get the rows that they need anew with each call; see `seal`.
+    """
+
+    # Of all runtimes of this process: a `Data` may be input to another one's function.
+    _keys = itertools.count(1)
+
+    def __init__(
+        self,
+        dtype: Any,
+        ndim: int,
+        minibatch: bool = False,
+        name: Optional[str] = None,
+    ) -> None:
+        self.key = next(self._keys)
+        self._version = 0
+        self.token = (self.key, 0)
+        self._dtype = _checked_dtype(dtype)
+        self._ndim = _checked_ndim(ndim)
+        self._minibatch = checked_flag(minibatch, "minibatch")
+        if name is not None and not isinstance(name, str):
+            raise InputTypeError(f"name: got {shown(name)}, expected a str or None")
+        self._name = name
+        self._memory: np.ndarray = np.empty(0, self._dtype)
+        self._data: Optional[np.ndarray] = None
+        self._observers: List[Deque[Any]] = []
+        self.named = True
+        self._unlinked = False
+        self.is_exposed = False
+        self._tracking: Tuple[Presence, ...] = ()
+        self.free_memory()
+
+    @property
+    def data(self) -> np.ndarray:
+        """The NumPy array itself. Do not change its shape: use `set_shape` or `set_length`.
+
+        On several hosts, call `seal` when you have written through it.
+        """
+        self.is_exposed = True
+        return self.array
+
+    @property
+    def array(self) -> np.ndarray:
+        """The NumPy array, for those who do not write to it."""
+        if self._data is None:
+            raise InputValueError(f"{self!r} has no value yet; use set_value()")
+        return self._data
+
+    @property
+    def memory(self) -> np.ndarray:
+        """The allocation, a flat array whose beginning the array is."""
+        return self._memory
+
+    def seal(self) -> None:
+        """Promise not to write through `data`, ``np.asarray(d)`` or views that were taken of it.
+
+        Only several hosts need that: each keeps the rows that it has used, and gets a row again
+        when it was written to by ``d[...] = ...`` or `set_value`. What is written through a view
+        goes unnoticed; so after one was taken, hosts get all rows that a call needs anew, until
+        this is called. Writing through old views afterwards gives other hosts wrong values.
+        """
+        self._note_written()
+        self.is_exposed = False
+
+    def track(self, presence: Presence) -> Presence:
+        """Have `presence` lose what is written from now on; return it."""
+        self._tracking += (presence,)
+        return presence
+
+    def untrack(self, presence: Presence) -> None:
+        """Undo `track`."""
+        self._tracking = tuple(one for one in self._tracking if one is not presence)
+
+    def _note_written(self, key: Any = ...) -> None:
+        """Have other hosts get rows anew: those of an index as in ``d[key] = value``.
+
+        After the writing: what another thread sent meanwhile may be old.
+        """
+        for presence in self._tracking:
+            presence.lose(key, len(self.array) if self._ndim else 1)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Data type; fixed."""
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions; fixed."""
+        return self._ndim
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """Shape of the array; of a scalar (), also before it has a value."""
+        return self.array.shape if self._ndim else ()
+
+    @property
+    def size(self) -> int:
+        """Number of items of the array."""
+        return self.array.size if self._ndim else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return self.size * self._dtype.itemsize
+
+    @property
+    def alloc_size(self) -> int:
+        """Number of items of the allocation, of which the array may use only the first part."""
+        return self._memory.size
+
+    @property
+    def minibatch(self) -> bool:
+        """Whether it holds just the rows of a minibatch.
+
+        With ``batch=`` a list, an array or a mask, its row i belongs to entry i; with an int or a
+        slice, its row 0 is the lowest row that the batch selects.
+        """
+        return self._minibatch
+
+    @property
+    def name(self) -> Optional[str]:
+        """Name, or None."""
+        return self._name
+
+    def set_value(self, input_data: Any, force_cast: bool = False, oversize: Oversize = 1) -> None:
+        """Take a copy of `input_data`, with its shape.
+
+        Args:
+            input_data: anything that `numpy.asarray` takes, with this `Data`'s ndim.
+            force_cast: convert to this dtype even if values may change.
+            oversize: factor of at least 1 for the allocation, if a new one is needed.
+
+        Raises:
+            InputTypeError: wrong dtype or number of dimensions.
+            InputValueError: `oversize` is no factor of at least 1.
+            SharedMemoryFull: there is not enough memory (a MemoryError).
+        """
+        value = self.condition_data(input_data, force_cast)
+        self._allocate(value.shape, oversize, keep=False)
+        try:
+            self.array[...] = value
+        finally:
+            self._note_written()
+
+    def condition_data(self, input_data: Any, force_cast: bool = False) -> np.ndarray:
+        """Return the array, of right dtype and ndim, that `set_value` would store.
+
+        Raises:
+            InputTypeError: wrong dtype or number of dimensions.
+        """
+        return condition(input_data, self._dtype, self._ndim, force_cast, repr(self))
+
+    def set_shape(self, shape: Sequence[int], oversize: Oversize = 1) -> None:
+        """Change the shape. Rows (entries along axis 0) that stay keep their contents, where the
+        other dimensions stay; otherwise items keep their flat order. Within the allocation nothing
+        is written: rows that were cut off come back, and what nothing was written to is zero.
+        Beyond it a new one takes what the array has, and zeros.
+
+        Raises:
+            InputTypeError, InputValueError: no shape of this number of dimensions, or `oversize`
+                is no factor of at least 1.
+            SharedMemoryFull: there is not enough memory (a MemoryError).
+        """
+        self._allocate(self._checked_shape(shape), oversize, keep=True)
+
+    def set_length(self, length: int, oversize: Oversize = 1) -> None:
+        """Change the length along axis 0, as `set_shape` does."""
+        if self._ndim == 0:
+            raise InputTypeError(f"{self!r} is a scalar and has no length")
+        self.set_shape((as_int(length), *self.shape[1:]), oversize)
+
+    def free_memory(self) -> None:
+        """Give the memory back, here and (with their next command) in the workers.
+
+        The value is gone.
+        """
+        self._replace(np.empty(0, self._dtype))
+        self._set(self._memory.reshape((0,) * self._ndim) if self._ndim else None)
+
+    def _checked_shape(self, shape: Any) -> Tuple[int, ...]:
+        lengths = shape.tolist() if isinstance(shape, np.ndarray) else shape
+        if not isinstance(lengths, (list, tuple)) or not all(is_int(n) for n in lengths):
+            raise InputTypeError(
+                f"{self!r}: got shape {shown(shape)}, expected a tuple of {self._ndim} ints"
+            )
+        if len(lengths) != self._ndim or any(n < 0 for n in lengths):
+            raise InputValueError(
+                f"{self!r}: got shape {shown(shape)}, expected {self._ndim} non-negative lengths"
+            )
+        return tuple(int(n) for n in lengths)
+
+    def _allocate(
+        self, shape: Tuple[int, ...], oversize: Oversize, keep: bool, what: str = ""
+    ) -> None:
+        if type(oversize) is not int or oversize < 1:
+            _check_oversize(oversize)
+        size = math.prod(shape)
+        if size * self._dtype.itemsize * oversize > sys.maxsize:
+            raise InputValueError(
+                f"{self!r}: got shape {shown(shape)}"
+                + (f" with oversize {oversize}" if oversize != 1 else "")
+                + f" of {self._dtype}, expected no more than an address space can hold"
+            )
+        used = 0 if self._data is None else self._data.size
+        moved = size > self._memory.size or not synk_shm.is_shared(self._memory)
+        if moved:
+            # New shared memory is zero.
+            count = max(int(size * oversize), 1)
+            memory = new_array(count, self._dtype, what or repr(self), self.named)
+            if keep:
+                memory[:used] = self._memory[:used]
+            self._replace(memory)
+        if moved or self._data is None or self._data.shape != shape:
+            self._set(self._memory[:size].reshape(shape))
+
+    def _set(self, array: Optional[np.ndarray]) -> None:
+        before, self._data = self._data, array
+        if before is None or array is None or before.shape[1:] != array.shape[1:]:
+            # Rows are others now, and what is written to them says nothing about the old ones.
+            for presence in self._tracking:
+                presence.lose(..., 0)
+        self._version += 1
+        self.token = (self.key, self._version)
+
+    def _replace(self, memory: np.ndarray) -> None:
+        self._memory, self._unlinked = memory, False
+        # Other processes can unmap the old memory.
+        for moved in self._observers:
+            moved.append(self.key)
+
+    def _room(self, shape: Tuple[int, ...], what: str) -> np.ndarray:
+        """Take this shape; return the array, with arbitrary contents. Errors call it `what`."""
+        self._allocate(shape, 1, keep=False, what=what)
+        return self.data  # and so exposed: each call writes there
+
+    def _add_observer(self, moved: Deque[Any]) -> None:
+        """Append the key to `moved` whenever the array moves to other memory."""
+        self._observers.append(moved)
+
+    def _forget_observer(self, moved: Deque[Any]) -> None:
+        """Stop appending to `moved`."""
+        self._observers = [one for one in self._observers if one is not moved]
+
+    def _unlink(self) -> None:
+        """Remove the memory's name, so that the memory ends with this process, however that ends.
+
+        Does nothing while another runtime uses it.
+        """
+        if not self._observers and synk_shm.is_shared(self._memory):
+            synk_shm.unlink(self._memory, missing_ok=True)
+            self._unlinked = True
+
+    def _ref(self) -> ArrayRef:
+        """Return the address at which workers find the array as it is now."""
+        array = self.array
+        if self._unlinked:
+            memory = new_array(self._memory.size, self._dtype, repr(self))
+            memory[...] = self._memory
+            self._replace(memory)
+            self._set(memory[: array.size].reshape(array.shape))
+            array = self.array
+        if not synk_shm.is_shared(array):
+            # Nothing was stored yet; an empty array needs an address, too.
+            self._allocate(array.shape, 1, keep=False)
+        return ArrayRef(self.key, synk_shm.handle(self.array))
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self.array[key]
+        if not self.is_exposed and isinstance(found, np.ndarray):
+            self.is_exposed = np.may_share_memory(found, self.array)
+        return found
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        try:
+            self.array[key] = value
+        finally:
+            if self._tracking:
+                self._note_written(key)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled; copy its array, as in np.array(data), and make "
+            f"a new one with data(...)"
+        )
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
+        array = np.asarray(self.array, dtype=dtype)
+        if copy:
+            return np.array(array)
+        self.is_exposed = self.is_exposed or np.may_share_memory(array, self.array)
+        return array
+
+    def __repr__(self) -> str:
+        label = f" {shown(self._name)}" if self._name else ""
+        shape = None if self._data is None else self._data.shape
+        kind = ", minibatch" if self._minibatch else ""
+        return f"<Data{label} {self._dtype} shape={shape}{kind}>"
+
+
+class Presence:
+    """Which rows of a `Data` each other host has as they are now.
+
+    Args:
+        identity: of its memory and of its rows' form; rows in another one are others.
+    """
+
+    def __init__(self, identity: Any) -> None:
+        self.identity = identity
+        self._nodes: Dict[int, np.ndarray] = {}
+        # A program may write in another thread than the one that calls functions.
+        self._lock = threading.RLock()
+
+    def of(self, node: int, length: int) -> np.ndarray:
+        """Return a boolean for each of `length` rows, to read and to write."""
+        with self._lock:
+            present = self._nodes.get(node)
+            if present is None or len(present) < length:
+                longer = np.zeros(length, bool)
+                if present is not None:
+                    longer[: len(present)] = present
+                present = self._nodes[node] = longer
+            return present[:length]
+
+    def lose(self, key: Any, length: int) -> None:
+        """Forget rows: those that `key` selects of an array with `length` of them."""
+        row = key[0] if isinstance(key, tuple) and key else key
+        known = isinstance(row, slice) or is_int(row)
+        if isinstance(row, (list, np.ndarray)):
+            row = np.asarray(row)
+            known = row.ndim == 1 and row.dtype.kind in "iub"
+        with self._lock:
+            for node in self._nodes:
+                if known:
+                    with contextlib.suppress(IndexError):  # which the array raises, too
+                        self.of(node, length)[row] = False
+                else:
+                    self._nodes[node][...] = False
+
+
+def condition(value: Any, dtype: Any, ndim: int, force_cast: bool, what: str) -> np.ndarray:
+    """Return `value` as an array of this dtype and number of dimensions.
+
+    Without `force_cast` only conversions that keep values are made: what NumPy calls "safe", and
+    Python numbers or lists of them, unless a value would change.
+
+    Raises:
+        InputTypeError: wrong dtype or number of dimensions.
+    """
+    dtype = np.dtype(dtype)
+    array = unmasked(value, what)
+    force_cast = checked_flag(force_cast, "force_cast")
+    if array.ndim != ndim:
+        raise InputTypeError(
+            f"{what}: got {array.ndim} dimensions (shape {array.shape}), expected {ndim}"
+        )
+    if array.dtype == dtype:
+        return array
+    if force_cast or np.can_cast(array.dtype, dtype, "safe"):
+        try:
+            return array.astype(dtype)
+        except (TypeError, ValueError) as error:
+            raise InputTypeError(
+                f"{what}: got dtype {array.dtype}, which cannot be cast to {dtype}: "
+                f"{clipped(error)}; expected numbers"
+            ) from None
+    has_own_dtype = hasattr(value, "dtype")
+    if not has_own_dtype and array.dtype.kind in "biuf" and dtype.kind in "biufc":
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = array.astype(dtype)
+            back = cast.astype(array.dtype)
+        if array.dtype.kind == dtype.kind == "f":
+            # Digits may be lost, as one expects; but nothing may become infinite.
+            back = np.where(np.isfinite(back), array, back)
+        if np.array_equal(back, array, equal_nan=array.dtype.kind == "f"):
+            return cast
+    raise InputTypeError(
+        f"{what}: got dtype {array.dtype}, expected {dtype} (or a dtype that converts to it "
+        f"without loss); convert with .astype({dtype.name!r}), or use force_cast=True"
+    )
+
+
+def unmasked(value: Any, what: str) -> np.ndarray:
+    """Return `value` as a plain array.
+
+    Raises:
+        InputTypeError: NumPy makes no array of it; or it is a masked array, and something in it is
+            masked.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        mask: Any = value.mask
+        if value.dtype.names is not None:  # one for each field
+            mask = np.concatenate([np.ravel(mask[field]) for field in value.dtype.names])
+        if np.any(mask):
+            raise InputTypeError(
+                f"{what}: got a masked array with {np.sum(mask)} masked entries, expected "
+                f"values everywhere; fill them with .filled(), or hand over the mask as an input"
+            )
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(
+            f"{what}: got {shown(value)} of type {type(value).__name__}, expected an array, or "
+            f"numbers in lists of equal lengths; NumPy says: {clipped(error)}"
+        ) from error
+    # Theano takes no others.
+    return array if array.flags.aligned else array.copy()
+
+
+def _checked_dtype(dtype: Any) -> np.dtype:
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(
+            f"dtype: got {shown(dtype)}, expected a NumPy dtype such as 'float32' "
+            f"({clipped(error)})"
+        ) from None
+    if found.hasobject or not found.itemsize:
+        raise InputTypeError(f"got dtype {found}, expected one of fixed size: no objects")
+    return found
+
+
+def _checked_ndim(ndim: Any) -> int:
+    if not is_int(ndim) or not 0 <= ndim <= MAX_DIMENSIONS:
+        raise InputValueError(
+            f"ndim: got {shown(ndim)}, expected a number of dimensions from 0 to {MAX_DIMENSIONS}"
+        )
+    return int(ndim)
+
+
+def _check_oversize(oversize: Any) -> None:
+    is_number = is_int(oversize) or isinstance(oversize, (float, np.floating))
+    if not is_number or not 1 <= oversize < math.inf:
+        raise InputValueError(
+            f"oversize: got {shown(oversize)}, expected a factor of at least 1, and finite"
+        )

@@ -1,0 +1,414 @@
+"""All that crosses a process: the whole protocol on one screen.
+
+The master gives orders, which every rank performs with the same functions, the master included.
+An order is a list of *acts* by number: what a number stands for travels once, ahead of its first
+use (`Extras`); an order that repeats is a line of a few integers (see `orders`). Workers answer
+only at their start (`Ready`) and when they fail (`Failure`): on success, the collectives of the
+order and the barrier at its end are the answer.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+
+from synk_core._plan.rows import Bounds
+from synk_shm import Handle
+
+LEFT_TO_MASTER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that are nothing to a worker: it ends with its master, whatever ends that."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """One compiled form of a function; forms other than the plain one are built when needed.
+
+    Attributes:
+        accumulate: update expressions are outputs, to be accumulated over slices.
+        select: how rows of sliceable shared variables are selected: None (all of them),
+            "range" (two more inputs: start, stop) or "index" (one more input: int64 vector).
+        rowless: it takes the broadcast inputs only, returns nothing, and makes the updates that no
+            row goes into.
+    """
+
+    accumulate: bool = False
+    select: Optional[str] = None
+    rowless: bool = False
+
+
+PLAIN = Form()
+ROWLESS = Form(rowless=True)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The description of a function on a rank, beside its compiled forms.
+
+    Shared variables are named by their number in the registry.
+
+    Attributes:
+        replicated: updated variables, each with its op over slices, that in-graph reductions
+            make equal on all ranks; none in a function without such.
+    """
+
+    function_id: int
+    name: str
+    output_ops: Tuple[Optional[str], ...]
+    update_ops: Tuple[str, ...]
+    updated: Tuple[int, ...]
+    sliceable: Tuple[int, ...]
+    row_shares: Tuple[int, ...]
+    replicated: Tuple[Tuple[int, str], ...] = ()
+
+
+class ArrayRef(NamedTuple):
+    """Where an array lies: `key` names the `Data` that it belongs to."""
+
+    key: int
+    handle: Handle
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of the scattered arrays each rank takes.
+
+    ``bounds[rank]`` is a range of the selection. Row i of the selection is row ``index[i]`` of
+    the data, or ``first + i * step``, where `first` follows from the order's origin, which is
+    the lowest row of the selection: so that it can change from call to call.
+
+    Without `is_regular` there is an index that no rank needs: all arrays hold the selected rows.
+    """
+
+    bounds: Tuple[Bounds, ...]
+    step: int = 1
+    index: Optional[ArrayRef] = None
+    is_regular: bool = True
+
+    @property
+    def counts(self) -> Tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.bounds)
+
+    def first(self, origin: int) -> int:
+        """Return the row of the data that is row 0 of the selection, if there is no index."""
+        if self.step > 0:
+            return origin
+        return origin - self.step * (max(stop for _, stop in self.bounds) - 1)
+
+    def span(self, start: int, stop: int, origin: int, offset: int = 0) -> slice:
+        """Return rows ``start:stop`` of the selection, if there is no index, as rows of an array.
+
+        Args:
+            offset: the row of the data that is row 0 of the array.
+        """
+        begin = self.first(origin) - offset + start * self.step
+        end = begin + (stop - start) * self.step
+        return slice(begin, None if end < 0 else end, self.step)
+
+
+@dataclass(frozen=True)
+class ScatteredInput:
+    """A scattered array.
+
+    Attributes:
+        minibatch: it holds just the rows of the batch; unless it is `selected`, its row 0 is the
+            order's origin.
+        selected: it holds just the selected rows, in the order of the selection.
+    """
+
+    array: ArrayRef
+    minibatch: bool = False
+    selected: bool = False
+
+
+@dataclass(frozen=True)
+class StagedSelector:
+    """`batch_s` for one rank: in shared memory, because only the rank can resolve it.
+
+    An int64 vector (of row numbers, or start, stop and step of a slice) or a vector of booleans.
+    """
+
+    array: ArrayRef
+    is_slice: bool
+
+
+@dataclass(frozen=True)
+class Distribute:
+    """Take over new shared variables, recipes and compiled forms.
+
+    Attributes:
+        payload: pickles and their buffers, one uint8 array in shared memory.
+        variables: (start, stop) of the variables' pickle in it, then of each of its buffers.
+        functions: the same for recipes and compiled forms, which refer to the variables.
+    """
+
+    payload: ArrayRef
+    variables: Tuple[Bounds, ...]
+    functions: Tuple[Bounds, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Compute a function; see `_rank.call.PreparedCall`.
+
+    Attributes:
+        outputs: positions of the outputs that are wanted; None for all of them.
+        selectors: `batch_s` by rank, or () for all rows everywhere.
+    """
+
+    function_id: int
+    form: Form
+    rows: Optional[Rows]
+    scattered: Tuple[ScatteredInput, ...]
+    broadcast: Tuple[ArrayRef, ...]
+    outputs: Optional[Tuple[int, ...]]
+    num_slices: int
+    selectors: Tuple[StagedSelector, ...]
+
+    def arrays(self) -> List[ArrayRef]:
+        """Return all arrays that the call refers to."""
+        refs = [item.array for item in self.scattered]
+        refs += [item.array for item in self.selectors]
+        refs += self.broadcast
+        if self.rows is not None and self.rows.index is not None:
+            refs.append(self.rows.index)
+        return refs
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """Take the rows of a call that comes later, and start to copy them to the device.
+
+    Attributes:
+        call: number of the act; 0 if there is none.
+    """
+
+    call: int
+
+    @property
+    def act_name(self) -> Tuple[str, int]:
+        """By which the act is entered: there is one for each call."""
+        return "prefetch", self.call
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective over shared variables; `kind` names the function in `_rank.collectives`."""
+
+    kind: str
+    variables: Tuple[int, ...]
+    arguments: Dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RecordSpans:
+    """Start recording spans of time, or stop and gather them in the master."""
+
+    begin: bool
+
+
+@dataclass(frozen=True)
+class TakeTimes:
+    """Bring the master the seconds that ranks of other hosts have logged."""
+
+
+@dataclass(frozen=True)
+class WatchFinite:
+    """Switch the check for finite results on or off."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the worker."""
+
+
+Act = Union[Distribute, Call, Prefetch, Collective, RecordSpans, TakeTimes, WatchFinite, Stop]
+
+
+class Step(NamedTuple):
+    """One act of an order, and where its rows begin (0 if it has none)."""
+
+    number: int
+    origin: int = 0
+
+
+class NewMirror(NamedTuple):
+    """An array that each host but the master's is to have a copy of, for its ranks to share.
+
+    Attributes:
+        key: of the `Data`.
+        nbytes: of its memory.
+    """
+
+    key: int
+    nbytes: int
+
+
+EVERY_NODE = -1
+"""In place of the number of a host."""
+
+
+class Shipment(NamedTuple):
+    """Rows of an array that the master sends to a host, for its copy.
+
+    Attributes:
+        node: number of the host, or `EVERY_NODE` but the master's.
+        key: of the `Data`.
+        row_nbytes: bytes of a row.
+        rows: (start, stop), or an int64 vector of row numbers.
+        data: the rows, if they are few; None if they follow the order.
+    """
+
+    node: int
+    key: int
+    row_nbytes: int
+    rows: Union[Bounds, np.ndarray]
+    data: Optional[bytes] = None
+
+
+@dataclass(frozen=True)
+class Extras:
+    """The part of an order that is sent only if there is something new.
+
+    Attributes:
+        acts: new acts, by number.
+        forget_acts: numbers that will not be used any more.
+        forget_arrays: keys of arrays whose mappings are no longer needed.
+        forget_functions: numbers of functions that will not be called any more.
+        forget_variables: numbers of deleted shared variables.
+        steps: the order's steps, if they are too many for its line.
+        mirrors, shipments: what other hosts lack of arrays in the master's memory.
+    """
+
+    acts: Dict[int, Act]
+    forget_acts: Tuple[int, ...] = ()
+    forget_arrays: Tuple[int, ...] = ()
+    forget_functions: Tuple[int, ...] = ()
+    forget_variables: Tuple[int, ...] = ()
+    steps: Optional[List[Step]] = None
+    mirrors: Tuple[NewMirror, ...] = ()
+    shipments: Tuple[Shipment, ...] = ()
+
+
+class Order(NamedTuple):
+    """The next task of all ranks. It ends with a barrier."""
+
+    serial: int
+    steps: List[Step]
+    extras: Optional[Extras] = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a runtime, the same in all its processes.
+
+    Attributes:
+        backend: "shm", "zmq" or "mpi": the transport of collectives.
+        timeout_s: seconds that a rank waits for the others in a collective before all give up.
+        stall_s: seconds of waiting before a `StallWarning`.
+        atomic: undo the changes of an order that fails on any rank.
+        random_streams: "per_rank" or "identical": the numbers that ranks draw.
+        nccl: whether collectives of devices go through NCCL.
+        graphs: which functions on devices are replayed; see `_graph.devices.graphs.POLICIES`.
+        precision: of float32 on CUDA devices; see `_graph.devices.precision.PRECISIONS`.
+        profile: whether each worker writes a profile.
+        records: whether all ranks record spans of time from the start.
+    """
+
+    backend: str = "shm"
+    timeout_s: float = 3600.0
+    stall_s: float = 60.0
+    atomic: bool = True
+    random_streams: str = "per_rank"
+    nccl: bool = False
+    graphs: str = "never"
+    precision: str = "default"
+    profile: bool = False
+    records: bool = False
+
+    @property
+    def reseeds(self) -> bool:
+        """Whether each worker seeds its random streams anew."""
+        return self.random_streams == "per_rank"
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message to a worker: everything it needs to become a rank.
+
+    Attributes:
+        ticket: for joining the other ranks.
+        directory: the master's current folder.
+        times, flight: shared arrays; see `_watch.stats` and `_watch.flight`.
+        adapter: the module of the master's graph engine; see `engine.load`.
+        contexts: of the devices to compute on; see `_graph.devices.assignment.Contexts`.
+        authkey: the master's, of multiprocessing: shared memory identifies a family by it.
+        threads: for computing and for reading rows; 0 for this rank's share of the machine's cores.
+        tag: of the messages to and from a rank that an MPI launcher has started; else 0.
+        environment: variables for such a rank, to be set before it imports the engine.
+    """
+
+    rank: int
+    size: int
+    master: int
+    settings: Settings
+    ticket: str
+    sys_path: Tuple[str, ...]
+    directory: str
+    adapter: str
+    options: Dict[str, Any]
+    times: ArrayRef
+    flight: ArrayRef
+    contexts: Mapping[Optional[str], str]
+    authkey: bytes
+    threads: int = 0
+    tag: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Join:
+    """The second: meet the other ranks. From here on orders come through the communicator."""
+
+
+class GiveUp(NamedTuple):
+    """To a rank of another host that computes: the order of this serial is given up."""
+
+    serial: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker's first message.
+
+    Attributes:
+        stacks_fd: the descriptor of its file of stacks, if the master has not made that.
+    """
+
+    rank: int
+    stacks_fd: int = -1
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A worker could not do its part.
+
+    Attributes:
+        serial: of the order; 0 for a failure at the start.
+        doing: the act, in words.
+        frames: those of the traceback that are not this library's.
+        error: the pickled exception, or None if it cannot be pickled.
+        when: in seconds of the master's `time.perf_counter`, which all ranks of a host share.
+    """
+
+    serial: int
+    rank: int
+    doing: str
+    traceback: str
+    frames: str
+    error: Optional[bytes]
+    when: float

@@ -1,0 +1,469 @@
+"""The processes that an MPI launcher has started: ranks of the same numbers, on one or more hosts.
+
+Rank 0 is the master. What the ranks know of each other is exchanged once, when all have come here.
+Nothing waits inside of MPI: messages are polled, so that every wait has an end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib.metadata
+import os
+import platform
+import select
+import socket
+import sys
+import time
+from functools import cached_property
+from itertools import chain
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+import synk_comm
+from synk_comm import cuda
+from synk_core._adapters import installed
+from synk_core._cores import core_quota
+from synk_core.exceptions import StartError
+
+from . import launcher
+from .channel import ChannelClosed
+
+INSTALL = "pip install 'synkhronos[mpi]'"
+
+MEET_TIMEOUT_S = 300.0
+"""Seconds to wait for all ranks: their hosts may be busy, or read Python from a slow disk."""
+
+END_TIMEOUT_S = 10.0
+"""Seconds to wait for the workers' answer at the end of the program."""
+
+NODE_VARIABLE = "SYNKHRONOS_NODE"
+"""Environment variable with another name for this host: tests have several on one machine."""
+
+_CONTROL_TAG, _FIRST_TAG, _LAST_TAG = 1, 2, 30000
+_PINGS = 20
+_NAP_S, _LONG_NAP_S, _LONG_S = 2e-4, 2e-3, 1.0
+_DISTRIBUTIONS = ("numpy", "synk-shm", "synk-comm", "synk-core", "synkhronos")
+
+
+class RankInfo(NamedTuple):
+    """A rank, as the others know it.
+
+    Attributes:
+        host: name of its host.
+        memory: what is equal for ranks that share memory, and process ids.
+        pid: of its process.
+        cores: ids of the cores that it may use.
+        host_cores: number of its host's cores.
+        quota: number of cores that its control groups allow.
+        gpus: uuids of the GPUs that it sees.
+        versions: of Python and of packages, by name.
+    """
+
+    host: str
+    memory: str
+    pid: int
+    cores: Tuple[int, ...]
+    host_cores: int
+    quota: int
+    gpus: Tuple[str, ...]
+    versions: Dict[str, str]
+
+
+class World:
+    """All ranks of the launcher, as one of them sees them. A collective: every rank makes one.
+
+    Attributes:
+        rank, size: as in MPI.
+        members: the ranks.
+        lost: why no runtime can be started any more; "" as long as one can.
+        gone: ranks that have ended. Nothing may be sent to them: some MPIs would hang or crash.
+        in_use: whether a runtime has the workers.
+        status: with which the program ends, for MPI where that has to end the ranks.
+        sending: requests that may be under way, with what they send.
+
+    Raises:
+        StartError: MPI cannot be used, does not fit the launcher, or the ranks do not fit together.
+    """
+
+    def __init__(self, launch: launcher.Launch) -> None:
+        # Inside MPI's own start nothing else bounds the wait for a rank that has ended.
+        faulthandler.dump_traceback_later(MEET_TIMEOUT_S, exit=True)
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:  # no package, or no library
+            raise StartError(
+                f"{launch.name} has started {launch.size} processes, but mpi4py cannot be used "
+                f"({error}); install it in the environment of {sys.executable}: {INSTALL}, or "
+                f"start one process alone"
+            ) from error
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        everyone = MPI.COMM_WORLD
+        if everyone.size != launch.size:
+            library = " ".join(MPI.Get_library_version().partition("\n")[0].strip("\0").split())
+            raise StartError(
+                f"{launch.name} has started {launch.size} processes, but MPI sees "
+                f"{everyone.size}: mpi4py uses another MPI ({library}) than the launcher. Start "
+                f"with the mpiexec of that MPI; with srun, choose one of `srun --mpi=list`, such "
+                f"as --mpi=pmi2 or --mpi=pmix"
+            )
+        self._mpi: Any = MPI
+        self._everyone: Any = everyone
+        self.rank, self.size = everyone.rank, everyone.size
+        self.lost = ""
+        self.gone: Set[int] = set()
+        self.in_use = False
+        self.status = 0
+        # MPI reads a buffer until its request is done.
+        self.sending: List[Tuple[Any, bytes]] = []
+        self._master_end: Any = None
+        self._ended = False
+        self._tags = 0
+        try:
+            with self.communicator(MEET_TIMEOUT_S) as comm:
+                self._meet(comm)
+        except synk_comm.CommError as error:
+            raise StartError(
+                f"the ranks have not met: {error}. Every rank has to call fork(), or use "
+                f"`synkhronos run`, which runs the program on rank 0 alone"
+            ) from error
+        _require_equal(self.members)
+
+    def _meet(self, comm: synk_comm.Communicator) -> None:
+        """Exchange what ranks know of each other."""
+        self.members: List[RankInfo] = comm.all_gather_object(_own_info())
+        self.side: Any = self._everyone.Dup()  # all have come
+        self.side.Set_errhandler(self._mpi.ERRORS_RETURN)
+        self._offsets = self._measured(comm)
+
+    def communicator(
+        self, timeout_s: float, watch: Optional[Callable[[], None]] = None
+    ) -> synk_comm.Communicator:
+        """Return a new communicator of all ranks. A collective."""
+        return synk_comm.mpi(self._everyone, timeout_s=timeout_s, watch=watch)
+
+    @cached_property
+    def nodes(self) -> Tuple[int, ...]:
+        """The number of each rank's node, where ranks share memory; the master's is 0."""
+        seen: Dict[str, int] = {}
+        return tuple(seen.setdefault(member.memory, len(seen)) for member in self.members)
+
+    @cached_property
+    def hosts(self) -> Tuple[str, ...]:
+        """The names of the nodes."""
+        names = dict(zip(self.nodes, self.members))
+        return tuple(names[node].host for node in range(len(names)))
+
+    def local_ranks(self, rank: int) -> List[int]:
+        """Return the ranks on the node of a rank."""
+        return [other for other, node in enumerate(self.nodes) if node == self.nodes[rank]]
+
+    def is_near(self, rank: int) -> bool:
+        """Return whether a rank shares memory with the master."""
+        return self.nodes[rank] == 0
+
+    def threads(self, rank: int) -> int:
+        """Return the threads with which the ranks of a node use each of its cores once: the rank's
+        cores, divided among those that may use them, too."""
+        own = self.members[rank]
+        sharing = [
+            other
+            for other in self.local_ranks(rank)
+            if not set(own.cores).isdisjoint(self.members[other].cores)
+        ]
+        return max(1, min(len(own.cores), own.quota) // max(len(sharing), 1))
+
+    def offset_s(self, rank: int) -> float:
+        """Return the seconds to add to a rank's `time.perf_counter` to get the master's."""
+        return self._offsets[self.nodes[rank]]
+
+    def _measured(self, comm: synk_comm.Communicator) -> List[float]:
+        """Return the difference of each node's clock to the master's, in seconds.
+
+        Of several round trips the quickest counts: its answer was sent halfway in between.
+        """
+        offsets = [0.0] * len(self.hosts)
+        for node in range(1, len(offsets)):
+            leader = self.nodes.index(node)
+            if self.rank == leader:
+                for _ in range(_PINGS):
+                    comm.recv_object(0)
+                    comm.send_object(time.perf_counter(), 0)
+            elif self.rank == 0:
+                trips = []
+                for _ in range(_PINGS):
+                    began = time.perf_counter()
+                    comm.send_object(None, leader)
+                    theirs = comm.recv_object(leader)
+                    ended = time.perf_counter()
+                    trips.append((ended - began, (began + ended) / 2 - theirs))
+                offsets[node] = min(trips)[1]
+        found: List[float] = comm.broadcast_object(offsets)
+        return found
+
+    def next_tag(self) -> int:
+        """Return a tag for the messages of a new runtime."""
+        self._tags = (self._tags + 1) % (_LAST_TAG - _FIRST_TAG)
+        return _FIRST_TAG + self._tags
+
+    def channel(self, peer: int, tag: int = _CONTROL_TAG) -> MpiChannel:
+        """Return this rank's end of the channel to another rank."""
+        return MpiChannel(self, peer, tag)
+
+    @cached_property
+    def control(self) -> MpiChannel:
+        """A worker's end of the channel over which it gets runtimes, as long as there are any."""
+        return self.channel(0)
+
+    def drop_messages(self) -> None:
+        """Receive what nobody waits for, before MPI ends: messages of runtimes that were closed."""
+        mpi, status = self._mpi, self._mpi.Status()
+        with contextlib.suppress(mpi.Exception):
+            while True:
+                message = self.side.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)
+                if message is None:
+                    return
+                message.Recv([bytearray(status.Get_count(mpi.BYTE)), mpi.BYTE])
+
+    def prune(self) -> None:
+        """Forget what has been sent."""
+        self.sending = [pair for pair in self.sending if not pair[0].Test()]
+
+    def look_at_master(self) -> None:
+        """On a worker of the master's host, notice that the master's process has ended."""
+        if not self.rank or 0 in self.gone or not self.is_near(self.rank):
+            return
+        if self._master_end is None:
+            try:
+                self._master_end = select.poll()
+                self._master_end.register(os.pidfd_open(self.members[0].pid), select.POLLIN)
+            except OSError:  # it has ended, or this system has no such descriptors
+                return
+        if self._master_end.poll(0):
+            self.gone.add(0)
+
+    def failed_ranks(self) -> Sequence[int]:
+        """Return the ranks that MPI knows to have failed, after it has raised an error."""
+        side = self.side
+        try:
+            side.Ack_failed()
+            failed = side.Get_failed()
+        except (AttributeError, NotImplementedError, self._mpi.Exception):
+            return range(self.size)  # an MPI without fault tolerance: nothing is known any more
+        ranks = self._mpi.Group.Translate_ranks(failed, None, side.Get_group())
+        return [int(rank) for rank in ranks]
+
+    def end(self) -> None:
+        """In the master, let all ranks end, or abort them if some do not answer. Idempotent."""
+        # A forked child must not touch MPI.
+        if self._ended or self.rank or os.getpid() != self.members[0].pid:
+            return
+        self._ended = True
+        channels = [self.channel(rank) for rank in range(1, self.size)]
+        for channel in channels:
+            channel.close()
+        until = time.monotonic() + END_TIMEOUT_S
+        if self.lost or self.gone or not all(each.wait_for_end(until) for each in channels):
+            self.abort(self.status or 1)
+        self.drop_messages()
+
+    def abort(self, status: int) -> None:
+        """End the processes of all ranks at once, with this status."""
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError, ValueError):  # its reader may be gone
+                    stream.flush()
+        self._everyone.Abort(status)
+
+
+class MpiChannel:
+    """As `Channel`, to another rank of the world. A message without bytes is the end.
+
+    Args:
+        world: of both ranks.
+        peer: the other rank.
+        tag: of the messages, so that those of an earlier runtime are not taken for its own.
+    """
+
+    def __init__(self, world: World, peer: int, tag: int) -> None:
+        self.peer = peer
+        self._world = world
+        self._tag = tag
+        self._status = world._mpi.Status()
+        self._received: List[bytes] = []
+        self._ended = self._closed = False
+
+    def send(self, payload: bytes, timeout_s: float = 60.0) -> None:
+        """Send one message; returns while it travels.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+        """
+        del timeout_s
+        self._look()
+        if self._closed or (self._ended and self.peer not in self._world.gone):
+            raise ChannelClosed("the other side is gone")
+        self._post(payload)
+
+    def _post(self, payload: bytes) -> None:
+        mpi = self._world._mpi
+        gone = f"rank {self.peer} on host {self._world.members[self.peer].host} is gone"
+        if self.peer in self._world.gone:
+            raise ChannelClosed(gone)
+        try:
+            request = self._world.side.Isend([payload, mpi.BYTE], self.peer, self._tag)
+            self._world.sending.append((request, payload))
+            self._world.prune()
+        except mpi.Exception:
+            self._fail()
+            raise ChannelClosed(gone) from None
+
+    def _look(self) -> None:
+        """Take in what has come."""
+        self._world.look_at_master()
+        self._ended = self._ended or self.peer in self._world.gone
+        if self._ended:
+            return
+        mpi = self._world._mpi
+        try:
+            while True:
+                message = self._world.side.Improbe(self.peer, self._tag, self._status)
+                if message is None:
+                    return
+                buffer = bytearray(self._status.Get_count(mpi.BYTE))
+                message.Recv([buffer, mpi.BYTE])
+                if not buffer:
+                    self._ended = True
+                    return
+                self._received.append(bytes(buffer))
+        except mpi.Exception:
+            self._fail()
+
+    def _fail(self) -> None:
+        """Take the channel for ended if MPI's error is about its peer."""
+        self._world.gone.update(self._world.failed_ranks())
+        self._ended = self._ended or self.peer in self._world.gone
+
+    def recv(self, timeout_s: Optional[float] = None) -> bytes:
+        """Receive one message; None waits until one comes or the other side is gone.
+
+        Raises:
+            ChannelClosed: the other side has closed its end, or is gone.
+            TimeoutError: no message within `timeout_s` seconds.
+        """
+        began = time.monotonic()
+        while not self.pending():
+            waited = time.monotonic() - began
+            if timeout_s is not None and waited >= timeout_s:
+                raise TimeoutError("no answer in time")
+            time.sleep(_NAP_S if waited < _LONG_S else _LONG_NAP_S)
+        if not self._received:
+            raise ChannelClosed("end of messages")
+        return self._received.pop(0)
+
+    def take_all(self) -> List[bytes]:
+        """Return the messages that have come. Never waits."""
+        self._look()
+        taken, self._received = self._received, []
+        return taken
+
+    def pending(self) -> bool:
+        """Return whether `recv` would return (or raise ChannelClosed) without waiting."""
+        if not self._received:
+            self._look()
+        return bool(self._received) or self._ended
+
+    def at_end(self) -> bool:
+        """Return whether the other side is gone and nothing is left to read. Never waits."""
+        return self.pending() and not self._received
+
+    def wait_for_end(self, until: float) -> bool:
+        """Drop messages until the other side closes its end; return whether it did by `until`."""
+        try:
+            while True:
+                self.recv(max(until - time.monotonic(), 0.0))
+        except ChannelClosed:
+            return True
+        except TimeoutError:
+            return False
+
+    def close(self) -> None:
+        """Close this end. Idempotent."""
+        if self._closed:
+            return
+        with contextlib.suppress(ChannelClosed):
+            if not self._ended or self._tag == _CONTROL_TAG:
+                self._post(b"")
+        self._closed = True
+        until = time.monotonic() + 0.5
+        with contextlib.suppress(self._world._mpi.Exception):
+            while self._world.sending and time.monotonic() < until:
+                self._world.prune()
+                time.sleep(_NAP_S)
+
+
+def _own_info() -> RankInfo:
+    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+    host = os.environ.get(NODE_VARIABLE) or socket.gethostname()
+    return RankInfo(
+        host=host,
+        memory=f"{host} {_shared_memory()}",
+        pid=os.getpid(),
+        cores=cores or tuple(range(os.cpu_count() or 1)),
+        host_cores=os.cpu_count() or 1,
+        quota=core_quota(),
+        gpus=_visible_gpus(),
+        versions=_versions(),
+    )
+
+
+def _shared_memory() -> str:
+    """Return what tells apart the machines, containers and mounts that share no memory."""
+    parts = []
+    for path in ("/dev/shm", "/proc/self/ns/pid"):  # noqa: S108 - to be named only
+        try:
+            parts.append(f"{os.stat(path).st_dev}.{os.stat(path).st_ino}")
+        except OSError:
+            parts.append("")
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        parts.append(file.read().strip())
+    return " ".join(parts)
+
+
+def _visible_gpus() -> Tuple[str, ...]:
+    try:
+        driver = cuda.Driver()
+        return tuple(driver.uuid(device) for device in range(driver.device_count()))
+    except cuda.CudaError:
+        return ()
+
+
+def _versions() -> Dict[str, str]:
+    found = {"Python": platform.python_version(), "byte order": sys.byteorder}
+    engines = [(adapter.engine, adapter.distribution) for adapter in installed()]
+    for name in (*_DISTRIBUTIONS, *chain.from_iterable(engines)):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    found["numpy"] = np.__version__  # what counts is what is imported
+    return found
+
+
+def _require_equal(members: Sequence[RankInfo]) -> None:
+    """
+    Raises:
+        StartError: ranks have different versions.
+    """
+    first = members[0]
+    for rank, member in enumerate(members):
+        for name, version in first.versions.items():
+            theirs = member.versions.get(name, "not installed")
+            if theirs != version:
+                raise StartError(
+                    f"rank {rank} on host {member.host} has {name} {theirs}, "
+                    f"but rank 0 on host {first.host} has {version}; all ranks need the same "
+                    f"versions: use one environment for all hosts"
+                )

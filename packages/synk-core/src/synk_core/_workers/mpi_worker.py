@@ -1,0 +1,61 @@
+"""A rank that an MPI launcher has started: it serves the runtimes of rank 0, until that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import os
+import pickle
+import signal
+import sys
+import traceback
+
+from synk_core._graph.environment import ThreadLimit
+from synk_core._wire.channel import ChannelClosed
+from synk_core._wire.messages import LEFT_TO_MASTER, Hello
+from synk_core._wire.world import World
+
+from . import boot, stacks
+from .worker import profiled, serve
+
+
+def serve_world(world: World) -> None:
+    """Be a worker of each runtime that rank 0 starts. Returns when rank 0 has ended the world."""
+    for number in LEFT_TO_MASTER:
+        signal.signal(number, signal.SIG_IGN)
+    file = stacks.StackFile()
+    boot.answer_with_stacks(file.fd, stacks.BETWEEN_BYTECODES, stacks.AT_ONCE)
+    collects = gc.isenabled()
+    control = world.control
+    try:
+        while True:
+            hello: Hello = pickle.loads(control.recv())
+            os.environ.update(hello.environment)
+            channel = world.channel(0, hello.tag)
+            # Theano's libraries read the number of threads when they are loaded; later ones, too.
+            limit = ThreadLimit(hello.size, hello.threads)
+            try:
+                with profiled(hello):
+                    serve(channel, hello, world, file.fd, limit.apply)
+            finally:
+                limit.restore()
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing keeps the rank
+            channel.wait_for_end(math.inf)
+            if not collects:
+                gc.disable()
+    except ChannelClosed:
+        if 0 in world.gone:
+            world.abort(1)  # rank 0 has not ended: it is lost
+        world.drop_messages()
+        control.close()
+    except BaseException:
+        traceback.print_exc()
+        world.abort(1)
+        raise
+    finally:
+        file.close()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()

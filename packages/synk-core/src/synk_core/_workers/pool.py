@@ -1,0 +1,382 @@
+"""All workers of a runtime: start, watch, query and stop them. Independent of Theano.
+
+Workers are new processes, not forks of one that may have threads or a CUDA context. `processes`
+starts each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import select
+import sys
+import time
+import weakref
+from dataclasses import replace
+from multiprocessing.process import current_process
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+
+import synk_comm
+import synk_shm
+from synk_core import engine
+from synk_core._graph import environment
+from synk_core._graph.devices.assignment import Assignment
+from synk_core._rank.workplace import Workplace
+from synk_core._wire.channel import ChannelClosed
+from synk_core._wire.messages import ArrayRef, Failure, Hello, Ready, Settings
+from synk_core.exceptions import StartError, WorkerDied
+
+from .interrupts import SIGNAL
+from .processes import Watchdog, Worker, reap_later
+from .stacks import Stacks
+
+_logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 180.0
+"""Seconds for importing Theano, on a machine that is busy compiling for other ranks."""
+
+STOP_TIMEOUT_S = 0.8
+"""Seconds from the end of the channel until SIGKILL."""
+
+KILL_TIMEOUT_S = 0.3
+"""Seconds to wait after SIGKILL; then a thread reaps the process, which may be stuck in the
+kernel."""
+
+_TICK_S = 0.05
+
+
+class WorkerPool:
+    """All workers of a runtime.
+
+    Args:
+        starts: the first message to each worker, and its environment.
+        fds: descriptors that all workers inherit.
+        folder: the folder to remove in the end, whichever process is killed; None for none.
+        watchdog: watches the workers; None for a new one.
+    """
+
+    def __init__(
+        self,
+        starts: Sequence[Tuple[Hello, Dict[str, str]]],
+        fds: Sequence[int] = (),
+        folder: Optional[str] = None,
+        watchdog: Optional[Watchdog] = None,
+    ) -> None:
+        self._workers: List[Worker] = []
+        self._stacks = Stacks()
+        # First, so that no worker is ever without a watchdog.
+        self._watchdog = watchdog or (Watchdog(starts[0][0].sys_path) if starts else None)
+        if self._watchdog is not None and folder is not None:
+            self._watchdog.guard_folder(folder)
+        # A child that the user forks would hold the workers' lifelines open.
+        os.register_at_fork(after_in_child=_calling(weakref.WeakMethod(self._close_in_child)))
+        try:
+            for hello, environment in starts:
+                worker = Worker(hello, environment, fds)
+                self._workers.append(worker)
+                if self._watchdog is not None:
+                    self._watchdog.guard(worker.process.pid)
+        except BaseException:
+            self.kill()
+            self.close_watchdog()
+            raise
+
+    def _close_in_child(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        if self._watchdog is not None:
+            self._watchdog.close_line()
+        synk_shm.leave()
+
+    @property
+    def pids(self) -> Tuple[int, ...]:
+        """Process ids, in rank order without the master."""
+        return tuple(worker.process.pid for worker in self._workers)
+
+    def interrupt(self, serial: int) -> None:  # noqa: ARG002 - those elsewhere get its number
+        """Interrupt the workers that compute, because this order is given up."""
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, SIGNAL)
+
+    @property
+    def watchdog_pid(self) -> Optional[int]:
+        """Process id of the watchdog; None if there is none."""
+        return None if self._watchdog is None else self._watchdog.pid
+
+    def wait_ready(
+        self,
+        timeout_s: float = START_TIMEOUT_S,
+        tick: Optional[Callable[[List[int]], None]] = None,
+    ) -> None:
+        """Wait until every worker is ready, watching all of them at once.
+
+        Args:
+            tick: called with the ranks that are not ready, at least every 0.1 s; an exception from
+                it ends the wait.
+
+        Raises:
+            WorkerDied: one was killed by a signal.
+            StartError: one could not start; the message names rank, cause and cure.
+        """
+        deadline = time.monotonic() + timeout_s
+        late = [worker for worker in self._workers if not worker.is_ready]
+        while late:
+            failed = []
+            for worker in self._await(late, max(min(_TICK_S, deadline - time.monotonic()), 0.0)):
+                answer = self._answer(worker)
+                worker.is_ready = isinstance(answer, Ready)
+                if isinstance(answer, Failure):
+                    failed.append(answer)
+            self.require_started(failed)
+            late = [worker for worker in late if not worker.is_ready]
+            ranks = [worker.rank for worker in late]
+            if ranks and tick is not None:
+                tick(ranks)
+            if ranks and time.monotonic() > deadline:
+                raise StartError(
+                    f"{self._name(ranks[0])} was not ready in {timeout_s:g} s; the machine "
+                    f"may be busy, or {engine.TITLE}'s compile directory be locked (see "
+                    f"`{engine.NAME}-cache unlock`)"
+                )
+
+    def _await(self, workers: Sequence[Worker], timeout_s: float) -> List[Worker]:
+        """Return those of these workers that have sent something; wait for it if none has."""
+        waiting = select.poll()
+        by_fd = {worker.channel.fileno(): worker for worker in workers}
+        for fd in by_fd:
+            waiting.register(fd, select.POLLIN)
+        return [by_fd[fd] for fd, _ in waiting.poll(1000 * timeout_s)]
+
+    def _answer(self, worker: Worker) -> Union[Ready, Failure, None]:
+        """Return a worker's message about its start; None if it has sent none."""
+        try:
+            answer = pickle.loads(worker.channel.recv(_TICK_S))
+        except (ChannelClosed, TimeoutError):
+            return None
+        if not isinstance(answer, (Ready, Failure)):
+            raise StartError(f"{self._name(worker.rank)} answered {answer!r}")
+        return answer
+
+    def _name(self, rank: int) -> str:
+        """Return a worker in words."""
+        return f"the worker of rank {rank}"
+
+    def check_joining(self) -> None:
+        """Return at once if no worker has reported that it failed to join.
+
+        Raises:
+            StartError: one has.
+        """
+        answers = [self._answer(worker) for worker in self._workers if worker.channel.pending()]
+        failed = [answer for answer in answers if isinstance(answer, Failure)]
+        if failed:
+            self.require_started(failed)
+
+    def require_started(self, failed: Sequence[Failure]) -> None:
+        """Return if every worker has started or still may.
+
+        Raises:
+            WorkerDied: one was killed by a signal.
+            StartError: one has reported a failure, or has ended.
+        """
+        gone = self._first_gone()
+        status = None if gone is None else gone.exitcode()
+        if gone is not None and status is not None and status < 0:
+            raise WorkerDied(gone.rank, status, "in its start")
+        for failure in failed:
+            raise StartError(f"{self._name(failure.rank)} failed to start:\n{failure.traceback}")
+        if gone is not None:
+            raise StartError(
+                f"{self._name(gone.rank)} ended during its start with exit status "
+                f"{'unknown' if status is None else status}; its output is above. Check that "
+                f"`{sys.executable} -c 'import synk_core'` runs"
+            )
+
+    def send(self, payload: bytes, doing: str) -> None:
+        """Send one message to every worker.
+
+        Raises:
+            WorkerDied: one has ended.
+        """
+        for worker in self._workers:
+            try:
+                worker.channel.send(payload)
+            except (ChannelClosed, TimeoutError):
+                raise WorkerDied(worker.rank, worker.exitcode(), doing) from None
+
+    def check(self, doing: Union[str, Callable[[int], str]]) -> None:
+        """Return at once if all workers are alive.
+
+        Args:
+            doing: the runtime's activity in words, or a function that returns that of a rank.
+
+        Raises:
+            WorkerDied: one has ended; among several, the error names one killed by a signal.
+        """
+        if self._watchdog is not None:
+            self._watchdog.reap()
+        gone = self._first_gone()
+        if gone is not None:
+            activity = doing(gone.rank) if callable(doing) else doing
+            raise WorkerDied(gone.rank, gone.exitcode(), activity)
+
+    def _first_gone(self) -> Optional[Worker]:
+        """Return the worker whose end caused the others to end; None if all are alive."""
+        gone = [worker for worker in list(self._workers) if worker.is_gone()]
+        if not gone:
+            return None
+        deadline = time.monotonic() + 1.0
+        for worker in gone:
+            # A channel ends a moment before its process does.
+            worker.exitcode(max(deadline - time.monotonic(), 0.0))
+        gone += [worker for worker in list(self._workers) if worker.is_gone()]
+        return min(gone, key=_cause_order)
+
+    def stacks(
+        self, ranks: Optional[Iterable[int]] = None, timeout_s: float = 0.5
+    ) -> Dict[int, str]:
+        """Return the Python stacks of all threads of these workers (None: of all), by rank.
+
+        The workers write them, whatever they compute. For a worker that cannot, because it is
+        stopped, stuck in the kernel or gone, the text says so. Blocks for `timeout_s` seconds at
+        most; any thread may call it.
+        """
+        wanted = None if ranks is None else set(ranks)
+        asked = {
+            worker.rank: (worker.process, worker.stack_file)
+            for worker in list(self._workers)
+            if wanted is None or worker.rank in wanted
+        }
+        return self._stacks.gather(asked, timeout_s)
+
+    def failures(self, ranks: Iterable[int], serial: int, timeout_s: float = 10.0) -> List[Failure]:
+        """Return the failures that these ranks have reported in command `serial`.
+
+        All messages are read, because a worker whose messages are not read would block.
+        """
+        deadline = time.monotonic() + timeout_s
+        wanted = set(ranks)
+        found = []
+        for worker in [worker for worker in self._workers if worker.rank in wanted]:
+            answer = None
+            with contextlib.suppress(ChannelClosed, TimeoutError):
+                while not isinstance(answer, Failure) or answer.serial != serial:
+                    left = max(deadline - time.monotonic(), 0.001)
+                    answer = pickle.loads(worker.channel.recv(left))
+                found.append(answer)
+        return found
+
+    def stop(self) -> None:
+        """Stop all workers; kill those that do not end within STOP_TIMEOUT_S.
+
+        Takes 1.2 s at most, including a `kill()` after it, whatever the workers do.
+        """
+        for worker in self._workers:
+            worker.channel.close()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for worker in self._workers:
+            worker.exitcode(max(deadline - time.monotonic(), 0.0))
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill all workers, and wait at most KILL_TIMEOUT_S for the kernel to end them."""
+        for worker in self._workers:
+            if worker.is_alive():
+                worker.process.kill()
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        # Remove them one by one, so that an interrupted kill can be repeated, also by a thread.
+        for worker in list(self._workers):
+            worker.exitcode(max(deadline - time.monotonic(), 0.0))
+            if worker.is_alive():
+                _logger.warning("process %d is killed, but not gone yet", worker.process.pid)
+                reap_later(worker.process)
+            worker.close()
+            with contextlib.suppress(ValueError):
+                self._workers.remove(worker)
+
+    def close_watchdog(self) -> None:
+        """End the watchdog, once no memory is left that it might have to remove."""
+        if self._watchdog is not None:
+            self._watchdog.close()
+
+
+def _cause_order(worker: Worker) -> int:
+    """Return a key that sorts workers: killed by a signal first, then ended, then silent."""
+    status = worker.exitcode(0.0)
+    return 2 if status is None else int(status >= 0)
+
+
+def _calling(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
+    """Return a function that calls `method` if its object still exists."""
+
+    def call() -> None:
+        bound = method()
+        if bound is not None:
+            bound()
+
+    return call
+
+
+def hellos_of(
+    master: Workplace,
+    settings: Settings,
+    ranks: Assignment,
+    times: ArrayRef,
+    flight: ArrayRef,
+) -> List[Hello]:
+    """Return the first message to each rank but the master's; it has no ticket yet.
+
+    Args:
+        master: this process's rank.
+        settings: of the runtime.
+        ranks: their devices.
+        times, flight: see `Hello`.
+    """
+    options, import_path = engine.options(), environment.import_path()
+    folder, authkey = environment.current_folder(), bytes(current_process().authkey)
+    return [
+        Hello(
+            rank=rank,
+            size=master.size,
+            master=master.rank,
+            settings=settings,
+            ticket="",
+            sys_path=import_path,
+            directory=folder,
+            adapter=engine.ADAPTER,
+            options=options,
+            times=times,
+            flight=flight,
+            contexts=ranks.contexts(rank),
+            authkey=authkey,
+        )
+        for rank in range(master.size)
+        if rank != master.rank
+    ]
+
+
+def start_workers(
+    hellos: Sequence[Hello],
+    on_device: bool,
+    group: Optional[synk_comm.Group],
+    watchdog: Optional[Watchdog],
+) -> WorkerPool:
+    """Start a process of this machine for each worker; returns while they start.
+
+    Args:
+        hellos: the first message to each.
+        on_device: whether they have devices of their own.
+        group: for them to join; None if there are no workers.
+        watchdog: kills those that outlive the master.
+
+    Raises:
+        StartError: a process could not be started; the others are ended.
+    """
+    if group is None:
+        return WorkerPool(())
+    variables = environment.worker_environment(len(hellos) + 1, on_device)
+    starts = [(replace(one, ticket=group.ticket(one.rank)), variables) for one in hellos]
+    return WorkerPool(starts, group.fds, group.folder, watchdog)

@@ -1,0 +1,83 @@
+"""Warn when an order takes long, and name the ranks that the others wait for."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Dict, List, Mapping, Sequence
+
+from synk_core._warn import warn_user
+from synk_core._watch.flight import Phase
+from synk_core.exceptions import StallWarning, WorkerStalled
+
+from .blackbox import BlackBox
+
+_WAITING = (Phase.IDLE, Phase.REDUCE, Phase.COLLECTIVE, Phase.END, Phase.FAIL)
+"""Phases in which a rank waits for others: it is not the cause of a stall."""
+
+
+class StallWatch:
+    """Watches one order at a time, while the master waits for it.
+
+    Args:
+        box: the flight records of all ranks.
+        master: the rank of this process.
+        stacks: returns the Python stacks of workers.
+        stall_s: seconds after which to warn, then after twice as many, and so on.
+
+    Attributes:
+        began: when the order began, in seconds of `time.monotonic`; set by the master.
+    """
+
+    def __init__(
+        self,
+        box: BlackBox,
+        master: int,
+        stacks: Callable[[Sequence[int]], Dict[int, str]],
+        stall_s: float,
+    ) -> None:
+        self._box = box
+        self._workers = [rank for rank in range(len(box.flights)) if rank != master]
+        self._stacks = stacks
+        self._stall_s = stall_s
+        self.began = 0.0
+        self._warned = 0.0, 0.0
+
+    def check(self) -> None:
+        """Warn if the order has taken too long; called while the master waits."""
+        if any(self._box.flights[rank].phase[0] == Phase.COMPILE for rank in self._workers):
+            self.began = time.monotonic()  # a compiler takes as long as it takes
+            return
+        seconds = time.monotonic() - self.began
+        began, warned_s = self._warned
+        if seconds < (2 * warned_s if began == self.began else self._stall_s):
+            return
+        self._warned = self.began, seconds
+        ranks = self.late()
+        text = self.describe(ranks, seconds, self._stacks(ranks))
+        warn_user(
+            f"{text}\nStill waiting. fork(stall_s=...) sets when this warning appears, "
+            f"fork(timeout_s=...) when to give up.",
+            StallWarning,
+        )
+
+    def late(self) -> List[int]:
+        """Return the workers that are busy while others wait; all workers, if none is busy."""
+        busy = [r for r in self._workers if self._box.flights[r].phase[0] not in _WAITING]
+        return busy or self._workers
+
+    def describe(self, ranks: Sequence[int], seconds: float, stacks: Mapping[int, str]) -> str:
+        """Return a text of what these ranks are doing, each with its stack."""
+        parts = []
+        for rank in ranks:
+            stack = stacks.get(rank, "its stack could not be read").rstrip()
+            parts.append(
+                f"rank {rank} has been {self._box.doing(rank)} for {seconds:.0f} s:\n{stack}"
+            )
+        return "\n".join(parts)
+
+    def error(self) -> WorkerStalled:
+        """Return the error for an order that is given up, which names the late workers."""
+        ranks, seconds = self.late(), time.monotonic() - self.began
+        stacks = self._stacks(ranks)
+        doing = self._box.doing(ranks[0])
+        return WorkerStalled(ranks, doing, seconds, stacks, self.describe(ranks, seconds, stacks))

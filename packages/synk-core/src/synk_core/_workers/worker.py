@@ -1,0 +1,340 @@
+"""A worker process: send `Ready`, then perform one order after the other until a `Stop`.
+
+`processes.Worker` starts it through `boot`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Iterator, NoReturn, Optional, Union
+
+from synk_core._wire.channel import Channel, ChannelClosed
+from synk_core._wire.messages import LEFT_TO_MASTER, Failure, Hello, Ready
+from synk_core.exceptions import StartError
+
+if TYPE_CHECKING:
+    from synk_core._wire.world import MpiChannel, World
+
+    AnyChannel = Union[Channel, MpiChannel]
+
+UNBOUNDED_S = 1e9
+"""Seconds that a worker waits: the master's next order may take days. The master's own waits are
+bounded by `timeout_s`, and its workers notice at once when it gives up or ends."""
+
+VERDICT_S = 1.0
+"""Seconds that a worker waits for the master to end it, after a failure beyond repair."""
+
+CLEANUP_S = 1.0
+"""Seconds that a worker whose master is gone has to release shared memory."""
+
+FAILURE_LIMIT = 100_000
+"""Characters of a traceback, or bytes of a pickled exception, that are sent at most."""
+
+
+class Exit:
+    """Ends this process once, from its main thread or from the one that watches the master.
+
+    The first of the two releases what the process holds; only then may the process end.
+
+    Args:
+        lifeline_fd: reading end of a pipe that ends when the master does.
+    """
+
+    def __init__(self, lifeline_fd: int) -> None:
+        self._lock = threading.Lock()
+        self._lifeline_fd = lifeline_fd
+        self._master = os.getppid()
+
+    def __call__(self, status: int) -> NoReturn:
+        with self._lock:
+            if status:
+                self._await_master()
+            atexit._run_exitfuncs()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:  # a daemon may have closed them
+                    with contextlib.suppress(OSError, ValueError):
+                        stream.flush()
+            os._exit(status)
+
+    def _await_master(self) -> None:
+        """If the master is ending, wait until it has released all it held.
+
+        The kernel closes its files one after the other, and then changes its children's parent.
+        The last process to release shared memory removes it, so this one must not come first.
+        """
+        deadline = time.monotonic() + CLEANUP_S / 2
+        if select.select([self._lifeline_fd], [], [], 0.05)[0]:
+            while os.getppid() == self._master and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+    def with_master(self) -> NoReturn:
+        """Block until the master is gone; then end this process.
+
+        It releases shared memory first, because the last process to do so removes it, but ends
+        after CLEANUP_S in any case, whatever its main thread is doing.
+        """
+        while os.read(self._lifeline_fd, 1):
+            pass
+        threading.Timer(CLEANUP_S, os._exit, (1,)).start()
+        self(1)
+
+
+def main(channel_fd: int, lifeline_fd: int) -> NoReturn:
+    """Run the worker until the master stops it or is gone, and end the process."""
+    # The master alone acts on these, also if a batch system sends them to all processes. They were
+    # blocked until now.
+    for number in LEFT_TO_MASTER:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_MASTER)
+    leave = Exit(lifeline_fd)
+    threading.Thread(target=leave.with_master, daemon=True).start()
+    channel = Channel.from_fd(channel_fd)
+    try:
+        hello: Hello = pickle.loads(channel.recv())
+        with profiled(hello):
+            serve(channel, hello)
+    except ChannelClosed:
+        leave(1)
+    except BaseException:  # noqa: BLE001 - nothing above catches it
+        traceback.print_exc()
+        leave(1)
+    leave(0)
+
+
+@contextlib.contextmanager
+def profiled(hello: Hello) -> Iterator[None]:
+    """Write a profile of the block, if the runtime's settings ask for one."""
+    if not hello.settings.profile:
+        yield
+        return
+    import cProfile
+
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        yield
+    finally:
+        profile.disable()
+        path = os.path.join(hello.directory, f"synkhronos_profile_rank{hello.rank}.prof")
+        try:
+            profile.dump_stats(path)
+        except OSError as error:
+            sys.stderr.write(f"synkhronos: {path} was not written: {error}\n")
+
+
+def serve(
+    channel: Any,
+    hello: Hello,
+    world: Optional[World] = None,
+    stacks_fd: int = -1,
+    between: Callable[[], object] = lambda: None,
+) -> None:
+    """Prepare, join the other ranks, and perform the master's orders.
+
+    Args:
+        channel: to the master.
+        hello: its first message.
+        world: of the ranks, if an MPI launcher has started them.
+        stacks_fd: see `Ready`.
+        between: called before each order.
+    """
+    import synk_comm
+
+    from .interrupts import obey_from_afar
+
+    try:
+        rank = _prepare(hello, world)
+        if world is not None and not world.is_near(hello.rank):
+            obey_from_afar(rank, channel)
+    except BaseException as error:  # noqa: BLE001 - the master raises it
+        channel.send(pickle.dumps(_failure(0, hello.rank, "start", error, time.perf_counter())))
+        return
+    channel.send(pickle.dumps(Ready(hello.rank, stacks_fd)))
+
+    def watch() -> None:
+        if world is not None:
+            channel.take_all()  # words about an order that this rank does not compute any more
+        if channel.at_end():
+            raise ChannelClosed("the master is gone")
+
+    try:
+        channel.recv()  # Join
+        _join(rank, hello, channel, watch, world)
+        write = None if world is None else _writer(rank, world)
+        is_far = world is not None and not world.is_near(hello.rank)
+        between()
+        while _obey(rank, channel, write):
+            if is_far:
+                rank.log.append((rank.serial, rank.times[hello.rank :: hello.size].tolist()))
+            between()
+    except ChannelClosed:
+        return
+    except (synk_comm.PeerLost, synk_comm.AbortedError):
+        # The master notices the same, and ends the group. A worker that ended now would look like
+        # the cause.
+        _await_verdict(channel)
+    finally:
+        rank.close()
+
+
+def _join(
+    rank: Any,
+    hello: Hello,
+    channel: AnyChannel,
+    watch: Callable[[], None],
+    world: Optional[World],
+) -> None:
+    """Join the other ranks; report a failure of that to the master."""
+    import synk_comm
+    from synk_core._graph.devices.device import is_of_the_group
+
+    enter = partial(synk_comm.join, hello.ticket) if world is None else world.communicator
+    try:
+        rank.join(enter, UNBOUNDED_S, watch)
+    except BaseException as error:
+        if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
+            failure = _failure(0, hello.rank, "its start", error, time.perf_counter())
+            channel.send(pickle.dumps(failure))
+            _await_verdict(channel)
+        raise
+
+
+def _await_verdict(channel: AnyChannel, wait_s: Optional[float] = None) -> None:
+    """Block until the master closes the channel, for `wait_s` seconds at most."""
+    with contextlib.suppress(ChannelClosed, TimeoutError):
+        while True:
+            channel.recv(wait_s)
+
+
+def _prepare(hello: Hello, world: Optional[World]) -> Any:
+    try:
+        os.chdir(hello.directory)
+    except OSError as error:
+        host = "" if world is None else f" on host {world.members[hello.rank].host}"
+        raise StartError(
+            f"the master's current folder is not there{host} ({error}); every host needs it, with "
+            f"the modules that the program imports"
+        ) from error
+    sys.path[:] = hello.sys_path
+    from multiprocessing.process import current_process
+
+    import numpy as np
+
+    import synk_shm
+    from synk_core import engine
+
+    engine.load(hello.adapter)
+    from synk_core._graph.devices.assignment import take
+    from synk_core._graph.environment import apply_options, keep_freed_memory
+    from synk_core._rank.rank import Rank
+    from synk_core._watch.flight import Flight
+    from synk_core._wire.orders import STEPS_IN_LINE
+
+    from .interrupts import obey
+
+    current_process().authkey = hello.authkey
+    keep_freed_memory()
+    apply_options(hello.options)
+    engine.worker_cache()
+    settings, threads = hello.settings, hello.threads
+    device = take(hello.contexts, settings.nccl, settings.graphs, settings.precision)
+    is_near = world is None or world.is_near(hello.rank)
+    flight = Flight(synk_shm.attach(hello.flight.handle), hello.rank) if is_near else None
+    rank = Rank(hello.rank, hello.size, hello.master, settings, device, flight, threads)
+    if world is not None:
+        rank.use(world)
+    own = np.zeros(STEPS_IN_LINE * hello.size)  # the master asks for them when it needs them
+    rank.times = memoryview(synk_shm.attach(hello.times.handle) if is_near else own)  # type: ignore[arg-type] # NumPy 1 does not say so
+    if settings.records:
+        rank.recorder.start()
+    if is_near:
+        obey(rank)
+    # What is imported stays: to look through it whenever a function goes would take longer.
+    gc.freeze()
+    gc.enable()  # see _boot
+    return rank
+
+
+def _writer(rank: Any, world: World) -> Optional[Callable[[BaseException], object]]:
+    """Return what writes the records of this host after a failure, for its first rank to do so."""
+    if rank.mirror is None or not rank.mirror.is_leader:
+        return None
+    from .blackbox import BlackBox
+
+    near, hosts = world.local_ranks(rank.rank), [member.host for member in world.members]
+    box = BlackBox(rank.flights, rank.size, rank.master)
+    box.functions, box.host = rank.functions, hosts[rank.rank]
+    box.elsewhere = {other: host for other, host in enumerate(hosts) if other not in near}
+    pids = [member.pid for member in world.members]
+    return lambda error: box.write(error, pids, {})
+
+
+def _obey(
+    rank: Any, channel: AnyChannel, write: Optional[Callable[[BaseException], object]] = None
+) -> bool:
+    """Perform the next order; return False if it was `Stop`.
+
+    Args:
+        write: called with the error if the order fails.
+
+    Raises:
+        PeerLost, AbortedError: the ranks have lost each other.
+        ChannelClosed: the master is gone, or this rank has failed and is out of step.
+    """
+    import synk_comm
+    from synk_core._graph.devices.device import is_of_the_group
+
+    try:
+        try:
+            return rank.perform() is not None
+        except BaseException as error:
+            if write is not None:
+                write(error)
+            raise
+    except (synk_comm.PeerDeclined, synk_comm.MismatchError):
+        # The failure is another rank's, or the master raises the same.
+        pass
+    except (synk_comm.PeerLost, synk_comm.AbortedError):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the master raises it
+        if not is_of_the_group(error) and not isinstance(error, ChannelClosed):
+            when = rank.failed_at + rank.clock_offset_s
+            failure = _failure(rank.serial, rank.rank, rank.doing, error, when)
+            channel.send(pickle.dumps(failure))
+            if rank.in_step:
+                return True
+        _await_verdict(channel, VERDICT_S)
+        raise ChannelClosed("this rank is out of step") from None
+    return True
+
+
+def _failure(serial: int, rank: int, doing: str, error: BaseException, when: float) -> Failure:
+    from synk_core._tracebacks import without_ours
+
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    frames = traceback.format_list(traceback.extract_tb(without_ours(error.__traceback__)))
+    # Theano attaches its graph to some exceptions; it is not sent.
+    for name in [name for name in vars(error) if name.startswith("__")]:
+        delattr(error, name)
+    try:
+        import cloudpickle
+
+        pickled: Optional[bytes] = cloudpickle.dumps(error)
+    except Exception:  # noqa: BLE001 - user classes may fail in any way; the text remains
+        pickled = None
+    if pickled is not None and len(pickled) > FAILURE_LIMIT:
+        pickled = None
+    if len(text) > FAILURE_LIMIT:
+        text = f"{text[: FAILURE_LIMIT // 2]}\n...\n{text[-FAILURE_LIMIT // 2 :]}"
+    return Failure(serial, rank, doing, text, "".join(frames)[-FAILURE_LIMIT:], pickled, when)

@@ -1,0 +1,353 @@
+"""All errors that synk-core raises on purpose.
+
+One base class, `SynkError`; each subclass is also the built-in kind that a caller would catch.
+Messages give the value got, the value expected, and the cure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import Any, Mapping, Optional, Sequence, Tuple, Type
+
+import synk_shm
+
+__all__ = [
+    "AlreadyForked",
+    "BatchError",
+    "Closed",
+    "DecompositionWarning",
+    "InputTypeError",
+    "InputValueError",
+    "LintWarning",
+    "NestedCall",
+    "NotFinite",
+    "NotForked",
+    "NotSharedVariable",
+    "OpError",
+    "PerformanceWarning",
+    "ReplicaWarning",
+    "ReplicasDiffer",
+    "SharedMemoryFull",
+    "SpecError",
+    "StallWarning",
+    "StartError",
+    "SynkError",
+    "VerifyError",
+    "WorkerDied",
+    "WorkerFailed",
+    "WorkerStalled",
+]
+
+
+class SynkError(Exception):
+    """Base class of all errors of synk-core."""
+
+
+class NotForked(SynkError, RuntimeError):
+    """A feature that needs workers was used before `fork()`."""
+
+
+class AlreadyForked(SynkError, RuntimeError):
+    """`fork()` was called while a runtime is open."""
+
+
+class Closed(SynkError, RuntimeError):
+    """A function, a `Data` or a collective was used after its runtime was closed."""
+
+
+class SpecError(SynkError, TypeError):
+    """`function()` was given inputs, outputs, updates or givens of a wrong form."""
+
+
+class NestedCall(SynkError, RuntimeError):
+    """A function or collective was called while another one of the same runtime was running."""
+
+
+class OpError(SynkError, ValueError):
+    """A reduce operation does not exist, or is not available here."""
+
+
+class InputTypeError(SynkError, TypeError):
+    """An input has a wrong type, dtype or ndim, or the number of inputs is wrong."""
+
+
+class InputValueError(SynkError, ValueError):
+    """An input has the right type but a shape or length that cannot be used."""
+
+
+class BatchError(SynkError, IndexError, ValueError):
+    """`batch` or `batch_s` selects rows that do not exist. In 1.0 it was a ValueError."""
+
+
+class SharedMemoryFull(SynkError, synk_shm.ShmFullError):
+    """There is no room for an array that all ranks share; nothing was sent.
+
+    Both /dev/shm and, on Linux, the memory of the machine or container are full. Also an
+    ``OSError`` with `errno`.
+    """
+
+
+class NotSharedVariable(SynkError, TypeError):
+    """A collective was given something that is not a Theano shared variable."""
+
+
+class StartError(SynkError, RuntimeError):
+    """A worker process could not be started; the message names the rank and the cause."""
+
+
+class VerifyError(SynkError, AssertionError):
+    """A function does not compute in parallel what it computes serially.
+
+    Attributes:
+        report: the `Report`.
+    """
+
+    def __init__(self, report: Any) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+class DecompositionWarning(UserWarning):
+    """An output of a function cannot be computed from the ranks' shares of rows."""
+
+
+class LintWarning(UserWarning):
+    """`lint()`, run unasked, found that the ranks' parameters become different."""
+
+
+class PerformanceWarning(UserWarning):
+    """Something works, but takes much longer than it would have to; the message has the cure."""
+
+
+class StallWarning(UserWarning):
+    """A rank has kept the others waiting for long; the message has its stack."""
+
+
+class ReplicaWarning(UserWarning):
+    """A variable has different values on different ranks."""
+
+
+class ReplicasDiffer(SynkError, RuntimeError):
+    """The ranks' values of a variable differ, or may after a failure; `broadcast()` cures that.
+
+    Attributes:
+        differences: a `ReplicaDifference` for each variable that `watch_replicas()` found; empty
+            after a failure.
+    """
+
+    def __init__(self, message: str, differences: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.differences = tuple(differences)
+
+
+class NotFinite(SynkError, FloatingPointError):
+    """While `watch_finite()` is on, a rank has computed NaN or infinity.
+
+    Nothing has changed on any rank. On a worker it is the ``__cause__`` of `WorkerFailed`.
+
+    Attributes:
+        rank: the rank that computed it.
+        piece: in a call with ``num_slices=`` the number of the slice, from 1; else None.
+        what: the output or updated variable, in words.
+        source: the cause, in words.
+        row: the first row that causes it, counted in the call; None if no row does.
+        rows: (start, stop) of it; where no single row does it, of the smallest beginning of the
+            execution's rows that does, whose last row is `row`.
+        array_row: the same row of the array or `Data` itself; None if it is unknown.
+        share: (start, stop) of the rank's rows among those that the call uses, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = 0,
+        piece: Optional[int] = None,
+        what: str = "",
+        source: str = "",
+        row: Optional[int] = None,
+        rows: Optional[Tuple[int, int]] = None,
+        array_row: Optional[int] = None,
+        share: Optional[Tuple[int, int]] = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.piece = piece
+        self.what = what
+        self.source = source
+        self.row = row
+        self.rows = rows
+        self.array_row = array_row
+        self.share = share
+
+
+class WorkerFailed(SynkError, RuntimeError):
+    """User code raised in a worker; the runtime stays usable.
+
+    It is also of the class of what was raised, so that ``except ValueError`` catches one of any
+    rank, and has its attributes.
+
+    Attributes:
+        rank: where it happened first.
+        doing: what the rank was doing, with the rows of the call.
+        others: the ranks that failed after it, with their reasons.
+        traceback: the worker's formatted traceback, whole. The exception itself, when it could be
+            pickled, is this error's ``__cause__``.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        doing: str,
+        reason: str,
+        traceback: str,
+        others: Optional[Mapping[int, str]] = None,
+        note: str = "",
+        frames: Optional[str] = None,
+    ) -> None:
+        also = "".join(
+            f"\nThen rank {r} failed: {_first_line(t)}" for r, t in (others or {}).items()
+        )
+        text = f"rank {rank} failed in {doing}: {_first_line(reason)}{also}\n{note}".rstrip()
+        if frames is None:
+            frames = traceback or reason
+        if frames:
+            text += f"\nTraceback of rank {rank}:\n{frames.rstrip()}"
+        # Not through super(): the other base class may take other arguments.
+        Exception.__init__(self, text)
+        self.rank = rank
+        self.others = dict(others or {})
+        self.doing = doing
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.args, vars(self), self.__cause__)
+
+    @classmethod
+    def of(cls, cause: Optional[BaseException], *details: Any) -> WorkerFailed:
+        """Make an error that is, where possible, also of its cause's class, with its attributes:
+        some users' classes cannot be derived from, or not together with others."""
+        if isinstance(cause, Exception):
+            with contextlib.suppress(Exception):
+                return cls._and(type(cause), cause, details)
+        return cls(*details)
+
+    @classmethod
+    def _and(cls, other: Type[Exception], cause: Exception, details: Any) -> WorkerFailed:
+        names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+        both: Type[WorkerFailed] = type(cls.__name__, (cls, other), names)
+        error = both(*details)
+        for name, value in vars(cause).items():
+            vars(error).setdefault(name, value)
+        if isinstance(cause, OSError) and isinstance(error, OSError):
+            for name in ("errno", "strerror", "filename", "filename2"):
+                setattr(error, name, getattr(cause, name))
+        return error
+
+
+def _restored(
+    args: Tuple[Any, ...], attributes: Mapping[str, Any], cause: Optional[BaseException]
+) -> WorkerFailed:
+    error = WorkerFailed.of(cause, 0, "", "", "")
+    error.args, error.__cause__ = args, cause
+    vars(error).update(attributes)
+    return error
+
+
+class WorkerStalled(SynkError, TimeoutError):
+    """Some worker kept the others waiting longer than `timeout_s`; the runtime is closed by it.
+
+    Attributes:
+        rank: the first of them.
+        ranks: all of them.
+        doing: what the first one was doing.
+        seconds: duration of the order until then.
+        stacks: the Python stacks of these ranks, by rank.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        doing: str,
+        seconds: float,
+        stacks: Mapping[int, str],
+        report: str,
+    ) -> None:
+        super().__init__(
+            f"the call was given up after {seconds:.0f} s, and the runtime is closed: {report}\n"
+            f"For longer calls set fork(timeout_s=...); `synkhronos flight` shows what each "
+            f"rank did before."
+        )
+        self.rank = ranks[0]
+        self.ranks = tuple(ranks)
+        self.doing = doing
+        self.seconds = seconds
+        self.stacks = dict(stacks)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised in a worker whose order the master has given up. Users do not see it."""
+
+
+class WorkerDied(SynkError, RuntimeError):
+    """A worker process ended when it should not have; the runtime is closed by it.
+
+    Attributes:
+        rank: which worker.
+        exitcode: its exit status as in `subprocess`: negative for a signal; None if it is not
+            known, because the process lives, or because a program that ignores SIGCHLD or waits for
+            any child has taken it.
+        doing: what it was doing, in words.
+        signal: the signal's name (``"SIGKILL"``), or None.
+        host: its host, if an MPI launcher has started it; else None.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        exitcode: Optional[int],
+        doing: str,
+        reason: str = "",
+        host: Optional[str] = None,
+    ) -> None:
+        self.rank = rank
+        self.exitcode = exitcode
+        self.doing = doing
+        self.signal: Optional[str] = None
+        if reason:
+            how = f"gave up with {reason}"
+        elif exitcode is None:
+            how = "ended, or closed its connection,"
+        elif exitcode < 0:
+            try:
+                self.signal = signal.Signals(-exitcode).name
+            except ValueError:
+                self.signal = f"signal {-exitcode}"
+            how = f"was killed by {self.signal}"
+        else:
+            how = f"exited with status {exitcode}"
+        self.host = host
+        where = "" if host is None else f" on host {host}"
+        cure = (
+            "All workers are stopped and their memory is freed. Call fork() to start again"
+            if host is None
+            else "Its launcher cannot replace it: save what you need, and start the program again, "
+            "from a checkpoint"
+        )
+        super().__init__(
+            f"the worker process of rank {rank}{where} {how} while it was {doing}. {cure}; "
+            f"`synkhronos flight` shows what each rank did before."
+            + (
+                " (SIGKILL often comes from the kernel when memory runs out: see `dmesg`.)"
+                if self.signal == "SIGKILL"
+                else ""
+            )
+        )
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or ["unknown error"])[0]

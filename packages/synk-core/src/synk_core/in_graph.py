@@ -1,0 +1,74 @@
+"""Reductions over ranks in the middle of a graph: computed from the rows of all ranks.
+
+::
+
+    mean = in_graph.all_reduce(x.mean(axis=0), "avg")    # over all rows, on every rank
+    f = synk.function([x], outputs=((x - mean) ** 2).mean())
+
+Every rank waits there for the others, in every execution of the function.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._graph.reduce_op import AllReduce
+from ._plan.ops import normalize
+from .engine import NAME, T
+from .exceptions import OpError, SpecError
+
+__all__ = ["all_reduce"]
+
+
+def all_reduce(x: Any, op: str = "sum", *, cost: str = "mean") -> Any:
+    r"""Reduce an expression over the ranks that take part in a call; every rank gets the result.
+
+    It blocks until all of them have computed their `x`, and goes through host memory, also where
+    the ranks compute on GPUs. Where there are no other ranks (plain Theano, ``f.as_theano()``, a
+    single rank) it is `x` itself: a graph over all rows means the same there as over the ranks'.
+
+    Ranks without rows contribute nothing, and no slice waits for another: with ``num_slices=``,
+    the k-th slices of all ranks are reduced together. In a function without rows every rank takes
+    part with the same weight.
+
+    Gradients: one through it goes the same way back, summed up over the ranks. So that gradients
+    of the ranks' own costs, averaged over ranks as always (``all_reduce(flat_grad, "avg",
+    weights=f)``), are those of the whole cost, it has to be known what the whole cost is. With n
+    rows in all and :math:`n_r` of them on rank r it is :math:`\sum_r (n_r / n) c_r` if each cost
+    is a mean over rows (`cost` "mean"), and :math:`\sum_r c_r` if each is a sum ("sum").
+
+    An update that is computed from such results and from what is equal on all ranks alone, such
+    as a running average, has the same new value on all ranks after a call, those without rows
+    included. In a call of several slices it is the average over slices, by rows of all ranks.
+
+    Args:
+        x: expression, a tensor of the same shape on all ranks; its dtype is kept.
+        op: "sum", or "avg": the average weighted by rows, ``sum(n_r * x_r) / n``. That of a mean
+            over rows is the mean over all rows, that of a sum is none.
+        cost: how the costs that are differentiated combine over ranks: "mean" or "sum".
+
+    Returns:
+        An expression of the type of `x`.
+
+    Raises:
+        OpError: another `op` or `cost`.
+        SpecError: (a TypeError) an average of integers, a sum of booleans, no numbers at all. When
+            a function is built: it is inside of a scan, or in a function with an ``ifelse``, where
+            not all ranks would come to it equally often, or in DebugMode.
+
+    A call raises WorkerFailed if another rank has failed before it came here, InputValueError if
+    the ranks' shapes differ.
+    """
+    plain = normalize(op, ("sum", "avg"), "in_graph.all_reduce()")
+    if cost not in ("mean", "sum"):
+        raise OpError(f"in_graph.all_reduce(): got cost {cost!r}, expected 'mean' or 'sum'")
+    x = T.as_tensor_variable(x)
+    wrong = x.dtype == "bool" or (
+        plain == "avg" and not str(x.dtype).startswith(("float", "complex"))
+    )
+    if wrong:
+        raise SpecError(
+            f"in_graph.all_reduce(): got op {plain!r} for dtype {x.dtype}, which has no exact "
+            f"result in it; cast x, e.g. T.cast(x, {NAME}.config.floatX)"
+        )
+    return AllReduce(str(plain), cost)(x)[0]

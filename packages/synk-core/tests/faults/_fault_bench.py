@@ -1,0 +1,181 @@
+"""What the faults strike: a runtime with functions, variables and data, and a way into each state.
+
+Every act has a result that is known beforehand, and changes variables in a known way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import _fault_inflict as inflict
+import numpy as np
+import theano
+import theano.tensor as T
+from theano.compile.ops import as_op
+
+from synk_core import Runtime
+
+Values = Dict[str, List[List[float]]]
+"""By variable its value on each rank."""
+
+COLUMNS = 3
+ROWS_PER_RANK = 6
+V_LENGTH = 4
+
+
+class Bench:
+    """One runtime and what is built in it.
+
+    Args:
+        runtime: an open one.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        size = runtime.size
+        self.rows = np.arange(size * ROWS_PER_RANK * COLUMNS, dtype=float).reshape(-1, COLUMNS)
+        x = T.dmatrix("x")
+        self.w = theano.shared(np.zeros(COLUMNS), "w")
+        self.v = theano.shared(np.zeros(V_LENGTH), "v")
+        self.f = self._function(
+            [x],
+            [(x.sum(axis=0), "sum"), (x * 2, "gather")],
+            updates=[(self.w, self.w + 1)],
+            name="f",
+        )
+        # Without outputs; all rows are above -1.
+        self.quiet = self._function([x], updates=[(self.w, self.w + (x.min() > -1))], name="quiet")
+
+        @as_op([T.dmatrix], [T.dmatrix])
+        def lay(orders: np.ndarray) -> np.ndarray:
+            for order in orders:
+                if order.any():
+                    inflict.arm(order)
+            return orders
+
+        self._lay = self._function([x], (lay(x), "gather"), name="lay")
+        self.data = runtime.data(self.rows)
+
+    def _function(self, *arguments: Any, **more: Any) -> Any:
+        # Nothing is compiled: that takes the longest.
+        return self.runtime.function(*arguments, **more, mode="FAST_COMPILE")
+
+    def arm(self, rank: int, place: inflict.Place, deed: str, argument: float) -> None:
+        """Have a worker do something to itself in the next order."""
+        orders = np.zeros((self.runtime.size, 5))
+        orders[rank] = *place, inflict.NAMES.index(deed), argument
+        self._lay(orders)
+
+    def reset(self) -> Values:
+        """Make all as it is before every act; return the variables' values."""
+        collectives = self.runtime.collectives
+        # First: after a failure that was not atomic, nothing else may use them.
+        collectives.broadcast([self.w, self.v])
+        self.growing = self.runtime.data(self.rows)
+        self.quiet(self.growing)
+        collectives.broadcast(self.w, np.arange(COLUMNS, dtype=float))
+        for rank in range(self.runtime.size):
+            collectives.set_value(rank, self.v, np.full(V_LENGTH, rank + 1.0))
+        return self.before()
+
+    def before(self) -> Values:
+        """The values after `reset()`."""
+        ranks = range(self.runtime.size)
+        return {
+            "w": [list(map(float, range(COLUMNS))) for _ in ranks],
+            "v": [[rank + 1.0] * V_LENGTH for rank in ranks],
+        }
+
+    def values(self) -> Values:
+        """What every rank has."""
+        gather = self.runtime.collectives.gather
+        return {"w": gather(self.w).tolist(), "v": gather(self.v).tolist()}
+
+    def own_values(self) -> Values:
+        """What the master has; of a closed runtime, too."""
+        return {"w": [self.w.get_value().tolist()], "v": [self.v.get_value().tolist()]}
+
+    def master_of(self, values: Values) -> Values:
+        """The master's part of what all ranks have."""
+        return {name: [value[self.runtime.master]] for name, value in values.items()}
+
+    # Acts: each returns whether its result is right, and gives the name of a state.
+
+    def call(self, data: Any = None, rows: Any = None, **how: Any) -> bool:
+        rows = self.rows if rows is None else rows
+        return self._is_right(self.f(self.data if data is None else data, **how), rows)
+
+    def _is_right(self, results: Any, rows: np.ndarray) -> bool:
+        summed, doubled = results
+        return bool(np.array_equal(summed, rows.sum(axis=0)) and np.array_equal(doubled, rows * 2))
+
+    def copy(self) -> bool:
+        order = np.random.RandomState(1).permutation(len(self.rows))
+        return self.call(rows=self.rows[order], batch=order)
+
+    def slice(self) -> bool:
+        return self.call(num_slices=3)
+
+    def end(self) -> bool:
+        return self.quiet(self.data) in (None, [])
+
+    def distribute(self) -> bool:
+        """A new function with a new variable, and its first call."""
+        x = T.dmatrix("x")
+        fresh = theano.shared(np.ones(()), "fresh")
+        g = self._function([x], (x.sum() * fresh, "sum"), updates=[(fresh, fresh + 1)], name="g")
+        self.runtime.distribute()
+        return bool(g(self.data) == self.rows.sum())
+
+    def grow(self) -> bool:
+        """Data that moves as it grows."""
+        more = np.concatenate([self.rows] * 40)
+        self.growing.set_value(more)
+        return self.call(self.growing, more)
+
+    def all_reduce(self) -> bool:
+        return self.runtime.collectives.all_reduce(self.v, "sum") is None
+
+    def broadcast(self) -> bool:
+        return self.runtime.collectives.broadcast(self.v) is None
+
+    def gather(self) -> bool:
+        return self.runtime.collectives.gather(self.v).tolist() == self.before()["v"]
+
+    def step(self) -> bool:
+        first, _, third = self.runtime.step(
+            self.f.delayed(self.data),
+            self.runtime.delayed.all_reduce(self.v, "sum"),
+            self.f.delayed(self.data),
+        )
+        return self._is_right(first, self.rows) and self._is_right(third, self.rows)
+
+    def close(self) -> bool:
+        self.runtime.close()
+        return self.runtime.closed
+
+    def after(self, act: str) -> Values:
+        """The values after `reset()` and this act."""
+        values, size = self.before(), self.runtime.size
+        calls = {"distribute": 0, "gather": 0, "all_reduce": 0, "broadcast": 0, "close": 0}
+        values["w"] = [[w + {"step": 2, **calls}.get(act, 1) for w in row] for row in values["w"]]
+        if act in {"all_reduce", "step"}:
+            values["v"] = [[size * (size + 1) / 2] * V_LENGTH for _ in range(size)]
+        if act == "broadcast":
+            values["v"] = [values["v"][self.runtime.master]] * size
+        return values
+
+
+def verdict(found: Values, before: Values, after: Values) -> Dict[str, str]:
+    """By variable whether all ranks have its value of "before", of "after" (or both: "same"), or
+    what they have."""
+    told = {}
+    for name, value in found.items():
+        old, new = before[name], after[name]
+        if value == old == new:
+            told[name] = "same"
+        elif value in (old, new):
+            told[name] = "before" if value == old else "after"
+        else:
+            told[name] = f"{value}, neither {old} nor {new}"
+    return told

@@ -1,0 +1,208 @@
+"""The states of a runtime, the faults, and which of their combinations make sense."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+import pytest
+
+from synk_core._watch.flight import Phase
+
+
+class State(NamedTuple):
+    """What a runtime does when a fault strikes.
+
+    Attributes:
+        name: of the state.
+        act: of `Bench`, that leads into it.
+        place: phase, detail and how often it is passed before; None before there are any phases.
+        doing: what `WorkerDied` says that the worker was doing.
+        point: for states of the start, where in it: see `boot/`.
+        interrupts: whether a Ctrl-C reaches a worker there at once.
+    """
+
+    name: str
+    act: str
+    place: Optional[Tuple[int, int, int]]
+    doing: str
+    point: Optional[str] = None
+    interrupts: bool = False
+
+    @property
+    def boots(self) -> bool:
+        return self.point is not None
+
+    @property
+    def is_order(self) -> bool:
+        """Whether an order is under way."""
+        return not self.boots and self.name not in {"idle", "closing"}
+
+
+F = "function 'f'"
+
+STATES = [
+    # Before a worker says that it is ready; after that; and when all meet.
+    State("booting", "", None, "start", "prepare"),
+    State("ready", "", None, "start", "ready"),
+    State("joining", "", None, "start", "join"),
+    State("idle", "compute", (Phase.IDLE, 0, 0), "waiting for an order"),
+    State("distributing", "distribute", (Phase.DISTRIBUTE, 0, 0), "taking over functions"),
+    State("copying", "copy", (Phase.COPY, 0, 0), f"copying rows for {F}", None, True),
+    State("computing", "compute", (Phase.COMPUTE, 0, 0), f"computing {F}", None, True),
+    State("slicing", "slice", (Phase.SLICE, 2, 0), f"computing slice 2 of {F}", None, True),
+    State("reducing", "reduce", (Phase.REDUCE, 0, 0), f"in the reduction of {F}"),
+    State("all_reduce", "all_reduce", (Phase.COLLECTIVE, 0, 0), "in all_reduce()"),
+    State("broadcast", "broadcast", (Phase.COLLECTIVE, 0, 0), "in broadcast()"),
+    State("gather", "gather", (Phase.COLLECTIVE, 0, 0), "in gather()"),
+    # In the third of three acts.
+    State("step", "step", (Phase.COMPUTE, 0, 1), f"computing {F}", None, True),
+    State("growing", "grow", (Phase.TAKE_IN, 0, 0), "taking in what is new"),
+    # When all that is left is to hear that the others are done.
+    State(
+        "ending", "end", (Phase.END, 0, 0), "waiting until all ranks are done with function 'quiet'"
+    ),
+    State("closing", "close", (Phase.CLOSE, 0, 0), "closing"),
+]
+
+
+class Fault(NamedTuple):
+    """What strikes.
+
+    Attributes:
+        name: of the fault.
+        who: "worker" or "master": who does something to itself; "parent": the test kills the
+            master with `argument` while a worker does something to itself; "ctrl-c": the master
+            gets `argument` of them meanwhile.
+        deed: of `_fault_inflict`, and its argument.
+    """
+
+    name: str
+    who: str
+    deed: str
+    argument: float = 0
+
+
+DEADLY = ("SIGKILL", "SIGSEGV", "SIGABRT")
+
+SLOW_S = 0.8
+"""By so much a slow worker is late."""
+
+FAULTS = [
+    Fault("raises", "worker", "fail"),
+    *(Fault(name, "worker", "kill", signal.Signals[name]) for name in DEADLY),
+    Fault("SIGSTOP", "worker", "kill", signal.SIGSTOP),
+    Fault("slow", "worker", "sleep", SLOW_S),
+    Fault("memory", "worker", "run_out_of_memory"),
+    Fault("huge", "worker", "ask_for_too_much"),
+    Fault("master-raises", "master", "fail"),
+    Fault("master-memory", "master", "run_out_of_memory"),
+    Fault("ctrl-c", "ctrl-c", "sleep", 1),
+    Fault("ctrl-c-twice", "ctrl-c", "hold", 2),
+    Fault("master-SIGTERM", "parent", "hold", signal.SIGTERM),
+    Fault("master-SIGHUP", "parent", "hold", signal.SIGHUP),
+    Fault("master-SIGKILL", "parent", "hold", signal.SIGKILL),
+]
+
+ERRORS = {"raises", "memory", "huge"}
+"""Faults that are exceptions of a worker's."""
+
+
+def senseless(state: State, fault: Fault) -> Optional[str]:
+    """Why a combination is left out; None if it is not."""
+    raises = fault.name in ERRORS or fault.who == "master"
+    if state.name in {"idle", "ready"} and raises:
+        return "nothing runs there that could raise"
+    if state.name == "ending" and raises:
+        return "a rank has done all that can fail when it says that it is done"
+    if state.name == "closing" and raises:
+        return "nothing but the process's end follows"
+    if state.boots and fault.who == "master":
+        return "what the master does meanwhile is the user's own code, or a wait"
+    if state.name == "ready" and fault.name == "slow":
+        return "it has nothing to do; see booting and joining"
+    if fault.who == "ctrl-c" and state.name == "ready":
+        return "nothing of the runtime's is under way then; see idle"
+    if fault.name == "ctrl-c-twice" and (state.boots or state.name in {"idle", "closing"}):
+        return "the first one has ended it"
+    return None
+
+
+class Setting(NamedTuple):
+    """In what kind of runtime."""
+
+    name: str
+    size: int = 2
+    backend: str = "shm"
+    master_rank: int = 0
+    atomic: bool = True
+
+    @property
+    def options(self) -> Dict[str, Any]:
+        return {
+            "n_parallel": self.size,
+            "backend": self.backend,
+            "master_rank": self.master_rank,
+            "atomic": self.atomic,
+        }
+
+    @property
+    def struck(self) -> int:
+        """The rank of the worker that a fault strikes: the last."""
+        return max(rank for rank in range(self.size) if rank != self.master_rank)
+
+
+ALL = os.environ.get("SYNK_TESTS") == "all"
+
+SETTINGS = [Setting("")]
+if ALL:
+    SETTINGS += [
+        Setting("3-zmq", size=3, backend="zmq"),
+        Setting("3-master1", size=3, master_rank=1),
+        Setting("in-place", atomic=False),
+    ]
+
+
+CLASSES = [
+    ["raises", "memory", "huge", "master-raises", "master-memory"],
+    ["SIGKILL", "SIGSEGV", "SIGABRT"],
+    ["SIGSTOP", "slow"],
+    ["ctrl-c", "ctrl-c-twice"],
+    ["master-SIGTERM", "master-SIGHUP", "master-SIGKILL"],
+]
+"""Faults by what they are to the others: of each class a state has one, in turn, if not all are
+asked for."""
+
+
+def chosen() -> Set[Tuple[str, str]]:
+    """The states and the faults that are tried with them."""
+    found = set()
+    for names in CLASSES:
+        turn = 0
+        for state in STATES:
+            faults = [one for one in FAULTS if one.name in names and not senseless(state, one)]
+            if faults:
+                found.add((state.name, faults[turn % len(faults)].name))
+                turn += 1
+    return found
+
+
+CHOSEN = chosen()
+
+
+def is_spared(state: State, fault: Fault) -> bool:
+    """Whether a combination is left out, to save time."""
+    return not ALL and (state.name, fault.name) not in CHOSEN
+
+
+def cases(who: str) -> List[Any]:
+    """The combinations in which one of these strikes, as parameters named "state-fault"."""
+    return [
+        pytest.param(setting, state, fault, id="-".join(filter(None, names)))
+        for setting in SETTINGS
+        for state in STATES
+        for fault in FAULTS
+        for names in [(state.name, fault.name, setting.name)]
+        if fault.who == who and senseless(state, fault) is None and not is_spared(state, fault)
+    ]

@@ -1,0 +1,98 @@
+"""Which graph engine a process computes with, by the adapters that are installed."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+
+import numpy as np
+import pytest
+
+import synk_core.engine
+from synk_core import _adapters
+from synk_testing import run
+from synk_testing.engine import NAME, PROGRAM
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder on the import path, in which engines and their adapters are put."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def put(*engines):
+        for engine in engines:
+            (tmp_path / f"{engine}.py").write_text("")
+            info = tmp_path / f"synk_{engine}-1.0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: synk-{engine}\n")
+            point = f"[{_adapters.GROUP}]\n{engine} = synk_{engine}\n"
+            (info / "entry_points.txt").write_text(point)
+        return tmp_path
+
+    return put
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Only a folder's distributions are installed."""
+
+    def only(place):
+        every = metadata.distributions
+        monkeypatch.setattr(metadata, "distributions", lambda: every(path=[str(place)]))
+
+    return only
+
+
+def test_the_engine_of_this_environment_is_found():
+    (adapter,) = _adapters.installed()
+    assert (adapter.engine, adapter.distribution) == (NAME, f"synk-{NAME}")
+    assert synk_core.engine.NAME == NAME
+    assert adapter.module == synk_core.engine.ADAPTER
+    assert _adapters.chosen() == adapter
+
+
+def test_of_several_the_imported_one_is_chosen_else_the_first_by_name(folder, alone, monkeypatch):
+    alone(folder("zebra", "aardvark", "mole"))
+    assert [one.engine for one in _adapters.installed()] == ["aardvark", "mole", "zebra"]
+    assert _adapters.chosen().engine == "aardvark"
+    monkeypatch.setitem(sys.modules, "zebra", sys)
+    assert _adapters.chosen() == ("zebra", "synk_zebra", "synk-zebra")
+    monkeypatch.setitem(sys.modules, "mole", sys)
+    assert _adapters.chosen().engine == "mole"
+
+
+def test_without_an_adapter_an_error_says_what_to_install(folder, alone):
+    alone(folder())
+    with pytest.raises(ImportError, match="pip install synkhronos brings the one for this Python"):
+        _adapters.chosen()
+
+
+def test_workers_compute_with_the_masters_engine(tmp_path):
+    """Not with the one that they would choose: another is installed, and is first by its name."""
+    info = tmp_path / "synk_aaa-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: synk-aaa\n")
+    (info / "entry_points.txt").write_text(f"[{_adapters.GROUP}]\naaa = synk_aaa\n")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        f"{PROGRAM}"
+        "from synk_core import Runtime, _adapters\n"
+        "assert [one.engine for one in _adapters.installed()][0] == 'aaa'\n"
+        "x = T.matrix('x')\n"
+        "with Runtime(2, use_gpu=False) as runtime:\n"
+        "    f = runtime.function([x], (x.sum(axis=1), 'gather'))\n"
+        "    print(f(np.arange(6.0).reshape(3, 2)).tolist())\n"
+    )
+    done = run(program)
+    assert done.status == 0, done.err
+    assert done.out.splitlines()[-1] == str(np.arange(6.0).reshape(3, 2).sum(axis=1).tolist())
+
+
+def test_all_names_of_the_adapters_package_are_the_cores():
+    package = __import__(f"synk_{NAME}")
+    assert package.__all__ == synk_core.__all__
+    assert dir(package) == dir(synk_core)
+    names = [*synk_core.__all__, "engine", "exceptions", "flight", "in_graph", "mpi"]
+    assert [n for n in names if getattr(package, n) is not getattr(synk_core, n)] == []
+    with pytest.raises(AttributeError, match="no_such_name"):
+        getattr(package, "no_such_name")  # noqa: B009 - a name that is not there

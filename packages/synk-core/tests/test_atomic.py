@@ -1,0 +1,565 @@
+"""A call, a collective or a step that fails on any rank has changed nothing on any."""
+
+from __future__ import annotations
+
+import dis
+import os
+import signal
+import sys
+import time
+import weakref
+
+import numpy as np
+import pytest
+from _leaks import no_ranks_left
+
+import synk_shm
+from synk_core import Function, Runtime
+from synk_core._master.controller import Controller
+from synk_core._master.executor import Executor
+from synk_core._rank.call import PreparedCall
+from synk_core._rank.rank import Rank
+from synk_core._workers import processes
+from synk_core._workers.interrupts import AGAIN_S, LATER
+from synk_core._workers.pool import WorkerPool, start_workers
+from synk_core._workers.processes import Watchdog, Worker
+from synk_core.exceptions import (
+    ReplicasDiffer,
+    ReplicaWarning,
+    SynkError,
+    WorkerDied,
+    WorkerFailed,
+)
+from synk_shm._arrays import segment
+from synk_testing.engine import STREAMS, T, as_op, engine
+
+x = T.dvector("x")
+
+pytestmark = pytest.mark.c_code
+
+FAST = {"mode": "FAST_COMPILE"}
+
+
+@as_op([T.dvector], [T.dvector])
+def picky(values):
+    if values.size and values.max() > 100:
+        raise ValueError("not this")
+    return values
+
+
+@pytest.fixture(scope="module")
+def loose():
+    """A runtime whose calls are not atomic."""
+    with Runtime(2, atomic=False) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def loose_and_identical():
+    """One whose random streams are to be the same on all ranks, too."""
+    with Runtime(2, atomic=False, random_streams="identical") as runtime:
+        yield runtime
+
+
+def ranks_of(runtime, *variables):
+    """All ranks' values of each variable."""
+    return [runtime.collectives.gather(v).tolist() for v in variables]
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+@pytest.mark.parametrize("num_slices", [1, 2])
+@pytest.mark.parametrize("mode", ["FAST_RUN", "FAST_COMPILE"])
+def test_a_failed_call_leaves_all_variables_as_they_were(trio, culprit, num_slices, mode):
+    """The update of `w` is done before the operation that fails: Theano would do it in place."""
+    w = engine.shared(np.arange(3.0), name="w")
+    v = engine.shared(np.zeros(()), name="v")
+    grown = w * 2 + x.sum()
+    f = trio.function(
+        [x], (picky(x + grown.sum() * 0).sum(), "sum"), updates=[(w, grown), (v, v + 1)], mode=mode
+    )
+    rows = np.arange(6.0)
+    f(rows, num_slices=num_slices)
+    trio.collectives.all_reduce([w, v])
+    before = ranks_of(trio, w, v)
+    arrays = w.get_value(borrow=True), v.get_value(borrow=True)
+    bad = rows.copy()
+    bad[2 * culprit + 1] = 200
+    with pytest.raises((WorkerFailed, ValueError), match="not this") as caught:
+        f(bad, num_slices=num_slices)
+    assert getattr(caught.value, "rank", trio.master) == culprit
+    assert ranks_of(trio, w, v) == before
+    assert w.get_value(borrow=True) is arrays[0]
+    assert f(rows, num_slices=num_slices) == 15.0
+    after = np.array(ranks_of(trio, w)[0])
+    shares = np.array([1.0, 5.0, 9.0]) / num_slices  # slices are averaged
+    np.testing.assert_allclose(after, 2 * np.array(before[0]) + shares[:, None])
+
+
+def content(state):
+    return state.bit_generator.state if isinstance(state, np.random.Generator) else state
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_random_streams_are_put_back_too(trio, culprit):
+    stream = [*STREAMS.values()][-1](3)
+    drawn = stream.uniform(size=(2,))
+    f = trio.function([x], [(picky(x), "gather"), (drawn, "gather")])
+    g = trio.function([x], [(picky(x), "gather"), (drawn, "gather")])
+    rows = np.zeros(3)
+    bad = rows.copy()
+    bad[culprit] = 200
+    states = [state for state, *_ in stream.state_updates]
+    kept = [state.get_value() for state in states]
+    with pytest.raises((WorkerFailed, ValueError), match="not this"):
+        f(bad)
+    for state, value in zip(states, kept):
+        np.testing.assert_equal(content(state.get_value()), content(value))
+    # The other function's numbers are those of a stream from which none were drawn.
+    first = g(rows)[1]
+    assert len(set(first.tolist())) == 6
+
+
+def test_a_step_is_done_whole_or_not_at_all(trio):
+    gradient = engine.shared(np.zeros(2), name="gradient")
+    weights = engine.shared(np.ones(2), name="weights")
+    f = trio.function([x], updates=[(gradient, T.ones(2) * x.sum())], **FAST)
+    h = trio.function(
+        [x], updates=[(weights, weights - gradient + picky(x).sum() - x.sum())], name="h", **FAST
+    )
+    delayed = trio.delayed
+
+    def once(rows, final):
+        trio.step(
+            f.delayed(rows),
+            delayed.all_reduce(gradient),
+            h.delayed(final),
+            delayed.all_reduce(gradient, op="sum"),
+            delayed.broadcast(weights),
+        )
+
+    rows = np.arange(3.0)
+    once(rows, rows)
+    before = ranks_of(trio, gradient, weights)
+    assert before == [[[3.0, 3.0]] * 3, [[0.0, 0.0]] * 3]
+    for culprit in range(3):
+        final = rows.copy()
+        final[culprit] = 200
+        with pytest.raises((WorkerFailed, ValueError), match="not this") as caught:
+            once(rows, final)
+        assert culprit == trio.master or "function 'h'" in str(caught.value)
+        assert ranks_of(trio, gradient, weights) == before
+    # A collective first, on values from before the step.
+    with pytest.raises((WorkerFailed, ValueError), match="not this"):
+        trio.step(delayed.all_reduce(gradient, op="sum"), h.delayed(np.array([0.0, 0, 200])))
+    assert ranks_of(trio, gradient, weights) == before
+    once(rows, rows)
+    assert ranks_of(trio, weights) == [[[-1.0, -1.0]] * 3]
+
+
+def test_a_rank_without_rows_gets_back_what_a_collective_has_changed(trio):
+    w = engine.shared(np.arange(3.0), name="w")
+    f = trio.function([x], updates=[(w, w * 2 + x.sum())], **FAST)
+    g = trio.function([x], (picky(x), "gather"), **FAST)
+    f(np.arange(3.0))
+    before = ranks_of(trio, w)
+    for op in ("avg", "sum"):
+        with pytest.raises(WorkerFailed, match="not this"):
+            trio.step(
+                f.delayed(np.ones(1)),
+                trio.delayed.all_reduce(w, op=op),
+                g.delayed(np.array([0.0, 0.0, 200.0])),
+            )
+        assert ranks_of(trio, w) == before
+
+
+def test_what_interrupts_after_all_are_done_closes_and_never_undoes_one_rank_alone(monkeypatch):
+    with no_ranks_left(), Runtime(2) as runtime:
+        s = engine.shared(np.zeros(()), name="s")
+        f = runtime.function([x], updates=[(s, s + x.sum())], **FAST)
+        f(np.ones(2))
+
+        def record(*_arguments):
+            raise KeyboardInterrupt
+
+        runtime._rank.recorder.start()
+        monkeypatch.setattr(runtime._rank, "_record", record)
+        with pytest.raises(KeyboardInterrupt):
+            f(np.ones(2))
+        assert runtime.closed
+
+
+def test_rows_that_were_read_for_a_call_that_was_interrupted_are_no_others(trio):
+    """Ctrl-C between two lines: the next call of the first rows must not get the second ones."""
+    f = trio.function([x], (x * 1, "gather"), **FAST)
+    data = trio.data(np.arange(6.0))
+    first, second = slice(0, 3), slice(3, 6)
+    assert f(data, batch=first).tolist() == [0.0, 1.0, 2.0]
+    code = PreparedCall._compute_whole.__code__
+    for line in sorted({line for _, line in dis.findlinestarts(code) if line}):
+
+        def strike(frame, event, _argument, line=line):
+            if frame.f_code is code and event == "line" and frame.f_lineno == line:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return strike
+
+        before = sys.gettrace()
+        sys.settrace(strike)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                f(data, batch=second)
+                raise KeyboardInterrupt  # a line that is not run
+        finally:
+            sys.settrace(before)
+        assert f(data, batch=first).tolist() == [0.0, 1.0, 2.0]
+        assert f(data, batch=second).tolist() == [3.0, 4.0, 5.0]
+        assert f(data, batch=first).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_collective_whose_result_numpy_refuses_has_changed_nothing(trio):
+    s = engine.shared(np.full(2, 1e308), name="s")
+    trio.collectives.broadcast(s)
+    with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+        trio.collectives.all_reduce(s, op="sum")
+    assert ranks_of(trio, s) == [[[1e308, 1e308]] * 3]
+    trio.collectives.all_reduce(s, op="max")
+    np.testing.assert_array_equal(s.get_value(), 1e308)
+
+
+def test_a_call_whose_last_sum_numpy_refuses_has_changed_nothing(trio):
+    """The master fails when the workers have done their part, and wait for the next order."""
+    s = engine.shared(np.zeros(()), name="s")
+    outputs = [(x.sum(), "sum"), (x.max(), "max")]
+    f = trio.function([x], outputs, updates=[(s, s + 1)], **FAST)
+    g = trio.function([x], outputs[0], **FAST)
+    huge = np.full(6, 8e307)
+    for function in (f, g, f):
+        with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+            function(huge)
+        assert ranks_of(trio, s) == [[0.0] * 3]
+        assert g(np.ones(7)) == 7.0
+    assert f(np.arange(5.0)) == [10.0, 4.0]
+    assert ranks_of(trio, s) == [[1.0] * 3]
+
+
+def test_collectives_reuse_arrays_but_never_one_that_somebody_has(trio):
+    s = engine.shared(np.zeros(1000), name="s")
+    trio.collectives.broadcast(s)
+    seen = []
+    for i in range(6):
+        kept = s.get_value(borrow=True)
+        trio.collectives.all_reduce(s, op="sum")
+        assert s.get_value(borrow=True) is not kept
+        np.testing.assert_array_equal(s.get_value(), 0.0)
+        seen.append(id(s.get_value(borrow=True)))
+        trio.collectives.set_value(i % 3, s, np.zeros(1000))
+    assert len(seen) == 6
+
+
+def test_without_atomic_calls_variables_that_may_differ_are_refused_until_broadcast(loose):
+    s = engine.shared(np.zeros(()), name="steps")
+    other = engine.shared(np.zeros(()), name="other")
+    f = loose.function([x], (picky(x).sum(), "sum"), updates=[(s, s + 1)], **FAST)
+    g = loose.function([x], (x.sum() + 0 * other, "sum"), **FAST)
+    f(np.zeros(2))
+    with pytest.raises(WorkerFailed, match=r"may\s+differ now. Use broadcast\(\)"):
+        f(np.array([0.0, 200.0]))
+    assert sorted(ranks_of(loose, s)[0]) == [1.0, 2.0]  # a look is allowed
+    for refused in (
+        lambda: f(np.zeros(2)),
+        lambda: loose.collectives.all_reduce(s),
+        lambda: loose.step(g.delayed(np.zeros(2)), f.delayed(np.zeros(2))),
+    ):
+        with pytest.raises(ReplicasDiffer, match=r"'steps'.*broadcast\(\)") as caught:
+            refused()
+        assert isinstance(caught.value, SynkError)
+    assert g(np.ones(2)) == 2.0
+    assert sorted(ranks_of(loose, s)[0]) == [1.0, 2.0]
+    # What is refused has mended nothing.
+    many = engine.shared(np.zeros(()), name="many")
+    h = loose.function([x], (picky(x).sum(), "sum"), updates=[(many, many + 1)], **FAST)
+    with pytest.raises(WorkerFailed):
+        h(np.array([0.0, 200.0]))
+    with pytest.raises(ReplicasDiffer, match="'many'"):
+        loose.step(loose.delayed.broadcast(s), h.delayed(np.zeros(2)))
+    with pytest.raises(ReplicasDiffer, match="'steps'"):
+        f(np.zeros(2))
+    loose.step(loose.delayed.broadcast([s, many]), h.delayed(np.zeros(2)))
+    assert f(np.ones(2)) == 2.0
+    assert len(set(ranks_of(loose, s)[0])) == 1
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_without_atomic_calls_streams_that_may_differ_are_refused_if_they_are_to_be_the_same(
+    loose, loose_and_identical, kind
+):
+    def drawing():
+        # Rows are looked at before numbers are drawn: who refuses them draws none.
+        return [x], [(STREAMS[kind](3).uniform(size=picky(x)[:1].shape), "gather")]
+
+    good, bad = np.zeros(2), np.array([0.0, 200.0])
+    f = loose_and_identical.function(*drawing(), **FAST)
+    first = f(good)[0]
+    assert first[0] == first[1]
+    with pytest.raises(WorkerFailed, match="not this"):
+        f(bad)
+    cure = r"broadcast\(\) of it" if kind == "mrg" else "close"
+    with pytest.raises(ReplicasDiffer, match=cure):
+        f(good)
+    if kind == "mrg":
+        loose_and_identical.collectives.broadcast(f.get_shared())
+        again = f(good)[0]
+        assert again[0] == again[1]
+    f = loose.function(*drawing(), **FAST)
+    with pytest.raises(WorkerFailed, match="not this"):
+        f(bad)
+    drawn = f(good)[0]  # they are each rank's own, whatever was drawn
+    assert drawn[0] != drawn[1]
+
+
+def test_a_value_that_was_set_in_the_master_alone_is_told(trio):
+    rate = engine.shared(1.0, name="rate")
+    f = trio.function([x], (x * rate, "gather"), name="scaled", **FAST)
+    f(np.ones(3))
+    rate.set_value(2.0)
+    with pytest.warns(ReplicaWarning, match="'rate' has been given a value in the master only"):
+        assert f(np.ones(3)).tolist() == [2.0, 1.0, 1.0]
+    # Told once; and not if it is then sent to all, or set by us.
+    for change in (
+        lambda: trio.collectives.broadcast(rate),
+        lambda: (rate.set_value(3.0), trio.collectives.broadcast(rate)),
+        lambda: trio.collectives.broadcast(rate, 4.0),
+        lambda: trio.collectives.set_value(0, rate, 5.0),
+        lambda: trio.collectives.all_reduce(rate),
+        lambda: f.verify(np.ones(4)),
+        lambda: rate.set_value(rate.get_value()),
+    ):
+        change()
+        f(np.ones(3))
+    rate.set_value(7.0)
+    with pytest.warns(ReplicaWarning):
+        f(np.ones(3))
+
+
+def test_a_value_set_between_distribution_and_the_first_call_is_told_too(trio):
+    rate = engine.shared(1.0, name="early")
+    f = trio.function([x], (x * rate, "gather"), **FAST)
+    trio.distribute()
+    rate.set_value(2.0)
+    with pytest.warns(ReplicaWarning, match="early"):
+        f(np.ones(3))
+
+
+def test_a_worker_that_dies_is_told_also_without_atomic_calls():
+    @as_op([T.dvector], [T.dvector])
+    def deadly(values):
+        if values.max() > 100:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return values
+
+    s = engine.shared(0.0, name="s")
+    with no_ranks_left():
+        runtime = Runtime(2, atomic=False)
+        f = runtime.function([x], (deadly(x).sum(), "sum"), updates=[(s, s + 1)], **FAST)
+        f(np.zeros(2))
+        with pytest.raises(WorkerDied, match="computing"):
+            f(np.array([0.0, 200.0]))
+        assert runtime.closed
+
+
+# A Ctrl-C that comes with a line of a function, as one of the package's own: what handlers see.
+STRIKE = """
+import signal, sys
+
+class Strike:
+    def __init__(self, codes, place):
+        self.codes, self.left, self.struck = codes, place, None
+
+    def __call__(self, frame, event, argument):
+        if frame.f_code not in self.codes:
+            return None
+        return self.line
+
+    def line(self, frame, event, argument):
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.struck = frame.f_code.co_name, frame.f_lineno
+                signal.raise_signal(signal.SIGINT)
+        return self.line
+"""
+
+
+def strike_at(place, functions, call):
+    """Call with a Ctrl-C at the place-th line of these functions.
+
+    Returns:
+        Where it came, or None; whether the call gave its result; the KeyboardInterrupt came.
+    """
+    names = {"__name__": "synk_core.struck"}
+    exec(STRIKE, names)
+    strike = names["Strike"]({function.__code__ for function in functions}, place)
+    given = interrupted = False
+    usual = sys.gettrace()
+    try:
+        sys.settrace(strike)
+        try:
+            call()
+            given = True
+        finally:
+            sys.settrace(usual)
+        late = time.monotonic() + 10
+        while strike.struck and time.monotonic() < late:
+            time.sleep(0.001)
+    except KeyboardInterrupt:
+        interrupted = True
+    return strike.struck, given, interrupted
+
+
+@pytest.mark.parametrize("size, atomic", [(2, True), (2, False), (1, True)])
+def test_an_interrupt_out_of_a_call_means_that_it_did_not_happen(size, atomic):
+    """Wherever Ctrl-C comes; and one that comes too late is raised when the result is there."""
+    count = engine.shared(0, "count")
+    usual = signal.getsignal(signal.SIGINT)
+    with no_ranks_left(), Runtime(size, atomic=atomic) as runtime:
+        f = runtime.function([x], (x.sum(), "sum"), updates=[(count, count + 1)])
+        f(np.ones(4))
+        functions = [Function.__call__, Executor.perform, Controller.run, Rank._finish]
+        counts, given, place, struck = 1, set(), 0, True
+        while struck:
+            place += 1
+            struck, got, interrupted = strike_at(place, functions, lambda: f(np.ones(4)))
+            assert interrupted == bool(struck), struck
+            given.add(got)
+            counts += got
+            if not atomic and not got:
+                runtime.collectives.broadcast(count)  # ranks may differ, which is told
+            values = runtime.collectives.gather(count).tolist()
+            assert values == [counts] * size, (struck, got)
+        assert place > 40
+        assert given == {False, True}
+        assert not runtime.closed
+        assert float(f(np.ones(4))) == 4
+    assert signal.getsignal(signal.SIGINT) == usual
+
+
+def strike(*_args):
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(10 * AGAIN_S)  # one that is put off comes again meanwhile
+
+
+class Gone:
+    def __del__(self):
+        strike()
+
+
+class Members(set):
+    """A set as weak ones have it."""
+
+    discard = strike
+
+
+@pytest.mark.parametrize("kind", ["__del__", "finalize", "set", "array"])
+def test_ctrl_c_in_a_finalizer_comes_once_after_it(pair, kind, monkeypatch):
+    """What is raised there Python only prints."""
+    assert pair.size == 2
+    several = weakref.WeakSet()
+    if kind == "__del__":
+        kept = Gone()
+    elif kind == "finalize":
+        kept = engine.shared(0)
+        weakref.finalize(kept, strike)
+    elif kind == "set":
+        kept = engine.shared(0)
+        several.add(kept)
+        several.data = Members(several.data)
+    else:
+        kept = synk_shm.ones(3)
+        remove = segment.posix.remove
+
+        def struck(*args):
+            monkeypatch.undo()
+            strike()
+            return remove(*args)
+
+        monkeypatch.setattr(segment.posix, "remove", struck)
+    with pytest.raises(KeyboardInterrupt):
+        del kept
+        late = time.monotonic() + 30
+        while time.monotonic() < late:
+            time.sleep(0.01)
+    time.sleep(10 * AGAIN_S)  # not twice
+    assert float(pair.function([], engine.shared(2.0), mode="FAST_COMPILE")()) == 2
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.03])
+def test_ctrl_c_that_is_put_off_comes_once_however_late_a_thread_is(pair, late_s, monkeypatch):
+    """Two signals of the thread that strikes again, the second after the first was raised."""
+    assert pair.size == 2
+    kill = signal.pthread_kill
+
+    def twice(thread, number):
+        kill(thread, number)
+        time.sleep(late_s)
+        kill(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", twice)
+    kept = Gone()
+    with pytest.raises(KeyboardInterrupt):
+        del kept
+        late = time.monotonic() + 30
+        while time.monotonic() < late:
+            time.sleep(0.001)
+    late = time.monotonic() + 10 * AGAIN_S
+    while time.monotonic() < late:  # not twice
+        time.sleep(0.001)
+    assert not LATER.is_pending()
+
+
+def test_ctrl_c_in_a_finalizer_comes_once_also_if_the_runtime_ends_meanwhile(monkeypatch):
+    usual = signal.getsignal(signal.SIGINT)
+    runtime = Runtime(2)
+    runtime.distribute()
+    stop = WorkerPool.stop
+
+    class Struck:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def struck(pool):
+        monkeypatch.undo()  # once, also if that comes before the runtime is closed
+        stop(pool)
+        Struck()
+
+    monkeypatch.setattr(WorkerPool, "stop", struck)
+    with pytest.raises(KeyboardInterrupt):
+        runtime.close()
+        late = time.monotonic() + 30
+        while time.monotonic() < late:
+            time.sleep(0.01)
+    assert signal.getsignal(signal.SIGINT) == usual
+    time.sleep(10 * AGAIN_S)  # not twice
+    runtime.close()
+    assert runtime.closed
+
+
+STARTS = [Runtime.__init__, Controller.__init__, WorkerPool.__init__, Worker.__init__]
+STARTS += [Watchdog.__init__, processes._start, start_workers]
+
+
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.nightly)])
+def test_an_interrupt_of_the_start_leaves_nothing_behind(step):
+    """At lines of what starts a runtime: there is one, or there is nothing of one."""
+    usual = signal.getsignal(signal.SIGINT)
+    place, struck, started = 0, True, []
+    while struck:
+        place += step
+        with no_ranks_left():
+            struck, _, interrupted = strike_at(place, STARTS, lambda: started.append(Runtime(2)))
+            assert interrupted == bool(struck)
+            assert not (interrupted and started), struck
+            for runtime in started:
+                runtime.close()
+            assert signal.getsignal(signal.SIGINT) == usual
+    assert place > 100
+    assert len(started) == 1

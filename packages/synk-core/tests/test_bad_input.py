@@ -1,0 +1,150 @@
+"""Wrong use of functions: a clear error before anything is sent, and the runtime stays usable."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from synk_core import Runtime
+from synk_core.exceptions import (
+    BatchError,
+    Closed,
+    InputTypeError,
+    InputValueError,
+    OpError,
+    SpecError,
+    SynkError,
+)
+from synk_testing.engine import T, engine
+
+
+@pytest.fixture(scope="module")
+def f(pair):
+    x, y = T.fmatrix("x"), T.fscalar("y")
+    return pair.function([x], [(x * y).mean(), (x, None)], bcast_inputs=[y], name="f")
+
+
+X = np.ones((4, 3), "float32")
+
+
+def test_wrong_calls(pair, f):
+    """Those that are of no other kind of function than this one."""
+    for arguments, options, error, words in (
+        ((X,), {"z": 1}, InputTypeError, "unknown keyword 'z'"),
+        ((X.astype(float), 1), {}, InputTypeError, "got dtype float64, expected float32"),
+        ((X, 1), {"num_slices": 2}, OpError, "does not accumulate"),
+    ):
+        with pytest.raises(error, match=words) as caught:
+            f(*arguments, **options)
+        assert isinstance(caught.value, SynkError)
+        np.testing.assert_allclose(f(X, 2)[0], 2.0)
+
+
+def test_what_is_no_name_no_flag_and_no_number_is_refused_in_few_words(pair, f):
+    x, s = T.vector("x"), engine.shared(np.zeros(3), "s")
+    before = len(pair._rank.functions)
+    with pytest.raises(SpecError, match="expected a str"):
+        pair.function([x], (x.sum(), "sum"), name=slice(None))
+    assert len(pair._rank.functions) == before
+    with pytest.raises(InputTypeError, match="True or False"):
+        f.build_inputs(X, 1, minibatch=[np.ones((2, 2), bool), False])
+    with pytest.raises(InputTypeError, match="expected numbers"):
+        pair.collectives.broadcast(s, np.zeros(3, object))
+    with pytest.raises(InputValueError) as caught:
+        pair.data(np.zeros(3), name="x" * 5000).set_shape((-1,))
+    assert len(str(caught.value)) < 400
+
+
+def test_sparse_inputs_are_refused_with_a_sentence(pair):
+    sparse = pytest.importorskip("theano.sparse")
+    x, m = T.vector("x"), sparse.csr_matrix("m")
+    total = sparse.basic.sp_sum(m)
+    for inputs, whole in (([m], []), ([x], [m])):
+        with pytest.raises(SpecError, match="expected a tensor, whose rows"):
+            pair.function(inputs, (total, "sum"), bcast_inputs=whole, on_unused_input="ignore")
+
+
+def test_wrong_data(pair, f):
+    with pytest.raises(InputTypeError, match="float64"):
+        f(pair.data(np.ones((4, 3))), 1)
+    with pytest.raises(InputTypeError, match="dimensions"):
+        f(pair.data(np.ones(3, "float32")), 1)
+    with pytest.raises(BatchError, match="too short for the batch"):
+        f(pair.data(X, minibatch=True), 1, batch=slice(0, 7))
+    with pytest.raises(InputTypeError, match="no scattered"):
+        pair.function([], (engine.shared(1.0) * 1, "sum"))(batch=[1])
+    row = T.frow("row")
+    g = pair.function([T.fmatrix("m")], row.sum(), bcast_inputs=[row], on_unused_input="ignore")
+    with pytest.raises(InputValueError, match="broadcastable"):
+        g(X, X)
+
+
+def test_variables_that_are_no_inputs_are_named(pair):
+    x, y, z, v = T.vectors("x", "y", "z", "v")
+    w = engine.shared(np.zeros(3), "w")
+    before = len(pair._rank.functions)
+    with pytest.raises(SpecError, match=r"function 'f' needs values of y, .*bcast_inputs="):
+        pair.function([x], (x * y).sum(), name="f")
+    with pytest.raises(SpecError, match=r"needs values of (y, z|z, y), expected"):
+        pair.function([x], (v * w).sum(), updates=[(w, w + y)], givens=[(v, x * z)])
+    assert len(pair._rank.functions) == before
+    given = pair.function([x], (x + y).sum(), givens=[(y, x * 2)])
+    assert given(np.ones(4)) == 6.0
+
+
+def test_inputs_of_different_lengths(pair):
+    x, y = T.vector("x"), T.vector("y")
+    g = pair.function([x, y], (x.sum() + y.sum(), "sum"))
+    with pytest.raises(InputValueError, match="x: 3, y: 4"):
+        g(np.ones(3), np.ones(4))
+    assert g(np.ones(3), np.ones(4), batch=[0, 2]) == 4.0
+
+
+def test_wrong_batch_s_is_refused_on_all_ranks_before_any_computes(pair):
+    s = engine.shared(np.zeros(1), name="s")
+    n = engine.shared(np.zeros(()), name="n")
+    g = pair.function([], (s.sum(), "sum"), updates=[(n, n + 1)], sliceable_shareds=[s])
+    pair.collectives.scatter(s, np.arange(5.0))
+    with pytest.raises(SynkError) as caught:
+        g(batch_s=slice(0, 3))
+    assert isinstance(caught.value.__cause__, BatchError)
+    assert "batch_s on rank 1" in str(caught.value)
+    with pytest.raises(BatchError, match="batch_s on rank 0"):
+        g(batch_s=[[7], [0]])
+    with pytest.raises(InputValueError, match="one for each of 2 ranks"):
+        g(batch_s=[[0], [0], [0]])
+    assert pair.collectives.gather(n).tolist() == [0.0, 0.0]
+    assert g(batch_s=[1, 0]) == 1 + 0 + 4 + 3
+    assert g(batch_s=[[2, 0], [1]]) == 2 + 0 + 4
+
+
+def test_wrong_settings():
+    for settings in (
+        {"n_parallel": 0},
+        {"n_parallel": 2.5},
+        {"n_parallel": 2, "master_rank": 2},
+        {"n_parallel": 2, "master_rank": -1},
+        {"backend": "smoke"},
+    ):
+        with pytest.raises(InputValueError, match="got"):
+            Runtime(**settings)
+
+
+def test_a_closed_runtime_says_so():
+    x = T.vector("x")
+    runtime = Runtime(2)
+    g = runtime.function([x], x.sum())
+    data = runtime.data(np.ones(4))
+    runtime.close()
+    runtime.close()
+    assert runtime.closed
+    for act in (
+        *(lambda how=how: g(data, **how) for how in ({}, {"num_slices": 2}, {"batch": [0]})),
+        lambda: runtime.function([x], x.sum()),
+        lambda: runtime.data(1.0),
+        runtime.distribute,
+        lambda: runtime.collectives.broadcast(engine.shared(1.0)),
+    ):
+        with pytest.raises(Closed, match=r"closed \(by close\(\)\); call fork\(\)"):
+            act()
+    np.testing.assert_array_equal(data.data, np.ones(4))

@@ -1,0 +1,845 @@
+"""Functions that are recorded and replayed: with a stand-in for CUDA's graphs, which computes anew.
+
+Here every array of floats counts as one on a device, so that the same functions are recorded on the
+processor. What only a GPU shows is in `integration/multi_gpu`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import sys
+import time
+import weakref
+from functools import partial
+
+import cloudpickle
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from theano.compile.ops import as_op
+from theano.tensor import TensorType
+
+from synk_comm import PeerLost
+from synk_core import InputValueError, Runtime, flat_updates
+from synk_core._graph.compile import out_of_place
+from synk_core._graph.devices import capturable, captured
+from synk_core._graph.devices.capturable import NotCapturableError, pure_form
+from synk_core._graph.devices.captured import (
+    MOST_SHAPES,
+    MOST_UNUSED,
+    REPLAYED,
+    CapturedFunction,
+    difference,
+)
+from synk_core._graph.devices.device import Cpu
+from synk_core._graph.devices.graphs import USE_GRAPHS, checked_policy
+from synk_core._graph.values import at_least_1d
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ON_PROCESSOR = (
+    "Dot",
+    *(
+        "Dot22",
+        "Dot22Scalar",
+        "Elemwise",
+        "Gemm",
+        "Gemv",
+        "CGemv",
+        "CGer",
+        "Ger",
+        "CAReduce",
+        "Sum",
+        "Max",
+    ),
+    *("DimShuffle", "Reshape", "Alloc", "AllocEmpty", "Join", "Subtensor", "IncSubtensor"),
+    *("Split", "Softmax", "SoftmaxWithBias", "SoftmaxGrad", "MaxAndArgmax"),
+)
+
+
+class Graphs:
+    """Does what CUDA's graphs do, by computing anew into what the graph works on."""
+
+    def __init__(self):
+        self.functions = set()
+        self.graphs = {}
+        self.recorded = self.launched = 0
+        self.depth = self.copies = 0
+        self.slow_launch, self.always = 0.0, False
+        self.spoil = None
+        self.sent = []  # copies to host memory, by what was launched before
+
+    @contextlib.contextmanager
+    def own_memory(self):
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
+    def entered(self):
+        return contextlib.nullcontext()
+
+    def wait(self):
+        pass
+
+    def copy(self, target, source):
+        assert target.shape == source.shape
+        assert target.dtype == source.dtype
+        self.copies += 1
+        at_least_1d(target)[...] = at_least_1d(source)
+
+    def record(self, run):
+        """As several graphs, of which the first computes all."""
+        cuts = []
+        run(lambda: cuts.append(None))
+        self.recorded += 1
+        made = [(self.recorded, place) for place in range(len(cuts) + 1)]
+        self.graphs.update(dict.fromkeys(made, lambda: None))
+        self.graphs[made[0]] = lambda: run(lambda: None)
+        return made
+
+    def launch(self, graph):
+        time.sleep(self.slow_launch)
+        self.graphs[graph]()
+        self.launched += not graph[1]
+        self.latest = graph
+        if self.spoil is not None:
+            self.spoil()
+
+    def send(self, values):
+        self.sent.append((self.latest, [np.array(value) for value in values]))
+
+    def forget(self, graph):
+        del self.graphs[graph]
+
+    def seconds(self, run):
+        began = time.perf_counter()
+        run()
+        # So that a test says which one is quicker, not the machine.
+        return 1.0 + (time.perf_counter() - began if self.slow_launch else 0.0)
+
+    def reset(self):
+        for function in tuple(self.functions):
+            function.drop()
+
+    def leave(self, function):
+        self.functions.discard(function)
+
+
+def _is_float(thing):
+    return np.dtype(thing.dtype).kind == "f"
+
+
+def stand_ins():
+    """What has to be replaced for the processor to count as a device: (owner, name, value)."""
+    ops = capturable._ON_DEVICE | set(ON_PROCESSOR)
+    return [
+        (capturable, "is_device_type", lambda t: isinstance(t, TensorType) and _is_float(t)),
+        (capturable, "_is_elsewhere", lambda _type: False),
+        (capturable, "_ON_DEVICE", ops),
+        (captured, "is_on_device", _is_float),
+    ]
+
+
+def mode():
+    """As the one in C, which it would take long to compile for."""
+    return theano.Mode(theano.gof.vm.VM_Linker(use_cloop=True, c_thunks=False), "fast_run")
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """A stand-in for a device's graphs."""
+    for owner, name, value in stand_ins():
+        monkeypatch.setattr(owner, name, value)
+    monkeypatch.setattr(theano.compile.mode, "instantiated_default_mode", mode())
+    made = Graphs()
+    yield made
+    assert made.depth == 0
+    for function in tuple(made.functions):
+        function.close()
+    assert not made.graphs
+
+
+def network(seed=0, hidden=7):
+    """A small network's training function and variables."""
+    rng = np.random.RandomState(seed)
+    x, y = T.dmatrix("x"), T.dmatrix("y")
+    w = theano.shared(rng.randn(5, hidden), "w")
+    b = theano.shared(np.zeros(hidden), "b")
+    v = theano.shared(rng.randn(hidden, 2), "v")
+    step = theano.shared(0.05, "step")
+    loss = T.sqr(T.dot(T.tanh(T.dot(x, w) + b), v) - y).mean()
+    params = [w, b, v]
+    updates = [(p, p - step * g) for p, g in zip(params, T.grad(loss, params))]
+    updates.append((step, step * 0.99))
+    return theano.function([x, y], [loss, T.grad(loss, w)], updates=updates), [*params, step]
+
+
+def batches(n, rows=6, seed=1):
+    rng = np.random.RandomState(seed)
+    return [(rng.randn(rows, 5), rng.randn(rows, 2)) for _ in range(n)]
+
+
+def require_same(got, wanted):
+    assert len(got) == len(wanted)
+    for one, other in zip(got, wanted):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_a_training_function_is_recorded_once_and_replayed(graphs):
+    """Losses, gradients and variables are those of the function itself, call by call."""
+    plain, its = network()
+    function, mine = network()
+    recorded = CapturedFunction(function, graphs, "train")
+    assert recorded.state == "not called often enough"
+    for number, batch in enumerate(batches(8), 1):
+        require_same(recorded(*batch), plain(*batch))
+        require_same([v.get_value() for v in mine], [v.get_value() for v in its])
+        assert graphs.recorded == (number >= 2)
+    assert recorded.state == REPLAYED
+    assert graphs.launched == 3 + 5
+
+
+def test_numbers_are_sent_to_the_host_before_the_rest_is_computed(graphs, monkeypatch):
+    """A loss, whatever comes before it among the outputs; it need not be the first number."""
+    done = []
+    monkeypatch.setattr(graphs, "record", partial(_recorded, graphs.record, done))
+    monkeypatch.setattr(capturable, "_ON_DEVICE", {*capturable._ON_DEVICE, "FromFunctionOp"})
+    late = as_op([T.dmatrix], [T.dmatrix])(lambda x: done.append("the rest") or x * 2)
+    x = T.dmatrix("x")
+    v = theano.shared(np.zeros((2, 3)), "v")
+    function = theano.function([x], [x.sum(), x[0], x.min()], updates=[(v, late(x))])
+    recorded = CapturedFunction(function, graphs, "f")
+    for number in range(1, 7):
+        value = number + np.arange(6.0).reshape(2, 3)
+        require_same(recorded(value), [value.sum(), value[0], value.min()])
+        require_same([v.get_value()], [2 * value])
+        if number == 2:
+            assert done == ["the rest", "the rest", "a cut", "the rest"]
+    assert recorded.state == REPLAYED
+    assert [graph[1] for graph, _ in graphs.sent] == [0] * 6
+    require_same(graphs.sent[-1][1], [value.sum(), value.min()])
+
+
+def _recorded(record, done, run):
+    return record(lambda cut: run(lambda: (done.append("a cut"), cut())))
+
+
+def test_a_function_of_numbers_alone_is_one_graph(graphs):
+    x = T.dmatrix("x")
+    recorded = CapturedFunction(theano.function([x], [x.sum(), x.max()]), graphs, "f")
+    for _ in range(5):
+        require_same(recorded(np.ones((2, 3))), [6.0, 1.0])
+    assert len(graphs.graphs) == 1
+    assert not graphs.sent
+
+
+def test_results_and_values_stay_what_they_are(graphs):
+    """A replay gives new arrays: neither earlier results nor earlier values change."""
+    function, variables = network()
+    recorded = CapturedFunction(function, graphs, "train")
+    held = []
+    for batch in batches(9):
+        results = recorded(*batch)
+        arrays = [*results, *(v.get_value(borrow=True) for v in variables)]
+        held += [(array, array.copy()) for array in arrays]
+    for array, copy in held:
+        np.testing.assert_array_equal(array, copy)
+
+
+def test_values_that_are_set_in_between_are_seen(graphs):
+    """By set_value, by a write into the array, into a part of it that came first."""
+    plain, its = network()
+    function, mine = network()
+    recorded = CapturedFunction(function, graphs, "train")
+    random = np.random.RandomState(5)
+    for number, batch in enumerate(batches(24)):
+        require_same(recorded(*batch), plain(*batch))
+        which = number % len(mine)
+        value = random.randn(*its[which].get_value().shape) * 0.05
+        if number % 3 == 0:
+            for variables in (mine, its):
+                variables[which].set_value(np.array(value))
+        elif number % 3 == 1:
+            for variables in (mine, its):
+                variables[which].get_value(borrow=True, return_internal_type=True)[...] = value
+        else:
+            # As the undoing of a failed call does: an array that was the value before.
+            for variables in (mine, its):
+                storage = variables[which].container.storage
+                old, storage[0] = storage[0], np.array(value)
+                storage[0] = old
+        require_same([v.get_value() for v in mine], [v.get_value() for v in its])
+
+
+def test_a_variable_of_another_shape(graphs):
+    x = T.dvector("x")
+    w = theano.shared(np.arange(3.0), "w")
+    recorded = CapturedFunction(theano.function([x], [x.sum() + w.sum()]), graphs, "f")
+    for size in (3, 3, 3, 3, 3, 5, 5, 5, 5, 5, 3, 3):
+        w.set_value(np.arange(float(size)))
+        assert recorded(np.ones(4))[0] == 4 + np.arange(size).sum()
+    assert graphs.recorded == 3
+    assert recorded.state == REPLAYED
+
+
+def test_each_shape_has_its_graph_and_the_oldest_goes(graphs):
+    x = T.dmatrix("x")
+    recorded = CapturedFunction(theano.function([x], [x.sum(axis=0), x * 2]), graphs, "f")
+    for _ in range(5):
+        for rows in range(1, MOST_SHAPES + 1):
+            value = np.random.RandomState(rows).rand(rows, 3)
+            require_same(recorded(value), [value.sum(axis=0), value * 2])
+    assert graphs.recorded == len(graphs.graphs) == MOST_SHAPES
+    for _ in range(3):
+        value = np.random.rand(9, 3)
+        require_same(recorded(value), [value.sum(axis=0), value * 2])
+    assert graphs.recorded == MOST_SHAPES + 1
+    assert len(graphs.graphs) == MOST_SHAPES
+    assert recorded.state == REPLAYED
+
+
+def test_shapes_that_never_come_again(graphs, caplog):
+    caplog.set_level(logging.INFO)
+    x = T.dvector("x")
+    recorded = CapturedFunction(theano.function([x], [x * 2]), graphs, "f")
+    for size in range(MOST_SHAPES + MOST_UNUSED + 5):
+        np.testing.assert_array_equal(recorded(np.ones(size))[0], 2 * np.ones(size))
+    assert "other shapes" in recorded.state
+    assert caplog.text.count("f is not replayed: its inputs have other shapes") == 1
+    assert graphs.recorded == 0
+
+
+def test_empty_inputs_and_empty_results(graphs):
+    x = T.dmatrix("x")
+    recorded = CapturedFunction(theano.function([x], [x * 2, x.sum()]), graphs, "f")
+    for _ in range(5):
+        doubled, total = recorded(np.ones((0, 3)))
+        assert doubled.shape == (0, 3)
+        assert total == 0
+
+
+def test_results_of_every_size_and_order_in_memory(graphs, monkeypatch):
+    """Large ones are copied alone, small ones together; transposed ones in C order."""
+    monkeypatch.setattr(captured, "LARGEST_PACKED", 100)
+    x, k = T.dmatrix("x"), T.fvector("k")
+    outputs = [x.T * 1.5, x.sum(), x * x, k * 2, k.sum(), x.T, x]
+    recorded = CapturedFunction(theano.function([x, k], outputs), graphs, "f")
+    for seed in range(6):
+        random = np.random.RandomState(seed)
+        a, b = random.rand(4, 6), random.rand(3).astype("f4")
+        wanted = [a.T * 1.5, a.sum(), a * a, b * 2, b.sum(), a.T, a]
+        got = recorded(np.asfortranarray(a) if seed % 2 else a, b)
+        assert [g.dtype for g in got] == [np.asarray(w).dtype for w in wanted]
+        for one, other in zip(got, wanted):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+            assert not np.shares_memory(one, a)
+
+
+def test_flat_parameters_are_copied_at_once(graphs):
+    """The gradient's function reads them, another one replaces them by parts of a new vector."""
+    random = np.random.RandomState(0)
+    x = T.dvector("x")
+    params = [theano.shared(random.rand(4, 4), f"p{i}") for i in range(6)]
+    grads = [theano.shared(np.zeros((4, 4)), f"g{i}") for i in range(6)]
+    total = sum((T.dot(p, x[:4]) ** 2).sum() for p in params)
+    gradient = theano.function([x], [total], updates=list(zip(grads, T.grad(total, params))))
+    updates = flat_updates([(p, p - 0.01 * g) for p, g in zip(params, grads)], least=2)
+    step = theano.function([], updates=updates, mode=theano.Mode("py", None))
+    recorded = CapturedFunction(gradient, graphs, "gradient")
+    values = [p.get_value() for p in params]
+    for number in range(8):
+        vector = np.random.RandomState(number).rand(4)
+        graphs.copies = 0
+        wanted = sum(((p @ vector) ** 2).sum() for p in values)
+        np.testing.assert_allclose(recorded(vector)[0], wanted)
+        for i, p in enumerate(values):
+            np.testing.assert_allclose(
+                grads[i].get_value(), 2 * np.outer(p @ vector, vector), rtol=1e-12
+            )
+        step()
+        values = [p - 0.01 * g.get_value() for p, g in zip(values, grads)]
+        require_same([p.get_value() for p in params], values)
+    assert recorded.state == REPLAYED
+    # To it: x, the parameters' vector, that of the gradients. In it: each result. From it: two.
+    assert graphs.copies == 3 + (1 + len(grads)) + 2
+
+
+def test_flat_parameters_of_other_shapes(graphs):
+    """As many elements in all, in another order."""
+    x = T.dvector("x")
+    params = [theano.shared(np.arange(32.0).reshape(s), "p") for s in [(2, 16), (4, 8)]]
+    outputs = [T.dot(p.T, x[: p.shape[0]]) for p in params]
+    recorded = CapturedFunction(theano.function([x], outputs), graphs, "f")
+    for shapes in [((2, 16), (4, 8)), ((4, 8), (2, 16)), ((2, 16), (4, 8))]:
+        for seed, (p, shape) in enumerate(zip(params, shapes)):
+            p.set_value(np.random.RandomState(seed).rand(*shape))
+        updates = flat_updates([(p, p + 1) for p in params], least=2)
+        move = theano.function([], updates=updates, mode=theano.Mode("py", None))
+        for _ in range(6):
+            move()
+            values, vector = [p.get_value() for p in params], np.random.rand(4)
+            require_same(recorded(vector), [v.T.dot(vector[: len(v)]) for v in values])
+    assert recorded.state == REPLAYED
+
+
+@pytest.mark.parametrize("what", ["loss", "value"])
+def test_a_replay_that_differs_is_not_used(graphs, caplog, what):
+    function, variables = network()
+    plain, its = network()
+    recorded = CapturedFunction(function, graphs, "train")
+
+    def spoil():
+        (shape,) = recorded._shapes.values()
+        place = 0 if what == "loss" else -1
+        shape._packings[place]._vectors[0][...] += 1e-3
+
+    graphs.spoil = spoil
+    for batch in batches(6):
+        require_same(recorded(*batch), plain(*batch))
+        require_same([v.get_value() for v in variables], [v.get_value() for v in its])
+    assert "a replay gives other results: by" in recorded.state
+    assert caplog.text.count("train is not replayed") == 0  # at INFO
+    assert not graphs.graphs
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_slower_replay_is_not_used_unless_always(graphs, always):
+    recorded = CapturedFunction(network()[0], graphs, "train")
+    graphs.slow_launch, graphs.always = 0.2, always
+    for batch in batches(5):
+        recorded(*batch)
+    assert (recorded.state == REPLAYED) == always
+    assert ("and a replay" in recorded.state) != always
+    assert graphs.launched == (5 if always else 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "environment", "policy"),
+    [
+        ("auto", None, "auto"),
+        ("auto", "", "auto"),
+        ("auto", "0", "never"),
+        ("auto", "always", "always"),
+        ("always", "0", "always"),
+        (False, "always", "never"),
+    ],
+)
+def test_the_policy_is_the_programs_or_else_the_environments(
+    monkeypatch, given, environment, policy
+):
+    monkeypatch.delenv(USE_GRAPHS, raising=False)
+    if environment is not None:
+        monkeypatch.setenv(USE_GRAPHS, environment)
+    assert checked_policy(given) == policy
+
+
+@pytest.mark.parametrize("given", [True, "yes", None, 1])
+def test_a_policy_that_is_none(given):
+    with pytest.raises(
+        InputValueError, match=r"graphs: got .*, expected 'auto', 'always' or False"
+    ):
+        Runtime(1, use_gpu=False, graphs=given)
+
+
+def test_an_environment_that_names_no_policy(monkeypatch):
+    monkeypatch.setenv(USE_GRAPHS, "on")
+    with pytest.raises(InputValueError, match="SYNKHRONOS_CUDA_GRAPHS: got 'on', expected"):
+        checked_policy("auto")
+
+
+@pytest.mark.parametrize("when", ["record", "launch", "copy"])
+def test_an_error_of_the_graph_leaves_the_function(graphs, caplog, when):
+    """One warning, and the right results from then on; all other graphs are made anew."""
+    plain, its = network()
+    function, mine = network()
+    recorded = CapturedFunction(function, graphs, "train")
+    other = CapturedFunction(network(2)[0], graphs, "other")
+    others = network(2)[0]
+    for batch in batches(5):
+        require_same(other(*batch), others(*batch))
+    assert other.state == REPLAYED
+
+    def fail(*_):
+        raise RuntimeError("cuGraphLaunch failed")
+
+    for number, batch in enumerate(batches(9)):
+        if number == {"record": 1, "launch": 5, "copy": 4}[when]:
+            setattr(graphs, when, fail)
+        require_same(recorded(*batch), plain(*batch))
+        require_same([v.get_value() for v in mine], [v.get_value() for v in its])
+        if when in vars(graphs):
+            delattr(graphs, when)
+    assert recorded.state == "RuntimeError: cuGraphLaunch failed"
+    assert caplog.text.count("is not replayed") == 1
+    assert not other.is_recorded
+    for batch in batches(5, seed=7):
+        require_same(other(*batch), others(*batch))
+    assert other.is_recorded
+
+
+def test_an_error_of_the_function_is_its_own(graphs, caplog):
+    x, y = T.dvector("x"), T.dvector("y")
+    counted = theano.shared(0.0, "counted")
+    function = theano.function([x, y], [x + y], updates=[(counted, counted + 1)])
+    recorded = CapturedFunction(function, graphs, "f")
+    recorded(np.ones(3), np.ones(3))
+    with pytest.raises(ValueError, match="could not be broadcast together") as caught:
+        recorded(np.ones(3), np.ones(4))
+    assert "Apply node that caused the error" in str(caught.value)
+    assert counted.get_value() == 1
+    assert not caplog.records
+    for call in range(2, 7):
+        recorded(np.ones(3), np.ones(3))
+        assert counted.get_value() == call
+    assert recorded.state == REPLAYED
+
+
+def test_the_loss_of_a_rank_is_not_the_graphs_fault(graphs, caplog):
+    """The device may wait for that rank: nothing more is computed."""
+    recorded = CapturedFunction(network()[0], graphs, "train")
+    first, second, *_ = batches(2)
+    recorded(*first)
+
+    def lost():
+        raise PeerLost("rank 1 has ended")
+
+    graphs.wait = lost
+    with pytest.raises(PeerLost):
+        recorded(*second)
+    assert not recorded.is_recorded
+    assert not caplog.records
+
+
+def test_an_interrupt_drops_all_graphs_but_not_the_function(graphs):
+    plain, its = network()
+    function, mine = network()
+    recorded = CapturedFunction(function, graphs, "train")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    for number, batch in enumerate(batches(14)):
+        if number in (1, 2, 6):
+            graphs.launch = graphs.record = interrupt
+            before = [v.get_value() for v in mine]
+            with pytest.raises(KeyboardInterrupt):
+                recorded(*batch)
+            del graphs.launch, graphs.record
+            require_same([v.get_value() for v in mine], before)
+            assert not recorded.is_recorded
+        require_same(recorded(*batch), plain(*batch))
+        require_same([v.get_value() for v in mine], [v.get_value() for v in its])
+    assert recorded.state == REPLAYED
+
+
+def test_functions_that_overwrite_values_in_place(graphs):
+    """Without `atomic`, Theano works in place on variables and on arguments."""
+    x = T.dmatrix("x")
+    values = [theano.shared(np.ones((3, 3)), "a") for _ in range(2)]
+    functions = [
+        theano.function(
+            [theano.In(x, borrow=True)], [v.sum()], updates=[(v, T.tanh(v + T.dot(x, v)) * 0.5)]
+        )
+        for v in values
+    ]
+    assert any(getattr(n.op, "destroy_map", None) for n in functions[0].maker.fgraph.apply_nodes)
+    recorded = CapturedFunction(functions[0], graphs, "f")
+    for seed in range(8):
+        value = np.random.RandomState(seed).rand(3, 3)
+        require_same(recorded(value.copy()), functions[1](value))
+        require_same([values[0].get_value()], [values[1].get_value()])
+    assert recorded.state == REPLAYED
+
+
+def test_what_depends_on_shapes_alone_is_computed_by_the_host(graphs):
+    """It is another one for inputs of another shape."""
+    x = T.dmatrix("x")
+    rows, columns = x.shape
+    outputs = [x[: rows // 2].sum(), T.zeros((columns, 2)) + x.sum(), x.reshape((columns, rows))]
+    plain = theano.function([x], outputs)
+    recorded = CapturedFunction(theano.function([x], outputs), graphs, "f")
+    for _ in range(4):
+        for shape in ((4, 3), (6, 2), (1, 1)):
+            value = np.random.rand(*shape)
+            require_same(recorded(value), plain(value))
+    assert recorded.state == REPLAYED
+    assert graphs.recorded == 3
+
+
+class GpuFromHost(theano.Op):
+    """In place of Theano's, which needs a GPU."""
+
+    __props__ = ()
+
+    def make_node(self, x):
+        return theano.Apply(self, [x], [T.TensorType("float64", x.broadcastable)()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = np.asarray(inputs[0], "float64")
+
+
+GpuFromHost.__module__ = "theano.tests"
+to_device = GpuFromHost()
+
+
+def test_values_in_host_memory_are_read_in_each_call(graphs):
+    """A rate and a count that change, results on either side, updates of both kinds."""
+
+    def made():
+        x, n = T.dmatrix("x"), T.lscalar("n")
+        w = theano.shared(np.ones((3, 3)), "w")
+        rate, count = theano.shared(5, "rate"), theano.shared(0, "count")
+        outputs = [n * 2, (x * to_device(rate + n)).sum(), x.shape[0], T.dot(x, w), count]
+        updates = [
+            (count, count + x.shape[0]),
+            (w, w - T.dot(x.T, x) / to_device(rate * x.shape[1] + count)),
+        ]
+        with out_of_place():
+            return theano.function([x, n], outputs, updates=updates), (w, rate, count)
+
+    function, mine = made()
+    plain, its = made()
+    recorded = CapturedFunction(function, graphs, "f")
+    held = []
+    for call in range(10):
+        value = np.random.RandomState(call).rand(4, 3)
+        got = recorded(value, np.array(call))
+        require_same(got, plain(value, call))
+        held += [(array, np.array(array)) for array in got]
+        require_same([v.get_value() for v in mine], [v.get_value() for v in its])
+        for rate in (mine[1], its[1]):
+            rate.set_value(call + 2)
+    for array, copy in held:
+        np.testing.assert_array_equal(array, copy)
+    assert recorded.state == REPLAYED
+
+
+def test_a_value_in_host_memory_that_may_be_overwritten(graphs):
+    x, count = T.dvector("x"), theano.shared(0, "count")
+    function = theano.function([x], [x * 2], updates=[(count, count + 1)])
+    recorded = CapturedFunction(function, graphs, "f")
+    assert recorded.state == "it may overwrite count in host memory"
+
+
+def test_the_shape_of_what_the_device_computes_beside_a_value(graphs):
+    """The host's part would have to compute on the device."""
+    x, n = T.dmatrix("x"), T.lscalar("n")
+    mode = theano.compile.mode.get_default_mode().clone(optimizer=None)
+    outputs = [x * to_device(T.dot(x, x).shape[0] + n)]
+    recorded = CapturedFunction(theano.function([x, n], outputs, mode=mode), graphs, "f")
+    assert recorded.state == "the host computes with what depends on the device"
+
+
+@as_op([T.dvector], [T.dvector])
+def doubled(x):
+    return 2 * x
+
+
+def _host_value():
+    x, n = T.dvector("x"), T.lscalar("n")
+    return [x, n], [(x[:n] * 2).sum()]
+
+
+def _host_variable():
+    x = T.dvector("x")
+    return [x], [(x[: theano.shared(3, "count")] * 2).sum()]
+
+
+def _python():
+    x = T.dvector("x")
+    return [x], [doubled(x + 1)]
+
+
+def _scan():
+    x = T.dvector("x")
+    return [x], [
+        theano.scan(lambda e, total: total + e * e, x, T.as_tensor_variable(np.float64(0)))[0]
+    ]
+
+
+def _back_and_forth():
+    x, n = T.dvector("x"), T.lscalar("n")
+    return [x, n], [x * to_device(T.cast(x.sum(), "int64") + n)]
+
+
+def _lookup():
+    x, i = T.dvector("x"), T.lvector("i")
+    return [x, i], [x[i] * 2]
+
+
+def _print():
+    x = T.dvector("x")
+    return [x], [theano.printing.Print("x")(x) * 2]
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (_host_value, "depends on the value of n in host memory"),
+        (_host_variable, "depends on the value of count in host memory"),
+        (_python, "FromFunctionOp may do more"),
+        (_scan, "Scan|for"),
+        (_back_and_forth, "Elemwise copies a value to host memory"),
+        (_lookup, "depends on the value of i in host memory"),
+        (_print, "Print may do more"),
+    ],
+)
+def test_what_cannot_be_repeated_is_not_recorded(graphs, made, reason):
+    inputs, outputs = made()
+    function = theano.function(inputs, outputs)
+    with pytest.raises(NotCapturableError, match=reason):
+        pure_form(function)
+    recorded = CapturedFunction(function, graphs, "f")
+    assert not recorded.is_possible
+    assert not graphs.functions
+
+
+@pytest.mark.parametrize("mode", ["DebugMode", "NanGuardMode", "ProfileMode", "py"])
+def test_modes_that_do_more_than_compute(graphs, mode):
+    x = T.dvector("x")
+    if mode == "NanGuardMode":
+        from theano.compile.nanguardmode import NanGuardMode
+
+        function = theano.function([x], [x * 2], mode=NanGuardMode())
+    elif mode == "ProfileMode":
+        function = theano.function([x], [x * 2], profile=True)
+    elif mode == "py":
+        function = theano.function([x], [x * 2], mode=theano.Mode("py", "fast_compile"))
+    else:
+        function = theano.function([x], [x * 2], mode=mode)
+    assert not CapturedFunction(function, graphs, "f").is_possible
+
+
+def test_a_mode_that_watches_each_operation(graphs):
+    seen = []
+    linker = theano.gof.vm.VM_Linker(use_cloop=False, callback=lambda **a: seen.append(a))
+    x = T.dvector("x")
+    function = theano.function([x], [x * 2], mode=theano.Mode(linker, "fast_compile"))
+    recorded = CapturedFunction(function, graphs, "f")
+    assert not recorded.is_possible
+    recorded(np.ones(2))
+    assert seen
+
+
+def test_dropped_functions_leave_nothing(graphs):
+    function, _ = network()
+    recorded = CapturedFunction(function, graphs, "train")
+    for batch in batches(5):
+        recorded(*batch)
+    shape = weakref.ref(next(iter(recorded._shapes.values())))
+    recorded.close()
+    gc.collect()
+    assert shape() is None
+    assert not graphs.graphs
+    assert not graphs.functions
+    assert len(recorded(*batches(1)[0])) == 2
+
+
+@pytest.mark.parametrize(
+    ("plain", "again", "replayed", "text"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], [1.0, 2.0], ""),
+        ([1.0, 2.0], [1.0, 2.0], [1.0, 2.0 + 1e-14], ""),
+        ([1.0, 2.0], [1.0, 2.0], [1.0, 2.1], "other results: by 0.05 of"),
+        ([1.0, 2.0], [1.0, 2.05], [1.0, 2.1], ""),
+        ([1.0, np.nan], [1.0, np.nan], [1.0, np.nan], ""),
+        ([1.0, np.nan], [1.0, np.nan], [1.0, 2.0], "not finite"),
+        ([1.0, 2.0], [1.0, 2.0], [np.inf, 2.0], "not finite"),
+        ([np.nan], [1.0], [1.0], ""),
+        ([], [], [], ""),
+        ([0.0], [0.0], [0.0], ""),
+        ([1, 2], [1, 2], [1, 2], ""),
+        ([1, 2], [1, 2], [1, 3], "other whole numbers"),
+        ([True], [True], [False], "other whole numbers"),
+        ([1j], [1j], [1j + 1], "other results"),
+    ],
+)
+def test_when_results_differ(plain, again, replayed, text):
+    found = difference(*map(np.array, (plain, again, replayed)))
+    assert (text in found) if text else not found
+
+
+def test_a_rank_that_closes_asks_nothing_of_a_device_that_recorded_nothing(monkeypatch):
+    """It may have failed."""
+    with Runtime(1, use_gpu=False) as runtime:
+        x = T.dvector("x")
+        runtime.function([x], x.sum())(np.ones(3))
+        monkeypatch.setattr(Cpu, "graphs", property(lambda _self: pytest.fail("asked")))
+        runtime.close()
+
+
+@as_op([T.dvector], [T.dvector])
+def record_here(values):
+    """Have this rank record its functions from now on, and count what is replayed."""
+    for owner, name, value in stand_ins():
+        setattr(owner, name, value)
+    Cpu.graphs = Graphs()
+    return values
+
+
+@as_op([T.dvector], [T.dvector])
+def launches(values):
+    return values + Cpu.graphs.launched
+
+
+@pytest.fixture
+def recording(monkeypatch, graphs):
+    """A runtime of two ranks that record."""
+    monkeypatch.setattr(Cpu, "graphs", None)
+    x = T.dvector("x")
+    with Runtime(2) as runtime:
+        runtime.function([x], (record_here(x), "gather"))(np.zeros(2))
+        # It stays the master's until all of its functions are closed.
+        yield runtime, runtime.function([x], (launches(x), "gather"))
+
+
+def test_training_on_two_ranks(recording):
+    """Slices, rows by index, calls that fail: the values are those of serial Theano."""
+    runtime, count = recording
+    random = np.random.RandomState(3)
+    x, y = T.dmatrix("x"), T.dmatrix("y")
+
+    def made(build):
+        w, v = (theano.shared(np.random.RandomState(i).randn(5, 3), "wv"[i]) for i in (0, 1))
+        steps = theano.shared(0, "steps")
+        loss = T.sqr(T.tanh(T.dot(x, w)) - y).mean(axis=1).mean()
+        moved = 0.9 * v - 0.1 * T.grad(loss, w)
+        updates = [(v, moved), (w, w + moved), (steps, steps + 1)]
+        return build([x, y], loss, updates=updates), (w, v, steps)
+
+    def parallel(inputs, loss, updates):
+        # Averages over the ranks of what each makes of its rows: equal to the serial values.
+        listed = [(target, value, "avg") for target, value in updates[:2]]
+        with_ops = [*listed, (*updates[2], "last")]
+        return runtime.function(inputs, loss, updates=with_ops, mode=mode(), name="train")
+
+    train, mine = made(parallel)
+    serial, its = made(lambda inputs, loss, updates: theano.function(inputs, loss, updates=updates))
+    data = random.randn(40, 5), random.randn(40, 3)
+    for call in range(24):
+        rows = random.permutation(40)[: 12 if call % 5 else 7]
+        if call % 6 == 5:
+            before = [v.get_value() for v in mine]
+            with pytest.raises(ValueError, match=r"shapes|dimension|broadcast"):
+                train(data[0], data[1][:, :2], batch=rows)
+            for variable, value in zip(mine, before):
+                np.testing.assert_array_equal(variable.get_value(), value)
+        got = train(*data, batch=rows, num_slices=1 + call % 2)
+        np.testing.assert_allclose(got, serial(*(d[rows] for d in data)), rtol=1e-10)
+        runtime.collectives.all_reduce(list(mine[:2]), op="avg", weights=train)
+        if call == 11:
+            for variable in (mine[0], its[0]):
+                variable.set_value(np.ones((5, 3)))
+            runtime.collectives.broadcast(mine[0])
+        for one, other in zip(mine, its):
+            np.testing.assert_allclose(one.get_value(), other.get_value(), rtol=1e-9, atol=1e-12)
+    assert all(count(np.zeros(2)) > 10)
+    assert runtime.stats()["train"].graph == REPLAYED
+    del train
+    gc.collect()
+    runtime.distribute()

@@ -1,0 +1,285 @@
+"""Verdicts on whether outputs are exact on any split of the rows, and the proof of each by numbers.
+
+Every graph of the table is also computed by plain Theano, on all rows and on uneven parts, and the
+parts are put together by NumPy: "exact" has to mean equal, and "wrong" different.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from _check_cases import (
+    CASES,
+    FLOAT,
+    PARTS,
+    ROWS,
+    c,
+    data,
+    has_convolutions,
+    is_exact,
+    loss,
+    q,
+    scattered,
+    u,
+    v,
+    values_of,
+    w,
+    x,
+    y,
+)
+from _check_fuzz import OPS, examine, smallest, told
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+from theano.tensor.shared_randomstreams import RandomStreams
+
+from synk_core._graph.rowwise.check import check_spec, check_updates, describe, wrong
+from synk_core._graph.rowwise.walk import FAILED
+from synk_core._graph.spec import make_spec
+from synk_core.in_graph import all_reduce
+
+ALL = os.environ.get("SYNK_TESTS") == "all"
+
+
+def _spec(output: Any, op: Any) -> Any:
+    return make_spec(scattered, [(output, op)], bcast_inputs=[c], sliceable_shareds=[q])
+
+
+def _verdict(output: Any, op: Any) -> Any:
+    (verdict,) = check_spec(_spec(output, op))
+    return verdict
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_verdicts_are_right(case):
+    verdict = _verdict(case.output, case.op)
+    assert verdict.verdict == case.verdict, verdict.reason
+    assert case.says in verdict.reason
+
+
+# ---- the proof ----------------------------------------------------------------------------------
+
+
+# Convolutions exist in C only, and what is computed with them in each of these is compiled.
+COMPILED = {case.name for case in CASES if has_convolutions(case.output)} - {"filtered images"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[pytest.mark.nightly] * (case.name in COMPILED))
+        for case in CASES
+    ],
+)
+def test_verdicts_on_every_op_agree_with_numbers(case):
+    whole, parts = values_of(case.output)
+    for op in OPS:
+        if op == "avg" and not case.output.dtype.startswith("float"):
+            continue
+        if case.output.dtype == "bool" and op in ("sum", "prod"):
+            continue
+        verdict = _verdict(case.output, op)
+        assert FAILED not in verdict.reason
+        if verdict.verdict != "unknown":
+            expected = "exact" if is_exact(whole, parts, op) else "wrong"
+            assert verdict.verdict == expected, (op, verdict.reason)
+
+
+@pytest.mark.parametrize("seed", range(20 if ALL else 1))
+def test_random_graphs_are_never_called_exact_when_they_are_not(seed):
+    """Symbolic bounds, axes and exponents, wrapping integers, values out of domains, every op."""
+    counts = Counter()
+    with theano.change_flags(mode="FAST_COMPILE", linker="py"):
+        found = examine(1000 if ALL else 60, seed, counts)
+    wrong = smallest(found, "exact") + smallest(found, "broken")
+    assert not wrong, told(wrong[0])
+    assert min(counts["exact"], counts["wrong"], counts["unknown"]) > 2 * counts["graphs"]
+    # What is certain to be wrong is so: but for what happens to be zero or one.
+    assert len(found) <= 0.05 * counts["wrong"]
+
+
+# ---- what belongs to a function besides its outputs ---------------------------------------------
+
+
+def test_givens_replace_inputs_in_the_whole_graph():
+    r = T.dmatrix("r")
+    for value, expected in ((x, "exact"), (q, "exact"), (u, "wrong"), (x - x.mean(0), "wrong")):
+        spec = make_spec([x], [(T.sqr(r).sum(), "sum")], givens={r: value}, sliceable_shareds=[q])
+        (verdict,) = check_spec(spec)
+        assert verdict.verdict == expected, verdict.reason
+
+
+def test_a_given_that_uses_another_and_one_that_replaces_a_result():
+    r, s = T.dmatrix("r"), T.dmatrix("s")
+    chained = make_spec([x], [(s.mean(), "avg")], givens=[(r, T.tanh(x)), (s, r - r.mean(axis=0))])
+    assert check_spec(chained)[0].verdict == "wrong"
+    centred = x - x.mean(axis=0)
+    replaced = make_spec([x], [(T.sqr(centred).mean(), "avg")], givens=[(centred, T.sqr(x))])
+    assert check_spec(replaced)[0].verdict == "exact"
+
+
+def test_a_shared_variable_has_rows_only_if_it_is_sliceable():
+    output = (T.sqr(q).mean(), "avg")
+    fixed = make_spec([x], [output, (q, "gather")])
+    sliced = make_spec([], [output, (q, "gather")], sliceable_shareds=[q])
+    assert [verdict.verdict for verdict in check_spec(fixed)] == ["exact", "wrong"]
+    assert [verdict.verdict for verdict in check_spec(sliced)] == ["exact", "exact"]
+    assert "does not depend on the rows" in check_spec(fixed)[0].reason
+    assert "a mean over rows" in check_spec(sliced)[0].reason
+
+
+def test_broadcast_inputs_have_no_rows():
+    (verdict,) = check_spec(make_spec([v], [(x.sum(), "sum")], bcast_inputs=[x]))
+    assert verdict.verdict == "wrong"
+    assert "once for each rank" in verdict.reason
+
+
+def test_without_rows_every_op_is_exact():
+    outputs = [(x.std(), op) for op in OPS]
+    verdicts = check_spec(make_spec([], outputs, bcast_inputs=[x]))
+    assert [verdict.verdict for verdict in verdicts] == ["exact"] * len(OPS)
+
+
+def test_the_masters_own_result_is_exact():
+    (verdict,) = check_spec(make_spec([x], [(x.std(), None)]))
+    assert (verdict.verdict, verdict.op) == ("exact", None)
+
+
+def test_inputs_may_be_theano_in():
+    (verdict,) = check_spec(make_spec([theano.In(x, borrow=True)], [(x.sum(), "sum")]))
+    assert verdict.verdict == "exact"
+
+
+def test_an_input_whose_first_axis_is_not_of_rows():
+    row = T.drow("row")
+    (verdict,) = check_spec(make_spec([row], [(row.sum(), "sum")]))
+    assert verdict.verdict == "unknown"
+
+
+# ---- random streams -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streams", [RandomStreams, MRG_RandomStreams])
+def test_draws_for_each_row_are_row_wise(streams):
+    srng = streams(3)
+    dropped = x * srng.binomial(size=x.shape, p=0.5, dtype=FLOAT)
+    noisy = x + srng.normal(size=x.shape, std=0.1)
+    outputs = [T.tanh(dropped.dot(w)).mean(), (dropped, "gather"), noisy.mean(axis=0)]
+    verdicts = check_spec(make_spec([x], outputs))
+    assert [verdict.verdict for verdict in verdicts] == ["exact"] * 3
+    assert all("in distribution" in verdict.reason for verdict in verdicts)
+
+
+def test_draws_do_not_hide_a_mixed_result():
+    dropped = x * MRG_RandomStreams(3).binomial(size=x.shape, p=0.5, dtype=FLOAT)
+    (verdict,) = check_spec(make_spec([x], [dropped.std(axis=0)]))
+    assert verdict.verdict == "wrong"
+
+
+# ---- updates ------------------------------------------------------------------------------------
+
+
+def test_updates_from_a_ranks_own_rows_differ_and_the_cure_is_said():
+    g, count = theano.shared(np.zeros((3, 3)), name="g"), theano.shared(0, name="count")
+    gradient = T.grad(loss, w)
+    updates = [(g, gradient), (w, w - 0.1 * gradient), (count, count + 1)]
+    verdicts = check_updates(make_spec([x, y], updates=updates))
+    found = {verdict.output: (verdict.verdict, verdict.reason) for verdict in verdicts}
+    assert {name: verdict for name, (verdict, _) in found.items()} == {
+        "g": "differs",
+        "w": "differs",
+        "count": "exact",
+    }
+    assert "make_train_function" in found["w"][1]
+    assert "all_reduce() it before it is used" in found["g"][1]
+    report = describe(check_spec(make_spec([x, y], loss)), verdicts)
+    assert "differs  [1] update w\n" in report
+    # The whole batch on each rank: all have the same.
+    (verdict,) = check_updates(make_spec([], updates=updates[1:2], bcast_inputs=[x, y]))
+    assert verdict.verdict == "exact"
+
+
+def test_updates_that_are_reduced_in_the_graph_are_the_same_on_all_ranks():
+    updates = [(w, w - 0.1 * all_reduce(T.grad(loss, w)))]
+    (verdict,) = check_updates(make_spec([x, y], updates=updates))
+    assert verdict.verdict == "exact"
+    assert "reduced in the graph" in verdict.reason
+
+
+def test_updates_of_random_states_are_left_out():
+    srng = RandomStreams(1)
+    draws = srng.normal(size=(3,))
+    spec = make_spec([x], [draws.sum() + x.mean()], updates=srng.updates())
+    assert check_updates(spec) == []
+
+
+# ---- reports, users' operations, big graphs -----------------------------------------------------
+
+
+def test_a_report_names_the_node_its_line_and_the_cure():
+    with theano.change_flags(**{"traceback.limit": 8}):
+        spread = x.std(axis=0)
+    verdicts = check_spec(make_spec([x], [spread, x.mean(), (x.mean(), "sum")]))
+    report = describe(verdicts)
+    assert [verdict.position for verdict in wrong(verdicts)] == [0, 2]
+    assert "Elemwise{sub} at test_check.py:" in report
+    assert "exact    [1] mean, op 'avg'" in report
+    assert report.count("To be exact") + report.count("to be exact") == 2
+    assert describe([]) == "no outputs: nothing to check"
+
+
+class Own(theano.Op):
+    """A user's operation: nobody knows what it does."""
+
+    __props__ = ()
+
+    def make_node(self, given):
+        return theano.Apply(self, [given], [given.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = inputs[0] * 2
+
+
+class OwnSoftmax(T.nnet.nnet.Softmax):
+    """Derived from an operation of Theano: it may do anything all the same."""
+
+
+def test_what_users_define_is_unknown_where_rows_meet_it():
+    outputs = [(Own()(x).sum(), "sum"), (OwnSoftmax()(x), "gather"), Own()(w).sum() + x.mean()]
+    verdicts = check_spec(make_spec([x], outputs))
+    assert [verdict.verdict for verdict in verdicts] == ["unknown", "unknown", "exact"]
+    assert "Own" in verdicts[0].reason
+
+
+def test_a_graph_deeper_than_the_recursion_limit():
+    value = x
+    for _ in range(800):
+        value = T.tanh(value) + 1
+    outputs = [value.mean(), (value.std(), "avg")]
+    verdicts = check_spec(make_spec([x], outputs))
+    assert [verdict.verdict for verdict in verdicts] == ["exact", "wrong"]
+
+
+@pytest.mark.parametrize("name", ["GRULayer", pytest.param("LSTMLayer", marks=pytest.mark.nightly)])
+def test_recurrent_layers_of_lasagne_and_their_gradients(name):
+    lasagne = pytest.importorskip("lasagne")
+    layers = lasagne.layers
+    steps = T.imatrix("steps")
+    net = layers.EmbeddingLayer(layers.InputLayer((None, 5), steps), 9, 4)
+    net = layers.SliceLayer(getattr(layers, name)(net, 3, learn_init=True), -1, axis=1)
+    net = layers.DenseLayer(net, 3, nonlinearity=T.nnet.softmax)
+    cost = lasagne.objectives.categorical_crossentropy(layers.get_output(net), y).mean()
+    parameters = layers.get_all_params(net, trainable=True)
+    gradients = T.grad(cost, parameters)
+    for verdict in check_spec(make_spec([steps, y], [cost, *gradients])):
+        assert verdict.verdict == "exact", verdict.reason
+    f = theano.function([steps, y], [cost, *gradients], mode="FAST_COMPILE")
+    words = np.random.RandomState(5).randint(0, 9, (ROWS, 5)).astype("int32")
+    whole = f(words, data[y])
+    parts = [f(words[start:stop], data[y][start:stop]) for start, stop in PARTS]
+    for place, expected in enumerate(whole):
+        assert is_exact(expected, [part[place] for part in parts], "avg")

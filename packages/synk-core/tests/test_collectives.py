@@ -1,0 +1,280 @@
+"""Collectives on shared variables against NumPy, on 1 to 4 ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import synk_comm
+from synk_core._plan.collectives import COLLECTIVES
+from synk_core._rank.collectives import PERFORMERS
+from synk_core.exceptions import (
+    BatchError,
+    InputTypeError,
+    InputValueError,
+    NotSharedVariable,
+    OpError,
+    SpecError,
+)
+from synk_testing.engine import NAME, STREAMS, engine
+
+REDUCERS = {"avg": np.mean, "sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
+
+
+def spread(runtime, dtype="float64", shape=(3, 2)):
+    """A shared variable with a value of its own on each rank, and those values."""
+    values = [
+        np.random.RandomState(rank).uniform(-3, 3, shape).astype(dtype)
+        for rank in range(runtime.size)
+    ]
+    variable = engine.shared(np.zeros(shape, dtype), name="v")
+    for rank, value in enumerate(values):
+        runtime.collectives.set_value(rank, variable, value)
+    return variable, values
+
+
+def on_all_ranks(runtime, variable):
+    return [runtime.collectives.get_value(rank, variable) for rank in range(runtime.size)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("op", sorted(REDUCERS))
+def test_reductions(runtime, op, dtype):
+    variable, values = spread(runtime, dtype)
+    expected = REDUCERS[op](np.array(values, float), axis=0)
+    result = runtime.collectives.reduce(variable, op=op, in_place=False)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert result.dtype == dtype
+    for value, kept in zip(values, on_all_ranks(runtime, variable)):
+        np.testing.assert_array_equal(kept, value)
+    assert runtime.collectives.reduce(variable, op="c_" + op) is None
+    np.testing.assert_allclose(variable.get_value(), expected, rtol=1e-6)
+
+    variable, values = spread(runtime, dtype)
+    runtime.collectives.all_reduce(variable, op=op)
+    results = on_all_ranks(runtime, variable)
+    for result in results:
+        np.testing.assert_allclose(result, expected, rtol=1e-6)
+        np.testing.assert_array_equal(result, results[0])
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3, 1, 2)])
+def test_arrays_of_any_rank_are_reduced(trio, shape):
+    variable, values = spread(trio, shape=shape)
+    result = trio.collectives.reduce(variable, op="sum", in_place=False)
+    np.testing.assert_allclose(result, np.sum(values, axis=0), rtol=1e-14)
+    trio.collectives.all_reduce(variable, op="max")
+    np.testing.assert_array_equal(on_all_ranks(trio, variable), [np.max(values, axis=0)] * 3)
+
+
+def test_ranks_meet_once_to_reduce(pair, monkeypatch):
+    """They do not wait for each other again when all have the result, in host memory."""
+    s = engine.shared(np.ones(3))
+    pair.collectives.all_reduce(s, "sum")
+    met = []
+    barrier = pair._rank.comm.barrier
+    monkeypatch.setattr(pair._rank.comm, "barrier", lambda: (met.append(1), barrier()))
+    pair.collectives.all_reduce(s, "sum")
+    assert not met
+    pair.collectives.broadcast(s)
+    assert met
+    assert pair.collectives.gather(s).tolist() == [[4.0] * 3] * 2
+
+
+def test_integers_sum_but_do_not_average(runtime):
+    variable, values = spread(runtime, "int64")
+    with pytest.raises(SpecError, match="an average of integers"):
+        runtime.collectives.all_reduce(variable)
+    runtime.collectives.all_reduce(variable, op="sum")
+    np.testing.assert_array_equal(variable.get_value(), np.sum(values, axis=0))
+
+
+def test_weighted_averages_leave_out_ranks_of_weight_zero(runtime):
+    variable, values = spread(runtime)
+    weights = [float(rank + 1) for rank in range(runtime.size)]
+    if runtime.size > 1:
+        weights[0] = 0.0
+        runtime.collectives.set_value(0, variable, np.full((3, 2), np.nan))
+    expected = np.average(values, axis=0, weights=weights)
+    runtime.collectives.all_reduce(variable, weights=weights)
+    for result in on_all_ranks(runtime, variable):
+        np.testing.assert_allclose(result, expected, rtol=1e-12)
+
+
+def test_gather_stacks_or_concatenates_also_ragged_values(runtime):
+    variable, values = spread(runtime)
+    np.testing.assert_array_equal(runtime.collectives.gather(variable), np.stack(values))
+    np.testing.assert_array_equal(
+        runtime.collectives.gather(variable, nd_up=0), np.concatenate(values)
+    )
+    ragged = [np.arange(float(rank + 1)) for rank in range(runtime.size)]
+    vector = engine.shared(np.zeros(1), name="ragged")
+    for rank, value in enumerate(ragged):
+        runtime.collectives.set_value(rank, vector, value)
+    expected = np.concatenate(ragged)
+    np.testing.assert_array_equal(runtime.collectives.gather(vector, nd_up=0), expected)
+    assert runtime.collectives.get_lengths(vector) == tuple(range(1, runtime.size + 1))
+    assert runtime.collectives.get_shapes([vector]) == (
+        tuple((n,) for n in range(1, runtime.size + 1)),
+    )
+    if runtime.size > 1:
+        with pytest.raises(InputValueError, match=r"0: \(1,\), 1: \(2,\), 2: \(3,\)"):
+            runtime.collectives.gather(vector)
+        for reduce in (runtime.collectives.all_reduce, runtime.collectives.reduce):
+            with pytest.raises(InputValueError, match="do not fit together") as caught:
+                reduce(vector, op="sum")
+            assert isinstance(caught.value.__cause__, synk_comm.MismatchError)
+            assert all(f"({rank + 1},)" in str(caught.value) for rank in range(runtime.size))
+        np.testing.assert_array_equal(runtime.collectives.gather(vector, nd_up=0), expected)
+    runtime.collectives.all_gather(vector)
+    for result in on_all_ranks(runtime, vector):
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_scatter_splits_rows_larger_shares_first(runtime):
+    variable = engine.shared(np.zeros((1, 2)), name="rows")
+    value = np.arange(22.0).reshape(11, 2)
+    for source in (value, runtime.data(value)):
+        runtime.collectives.scatter(variable, source)
+        np.testing.assert_array_equal(runtime.collectives.gather(variable, nd_up=0), value)
+    sizes = runtime.collectives.get_lengths(variable)
+    assert list(sizes) == sorted(sizes, reverse=True)
+    assert max(sizes) - min(sizes) <= 1
+    for batch in ([5, 1, 1, 9], slice(8, 2, -2), 6):
+        runtime.collectives.scatter(variable, value, batch=batch)
+        chosen = value[:batch] if isinstance(batch, int) else value[batch]
+        np.testing.assert_array_equal(runtime.collectives.gather(variable, nd_up=0), chosen)
+
+
+def test_scatter_takes_values_of_different_lengths_at_once(runtime):
+    """As in 1.0: training and validation sets in one call. A batch is of rows that all have."""
+    variables = [engine.shared(np.zeros((1, 2)), "a"), engine.shared(np.zeros(1), "b")]
+    values = [np.arange(18.0).reshape(9, 2), np.arange(4.0)]
+    collectives = runtime.collectives
+    for given in (values, [runtime.data(value) for value in values]):
+        collectives.broadcast(variables, [np.zeros((1, 2)), np.zeros(1)])
+        collectives.scatter(variables, given)
+        for variable, value in zip(variables, values):
+            parts = np.array_split(value, runtime.size)
+            assert collectives.get_lengths(variable) == tuple(map(len, parts))
+            np.testing.assert_array_equal(collectives.gather(variable, nd_up=0), value)
+    collectives.scatter(variables, values, batch=[3, 0])
+    np.testing.assert_array_equal(collectives.gather(variables[0], nd_up=0), values[0][[3, 0]])
+    np.testing.assert_array_equal(collectives.gather(variables[1], nd_up=0), [3.0, 0.0])
+    with pytest.raises(BatchError):
+        collectives.scatter(variables, values, batch=[8])
+
+
+def test_broadcast_gives_all_ranks_the_masters_value(runtime):
+    variable, _ = spread(runtime)
+    other = engine.shared(np.zeros(2, "float32"), name="other")
+    variable.set_value(np.arange(8.0).reshape(4, 2))
+    runtime.collectives.broadcast([variable, other])
+    for result in on_all_ranks(runtime, variable):
+        np.testing.assert_array_equal(result, np.arange(8.0).reshape(4, 2))
+    runtime.collectives.broadcast(
+        [variable, other], [np.ones((1, 2)), runtime.data(np.float32([3, 4, 5]))]
+    )
+    for a, b in on_all_ranks(runtime, [variable, other]):
+        np.testing.assert_array_equal(a, np.ones((1, 2)))
+        np.testing.assert_array_equal(b, np.float32([3, 4, 5]))
+
+
+def test_values_that_were_received_are_private(pair):
+    """Writing to a Data later changes no shared variable."""
+    data = pair.data(np.arange(4.0))
+    variable = engine.shared(np.zeros(1), name="private")
+    pair.collectives.broadcast(variable, data)
+    data[:] = -1
+    for result in on_all_ranks(pair, variable):
+        np.testing.assert_array_equal(result, np.arange(4.0))
+    pair.collectives.scatter(variable, data)
+    data[:] = 7
+    np.testing.assert_array_equal(pair.collectives.gather(variable, nd_up=0), np.full(4, -1.0))
+
+
+def test_one_rank_can_be_written_and_read(runtime):
+    variable = engine.shared(np.zeros(2), name="one")
+    last = runtime.size - 1
+    runtime.collectives.set_value(last, variable, np.arange(9.0), batch=[7, 3])
+    np.testing.assert_array_equal(runtime.collectives.get_value(last, variable), [7.0, 3.0])
+    if last:
+        np.testing.assert_array_equal(runtime.collectives.get_value(0, variable), [0.0, 0.0])
+
+
+def test_bad_arguments_are_refused_before_anything_is_sent(pair):
+    variable = engine.shared(np.zeros((2, 2)), name="v")
+    scalar = engine.shared(np.zeros(()), name="scalar")
+    both, value = pair.collectives, np.zeros((2, 2))
+    for error, words, act, arguments, options in (
+        (NotSharedVariable, rf"{NAME}\.shared", both.all_reduce, (value,), {}),
+        (OpError, "'mean'", both.reduce, (variable,), {"op": "mean"}),
+        (OpError, "gather", both.all_reduce, (variable,), {"op": "gather"}),
+        (InputValueError, "rank", both.get_value, (2, variable), {}),
+        (InputValueError, "nd_up", both.gather, (variable,), {"nd_up": 2}),
+        (InputTypeError, "scalar", both.all_gather, (scalar,), {}),
+        (InputTypeError, "one for each", both.broadcast, ([variable, scalar], [value]), {}),
+        (InputTypeError, "expected 2", both.scatter, (variable, np.zeros(3)), {}),
+        (InputTypeError, "expected 2", both.set_value, (1, variable, np.zeros(3)), {}),
+        (InputTypeError, "float32", both.scatter, (variable, pair.data(np.float32(value))), {}),
+        (BatchError, "only 2 rows", both.scatter, (variable, value), {"batch": [0, 2]}),
+        (BatchError, "only 2 rows", both.set_value, (1, variable, value), {"batch": [0, 2]}),
+        (InputValueError, "weights", both.all_reduce, (variable,), {"weights": [1.0]}),
+        (InputValueError, "twice", both.all_reduce, ([variable, variable],), {}),
+    ):
+        with pytest.raises(error, match=words):
+            act(*arguments, **options)
+    assert both.gather(scalar).tolist() == [0.0, 0.0]
+
+
+def test_variables_that_were_made_from_one_array_are_two_in_the_workers(pair):
+    array = np.zeros(3)
+    one, other = (engine.shared(array, name=name, borrow=True) for name in ("one", "other"))
+    pair.collectives.get_shapes([one, other])
+    one.set_value(np.ones(3))
+    pair.collectives.broadcast(one)
+    assert on_all_ranks(pair, other)[1].tolist() == [0, 0, 0]
+    assert on_all_ranks(pair, one)[1].tolist() == [1, 1, 1]
+
+
+def test_what_is_no_array_or_has_a_fixed_length_is_refused(pair):
+    stream = STREAMS["numpy"](1)
+    stream.uniform(size=(2,))
+    state = stream.state_updates[0][0]
+    with pytest.raises(InputTypeError, match=r"RandomState|Generator"):
+        pair.collectives.broadcast(state)
+    vector = engine.shared(np.zeros(1), name="vector")
+    row = engine.shared(np.zeros((1, 2)), name="row", broadcastable=(True, False))
+    for act in (
+        lambda: pair.collectives.all_gather([vector, row]),
+        lambda: pair.collectives.scatter([vector, row], [np.zeros(1), np.zeros((1, 2))]),
+    ):
+        with pytest.raises(InputTypeError, match="broadcastable"):
+            act()
+    assert pair.collectives.get_lengths(vector) == (1, 1)
+    with pytest.raises(InputValueError, match="broadcastable"):
+        pair.collectives.broadcast(row, pair.data(np.zeros((3, 2))))
+
+
+ARGUMENTS = {
+    "scatter": lambda w: (w, np.arange(6.0)),
+    "set_value": lambda w: (1, w, np.arange(3.0) + 5),
+    "get_value": lambda w: (1, w),
+}
+
+
+def test_the_table_of_collectives_names_all_of_them():
+    assert set(PERFORMERS) == set(COLLECTIVES)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_the_table_of_collectives_says_what_each_does_to_the_values(pair, name):
+    w = engine.shared(np.zeros(3), "w")
+    before = [np.arange(3.0) + 10 * rank for rank in range(2)]
+    for rank, value in enumerate(before):
+        pair.collectives.set_value(rank, w, value)
+    getattr(pair.collectives, name)(*ARGUMENTS.get(name, lambda w: (w,))(w))
+    after = [pair.collectives.get_value(rank, w) for rank in range(2)]
+    same = [a.tobytes() == b.tobytes() for a, b in zip(before, after)]
+    assert all(same) != COLLECTIVES[name].writes
+    assert (after[0].tobytes() == after[1].tobytes()) == COLLECTIVES[name].equalizes

@@ -1,0 +1,79 @@
+"""What a container or a batch job leaves of the machine's cores."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from synk_core._cores import available_cores
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.fixture(autouse=True)
+def many_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+
+
+def machine(tmp_path, membership, files):
+    for name, text in {"proc/self/cgroup": membership, **files}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "membership, files, cores",
+    [
+        ("0::/\n", {"sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),  # docker run --cpus 2
+        ("0::/\n", {"sys/fs/cgroup/cpu.max": "150000 100000\n"}, 2),
+        ("0::/\n", {"sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+        ("0::/\n", {"sys/fs/cgroup/cpu.max": "max 100000\n"}, 16),
+        ("0::/\n", {"sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 16),
+        ("0::/\n", {}, 16),
+        (
+            "0::/user.slice/job_7/task\n",
+            {
+                "sys/fs/cgroup/user.slice/job_7/task/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/user.slice/job_7/cpu.max": "300000 100000\n",
+                "sys/fs/cgroup/user.slice/cpu.max": "800000 100000\n",
+            },
+            3,
+        ),
+        (
+            "4:cpu,cpuacct:/docker/abc\n0::/docker/abc\n",
+            {
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "400000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            4,
+        ),
+        (
+            "4:cpu,cpuacct:/docker/abc\n",
+            {
+                "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/docker/abc/cpu.cfs_period_us": "100000\n",
+            },
+            16,
+        ),
+        ("garbage\n0::/../..\n", {"sys/fs/cgroup/cpu.max": "what is this\n"}, 16),
+    ],
+)
+def test_the_smallest_limit_counts(tmp_path, membership, files, cores):
+    assert available_cores(machine(tmp_path, membership, files)) == cores
+
+
+def test_a_machine_without_control_groups(tmp_path):
+    assert available_cores(tmp_path) == 16
+
+
+def test_affinity_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
+    assert available_cores(tmp_path) == 2
+
+
+def test_here_it_is_some_of_the_cores(monkeypatch):
+    monkeypatch.undo()
+    assert 1 <= available_cores() <= CORES

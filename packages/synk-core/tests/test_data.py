@@ -1,0 +1,111 @@
+"""`Data` as the reference has it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from synk_core.exceptions import InputTypeError, InputValueError
+from synk_testing.engine import T, engine
+
+
+def test_it_reads_and_writes_like_an_array(pair):
+    data = pair.data(np.arange(6.0).reshape(2, 3), name="d")
+    assert (data.shape, data.dtype, data.ndim, data.size, len(data)) == ((2, 3), float, 2, 6, 2)
+    data[0, ::2] = 9
+    np.testing.assert_array_equal(data[:], [[9, 1, 9], [3, 4, 5]])
+    np.testing.assert_array_equal(np.asarray(data), data.data)
+    assert repr(data) == "<Data 'd' float64 shape=(2, 3)>"
+
+
+def test_dtype_and_ndim_come_from_value_variable_or_arguments(pair):
+    assert pair.data([1, 2]).dtype == np.int64
+    assert pair.data(var=T.ftensor3()).ndim == 3
+    assert pair.data(dtype="int8", ndim=1).shape == (0,)
+    assert pair.data(dtype="int8", shape=(2, 2)).data.tolist() == [[0, 0], [0, 0]]
+    assert pair.data([1, 2], var=T.fvector()).dtype == np.float32
+    with pytest.raises(TypeError, match="dtype=None"):
+        pair.data()
+    with pytest.raises(InputTypeError, match="ndim=None"):
+        pair.data(dtype="float32")
+
+
+def test_values_are_converted_only_where_nothing_is_lost(pair):
+    data = pair.data(var=T.fvector())
+    data.set_value([1, 2, 3])
+    data.set_value([0.1])
+    with pytest.raises(InputTypeError, match="got dtype float64, expected float32"):
+        data.set_value(np.zeros(3))
+    with pytest.raises(InputTypeError, match="got 2 dimensions"):
+        data.set_value(np.zeros((2, 2), "float32"))
+    data.set_value(np.full(3, 0.5), force_cast=True)
+    np.testing.assert_array_equal(data.data, np.float32([0.5] * 3))
+    integers = pair.data(var=T.ivector())
+    with pytest.raises(InputTypeError):
+        integers.set_value([1.5])
+    assert integers.condition_data([3.0, 4.0]).dtype == np.int32
+    with pytest.raises(InputTypeError):
+        pair.data([300, 5], dtype="int8")
+    with pytest.raises(InputTypeError):
+        data.set_value([1e300])
+    data.set_value([np.nan, np.inf, 1.5])
+
+
+def test_growing_keeps_contents_and_uses_the_allocation(pair):
+    data = pair.data(np.arange(4.0), oversize=2)
+    assert data.alloc_size == 8
+    address = data.data.ctypes.data
+    data.set_length(8)
+    assert data.data.ctypes.data == address
+    np.testing.assert_array_equal(data.data, [0, 1, 2, 3, 0, 0, 0, 0])
+    data.set_length(20, oversize=1.5)
+    assert data.alloc_size == 30
+    np.testing.assert_array_equal(data.data[:4], np.arange(4))
+    assert not data.data[4:].any()
+    data.set_length(2)
+    assert (data.alloc_size, data.data.tolist()) == (30, [0, 1])
+    data.set_length(4)  # what was cut off is there again
+    assert data.data.tolist() == [0, 1, 2, 3]
+    data.set_shape((1,))
+    data.set_length(31)  # but not in a new allocation
+    assert data.data.tolist() == [0] * 31
+    data.free_memory()
+    assert (data.alloc_size, data.shape) == (0, (0,))
+
+
+def test_bad_shapes_are_refused(pair):
+    data = pair.data(np.zeros((2, 2)))
+    with pytest.raises(InputValueError, match="non-negative"):
+        data.set_shape((2, -1))
+    with pytest.raises(InputValueError, match="expected 2"):
+        data.set_shape((2,))
+    with pytest.raises(InputValueError, match="oversize"):
+        data.set_value(np.zeros((9, 9)), oversize=0.5)
+    with pytest.raises(InputTypeError, match="scalar"):
+        pair.data(1.0).set_length(3)
+    with pytest.raises(InputTypeError):
+        pair.data(np.array([object()]))
+
+
+def test_workers_see_what_is_written_and_follow_a_growing_array(pair):
+    x = T.vector("x")
+    f = pair.function([x], (x, "gather"))
+    data = pair.data(np.arange(3.0))
+    for length in (3, 7, 2, 1000):
+        data.set_length(length)
+        data[:] = np.random.RandomState(length).uniform(size=length)
+        np.testing.assert_array_equal(f(data), data.data)
+    data.free_memory()
+    assert f(data).shape == (0,)
+
+
+def test_freed_memory_is_unmapped_with_the_next_command(pair):
+    x = T.vector("x")
+    f = pair.function([x], x.sum())
+    data = pair.data(np.ones(1000))
+    f(data)
+    key = data._ref().key
+    assert key in pair._rank.arrays._held
+    data.free_memory()
+    pair.collectives.get_shapes(engine.shared(1.0))
+    assert key not in pair._rank.arrays._held

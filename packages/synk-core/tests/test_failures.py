@@ -1,0 +1,767 @@
+"""Failures are exceptions, never hangs; and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from _busy import await_stacks
+from _leaks import no_ranks_left
+
+import synk_comm
+from synk_comm.cuda import CudaError
+from synk_core import Runtime, flight
+from synk_core.engine import FLAGS, Apply, Op
+from synk_core.exceptions import (
+    Closed,
+    InputValueError,
+    SpecError,
+    StallWarning,
+    StartError,
+    WorkerDied,
+    WorkerFailed,
+    WorkerStalled,
+)
+from synk_testing import descriptors, wait_gone
+from synk_testing.engine import T, as_op, engine
+
+x = T.vector("x")
+
+
+def misbehaving(act):
+    """A function of one vector: on values above 0 `act` is called; else it doubles."""
+
+    @as_op([T.dvector], [T.dvector])
+    def behave(values):
+        if values.size and values.max() > 0:
+            act(values)
+        return values * 2
+
+    x = T.dvector("x")
+    return x, behave(x)
+
+
+def fail(values):
+    raise ValueError(f"cannot stand {values.max()}")
+
+
+def test_an_exception_in_a_worker_is_raised_in_the_master(runtime):
+    x, y = misbehaving(fail)
+    s = engine.shared(np.zeros(()), name="s")
+    f = runtime.function([x], (y.sum(), "sum"), updates=[(s, s + 1)], name="touchy")
+    bad = np.zeros(8)
+    bad[-1] = 1
+    for _ in range(3):
+        if runtime.size == 1:
+            with pytest.raises(ValueError, match=r"cannot stand 1\.0"):
+                f(bad)
+        else:
+            begin = time.monotonic()
+            with pytest.raises(WorkerFailed, match=r"cannot stand 1\.0") as caught:
+                f(bad)
+            assert time.monotonic() - begin < 5
+            assert caught.value.rank == runtime.size - 1
+            assert "function 'touchy'" in str(caught.value)
+            assert "in fail" in caught.value.traceback
+            assert isinstance(caught.value.__cause__, ValueError)
+        assert f(np.full(8, -1.0)) == -16.0
+
+
+def test_a_worker_that_has_no_memory_says_so_and_goes_on(pair):
+    x, y = misbehaving(lambda values: np.ones((1 << 45,)))
+    f = pair.function([x], (y, "gather"), name="greedy")
+    with pytest.raises(WorkerFailed, match="allocate") as caught:
+        f(np.array([0.0, 1.0]))
+    assert isinstance(caught.value.__cause__, MemoryError)
+    assert f(np.zeros(2)).tolist() == [0, 0]
+
+
+class Final(type):
+    """A class of it cannot be derived from."""
+
+    def __new__(cls, name, bases, names):
+        assert name == "Lonely"
+        return super().__new__(cls, name, bases, names)
+
+
+class Lonely(Exception, metaclass=Final):
+    pass
+
+
+def lonely():
+    return Lonely("no child of mine")
+
+
+@pytest.mark.parametrize(
+    ("make", "caught_as"),
+    [
+        (lambda: KeyError("weights"), KeyError),
+        (lambda: FileNotFoundError(2, "gone", "a.npy"), OSError),
+        (lambda: UnicodeDecodeError("ascii", b"x", 0, 1, "bad"), ValueError),
+        (lambda: MemoryError("no room left"), MemoryError),
+        (lambda: CudaError("an illegal memory access was encountered"), RuntimeError),
+        (lonely, WorkerFailed),
+    ],
+)
+def test_who_expects_an_error_of_a_class_catches_that_of_any_rank(pair, make, caught_as):
+    def fail_as_told(values):
+        raise make()
+
+    x, y = misbehaving(fail_as_told)
+    f = pair.function([x], (y, "gather"), name="touchy")
+    with pytest.raises(Lonely if make is lonely else caught_as):
+        f(np.array([1.0, 0.0]))
+    with pytest.raises(caught_as) as caught:
+        f(np.array([0.0, 1.0]))
+    error = caught.value
+    assert isinstance(error, WorkerFailed)
+    assert (error.rank, type(error).__name__) == (1, "WorkerFailed")
+    assert str(error).startswith("rank 1 failed in function 'touchy', rows 1 to 1 of the call's 2:")
+    assert str(make()) in str(error)
+    assert "in fail_as_told" in error.traceback
+    assert f(np.zeros(2)).tolist() == [0, 0]
+
+
+def test_it_has_the_attributes_of_its_cause_and_travels():
+    cause = FileNotFoundError(2, "gone", "a.npy")
+    cause.code, cause.rank = 7, "the user's own"
+    error = WorkerFailed.of(cause, 1, "function 'f'", "FileNotFoundError: gone", "File x, line 1")
+    error.__cause__ = cause
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert isinstance(one, FileNotFoundError)
+        assert (one.errno, one.filename, one.code, one.rank) == (2, "a.npy", 7, 1)
+        assert (str(one), one.traceback) == (str(error), "File x, line 1")
+        assert type(one.__cause__) is FileNotFoundError
+
+
+def test_an_error_on_any_rank_says_function_rank_and_rows(pair):
+    x, y = misbehaving(fail)
+    f = pair.function([x], (y, "gather"), name="touchy")
+    for row, said in ((1, "rows 0 to 1"), (5, "rows 4 to 5")):
+        values = np.zeros(8)
+        values[row] = 1
+        with pytest.raises(ValueError, match="cannot stand") as caught:
+            f(values, num_slices=2)
+        printed = "".join(traceback.format_exception(type(caught.value), caught.value, None))
+        if sys.version_info >= (3, 11) or row == 5:
+            assert f"in function 'touchy', {said} of the call's 8" in printed
+            assert f"rank {row // 4}" in printed
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_traceback_shows_the_users_frames_only_unless_python_is_told_to_show_more(
+    pair, monkeypatch, whole
+):
+    monkeypatch.setattr(
+        "synk_core._tracebacks.sys", SimpleNamespace(flags=SimpleNamespace(dev_mode=whole))
+    )
+    x, y = misbehaving(fail)
+    f = pair.function([x], (y, "gather"), name="touchy")
+    for values in ([1.0, 0.0], [0.0, 1.0]):
+        with pytest.raises(ValueError, match="cannot stand") as caught:
+            f(np.array(values))
+        files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert files[0] == __file__
+        own = [file for file in files if f"{os.sep}synk_core{os.sep}" in file]
+        assert (len(own) > 1) is whole
+    error = caught.value
+    assert "_rank/call.py" not in str(error)
+    assert "in fail" in str(error)
+    assert "_rank/call.py" in error.traceback
+
+
+class Mute(BaseException):
+    """Not an `Exception`: Theano hands it on as it is."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("rows", [[1.0, 0.0], [0.0, 1.0]])
+def test_an_exception_without_words_is_an_exception_like_others(pair, rows):
+    def fail_mutely(values):
+        raise Mute
+
+    x, y = misbehaving(fail_mutely)
+    f = pair.function([x], (y, "gather"))
+    with pytest.raises((Mute, WorkerFailed)):
+        f(np.array(rows))
+    assert f(np.zeros(2)).tolist() == [0, 0]
+
+
+def test_an_exception_that_does_not_travel_still_tells(pair):
+    def fail_locally(values):
+        class Local(Exception):
+            def __reduce__(self):
+                raise TypeError("no pickling")
+
+        raise Local("unpicklable")
+
+    x, y = misbehaving(fail_locally)
+    f = pair.function([x], (y, "gather"))
+    with pytest.raises(WorkerFailed, match="unpicklable"):
+        f(np.array([0.0, 1.0]))
+    assert f(np.zeros(2)).shape == (2,)
+
+
+def test_a_function_that_cannot_be_built_in_a_worker_leaves_the_runtime_usable(pair):
+    class Brittle(Op):
+        __props__ = ()
+
+        def __init__(self, home):
+            self.home = home
+
+        def make_node(self, x):
+            return Apply(self, [x], [x.type()])
+
+        def perform(self, node, inputs, outputs):
+            outputs[0][0] = inputs[0]
+
+        def __setstate__(self, state):
+            raise RuntimeError("not in this house")
+
+    x = T.dvector("x")
+    s = engine.shared(np.zeros(3), name="fresh")
+    brittle = pair.function([x], (Brittle(1)(x) + s.sum(), "gather"))
+    for _ in range(2):
+        with pytest.raises(WorkerFailed, match="not in this house"):
+            brittle(np.zeros(2))
+    del pair._rank.functions[brittle.number]  # distribute() sends all there is, in later tests
+    g = pair.function([x], ((x + s.sum()).sum(), "sum"))
+    assert g(np.ones(4)) == 4.0
+
+
+def test_a_function_that_cannot_be_pickled_is_named_and_does_no_harm(pair):
+    lock = threading.Lock()
+    x, y = misbehaving(lambda values: lock.acquire())
+    f = pair.function([x], (y, "gather"), name="locked")
+    for _ in range(2):
+        with pytest.raises(SpecError, match="cannot send 'locked' to the workers"):
+            f(np.zeros(2))
+    assert pair.function([x], (x.sum(), "sum"))(np.ones(4)) == 4.0
+    del pair._rank.functions[f.number]  # distribute() sends all there is, in later tests
+
+
+def test_a_runtime_closes_at_once_after_a_failure():
+    x, y = misbehaving(fail)
+    with no_ranks_left():
+        with Runtime(2) as runtime:
+            f = runtime.function([x], (y, "gather"), mode="FAST_COMPILE")
+            with pytest.raises(WorkerFailed, match="cannot stand"):
+                f(np.array([0.0, 0, 1]))
+            begin = time.monotonic()
+        assert time.monotonic() - begin < 5
+        del f
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in (signal.SIGSEGV, signal.SIGABRT)),
+    ],
+)
+def test_a_killed_worker_ends_the_call_at_once(number):
+    x, y = misbehaving(lambda values, n=int(number): os.kill(os.getpid(), n))
+    with no_ranks_left():
+        runtime = Runtime(3)
+        f = runtime.function([x], (y, "gather"), name="deadly")
+        data = runtime.data(np.zeros(6))
+        f(data)
+        data[2] = 1
+        start = time.monotonic()
+        with pytest.raises(WorkerDied) as caught:
+            f(data)
+        assert time.monotonic() - start < 5
+        assert (caught.value.rank, caught.value.signal) == (1, number.name)
+        assert "function 'deadly'" in str(caught.value)
+        with pytest.raises(Closed, match="rank 1"):
+            f(data)
+        del data, caught
+    with Runtime(2) as again:
+        assert again.function([x], (y, "gather"))(np.zeros(3)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_batch_systems_send_to_all_processes_is_the_masters_business(pair, number):
+    x, y = misbehaving(lambda _: None)
+    f = pair.function([x], (y, "gather"), name="steady")
+    for _ in range(3):
+        os.kill(pair.worker_pids[0], number)
+        assert f(np.ones(4)).tolist() == [2] * 4
+
+
+def test_a_worker_killed_between_calls_is_noticed_in_the_next():
+    runtime = Runtime(2)
+    runtime.distribute()
+    os.kill(runtime.worker_pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=r"SIGKILL while it was (starting|waiting for an order)"):
+        runtime.collectives.get_shapes(engine.shared(1.0))
+    assert runtime.closed
+
+
+def test_a_worker_that_exits_is_no_success():
+    runtime = Runtime(2)
+    x, y = misbehaving(lambda values: os._exit(0))
+    f = runtime.function([x], (y, "gather"))
+    with pytest.raises(WorkerDied, match="exited with status 0"):
+        f(np.array([0.0, 1.0]))
+
+
+@pytest.mark.parametrize("how", ["ignores SIGCHLD", "waits for any child"])
+def test_an_exit_status_that_the_program_has_taken_is_not_made_up(how):
+    """For subprocess it would be 0."""
+    before = signal.getsignal(signal.SIGCHLD)
+    with no_ranks_left():
+        runtime = Runtime(2)
+        runtime.distribute()
+        (pid,) = runtime.worker_pids
+        try:
+            if how == "ignores SIGCHLD":
+                signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            os.kill(pid, signal.SIGKILL)
+            if how == "waits for any child":
+                os.waitpid(pid, 0)
+            with pytest.raises(WorkerDied, match="rank 1 ended, or closed its connect") as caught:
+                runtime.collectives.get_shapes(engine.shared(1.0))
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+        assert (caught.value.exitcode, caught.value.signal) == (None, None)
+        assert runtime.closed
+    with Runtime(2) as again:
+        again.distribute()
+
+
+def test_an_exception_out_of_a_signal_handler_in_a_worker_names_it():
+    """It may come amid the protocol, where nothing can be put right."""
+
+    def handle(_values):
+        def fail(*_):
+            raise ValueError("from a handler")
+
+        signal.signal(signal.SIGUSR2, fail)
+
+    x, y = misbehaving(handle)
+    with no_ranks_left():
+        runtime = Runtime(2)
+        f = runtime.function([x], (y, "gather"))
+        f(np.array([0.0, 1.0]))
+        # On a busy machine it may be behind, and the handler come amid its own work.
+        await_stacks(runtime._controller._pool, 1, "in take")
+        os.kill(runtime.worker_pids[0], signal.SIGUSR2)
+        await_stacks(runtime._controller._pool, 1, "in _await_verdict")
+        with pytest.raises(WorkerDied, match="gave up with ValueError: from a handler") as caught:
+            f(np.zeros(2))
+        assert (caught.value.rank, caught.value.exitcode) == (1, None)
+        assert runtime.closed
+
+
+def test_a_program_in_a_folder_that_was_removed_is_told_so(zygote, tmp_path):
+    done = zygote.run(
+        "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir(os.getcwd())\n"
+        "from synk_core import Runtime\nfrom synk_core.exceptions import StartError\n"
+        "for sys.path[0] in ('', sys.path[0]):\n"
+        "    try:\n        Runtime(2)\n    except StartError as error:\n        print(error)\n",
+        folder=tmp_path,
+    )
+    assert (done.status, done.err) == (0, "")
+    assert done.out.count("the current folder, in which workers start too, has been removed") == 2
+
+
+def test_a_worker_that_is_too_late_is_named():
+    x, y = misbehaving(lambda values: time.sleep(60))
+    with no_ranks_left():
+        runtime = Runtime(2, timeout_s=1.0)
+        runtime.distribute()
+        f = runtime.function([x], (y, "gather"), name="sleepy")
+        with pytest.raises(WorkerStalled, match="computing function 'sleepy'") as caught:
+            f(np.array([0.0, 1.0]))
+        assert isinstance(caught.value, TimeoutError)
+        assert caught.value.ranks == (1,)
+        assert "in behave" in caught.value.stacks[1]
+        assert "in behave" in str(caught.value)
+        assert runtime.closed
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "60", None, float("nan")])
+@pytest.mark.parametrize("what", ["timeout_s", "stall_s"])
+def test_a_time_that_nobody_can_wait_is_refused(what, seconds):
+    with no_ranks_left(), pytest.raises(InputValueError, match=f"{what}: got .*above 0"):
+        Runtime(2, **{what: seconds})
+
+
+def test_a_stall_is_told_while_it_lasts():
+    x, y = misbehaving(lambda values: time.sleep(1))
+    with no_ranks_left(), Runtime(3, stall_s=0.3) as runtime:
+        f = runtime.function([x], (y, "gather"), name="slow")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StallWarning)  # on a busy machine starting stalls, too
+            f(np.zeros(3))
+        computing = "rank 2 has been computing function 'slow'"
+        with pytest.warns(StallWarning, match=computing) as told:
+            f(np.array([0.0, 0.0, 1.0]))
+        text = next(str(one.message) for one in told if computing in str(one.message))
+        assert "in behave" in text
+        assert "rank 1" not in text
+        assert f(np.zeros(3)).tolist() == [0, 0, 0]
+
+
+EARLY = """
+import os, signal, time, warnings
+import numpy as np
+from synk_core.engine import FLAGS, Apply, Op
+from synk_testing.engine import T, as_op, engine
+import synk_comm
+from synk_core import Runtime, flight
+assert os.getpgrp() == os.getpid()
+warnings.simplefilter("ignore")
+x = T.dvector("x")
+with Runtime(3) as runtime:
+    for _ in range(10):
+        try:
+            for pid in runtime.worker_pids:
+                os.kill(pid, signal.SIGTERM)
+            os.killpg(0, signal.SIGINT)
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            pass
+    f = runtime.function([x], x.sum() / 6, mode="FAST_COMPILE")
+    print(f(np.ones(6)))
+"""
+
+
+def test_nor_does_it_end_workers_that_still_start(run_script):
+    """A terminal sends Ctrl-C to the whole group; the program may go on with something else."""
+    status, out, err = run_script(EARLY)
+    assert (status, out.strip(), err) == (0, str(1.0 / 3), "")
+
+
+SLOW = """
+import os, signal, threading, time
+import numpy as np
+from synk_core.engine import FLAGS, Apply, Op
+from synk_testing.engine import T, as_op, engine
+from synk_core import Runtime
+from synk_shm.testing import no_segments_left
+from synk_testing import BUT_PROCESSES, nothing_left
+
+@as_op([T.dvector], [T.dvector])
+def slow(values):
+    if values.max() > 0:
+        time.sleep(30)
+    return values
+
+def soon(number, times=1):
+    def strike():
+        for _ in range(times):
+            time.sleep(0.5)
+            os.kill(os.getpid(), number)
+
+    threading.Thread(target=strike).start()
+
+x = T.dvector("x")
+"""
+
+
+def test_ctrl_c_interrupts_the_workers_and_all_goes_on(run_script):
+    """Ctrl-C while the master waits for a worker: KeyboardInterrupt, and nothing has changed."""
+    code = """
+s = engine.shared(np.zeros(()), "s")
+with nothing_left(without=BUT_PROCESSES), no_segments_left():
+    runtime = Runtime(2)
+    f = runtime.function([x], (slow(x), "gather"), updates=[(s, s + 1)])
+    f(np.zeros(2))
+    for bad in ([0.0, 1.0], [1.0, 0.0], [1.0, 1.0]):
+        soon(signal.SIGINT)
+        start = time.monotonic()
+        try:
+            f(np.array(bad))
+        except KeyboardInterrupt:
+            assert time.monotonic() - start < 10
+            print("interrupted", runtime.closed, runtime.collectives.gather(s).tolist())
+    print(f(np.zeros(2)), runtime.collectives.gather(s).tolist())
+    runtime.close()
+"""
+    status, out, err = run_script(SLOW + code)
+    lines = 3 * "interrupted False [1.0, 1.0]\n" + "[0. 0.] [2.0, 2.0]\n"
+    assert (status, out) == (0, lines), err
+
+
+def test_ctrl_c_finds_the_runtime_that_waits(run_script):
+    code = """
+with nothing_left(without=BUT_PROCESSES), no_segments_left():
+    runtimes = [Runtime(2) for _ in range(3)]
+    functions = [r.function([x], (slow(x), "gather")) for r in runtimes]
+    for f in functions:
+        f(np.zeros(2))
+    for i in (1, 0, 2):
+        soon(signal.SIGINT)
+        try:
+            functions[i](np.array([0.0, 1.0]))
+        except KeyboardInterrupt:
+            print([r.closed for r in runtimes])
+            runtimes[i].close()
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)
+    except KeyboardInterrupt:
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+    status, out, err = run_script(SLOW + code)
+    told = "[False, False, False]\n[False, True, False]\n[True, True, False]\nTrue\n"
+    assert (status, out) == (0, told), err
+
+
+@pytest.mark.parametrize("strikes", [1, 2])
+def test_ctrl_c_ends_what_does_not_listen(run_script, strikes):
+    """A worker that computes in C cannot be interrupted, as here in one long sum."""
+    code = f"""
+with nothing_left(without=BUT_PROCESSES), no_segments_left():
+    runtime = Runtime(2)
+    f = runtime.function([x], (slow(x), "gather"))
+    f(np.zeros(2))
+    soon(signal.SIGINT, {strikes})
+    start = time.monotonic()
+    try:
+        f(np.array([0.0, 1.0]))
+    except KeyboardInterrupt:
+        in_time = time.monotonic() - start < (10 if {strikes} < 2 else 5)
+        print("interrupted", runtime.closed, in_time)
+"""
+    computing = SLOW.replace("time.sleep(30)", "sum(range(3_000_000_000))")
+    status, out, err = run_script(computing + code)
+    assert (status, out) == (0, "interrupted True True\n"), err
+
+
+def test_a_master_that_dies_while_workers_compute_takes_them_along(run_script):
+    code = """
+runtime = Runtime(2)
+f = runtime.function([x], (slow(x), "gather"))
+runtime.distribute()
+print(*runtime.worker_pids, flush=True)
+soon(signal.SIGKILL)
+f(np.ones(2))
+"""
+    _, out, _ = run_script(SLOW + code)
+    (pid,) = (int(word) for word in out.split())
+    wait_gone([pid])
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(0)", "1 / 0"])
+def test_whatever_ends_the_master_ends_the_workers(run_script, end):
+    code = f"""
+import os, sys
+import numpy as np
+from synk_core.engine import FLAGS, Apply, Op
+from synk_testing.engine import T, as_op, engine
+import synk_comm
+from synk_core import Runtime, flight
+runtime = Runtime(2)
+x = T.vector("x")
+f = runtime.function([x], x.mean(), mode="FAST_COMPILE")
+data = runtime.data(np.ones(1000))
+f(data)
+print(*runtime.worker_pids, flush=True)
+{end}
+"""
+    with no_ranks_left():
+        _, out, _ = run_script(code)
+        pids = [int(pid) for pid in out.split()]
+        assert len(pids) == 1
+        wait_gone(pids)
+
+
+def test_a_worker_that_cannot_start_is_named_with_the_cause(monkeypatch):
+    monkeypatch.setenv(FLAGS, "floatX=nonsense")
+    with no_ranks_left():
+        runtime = Runtime(2)
+        with pytest.raises(StartError, match=r"(?s)rank 1.*nonsense"):
+            runtime.distribute()
+        assert runtime.closed
+
+
+def test_opening_and_closing_leaks_no_descriptors():
+
+    def once():
+        with Runtime(2) as runtime:
+            runtime.function([x], x.mean(), mode="FAST_COMPILE")(np.ones(4))
+
+    once()
+    before = len(descriptors())
+    once()
+    assert len(descriptors()) <= before
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (synk_comm.PeerLost("rank 1 is lost: it was cut off", rank=1), WorkerDied),
+        (synk_comm.CommTimeout("rank 1 has not come"), WorkerStalled),
+    ],
+)
+def test_who_is_lost_while_ranks_join_is_named_as_ever(monkeypatch, error, expected):
+    """Also where its connection ended before anybody had looked at its process."""
+    with no_ranks_left(), Runtime(2) as runtime:
+
+        def join(*_args, **_kwargs):
+            if expected is WorkerDied:
+                os.kill(runtime.worker_pids[0], signal.SIGKILL)
+            raise error
+
+        monkeypatch.setattr(runtime._rank, "join", join)
+        with pytest.raises(expected) as caught:
+            runtime.distribute()
+        assert caught.value.rank == 1
+        if expected is WorkerDied:
+            assert caught.value.signal == "SIGKILL"
+        assert runtime.closed
+    assert flight.load(flight.files()[0])["error"]["type"] == expected.__name__
+
+
+def test_closing_right_after_the_start_is_quick():
+    with no_ranks_left():
+        runtime = Runtime(4)
+        start = time.monotonic()
+        runtime.close()
+        assert time.monotonic() - start < 5
+
+
+def test_deep_calls_alternate_with_failures(pair):
+    """The ranks stay in step over many failures of either side."""
+    x, y = misbehaving(fail)
+    f = pair.function([x], (y, "gather"))
+    for i in range(60):
+        master, worker = i % 3, i % 4
+        bad = np.array([master, 0.0, 0.0, worker])
+        if bad.any():
+            with pytest.raises(ValueError, match="cannot stand") as caught:
+                f(bad)
+            assert isinstance(caught.value, WorkerFailed) == (not master)
+        np.testing.assert_array_equal(f(np.full(3, -1.0)), [-2.0, -2.0, -2.0])
+
+
+def test_what_no_rank_has_time_to_say_does_not_pile_up(pair):
+    """Failures of several ranks at once are all read, however long their messages."""
+
+    def shout(values):
+        raise ValueError("x" * 1_000_000)
+
+    x, y = misbehaving(shout)
+    f = pair.function([x], (y, "gather"))
+    for _ in range(4):
+        with pytest.raises(ValueError, match="xxx"):
+            f(np.ones(2))
+        start = time.monotonic()
+        np.testing.assert_array_equal(f(np.zeros(2)), np.zeros(2))
+        assert time.monotonic() - start < 30
+    with pytest.raises(WorkerFailed) as caught:
+        f(np.array([0.0, 1.0]))
+    assert len(str(caught.value)) < 300_000
+
+
+def test_an_interrupt_between_sending_and_doing_ends_the_runtime(monkeypatch):
+    runtime = Runtime(2)
+    f = runtime.function([x], (x, "gather"))
+    f(np.zeros(2))
+
+    give = runtime._rank.line.give
+
+    def interrupt(*order):
+        give(*order)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime._rank.line, "give", interrupt)
+    with no_ranks_left(), pytest.raises(KeyboardInterrupt):
+        f(np.ones(2))
+    with pytest.raises(Closed, match="KeyboardInterrupt in"):
+        f(np.ones(2))
+
+
+def test_a_second_interrupt_while_the_first_lets_the_workers_go_ends_the_runtime(monkeypatch):
+    runtime = Runtime(2)
+    x, y = misbehaving(fail)
+    f = runtime.function([x], (y, "gather"))
+    f(np.zeros(2))
+
+    def interrupt(reason, timeout_s):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime._rank.comm, "decline", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        f(np.array([1.0, 0.0]))
+    assert runtime.closed
+
+
+def test_a_forked_child_cannot_use_its_parents_runtime_and_does_it_no_harm(pair):
+    f = pair.function([x], (x, "gather"))
+    f(np.zeros(2))
+    staged = [copied._target for plan in f.planner._plans.values() for copied in plan.copies]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            f(np.full(2, 7.0))
+            answer = b"no error"
+        except Closed:
+            answer = b"closed"
+        except BaseException as error:
+            answer = repr(error).encode()
+        os.write(writing, answer)
+        os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 1000) == b"closed"
+    os.close(reading)
+    os.waitpid(child, 0)
+    assert staged
+    for array in staged:
+        np.testing.assert_array_equal(array, 0.0)
+    np.testing.assert_array_equal(f(np.arange(2.0)), np.arange(2.0))
+
+
+def test_workers_end_with_the_master_although_a_forked_child_of_it_lives(zygote):
+    code = """
+import os, signal, time
+import synk_comm
+from synk_core import Runtime, flight
+runtime = Runtime(2)
+runtime.distribute()
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+print(*runtime.worker_pids, child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with zygote.start(code) as program:
+        worker, child = (int(pid) for pid in program.line().split())
+        try:
+            program.wait()
+            wait_gone([worker])
+        finally:
+            os.kill(child, signal.SIGKILL)
+    # The child had its parent's shared memory, too, and could not let go of it: the next to start
+    # does that.
+    zygote.run("import synk_shm; synk_shm.empty(1)")
+
+
+def test_a_frame_that_is_interrupted_is_read_on():
+    from synk_core._wire.channel import Channel
+
+    ours, theirs = Channel.pair()
+    frame = (5).to_bytes(8, "little") + b"hello"
+    for cut in range(1, len(frame)):
+        theirs.send(frame[:cut])
+        with pytest.raises(TimeoutError):
+            ours.recv(timeout_s=0.01)
+        theirs.send(frame[cut:])
+        assert ours.recv(timeout_s=5) == b"hello"
+    ours.close()
+    theirs.close()

@@ -1,0 +1,345 @@
+"""Updates of many variables as one computation: the same numbers, whatever happens to a value.
+
+All numbers are multiples of powers of two, which no order of operations rounds.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from theano.compile.ops import as_op
+from theano.gof.graph import ancestors
+
+from synk_core import Runtime, WorkerFailed, flat_updates
+from synk_core._graph import flat_updates as implementation
+from synk_core._graph.flat_updates import ALIGNMENT, Flatten, Unflatten
+
+WIDE = ALIGNMENT // 8
+SHAPES = [(WIDE, 3), (2 * WIDE,), (1, WIDE), (3, 5)]
+RATE, KEPT = 0.25, 0.5
+
+
+@as_op([T.dvector], [T.dvector])
+def picky(values):
+    if values.size and values.max() > 100:
+        raise ValueError("not this")
+    return values
+
+
+class Model:
+    """Parameters and velocities, by NumPy as well."""
+
+    def __init__(self, runtime, least=2, options=None):
+        random = np.random.RandomState(7)
+        self.runtime = runtime
+        self.values = [random.randint(-64, 64, shape) / 8 for shape in SHAPES]
+        self.velocities = [np.zeros(shape) for shape in SHAPES]
+        self.params = [theano.shared(v, f"w{i}") for i, v in enumerate(self.values)]
+        states = [theano.shared(v, f"v{i}") for i, v in enumerate(self.velocities)]
+        x = T.dmatrix("x")
+        self.flat = theano.shared(np.zeros(sum(v.size for v in self.values)), "flat")
+        self.gradient = runtime.function(
+            [x], updates=[(self.flat, (x * 1.0).sum(axis=0), "sum")], **(options or {})
+        )
+        updates, start = [], 0
+        for param, state, shape in zip(self.params, states, SHAPES):
+            stop = start + int(np.prod(shape))
+            grad = T.patternbroadcast(self.flat[start:stop].reshape(shape), param.broadcastable)
+            moved = KEPT * state - RATE * grad
+            updates += [(state, moved), (param, param + moved)]
+            start = stop
+        self.plain = updates
+        self.together = flat_updates(updates, least)
+        self.update = runtime.function([], updates=self.together, name="update")
+
+    def step(self):
+        """Take a step on all ranks, and in NumPy."""
+        random = np.random.RandomState(3)
+        rows = random.randint(-8, 8, (self.runtime.size + 1, self.flat.get_value().size)) * 1.0
+        self.gradient(rows)
+        self.runtime.collectives.all_reduce(self.flat, "sum")
+        self.update()
+        parts = np.split(rows.sum(axis=0), np.cumsum([v.size for v in self.values])[:-1])
+        for i, part in enumerate(parts):
+            self.velocities[i] = KEPT * self.velocities[i] - RATE * part.reshape(SHAPES[i])
+            self.values[i] = self.values[i] + self.velocities[i]
+
+    def require(self):
+        """All ranks have NumPy's numbers."""
+        for param, value in zip(self.params, self.values):
+            for rank in range(self.runtime.size):
+                got = self.runtime.collectives.get_value(rank, param)
+                np.testing.assert_array_equal(got, value)
+
+    @property
+    def arrays(self):
+        return [param.get_value(borrow=True) for param in self.params]
+
+    @property
+    def are_parts(self):
+        """Whether all parameters lie in one array."""
+        return len({id(array.base) for array in self.arrays}) == 1
+
+
+@pytest.fixture(params=["FAST_RUN", "FAST_COMPILE"])
+def model(runtime, request):
+    with theano.configparser.change_flags(mode=request.param):
+        yield Model(runtime)
+
+
+def unflattened(updates):
+    return sum(v.owner is not None and isinstance(v.owner.op, Unflatten) for _, v in updates)
+
+
+def test_a_rules_updates_are_computed_together(model):
+    assert unflattened(model.together) == 2 * len(SHAPES)
+    nodes = model.update._plain.maker.fgraph.apply_nodes
+    assert sum(isinstance(node.op, Flatten) for node in nodes) == 2
+    for _ in range(3):
+        model.step()
+        model.require()
+        assert model.are_parts
+
+
+def change_one(model):
+    value = model.params[1].get_value() * 2
+    model.runtime.collectives.broadcast(model.params[1], value)
+    model.values[1] = value
+
+
+def change_in_place(model):
+    """As `get_value(borrow=True)` is documented: on processors it is the value itself."""
+    model.runtime.collectives.broadcast(model.params)
+    model.params[2].get_value(borrow=True)[...] = 4.0
+    model.runtime.collectives.broadcast(model.params[2])
+    model.values[2] = np.full(SHAPES[2], 4.0)
+
+
+def exchange(model):
+    """The values are parts still, in another order."""
+    first, second = model.params[0].get_value(), model.params[0].get_value() + 1
+    model.runtime.collectives.broadcast(model.params[0], second)
+    model.runtime.collectives.broadcast(model.params[0], first)
+
+
+def sum_over_ranks(model):
+    model.runtime.collectives.all_reduce(model.params, "sum")
+    model.values = [value * model.runtime.size for value in model.values]
+
+
+def one_step_of_all(model):
+    model.runtime.step(
+        model.update.delayed(), model.runtime.delayed.all_reduce(model.params, "max")
+    )
+    for i, velocity in enumerate(model.velocities):
+        start = sum(v.size for v in model.values[:i])
+        part = model.flat.get_value()[start : start + velocity.size].reshape(SHAPES[i])
+        model.velocities[i] = KEPT * velocity - RATE * part
+        model.values[i] = model.values[i] + model.velocities[i]
+
+
+@pytest.mark.parametrize(
+    "change", [change_one, change_in_place, exchange, sum_over_ranks, one_step_of_all]
+)
+def test_values_that_change_meanwhile(runtime, change):
+    model = Model(runtime)
+    model.step()
+    change(model)
+    model.require()
+    for _ in range(2):
+        model.step()
+        model.require()
+    assert model.are_parts
+
+
+def test_values_that_were_read_are_the_callers_own(runtime):
+    model = Model(runtime)
+    model.step()
+    read, kept = model.params[0].get_value(), model.values[0]
+    model.step()
+    np.testing.assert_array_equal(read, kept)
+    read[...] = -1
+    model.require()
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_a_failed_step_changes_nothing(trio, culprit):
+    model = Model(trio)
+    model.step()
+    x = T.dvector("x")
+    fails = trio.function([x], (picky(x), "gather"), mode="FAST_COMPILE")
+    values = np.zeros(3)
+    values[culprit] = 101
+    with pytest.raises(WorkerFailed if culprit else ValueError, match="not this"):
+        trio.step(model.update.delayed(), fails.delayed(values))
+    model.require()
+    model.step()
+    model.require()
+
+
+@pytest.mark.parametrize("allow_gc", [True, False])
+def test_a_runtime_that_overwrites(allow_gc):
+    """Theano may work in place there, and keep memory for the next call."""
+    with theano.configparser.change_flags(allow_gc=allow_gc), Runtime(2, atomic=False) as runtime:
+        model = Model(runtime)
+        for _ in range(3):
+            model.step()
+            model.require()
+
+
+def test_results_that_are_kept_for_the_next_call_are_not_values(runtime):
+    mode = theano.compile.mode.get_default_mode().clone(link_kwargs={"allow_gc": False})
+    with theano.configparser.change_flags(mode="FAST_RUN"):
+        model = Model(runtime)
+        model.update = runtime.function([], updates=model.together, mode=mode)
+        before = []
+        for _ in range(3):
+            model.step()
+            model.require()
+            before.append((model.arrays[0], model.values[0]))
+        for array, value in before:
+            np.testing.assert_array_equal(array, value)
+
+
+def test_a_shape_that_has_changed_is_named(runtime):
+    model = Model(runtime)
+    runtime.collectives.broadcast(model.params[3], np.zeros((2, 2)))
+    with pytest.raises(ValueError, match=r"got a variable of shape \(2, 2\), expected \(3, 5\)"):
+        model.update()
+
+
+def test_verify_lint_and_check_take_such_functions(runtime):
+    model = Model(runtime)
+    model.step()
+    assert model.update.verify().ok
+    assert not [one for one in runtime.lint() if model.update.number in one.functions]
+    assert {one.verdict for one in runtime.check(model.update).updates} == {"exact"}
+
+
+def test_what_is_forgotten_leaves_no_memory():
+    known = set(implementation._wholes)
+    with Runtime(1) as runtime:
+        model = Model(runtime)
+        model.step()
+        assert set(implementation._wholes) - known
+        del model
+    gc.collect()
+    assert not set(implementation._wholes) - known
+
+
+def shared(shape, value=1.0, **options):
+    return theano.shared(np.full(shape, value), **options)
+
+
+def of_all(make, shape=(WIDE,), count=3):
+    """Updates of so many variables, each made of its variable and its place."""
+    targets = [shared(shape) for _ in range(count)]
+    return [(target, make(target, place)) for place, target in enumerate(targets)]
+
+
+SCALE, VECTOR, OTHER = shared(()), shared((6 * WIDE,)), shared((6 * WIDE,))
+
+
+@pytest.mark.parametrize(
+    "make, together",
+    [
+        (lambda w, i: w * SCALE + 2 ** (SCALE + 1), 3),
+        (lambda w, i: T.switch(T.gt(w, 0), w, -w), 3),
+        (lambda w, i: w + VECTOR[i * WIDE : (i + 1) * WIDE], 3),
+        (lambda w, i: w + (VECTOR * SCALE)[i * WIDE : (i + 1) * WIDE], 0),  # of vectors of its own
+        (lambda w, i: w + VECTOR[2 * i * WIDE : (2 * i + 1) * WIDE], 0),  # with gaps
+        (lambda w, i: w + VECTOR[i * WIDE : (i + 1) * WIDE : 1][::-1], 0),
+        (lambda w, i: w + (VECTOR, OTHER)[i % 2][i * WIDE : (i + 1) * WIDE], 0),
+        (lambda w, i: w * i, 0),  # not by the same number
+        (lambda w, i: w / w.sum(), 0),
+        (lambda w, i: w + VECTOR[:WIDE].sum(), 3),
+        (lambda w, i: shared((WIDE,)), 0),  # nothing to compute
+        (lambda w, i: w + np.ones(WIDE), 0),
+        (lambda w, i: T.cast(w, "float32"), 0),
+        (lambda w, i: w + shared((1,), broadcastable=(True,)), 0),
+        (lambda w, i: (w * 2) if i else (w + 2), 2),
+    ],
+)
+def test_what_is_computed_together(make, together):
+    updates = of_all(make)
+    before = list(updates)
+    found = flat_updates(updates, 2)
+    assert unflattened(found) == together
+    assert updates == before
+    assert [target for target, _ in found] == [target for target, _ in updates]
+
+
+@pytest.mark.parametrize(
+    "shapes, together",
+    [
+        ([(WIDE,), (WIDE,), (5,)], [3]),
+        ([(WIDE,), (5,), (WIDE,), (WIDE,)], [2, 2]),
+        ([(5,), (WIDE,)], []),
+        ([(), (), ()], []),
+        ([(0,), (0,)], []),
+    ],
+)
+def test_parts_begin_where_libraries_like_it(shapes, together):
+    """So a part whose length is odd is the last."""
+    updates = [(w, w * 2.0) for w in map(shared, shapes)]
+    found = {v.owner for _, v in flat_updates(updates, 2) if isinstance(v.owner.op, Unflatten)}
+    assert sorted(len(node.outputs) for node in found) == together
+
+
+@pytest.mark.parametrize("count, together", [(63, 0), (64, 64)])
+def test_few_are_quicker_one_by_one(count, together):
+    assert unflattened(flat_updates(of_all(lambda w, i: w * 2.0, count=count))) == together
+
+
+def test_different_dtypes_are_apart():
+    kinds = ["float32", "float64"] * 2
+    updates = [(w, w * w) for w in (theano.shared(np.ones(WIDE * 2, kind)) for kind in kinds)]
+    found = flat_updates(updates, 2)
+    assert unflattened(found) == 4
+    assert len({value.owner for _, value in found}) == 2
+
+
+def test_a_debugging_mode_gets_the_updates_as_they_are():
+    with theano.configparser.change_flags(mode="DebugMode"):
+        assert not unflattened(flat_updates(of_all(lambda w, i: w * 2.0), 2))
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_no_two_variables_share_their_elements(runtime, factor):
+    """What Theano finds to be equal is computed once, and what is unchanged not at all."""
+    first, second = ([shared((WIDE,), 3.0) for _ in range(2)] for _ in "ab")
+    third = [shared((1, WIDE), 3.0) for _ in range(2)]
+    updates = [(w, v * factor) for w, v in zip(second, first)]
+    updates += [(w, w * factor) for w in first]
+    updates += [(w, w * 1.0) for w in third]
+    together = flat_updates(updates, 2)
+    assert unflattened(together) == 6
+    f = runtime.function([], updates=together)
+    f()
+    arrays = [w.get_value(borrow=True) for w in (*first, *second, *third)]
+    for i, array in enumerate(arrays):
+        assert np.all(array == (3.0 if i > 3 else 3.0 * factor))
+        assert not any(np.may_share_memory(array, other) for other in arrays[i + 1 :])
+
+
+def test_deep_expressions_stay_as_they_are():
+    def deep(w, _place):
+        for _ in range(200):
+            w = w * 2.0
+        return w
+
+    assert not unflattened(flat_updates(of_all(deep), 2))
+
+
+def test_functions_of_runtimes_take_no_others(runtime):
+    """A function with flat updates is compiled without operations in place, whatever its mode."""
+    updates = flat_updates(of_all(lambda w, i: w * 2.0), 2)
+    f = runtime.function([], updates=updates, mode="FAST_RUN")
+    outputs = f._plain.maker.fgraph.outputs
+    assert not any(
+        getattr(v.owner.op, "destroy_map", None) for v in ancestors(outputs) if v.owner is not None
+    )

@@ -1,0 +1,129 @@
+"""No room in /dev/shm is no error; no room at all is one that says what and how much."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import logging
+import os
+
+import numpy as np
+import pytest
+from _leaks import no_ranks_left
+
+import synk_shm
+from synk_core import Runtime, SharedMemoryFull, SynkError
+from synk_testing.engine import T, engine
+
+FULL = "asked for 38.2 MiB in /dev/shm: 1.0 MiB are free of 16.0 MiB in total"
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """A function: from now on /dev/shm gives this error, and a file in memory the other, if any."""
+    empty = synk_shm.empty
+
+    def begin(error, other=None):
+        def refusing(shape, dtype, backend="shm"):
+            refused = error if backend == "shm" else other
+            if refused is not None:
+                raise copy.copy(refused)  # one error would keep the frames of all calls
+            return empty(shape, dtype, backend=backend)
+
+        monkeypatch.setattr(synk_shm, "empty", refusing)
+
+    return begin
+
+
+def full():
+    return synk_shm.ShmFullError(errno.ENOSPC, FULL + '; use backend="memfd"', "/dev/shm")
+
+
+def files_in_memory(pid):
+    """How many of synk_shm's a process has open."""
+    folder = f"/proc/{pid}/fd"
+    count = 0
+    for fd in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # what has listed this folder of its own
+            count += os.readlink(os.path.join(folder, fd)).startswith("/memfd:synk-shm")
+    return count
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_without_room_in_dev_shm_arrays_lie_beside_it(refuse, caplog, code):
+    """Inputs, indexes, functions on their way, `Data` that grow, what workers report in."""
+    x = T.matrix("x")
+    before = files_in_memory(os.getpid())
+    refuse(full() if code == errno.ENOSPC else synk_shm.ShmError(code, os.strerror(code), "/x"))
+    rows = np.random.RandomState(0).uniform(size=(11, 3))
+    with no_ranks_left(), Runtime(2, use_gpu=False) as runtime:
+        f = runtime.function([x], [(x.sum(axis=0), "sum"), (x * 2, "gather")], name="f")
+        with caplog.at_level(logging.DEBUG, "synk_core"):
+            data = runtime.data(rows, name="kept")
+        assert "'kept'" in caplog.text
+        why = "1.0 MiB are free" if code == errno.ENOSPC else os.strerror(code)
+        assert why in caplog.text
+        assert synk_shm.segment(data.data).backend == "memfd"
+        for given in (rows, data):
+            for batch in (None, [3, 1, 7, 7]):
+                summed, doubled = f(given, batch=batch)
+                taken = rows if batch is None else rows[batch]
+                np.testing.assert_allclose(summed, taken.sum(axis=0))
+                np.testing.assert_array_equal(doubled, taken * 2)
+        rows = np.random.RandomState(1).uniform(size=(500, 3))
+        data.set_length(500)
+        data[:] = rows
+        np.testing.assert_allclose(f(data, num_slices=2)[0], rows.sum(axis=0))
+        shared = engine.shared(np.zeros(2))
+        runtime.collectives.scatter(shared, np.arange(8.0))
+        got = runtime.collectives.gather(shared)
+        np.testing.assert_array_equal(got, np.arange(8.0).reshape(2, 4))
+        pids = (os.getpid(), *runtime.worker_pids)
+        held = [files_in_memory(pid) for pid in pids]
+        del data, given
+        runtime.collectives.get_shapes(shared)  # a command, with which workers learn of it
+        now = [files_in_memory(pid) for pid in pids]
+        assert all(few < many for few, many in zip(now, held)), (now, held)
+    assert files_in_memory(os.getpid()) == before
+
+
+def test_no_room_at_all_names_the_input_and_the_function(pair):
+    x = T.matrix("x")
+    f = pair.function([x], (x.sum(), "sum"), name="total")
+    huge = np.broadcast_to(1.0, (10**6, 10**6))
+    with pytest.raises(
+        SharedMemoryFull, match=r"input x of function 'total': asked for 7\.3 TiB"
+    ) as caught:
+        f(huge)
+    error = caught.value
+    assert all(isinstance(error, kind) for kind in (SynkError, MemoryError, OSError))
+    assert error.errno in (errno.ENOSPC, errno.ENOMEM)
+    text = str(error)
+    assert "by batch=" in text
+    assert "backend=" not in text
+    # The cure of the message.
+    assert f(huge[:, :2], batch=slice(0, 5)) == 10.0
+    with pytest.raises(SharedMemoryFull, match=r"<Data 'big' float64 shape=\(0, 0\)>: asked for"):
+        pair.data(shape=(10**6, 10**6), dtype="float64", name="big")
+    data = pair.data(np.arange(4.0))
+    with pytest.raises(SharedMemoryFull, match=r"asked for.*free.*--(shm-size|memory)"):
+        data.set_length(10**12)
+    assert data.data.sum() == 6
+
+
+def test_where_nothing_but_dev_shm_can_be_had_it_is_to_be_larger(pair, refuse):
+    refuse(full(), ValueError('backend="memfd" exists on Linux only; use backend="shm"'))
+    with pytest.raises(
+        SharedMemoryFull, match=r"16.0 MiB in total; .*docker run --shm-size="
+    ) as caught:
+        pair.data(np.ones(3))
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_what_is_no_want_of_room_stays_what_it_is(pair, refuse):
+    refused = synk_shm.ShmError(errno.EMFILE, "Too many open files", "/x")
+    refuse(refused, synk_shm.ShmError(errno.EMFILE, "Too many open files", "/y"))
+    with pytest.raises(synk_shm.ShmError) as caught:
+        pair.data(np.ones(3))
+    assert caught.value.filename == "/x"

@@ -1,0 +1,616 @@
+"""Parallel calls against the same function computed serially by plain Theano, or by NumPy."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import synk_comm
+from synk_core import DecompositionWarning, Runtime
+from synk_core._plan.rows import split_rows
+from synk_core.exceptions import BatchError, InputValueError, SynkError, WorkerFailed
+from synk_testing.engine import STREAMS, T, as_op, engine
+
+x = T.matrix("x")
+
+FAST = {"mode": "FAST_COMPILE"}
+relaxed = settings(
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def rows(count, columns=3, seed=0):
+    return np.random.RandomState(seed + count).uniform(-2, 2, (count, columns))
+
+
+@pytest.fixture(scope="module")
+def all_ops(runtime):
+    """A function with an output per op, and its serial meaning in NumPy."""
+    x, y = T.matrix("x"), T.vector("y")
+    z = x * y
+    f = runtime.function(
+        [x],
+        [
+            z.mean(axis=0),
+            (z.mean(), "avg"),
+            (z.sum(axis=0), "sum"),
+            (z.max(axis=0), "max"),
+            (z.min(), "c_min"),
+            (z.prod(axis=0), "prod"),
+            (z.sum(axis=1), "gather"),
+            (T.cast(T.gt(z, 0).sum(), "int64"), "sum"),
+        ],
+        bcast_inputs=[y],
+        name="all_ops",
+    )
+
+    def serial(x, y):
+        z = x * y
+        return [
+            z.mean(axis=0),
+            z.mean(),
+            z.sum(axis=0),
+            z.max(axis=0),
+            z.min(),
+            z.prod(axis=0),
+            z.sum(axis=1),
+            (z > 0).sum(),
+        ]
+
+    return f, serial
+
+
+def check(results, expected):
+    assert len(results) == len(expected)
+    for result, value in zip(results, expected):
+        assert np.shape(result) == np.shape(value)
+        np.testing.assert_allclose(result, value, rtol=1e-12, atol=1e-14)
+
+
+@relaxed
+@given(st.integers(1, 40), st.integers(1, 5))
+def test_any_number_of_rows_and_slices_gives_the_serial_result(all_ops, count, num_slices):
+    f, serial = all_ops
+    x, y = rows(count), np.array([1.0, -2.0, 0.5])
+    check(f(x, y, num_slices=num_slices), serial(x, y))
+
+
+@relaxed
+@given(st.data())
+def test_any_batch_gives_the_serial_result_of_the_selected_rows(all_ops, runtime, data):
+    f, serial = all_ops
+    x, y = runtime.data(rows(23)), np.array([1.0, -2.0, 0.5])
+    bound = st.none() | st.integers(-23, 23)
+    batch = data.draw(
+        st.integers(1, 23)
+        | st.builds(slice, bound, bound, st.none() | st.integers(-4, 4).filter(bool))
+        | st.lists(st.integers(-23, 22), min_size=1, max_size=60)
+        | st.lists(st.booleans(), min_size=23, max_size=23).map(np.array)
+    )
+    chosen = x.data[:batch] if isinstance(batch, int) else x.data[batch]
+    if len(chosen):
+        num_slices = data.draw(st.integers(1, 3))
+        check(f(x, y, batch=batch, num_slices=num_slices), serial(chosen, y))
+        assert sum(f.rows) == len(chosen)
+        assert [b - a for a, b in split_rows(len(chosen), runtime.size)] == list(f.rows)
+
+
+def test_no_rows_are_computed_as_in_serial(runtime):
+    outputs = [(x.sum(axis=0), "sum"), (x.prod(axis=0), "prod"), (x * 2, "gather"), x.mean()]
+    f = runtime.function([x], outputs)
+    for num_slices in (1, 2, 5):
+        total, product, doubled, mean = f(np.empty((0, 3)), num_slices=num_slices)
+        np.testing.assert_array_equal(total, np.zeros(3))
+        np.testing.assert_array_equal(product, np.ones(3))
+        assert doubled.shape == (0, 3)
+        assert np.isnan(mean)
+    assert f.rows == (0,) * runtime.size
+
+
+def test_the_masters_own_result(runtime):
+    f = runtime.function([x], (x, None))
+    value = rows(11)
+    start, stop = split_rows(11, runtime.size)[runtime.master]
+    np.testing.assert_array_equal(f(value), value[start:stop])
+
+
+def test_outputs_come_back_as_from_theano(pair):
+    value = rows(5)
+    assert pair.function([x], x.mean())(value).shape == ()
+    assert isinstance(pair.function([x], [x.mean()])(value), list)
+    s = engine.shared(np.zeros(3))
+    assert pair.function([x], updates=[(s, x.sum(axis=0))])(value) is None
+    f = pair.function([x], [x.mean(), (x.sum(), "sum"), (x.max(), "max")], name="three")
+    every = np.array([value.mean(), value.sum(), value.max()])
+    for num_slices in (1, 2):
+        for subset in (None, [2, 0], []):
+            results = f(value, num_slices=num_slices, output_subset=subset)
+            np.testing.assert_allclose(results, every if subset is None else every[subset])
+            np.testing.assert_allclose(f(value, num_slices=num_slices), every)
+    assert (f.name, f.output_modes, f.update_modes) == ("three", ("avg", "sum", "max"), ())
+    assert repr(f) == "<synkhronos function three(x) on 2 ranks>"
+
+
+def test_inputs_by_name_and_of_other_kinds(pair):
+    x, y, z = T.matrix("x"), T.scalar("y"), T.vector("z")
+    f = pair.function([x, z], ((x * y).sum(axis=0) - 2 * z.sum(), "sum"), bcast_inputs=[y])
+    value, other = rows(6), np.arange(6.0)
+    expected = value.sum(axis=0) * 2.0 - 2 * other.sum()
+    for arguments, named in [
+        ((value, other, 2.0), {}),
+        ((value, other), {"y": 2}),
+        ((value,), {"y": 2.0, "z": other}),
+        ((), {"y": np.float32(2), "z": pair.data(other), "x": value}),
+        (({x: value, y: 2.0, z: other},), {}),
+        (({"x": value, y: 2.0, "z": other},), {}),
+        (({x: value, z: other},), {"y": 2.0}),
+        ((value.tolist(), other, pair.data(2.0)), {}),
+    ]:
+        np.testing.assert_allclose(f(*arguments, **named), expected)
+        np.testing.assert_allclose(f.as_theano(*arguments, **named), expected)
+
+
+def test_float32_data_is_taken_by_float64_variables_as_in_theano(pair):
+    x = T.dmatrix("x")
+    f = pair.function([x], (x * x).mean())
+    value = rows(7).astype("float32")
+    expected = engine.function([x], (x * x).mean())(value)
+    np.testing.assert_allclose(f(pair.data(value)), expected, rtol=1e-15)
+    np.testing.assert_allclose(
+        f(value, batch=[0, 2, 4]), (value[[0, 2, 4]].astype(float) ** 2).mean()
+    )
+
+
+def test_a_function_without_inputs_averages_ranks_equally(runtime):
+    s = engine.shared(np.zeros(()), "s")
+    f = runtime.function([], [s * 1.0, (s * 1.0, "sum")], updates=[(s, s + 1)])
+    runtime.collectives.scatter(v := engine.shared(np.zeros(1)), np.arange(float(runtime.size)))
+    g = runtime.function([], [v[0], (v, "gather")])
+    assert f()[1] == 0
+    assert f() == [1.0, runtime.size]
+    mean, gathered = g()
+    assert mean == (runtime.size - 1) / 2
+    np.testing.assert_array_equal(gathered, np.arange(runtime.size))
+
+
+def test_updates_in_slices_are_computed_from_the_original_values_and_applied_once(runtime):
+    value = rows(13)
+
+    def build():
+        w = engine.shared(np.ones(3), "w")
+        v = engine.shared(np.zeros(3), "v")
+        n = engine.shared(np.asarray(0), "n")
+        high = engine.shared(np.full(3, -9.0), "high")
+        gradient = T.grad(T.tanh(x.dot(w)).mean(), w)
+        updates = [
+            (v, 0.9 * v - 0.1 * gradient),
+            (w, w + 0.9 * v - 0.1 * gradient),
+            (n, n + 1),
+            (high, T.maximum(high, x.max(axis=0)), "max"),
+        ]
+        return [w, v, n, high], updates
+
+    variables, updates = build()
+    f = runtime.function([x], T.tanh(x.dot(variables[0])).mean(), updates=updates)
+    runtime.distribute()
+    for step in range(3):
+        f(value, num_slices=3 - step)
+    by_rank = [runtime.collectives.get_value(rank, variables) for rank in range(runtime.size)]
+    for (start, stop), got in zip(split_rows(13, runtime.size), by_rank):
+        serial_variables, serial_updates = build()
+        serial = engine.function([x], updates=[update[:2] for update in serial_updates])
+        for _ in range(3):
+            serial(value[start:stop])
+        for variable, result in zip(serial_variables, got):
+            np.testing.assert_allclose(result, variable.get_value(), rtol=1e-12)
+
+
+@pytest.mark.c_code
+def test_each_update_accumulates_by_its_own_operation(pair):
+    """Also where there are more updates than outputs, or fewer."""
+    x = T.dmatrix("x")
+    ops = ["avg", "sum", "max", "min", "prod", "last"]
+    meanings = [np.mean, np.sum, np.max, np.min, np.prod]
+    value = np.round(rows(10, 2)) + 0.5  # sums of these are exact
+    for n_outputs in (0, 1, 3, 9):
+        shareds = [engine.shared(np.zeros(2), op) for op in ops]
+        news = [x.mean(0), x.sum(0), x.max(0), x.min(0), x.prod(0), shareds[5] + 1]
+        f = pair.function(
+            [x],
+            [(x.sum() * (i + 1), "sum") for i in range(n_outputs)],
+            updates=list(zip(shareds, news, ops)),
+            **FAST,
+        )
+        wanted = list(range(n_outputs))[::-2]
+        for options in ({}, {"output_subset": wanted}):
+            numbers = options.get("output_subset", range(n_outputs))
+            got = f(value, num_slices=2, **options)
+            assert got == [value.sum() * (i + 1) for i in numbers]
+        for rank, share in enumerate(np.array_split(value, 2)):
+            held = pair.collectives.get_value(rank, shareds)
+            for result, meaning in zip(held, meanings):
+                np.testing.assert_allclose(result, meaning(share, axis=0), rtol=1e-14)
+            np.testing.assert_array_equal(held[5], [2, 2])
+
+
+def test_gradient_averages_are_exact_with_the_rows_as_weights(runtime):
+    w = engine.shared(np.ones(3), "w")
+    g = engine.shared(np.full(3, np.nan), "g")
+    gradient = T.grad(T.tanh(x.dot(w)).mean(), w)
+    f = runtime.function([x], updates=[(g, gradient)])
+    serial = engine.function([x], gradient)
+    for count in (1, 2, 5, 53):
+        value = rows(count)
+        f(value, num_slices=2)
+        runtime.collectives.all_reduce(g, weights=f.rows)
+        for rank in range(runtime.size):
+            result = runtime.collectives.get_value(rank, g)
+            np.testing.assert_allclose(result, serial(value), rtol=1e-12, atol=1e-15)
+
+
+def test_row_share_weighs_executions_by_their_rows(runtime):
+    share = runtime.row_share()
+    f = runtime.function([x], [(share * x.mean(), "sum"), (share, "sum")])
+    value = rows(13)
+    for num_slices in (1, 2, 4):
+        mean, whole = f(value, num_slices=num_slices)
+        np.testing.assert_allclose(mean, value.mean(), rtol=1e-12)
+        np.testing.assert_allclose(whole, 1.0)
+    assert f.as_theano(value)[1] == 1.0
+
+
+@pytest.mark.c_code
+def test_sliceable_shared_variables_are_replaced_everywhere(runtime):
+    """Used directly, twice, by two givens and in an update; against the whole data in NumPy."""
+    a, b = T.vector("a"), T.vector("b")
+    s, q = engine.shared(np.zeros(1), "s"), engine.shared(np.zeros(()), "q")
+    outputs = [((a * b * s).sum(), "sum"), (s * s).mean(), ((s - s).sum() + s.shape[0], "sum")]
+    f = runtime.function(
+        [],
+        outputs,
+        givens=[(a, s * 2), (b, s + 1)],
+        updates=[(q, q + (s * s).sum(), "sum")],
+        sliceable_shareds=[s],
+        **FAST,
+    )
+    data = np.arange(1.0, 12.0)
+    runtime.collectives.scatter(s, data)
+    for batch_s in (None, slice(1, 3), [2, 0]):
+        chosen = slice(None) if batch_s is None else batch_s
+        shares = [share[chosen] for share in np.array_split(data, runtime.size)]
+        kept = np.concatenate(shares)
+        for num_slices in (1, 2, 3):
+            runtime.collectives.broadcast(q, np.zeros(()))
+            product, mean, count = f(batch_s=batch_s, num_slices=num_slices)
+            np.testing.assert_allclose(product, (2 * kept * (kept + 1) * kept).sum())
+            np.testing.assert_allclose(mean, (kept * kept).mean())
+            assert count == len(kept)
+            by_rank = [(share * share).sum() for share in shares]
+            assert runtime.collectives.gather(q).tolist() == by_rank
+            runtime.collectives.reduce(q, op="sum")
+            np.testing.assert_allclose(q.get_value(), sum(by_rank))
+
+
+def test_updates_without_rows(runtime):
+    """Counters, rates and running schedules go on everywhere; what rows go into stays."""
+    x, rate = T.vector("x"), T.scalar("rate")
+    count, last, total = (engine.shared(0.0, name) for name in ("count", "last", "total"))
+    noise = [*STREAMS.values()][-1](5).normal(size=(1,))[0]
+    drawn = engine.shared(0.0, "drawn")
+    f = runtime.function(
+        [x],
+        [(x.sum(), "sum")],
+        bcast_inputs=[rate],
+        updates=[
+            (count, count + 1),
+            (last, last * 0.5 + rate),
+            (total, x.sum(), "sum"),
+            (drawn, noise),
+        ],
+    )
+    size, gather = runtime.size, runtime.collectives.gather
+    expected = np.zeros(size)
+    for calls, rows in enumerate([1, 0, size, size - 1, 0], 1):
+        values = np.arange(1.0, rows + 1)
+        for num_slices in (1, 2):
+            runtime.collectives.broadcast([last, drawn], [np.asarray(1.0), np.asarray(0.0)])
+            assert f(values, 7.0, num_slices=num_slices) == [values.sum()]
+            expected[:rows] = values
+            assert gather(count).tolist() == [2 * calls - 2 + num_slices] * size
+            assert gather(last).tolist() == [7.5] * size
+            assert gather(total).tolist() == expected.tolist()
+            assert np.all(gather(drawn) != 0)
+        report = f.verify(values, 7.0)
+        assert report.ok, str(report)
+
+
+def test_updates_without_rows_of_sliceables(pair):
+    s, count, total = (engine.shared(np.zeros(n), str(n)) for n in (1, 2, 3))
+    f = pair.function(
+        [],
+        [(s.sum(), "sum")],
+        updates=[(count, count + 1), (total, total + s.sum())],
+        sliceable_shareds=[s],
+    )
+    pair.collectives.scatter(s, np.ones(4))
+    assert f(batch_s=[slice(0, 0), [0, 1]]) == [2.0]
+    pair.collectives.set_value(1, s, np.ones(0))
+    assert f() == [2.0]
+    np.testing.assert_array_equal(pair.collectives.gather(count), np.full((2, 2), 2.0))
+    np.testing.assert_array_equal(pair.collectives.gather(total), np.full((2, 3), 2.0))
+
+
+def test_inputs_and_sliceables_of_different_lengths_are_refused_in_every_form_of_call(runtime):
+    """The weights of an average are the rows of the inputs: others would be weighed wrongly."""
+    x, q = T.vector("x"), engine.shared(0.0, "q")
+    s = engine.shared(np.zeros(1), "s")
+    f = runtime.function(
+        [x],
+        [(x.mean(), "avg"), (s.mean(), "avg")],
+        updates=[(q, q + 1, "max")],
+        sliceable_shareds=[s],
+    )
+    runtime.collectives.scatter(s, np.arange(11.0))
+    np.testing.assert_allclose(f(np.arange(11.0)), [5.0, 5.0])
+    last = runtime.size - 1
+    runtime.collectives.set_value(last, s, np.arange(100.0))
+    forms = [{}, {"num_slices": 2}, {"batch_s": slice(None)}, {"batch": np.arange(11)}]
+    for how in forms:
+        with pytest.raises((InputValueError, WorkerFailed), match="rows of the scattered inputs"):
+            f(np.arange(11.0), **how)
+    with pytest.raises((InputValueError, WorkerFailed), match="rows of the scattered inputs"):
+        f(np.zeros(0))
+    assert runtime.collectives.gather(q).tolist() == [1.0] * runtime.size
+
+
+@pytest.mark.parametrize("num_slices", [1, 2])
+def test_batch_s_selects_rows_on_each_rank(pair, num_slices):
+    s, x = engine.shared(np.zeros(1), "s"), T.vector("x")
+    f = pair.function([], [(s, "gather")], sliceable_shareds=[s])
+    g = pair.function([x], (s * x).mean(), sliceable_shareds=[s])
+    pair.collectives.scatter(s, np.arange(10.0))
+    for batch_s, expected in [
+        (slice(1, 4), [1, 2, 3, 6, 7, 8]),
+        (2, [0, 1, 5, 6]),
+        ([0, 4, 4], [0, 4, 4, 5, 9, 9]),
+        (slice(None, None, -2), [4, 2, 0, 9, 7, 5]),
+        ([slice(0, 1), slice(2, 5)], [0, 7, 8, 9]),
+        ([[3, 1], slice(0, 3)], [3, 1, 5, 6, 7]),
+        (np.array([True, False, False, False, True]), [0, 4, 5, 9]),
+    ]:
+        (got,) = f(batch_s=batch_s, num_slices=num_slices)
+        np.testing.assert_array_equal(got, expected)
+    result = g(np.array([1.0, 2.0, 3.0]), batch_s=[[4, 0], [1]], num_slices=num_slices)
+    np.testing.assert_allclose(result, (4 * 1 + 0 * 2 + 6 * 3) / 3)
+
+
+def test_minibatch_data_has_a_row_for_each_entry_or_begins_at_the_lowest_selected_row(pair):
+    """As in 1.0; there, a list with entries far apart was refused."""
+    x, y = T.vector("x"), T.vector("y")
+    f = pair.function([x, y], [(x * y, "gather")])
+    whole = pair.data(np.arange(20.0))
+    mini = pair.data(np.array([1.0, 10.0, 100.0]), minibatch=True)
+    mask = np.zeros(20, bool)
+    mask[[2, 3, 19]] = True
+    for batch in ([12, 10, 11], [10, 10, 10], np.array([5, 7, 9]), [-1, 3, -2], mask):
+        for num_slices in (1, 2):
+            (got,) = f(whole, mini, batch=batch, num_slices=num_slices)
+            np.testing.assert_array_equal(got, whole[batch] * [1.0, 10.0, 100.0])
+    (got,) = f(whole, mini, batch=slice(5, 8))
+    np.testing.assert_array_equal(got, [5.0, 60.0, 700.0])
+    (got,) = f(whole, mini, batch=2)
+    np.testing.assert_array_equal(got, [0.0, 10.0])
+    # Arrays are copied selected, Data are not; and all inputs may hold the minibatch only.
+    (got,) = f(whole.data, mini, batch=[4, 2])
+    np.testing.assert_array_equal(got, [4.0, 20.0])
+    (got,) = f(mini, mini, batch=[4, 2, 7])
+    np.testing.assert_array_equal(got, [1.0, 100.0, 10000.0])
+    with pytest.raises(BatchError, match="got 3 rows, expected at least 4"):
+        f(whole, mini, batch=[1, 1, 1, 1])
+
+
+def test_build_inputs_and_as_theano(pair):
+    x, y = T.fmatrix("x"), T.ivector("y")
+    f = pair.function([x, y], (x.sum(axis=1) * y).mean())
+    value, labels = rows(6).astype("float32"), np.arange(6, dtype="int32")
+    a, b = f.build_inputs(value, labels, oversize=1.5, minibatch=[True, False])
+    assert (a.dtype, a.minibatch, a.alloc_size) == (np.float32, True, 27)
+    assert (b.dtype, b.minibatch, b.name) == (np.int32, False, "y")
+    np.testing.assert_allclose(f.as_theano(a, labels), f(a, b), rtol=1e-6)
+    single = pair.function([x], x.mean()).build_inputs(value.astype(float), force_cast=True)
+    np.testing.assert_array_equal(single.data, value)
+
+
+def test_functions_are_distributed_when_they_are_first_called(pair):
+    s = engine.shared(np.zeros(3), "s")
+    f = pair.function([x], updates=[(s, s + x.sum(axis=0))])
+    f(np.ones((4, 3)))
+    g = pair.function([x], [(s.sum() * x[:, 0], "gather")])
+    assert g(np.ones((4, 3)))[0].tolist() == [6.0] * 4
+
+
+def test_results_are_collected_in_the_master_only(trio, monkeypatch):
+    """No worker gets results: a reduce is enough where there could be an all_reduce."""
+    x, calls = T.dmatrix("x"), Counter()
+
+    def counted(name, method):
+        def spy(*args, **kwargs):
+            calls[name] += 1
+            return method(*args, **kwargs)
+
+        return spy
+
+    kinds = [synk_comm.Communicator]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        for name in {"all_reduce", "all_gather"} & set(vars(kind)):
+            monkeypatch.setattr(kind, name, counted(name, vars(kind)[name]))
+    f = trio.function([x], [x.mean(axis=0), (x.sum(), "sum"), (x, "gather")], **FAST)
+    value = rows(9, 2)
+    for options in ({}, {"num_slices": 2}, {"batch": [8, 0, 1]}):
+        chosen = value[options.get("batch", slice(None))]
+        np.testing.assert_array_equal(f(value, **options)[2], chosen)
+    s = engine.shared(np.zeros(2), "s")
+    for rank in range(3):
+        trio.collectives.set_value(rank, s, np.full(2, rank + 1.0))
+    trio.collectives.reduce(s, op="sum")
+    assert not calls
+    expected = [[6.0, 6], [2, 2], [3, 3]]
+    assert trio.collectives.gather(s).tolist() == expected
+    trio.collectives.all_reduce(s, op="max")
+    assert calls["all_reduce"], "the spy would see one"
+
+
+@pytest.fixture(scope="module")
+def last():
+    """A runtime with 3 ranks, the last of which is the master."""
+    with Runtime(3, master_rank=2) as opened:
+        yield opened
+
+
+def test_one_rule_splits_rows_whichever_rank_is_the_master(last):
+    x, s = T.matrix("x"), engine.shared(np.zeros((1, 2)), "s")
+    f = last.function([x], [(x, None), (x, "gather"), x.mean()])
+    for count in (3, 4, 5, 7, 9):
+        value = rows(count, 2)
+        parts = np.array_split(value, 3)
+        own, gathered, mean = f(value)
+        np.testing.assert_array_equal(own, parts[2])
+        np.testing.assert_array_equal(gathered, value)
+        np.testing.assert_allclose(mean, value.mean())
+        assert f.rows == tuple(map(len, parts))
+        last.collectives.scatter(s, value)
+        for rank, part in enumerate(parts):
+            np.testing.assert_array_equal(last.collectives.get_value(rank, s), part)
+    gathered, mean = f(rows(1, 2), output_subset=[1, 2])
+    np.testing.assert_array_equal(gathered, rows(1, 2))
+    np.testing.assert_allclose(mean, rows(1, 2).mean())
+
+
+def test_the_masters_own_result_needs_rows_there(last, pair):
+    x, s = T.vector("x"), engine.shared(np.zeros(1), "s")
+    f = last.function([x], (x, None))
+    with pytest.raises(InputValueError, match="gets none of 1 rows"):
+        f(np.ones(1))
+    assert f(np.arange(3.0)).tolist() == [2.0]
+    f = pair.function([], [(s, None), (s.sum(), "sum")], sliceable_shareds=[s], **FAST)
+    pair.collectives.scatter(s, np.arange(4.0))
+    own, total = f(batch_s=[[1], [0, 1]])
+    assert (own.tolist(), total) == ([1.0], 6.0)
+    with pytest.raises(SynkError, match="master"):
+        f(batch_s=[[], [0]])
+    assert f(batch_s=[[], [0]], output_subset=[1]) == [2.0]
+
+
+def test_dropout_masks_differ_by_rank_and_follow_from_the_seed(pair):
+    x = T.vector("x")
+    with Runtime(2) as another:
+        for streams in STREAMS.values():
+            draws = []
+            for runtime in (another, pair):
+                f = runtime.function(
+                    [x], (streams(7).uniform(size=x.shape) + 0 * x, "gather"), **FAST
+                )
+                draws.append(np.array([f(np.zeros(200), num_slices=n) for n in (1, 1, 3)]))
+            np.testing.assert_array_equal(draws[0], draws[1])
+            first, second = draws[0][:, :100], draws[0][:, 100:]
+            assert not np.intersect1d(first, second).size
+            assert len(np.unique(draws[0])) == 600
+            serial = engine.function([x], streams(7).uniform(size=x.shape), **FAST)
+            for own in first[:2]:
+                np.testing.assert_array_equal(serial(np.zeros(100)), own)
+
+
+@pytest.mark.parametrize("batch", [4, slice(9, 1, -2), [7, 0, 7, -1], slice(0, 11)])
+def test_arrays_are_selected_before_they_are_copied(runtime, batch):
+    x, y = T.matrix("x"), T.vector("y")
+    f = runtime.function([x, y], [(x * y.dimshuffle(0, "x"), "gather"), (x.sum() + y.sum(), "sum")])
+    value, factor = rows(11), runtime.data(np.arange(11.0))
+    kept = value[:batch] if isinstance(batch, int) else value[batch]
+    kept_factor = factor[:batch] if isinstance(batch, int) else factor[batch]
+    for num_slices in (1, 2):
+        product, total = f(value, factor, batch=batch, num_slices=num_slices)
+        np.testing.assert_array_equal(product, kept * kept_factor[:, None])
+        np.testing.assert_allclose(total, kept.sum() + kept_factor.sum())
+
+
+def test_default_updates_count_once_however_a_call_is_sliced(runtime):
+    """A default update is applied once; an explicit update takes its place."""
+    x = T.vector("x")
+    counter = engine.shared(np.zeros(()), "counter")
+    counter.default_update = counter + 1
+    other = engine.shared(np.ones(()), "other")
+    other.default_update = other + 100
+    f = runtime.function(
+        [x], (x.sum() + 0 * (counter + other), "sum"), updates=[(other, other * 2)]
+    )
+    value = np.arange(8.0)
+    for num_slices in (1, 4, 2):
+        assert f(value, num_slices=num_slices) == value.sum()
+    assert counter.get_value() == 3
+    assert other.get_value() == 8
+
+
+def test_explicit_updates_of_random_states_advance_with_every_slice(runtime):
+    x = T.vector("x")
+    stream = STREAMS["numpy"](3)
+    draw = stream.uniform(size=x.shape)
+    f = runtime.function([x], (draw + 0 * x, "gather"), updates=stream.updates())
+    first, second = f(np.zeros(40), num_slices=4), f(np.zeros(40), num_slices=2)
+    assert len(np.unique(np.concatenate([first, second]))) == 80
+
+
+def test_a_sliced_call_without_rows_changes_nothing_to_nan(runtime):
+    x, s = T.vector("x"), engine.shared(np.ones(()), "s")
+    f = runtime.function([x], (x.sum(), "sum"), updates=[(s, s * 0.5 + x.sum())])
+    assert f(np.empty(0), num_slices=3) == 0
+    assert runtime.collectives.gather(s).tolist() == [1.0] * runtime.size
+
+
+def test_row_share_is_one_again_after_a_failure_and_in_another_runtime(pair):
+    @as_op([T.dvector], [T.dvector])
+    def touchy(values):
+        if values.max() > 0:
+            raise ValueError("no")
+        return values
+
+    touchy_op, x = touchy, T.dvector("x")
+    with Runtime(1) as runtime:
+        share = runtime.row_share()
+        total = share * touchy_op(x).sum()
+        f = runtime.function([x], (total, "sum"))
+        with pytest.raises(ValueError, match="no"):
+            f(np.array([0.0, 0, 0, 1]), num_slices=4)
+        assert share.get_value() == 1
+        assert f.as_theano(np.array([-1.0, -1])) == -2
+    mean = pair.function([x], (share * x.mean(), "sum"))
+    np.testing.assert_allclose(mean(np.arange(5.0)), 2.0)
+
+
+def test_outputs_that_do_not_fit_together_are_explained(runtime):
+    x, value = T.vector("x"), np.arange(2.0 * runtime.size + 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", DecompositionWarning)
+        f = runtime.function([x], x * 2, name="rowwise")
+        g = runtime.function([x], (T.outer(x, x), "gather"))
+    if runtime.size > 1:
+        (of_f, _of_g) = (str(warning.message) for warning in caught)
+        assert re.search("(?s)'rowwise'.*declare it 'gather'", of_f)
+    failures = (InputValueError, WorkerFailed)
+    for num_slices in (1, 2) if runtime.size > 1 else (2,):
+        with pytest.raises(failures, match=r"(?s)function 'rowwise'.*needs op 'gather'"):
+            f(value, num_slices=num_slices)
+        with pytest.raises(failures, match="differ in more than their length"):
+            g(value, num_slices=num_slices)
+    with pytest.raises(failures, match="needs op 'gather'"):
+        f.verify(value)
+    assert runtime.function([x], x.mean())(value) == runtime.size

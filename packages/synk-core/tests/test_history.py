@@ -1,0 +1,211 @@
+"""Reminders: forgotten averaging is reported without asking, late averaging is not."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+import numpy as np
+import pytest
+
+from synk_core import LintWarning, Runtime
+from synk_core._watch.history import REMINDERS
+from synk_testing.engine import STREAMS, T, engine
+
+x = T.dmatrix("x")
+
+FAST = {"mode": "FAST_COMPILE"}
+ROWS = np.arange(12.0).reshape(4, 3)
+
+
+def training(runtime):
+    w = engine.shared(np.ones(3), name="w")
+    loss = T.sqr(x.dot(w)).mean()
+    step = runtime.function(
+        [x], loss, updates=[(w, w - 1e-4 * T.grad(loss, w))], name="train", **FAST
+    )
+    return step, w
+
+
+def adam_like(runtime):
+    """A step with a moment that has no name, as Lasagne's rules make them."""
+    w = engine.shared(np.ones(3), name="w")
+    loss = T.sqr(x.dot(w)).mean()
+    moment = engine.shared(np.zeros(3))
+    new_moment = 0.9 * moment + 0.1 * T.grad(loss, w)
+    updates = [(moment, new_moment), (w, w - 1e-4 * new_moment)]
+    return runtime.function([x], loss, updates=updates, **FAST), w
+
+
+@contextlib.contextmanager
+def quiet():
+    """No warning in here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+DRIFT = (
+    r"replicas-drift\]: rank-local updates of 'w' by train are never averaged.* build train "
+    r"\(test_history.py:\d+\) with make_train_function.*weights="
+)
+
+
+def test_who_never_averages_is_told_at_the_second_call_once():
+    with Runtime(2) as runtime:
+        step, _ = training(runtime)
+        with quiet():
+            step(ROWS)
+        with pytest.warns(LintWarning, match=DRIFT) as caught:
+            step(ROWS)
+        assert caught[0].filename == __file__
+        with quiet():
+            for _ in range(REMINDERS[0]):
+                step(ROWS)
+            runtime.close()
+
+
+def test_to_look_is_not_to_combine():
+    with Runtime(2) as runtime:
+        step, w = training(runtime)
+        step(ROWS)
+        runtime.collectives.gather(w)
+        with pytest.warns(LintWarning, match=DRIFT):
+            step(ROWS)
+
+
+def test_a_variable_without_a_name_is_known_by_what_it_is_a_moment_of():
+    with Runtime(2) as runtime:
+        step, _ = adam_like(runtime)
+        step(ROWS)
+        with pytest.warns(
+            LintWarning, match=r"updates of 'w' and a float64 \(3,\) moment of 'w' by function 0"
+        ):
+            step(ROWS)
+
+
+@pytest.mark.parametrize("make", [training, adam_like])
+def test_a_drift_that_is_declared_is_not_told_but_another_is(make):
+    with Runtime(2) as runtime:
+        step, w = make(runtime)
+        with quiet():
+            runtime.let_drift(w)
+            for _ in range(3):
+                step(ROWS)
+            assert runtime.lint() == []
+        other, _ = training(runtime)
+        other(ROWS)
+        with pytest.warns(LintWarning, match="replicas-drift.*'w'.* by train"):
+            other(ROWS)
+
+
+def test_who_averages_after_each_call_is_not_told():
+    with Runtime(2) as runtime, quiet():
+        step, w = training(runtime)
+        for _ in range(3):
+            step(ROWS)
+            runtime.collectives.all_reduce(w, weights=step)
+        runtime.close()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_who_averages_now_and_then_is_told_once_and_who_is_alone_never(size):
+    with Runtime(size) as runtime, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", LintWarning)
+        step, w = training(runtime)
+        for _ in range(3):
+            step(ROWS)
+            step(ROWS)
+            if size > 1:
+                runtime.collectives.all_reduce(w)
+        runtime.close()
+    assert [warning.category for warning in caught] == [LintWarning] * (size - 1)
+
+
+def test_a_gradient_that_was_not_averaged_is_told():
+    with Runtime(2) as runtime:
+        w = engine.shared(np.ones(3), name="w")
+        g = engine.shared(np.zeros(3), name="g")
+        loss = T.sqr(x.dot(w)).mean()
+        gradient = runtime.function([x], loss, updates=[(g, T.grad(loss, w))], name="grad", **FAST)
+        move = runtime.function([], updates=[(w, w - 1e-4 * g)], name="move", **FAST)
+        gradient(ROWS)
+        move()
+        with pytest.warns(LintWarning, match="move reads 'g', which grad computed"):
+            runtime.close()
+
+
+PROGRAM = """
+import numpy as np
+from synk_testing.engine import T, engine
+from synk_core import Runtime
+runtime = Runtime(2)
+x = T.dmatrix("x")
+w = engine.shared(np.ones(3), name="w")
+g = engine.shared(np.ones(3), name="g")
+grad = runtime.function([x], updates=[(g, x.mean(0))], name="grad", mode="FAST_COMPILE")
+move = runtime.function([], updates=[(w, w - g)], name="move", mode="FAST_COMPILE")
+grad(np.ones((4, 3)))
+move()
+"""
+
+
+def test_the_end_of_the_program_tells_it_too(run_script):
+    status, _, err = run_script(PROGRAM)
+    assert status == 0, err
+    assert err.startswith("<string>:10: LintWarning: lint() finds in this program:"), err
+    assert "move reads 'g'" in err
+
+
+def test_errors_of_its_own_fail_nobody(monkeypatch):
+    def broken(*_):
+        raise RecursionError("a graph too deep")
+
+    with Runtime(2) as runtime:
+        step, _ = training(runtime)
+        step(ROWS)
+        monkeypatch.setattr("synk_core._watch.history.lint", broken)
+        with pytest.warns(LintWarning, match="a graph too deep.*please report it"):
+            runtime.close()
+        assert runtime.closed
+
+
+def test_a_reminder_that_is_an_error_takes_nothing_away(monkeypatch, tmp_path):
+    path = tmp_path / "trace.json"
+    with Runtime(2, timeline=str(path)) as runtime:
+        step, _ = training(runtime)
+        step(ROWS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", LintWarning)
+            with pytest.raises(LintWarning):
+                step(ROWS[:3])
+            assert step.rows == (2, 1)
+            step(ROWS)
+            monkeypatch.setattr(runtime._history, "_reported", set())
+            with pytest.raises(LintWarning):
+                runtime.close()
+        assert runtime.closed
+    assert path.is_file()
+
+
+def test_stages_of_an_own_computation_are_no_mistake():
+    draw = STREAMS["numpy"](1).normal(size=(3,))
+    with Runtime(2) as runtime, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        w, noise, fit, g = (engine.shared(np.zeros(3), name=name) for name in "wnfg")
+        steps = [
+            runtime.function([], updates=[(target, value)], name=name, **FAST)
+            for target, value, name in (
+                (noise, draw, "draw"),
+                (fit, T.sqr(w + noise - 1), "fitness"),
+                (g, fit * noise, "search"),
+                (w, w - 0.01 * g, "move"),
+            )
+        ]
+        for _ in range(3):
+            for step in steps[:3]:
+                step()
+            runtime.collectives.all_reduce(g, "avg")
+            steps[3]()
+        runtime.close()

@@ -1,0 +1,639 @@
+"""Ranks on several hosts, started by MPI's launcher. What they compute: integration/multi_gpu."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from synk_core._graph.devices.assignment import choose_in_world
+from synk_core._wire import launcher, world
+from synk_core._workers import mpi_pool
+from synk_core.exceptions import InputTypeError, InputValueError, StartError, WorkerDied
+from synk_testing import mpi_job, why_no_mpi
+
+PREAMBLE = """
+import json, os, signal, sys, time, warnings
+import numpy as np
+from synk_testing.engine import engine
+from synk_testing.engine import T
+from synk_testing.engine import as_op
+import synk_core
+from synk_core import Runtime
+
+def say(**facts):
+    print("@" + json.dumps(facts), flush=True)
+
+def outcome(act, *args, **kwargs):
+    try:
+        act(*args, **kwargs)
+    except (Exception, KeyboardInterrupt) as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+x = T.dmatrix("x")
+X = np.random.default_rng(1).normal(size=(40, 3))
+"""
+
+
+@pytest.fixture
+def job():
+    """Start a program on ranks; what it printed last is its facts."""
+    problem = why_no_mpi()
+    if problem:
+        pytest.skip(problem)
+
+    def start(code, *arguments, size=3, on_a_host=2, **how):
+        environment = {"THEANO_FLAGS": "linker=py,optimizer=fast_compile"}
+        environment.update(how.pop("environment", {}))
+        return mpi_job(
+            PREAMBLE + code,
+            *arguments,
+            size=size,
+            on_a_host=on_a_host,
+            environment=environment,
+            **how,
+        )
+
+    return start
+
+
+def facts(done):
+    """Return what a program has said, of which all ranks may say something."""
+    lines = [line for line in done.out.splitlines() if line.startswith("@")]
+    return [json.loads(line[1:]) for line in lines]
+
+
+def finished(program):
+    """Wait for the end of a program that must succeed; return the facts that it said."""
+    with program:
+        done = program.finish()
+    assert done.status == 0, f"{done.out}\n{done.err}"
+    return facts(done)
+
+
+WHOLE = """
+print("before fork", os.environ["PMI_RANK"], flush=True)
+runtime = Runtime()
+mean = runtime.function([x], [(x.mean(), "avg"), (x * 2, "gather")], name="mean")
+w = engine.shared(np.zeros(3), "w")
+step = runtime.function([x], updates=[(w, w + x.sum(axis=0))], name="step")
+d = runtime.data(X)
+said = dict(size=runtime.size, repr=repr(runtime), pids=len(set(runtime.worker_pids)))
+got, rows = mean(d)
+said["mean"] = [float(got), float(X.mean())]
+said["rows"] = bool(np.array_equal(rows, X * 2))
+index = np.array([39, 1, 5, 5, 0, 17, 30])
+got, rows = mean(d, batch=index)
+said["batch"] = bool(np.array_equal(rows, X[index] * 2))
+d[30] = 7.0
+said["written"] = bool(np.array_equal(mean(d, batch=index)[1][6], np.full(3, 14.0)))
+step(d)
+runtime.collectives.all_reduce(w, "sum")
+said["sum"] = bool(np.allclose(w.get_value(), d.array.sum(axis=0)))
+values = runtime.collectives.gather(w)
+said["equal"] = bool(np.allclose(values.reshape(runtime.size, 3), w.get_value()))
+said["stats"] = sorted(runtime.stats())
+with runtime.timeline(sys.argv[1]):
+    mean(d)
+runtime.close()
+again = Runtime()
+said["again"] = float(again.function([x], (x.sum(), "sum"))(X)) - float(X.sum())
+say(**said)
+"""
+
+
+def test_a_program_runs_on_hosts_of_different_sizes(job, tmp_path):
+    path = tmp_path / "trace.json"
+    with job(WHOLE, path) as program:
+        done = program.finish()
+    assert done.status == 0, f"{done.out}\n{done.err}"
+    # All ranks run the program, up to the first runtime.
+    assert done.out.count("before fork") == 3
+    (said,) = facts(done)
+    assert (said["size"], said["pids"]) == (3, 2)
+    assert "rank 0 of 3" in said["repr"]
+    assert said["mean"][0] == pytest.approx(said["mean"][1], rel=1e-14)
+    assert said["rows"]
+    assert said["batch"]
+    assert said["written"]
+    assert said["sum"]
+    assert said["equal"]
+    assert "mean" in said["stats"]
+    assert abs(said["again"]) < 1e-9
+    events = json.loads(path.read_text("utf-8"))["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["pid"] for event in spans} == {0, 1, 2}
+    # One clock: each rank computes while the master's call is under way.
+    call = next(event for event in spans if event["pid"] == 0 and event["cat"] == "call")
+    for event in spans:
+        if event["cat"] == "compute":
+            assert call["ts"] - 2e4 <= event["ts"] <= call["ts"] + call["dur"] + 2e4
+
+
+ERRORS = """
+@as_op([T.dmatrix], [T.dmatrix])
+def picky(rows):
+    if rows.max() > 50:
+        raise ValueError(f"not this, says {os.environ['SYNKHRONOS_NODE']}")
+    return rows
+
+with Runtime() as runtime:
+    w = engine.shared(np.zeros(3), "w")
+    f = runtime.function([x], (picky(x).sum(), "sum"), updates=[(w, w + x.sum(axis=0))], name="f")
+    g = runtime.function([x], (x.sum(), "sum"))
+    bad = X.copy()
+    bad[-1] = 99
+    said = [outcome(f, bad), outcome(f, X), float(abs(w.get_value() - X[:14].sum(axis=0)).max())]
+    d = runtime.data(bad)
+    said += [outcome(f, d), float(g(bad) - bad.sum()), float(g(d) - bad.sum())]
+    def full(*args, **kwargs):
+        raise synk_core.SharedMemoryFull(28, "there is no room")
+    say(said=said)
+"""
+
+
+def test_an_exception_on_another_host_changes_nothing_and_all_goes_on(job):
+    (found,) = finished(job(ERRORS))
+    failed, fine, updated, again, first, second = found["said"]
+    for name, text in (failed, again):
+        assert name == "WorkerFailed"
+        assert "rank 2 failed in function 'f'" in text
+        assert "not this, says hostb" in text
+    assert fine is None
+    assert updated < 1e-12
+    assert abs(first) < 1e-9
+    assert abs(second) < 1e-9
+
+
+def test_each_host_writes_what_its_ranks_did_before_a_failure(job, tmp_path):
+    finished(job(ERRORS, size=4, environment={"SYNKHRONOS_FLIGHT_DIR": str(tmp_path)}))
+    records = [json.loads(path.read_text("utf-8")) for path in tmp_path.glob("*.json")]
+    assert {record["host"] for record in records} == {"hosta", "hostb"}
+    for record in records:
+        near = range(2) if record["host"] == "hosta" else range(2, 4)
+        acts = [[act["act"] for act in rank["records"]] for rank in record["ranks"]]
+        assert [bool(found) for found in acts] == [rank in near for rank in range(4)]
+        assert all("function 'f'" in acts[rank] for rank in near)
+        other = record["ranks"][3 - near[0]]["doing"]
+        there = {"hosta": "hostb", "hostb": "hosta"}[record["host"]]
+        assert other == f"at work on host {there}"
+
+
+FULL = """
+import synk_core._rank.mirror as mirror
+def new_array(*args, **kwargs):
+    raise synk_core.SharedMemoryFull(28, "there is no room")
+
+with Runtime() as runtime:
+    f = runtime.function([x], (x.sum(), "sum"))
+    f(X)
+    @as_op([T.dmatrix], [T.dscalar])
+    def spoil(rows):
+        import synk_core._rank.mirror as mirror, synk_core
+        def full(*args, **kwargs):
+            raise synk_core.SharedMemoryFull(28, "there is no room")
+        def spoiled(*args, **kwargs):
+            mirror.new_array = real
+            return full()
+        real, mirror.new_array = mirror.new_array, spoiled
+        return np.asarray(0.0)
+    g = runtime.function([x], (spoil(x), "sum"))
+    g(X)
+    d = runtime.data(np.ones((4000, 3)))
+    say(first=outcome(f, d), second=float(f(d)))
+"""
+
+
+def test_a_host_without_room_for_a_copy_is_an_error_and_nothing_else(job):
+    (found,) = finished(job(FULL, size=4))
+    name, text = found["first"]
+    assert name == "WorkerFailed"
+    assert "there is no room" in text
+    assert found["second"] == 12000.0
+
+
+KILLS = """
+@as_op([T.dmatrix], [T.dmatrix])
+def deadly(rows):
+    if rows.max() > 50:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rows
+
+runtime = Runtime()
+f = runtime.function([x], (deadly(x).sum(), "sum"))
+f(X)
+say(ready=True)
+bad = X.copy()
+bad[int(sys.argv[1])] = 99
+f(bad)
+say(survived=True)
+"""
+
+
+@pytest.mark.parametrize("row", [15, -1], ids=["on the master's host", "on another"])
+def test_a_rank_that_is_killed_ends_the_job(job, row):
+    with job(KILLS, row) as program:
+        done = program.finish()
+    assert done.status != 0
+    assert facts(done) == [{"ready": True}], done.out + done.err
+    assert "EXIT CODE: 9" in done.out + done.err
+
+
+WAITS = """
+@as_op([T.dmatrix], [T.dmatrix])
+def slow(rows):
+    time.sleep(0.1 * float(rows.max() > 50))
+    return rows
+
+with Runtime() as runtime:
+    f = runtime.function([x], (slow(x).sum(), "sum"), name="f")
+    f(X)
+    runtime.stats(reset=True)
+    bad = X.copy()
+    bad[-1] = 99
+    for _ in range(3):
+        f(bad)
+    said = []
+    for reset in (False, True):
+        figures = runtime.stats(reset)["f"]
+        said.append([figures.slowest, figures.calls, figures.wait_s, figures.reduce_s])
+    say(said=said, after=sorted(runtime.stats()))
+"""
+
+
+def test_the_slowest_rank_of_another_host_is_told(job):
+    (found,) = finished(job(WAITS))
+    first, second = found["said"]
+    assert first == second
+    slowest, calls, wait_s, _ = first
+    assert (slowest, calls) == ([0, 0, 3], 3)
+    assert wait_s > 0.25
+    assert found["after"] == []
+
+
+BETWEEN = """
+runtime = Runtime()
+runtime.function([x], (x.sum(), "sum"))(X)
+pid = runtime.worker_pids[0]
+runtime.close()
+os.kill(pid, signal.SIGKILL)
+while os.path.exists(f"/proc/{pid}"):
+    time.sleep(0.01)
+say(said=outcome(lambda: Runtime().distribute()))
+"""
+
+
+def test_a_rank_that_died_between_two_runtimes_is_named(job):
+    options = ["-disable-auto-cleanup"]
+    with job(BETWEEN, options=options, outlives=True) as program:
+        done = program.finish()
+    assert done.status != 0
+    assert facts(done), done.out + done.err
+    (found,) = facts(done)
+    name, text = found["said"]
+    assert name == "StartError"
+    assert "rank 1 on host hosta is gone" in text
+
+
+INTERRUPTED = """
+@as_op([T.dmatrix], [T.dmatrix])
+def slow(rows):
+    if rows.max() > 50:
+        open(sys.argv[1] + os.environ["PMI_RANK"], "w").close()
+        for _ in range(2000):
+            time.sleep(0.01)
+    return rows
+
+with Runtime() as runtime:
+    w = engine.shared(np.zeros(3), "w")
+    f = runtime.function([x], (slow(x).sum(), "sum"), updates=[(w, w + 1)])
+    f(X)
+    bad = X.copy()
+    bad[-1] = 99
+    say(ready=True)
+    interrupted = outcome(f, bad)
+    say(interrupted=interrupted, w=w.get_value().tolist(), fine=float(f(X) - X.sum()))
+"""
+
+
+def test_ctrl_c_interrupts_a_rank_of_another_host(job, tmp_path):
+    with job(INTERRUPTED, tmp_path / "rank") as program:
+        while not (tmp_path / "rank2").exists():
+            assert program.status is None, program.printed()
+            time.sleep(0.01)
+        os.kill(program.pid, signal.SIGINT)
+        done = program.finish()
+    assert done.status == 0, done.out + done.err
+    _, said = facts(done)
+    assert said["interrupted"][0] == "KeyboardInterrupt"
+    assert said["w"] == [1.0] * 3
+    assert abs(said["fine"]) < 1e-9
+
+
+FLAG = """
+struck = []
+signal.signal(signal.SIGINT, lambda number, frame: struck.append(number))
+@as_op([T.dmatrix], [T.dmatrix])
+def slow(rows):
+    open(sys.argv[1] + os.environ["PMI_RANK"], "w").close()
+    while not os.path.exists(sys.argv[1] + "go"):
+        time.sleep(0.01)
+    return rows
+
+with Runtime() as runtime:
+    f = runtime.function([x], (slow(x).sum(), "sum"))
+    got = float(f(X) - X.sum())
+    say(got=got, struck=len(struck))
+"""
+
+
+def test_ctrl_c_is_the_programs_own_affair_if_it_handles_that(job, tmp_path):
+    """So does the Trainer, which finishes its step and saves."""
+    with job(FLAG, tmp_path / "rank") as program:
+        while not (tmp_path / "rank2").exists():
+            assert program.status is None, program.printed()
+            time.sleep(0.01)
+        os.kill(program.pid, signal.SIGINT)
+        time.sleep(1.0)  # longer than a rank waits for the master's decision
+        (tmp_path / "rankgo").touch()
+        done = program.finish()
+    assert done.status == 0, done.out + done.err
+    (said,) = facts(done)
+    assert abs(said["got"]) < 1e-9
+    assert said["struck"] == 1
+
+
+ENDS = """
+how = sys.argv[1]
+runtime = Runtime()
+f = runtime.function([x], (x.sum(), "sum"))
+f(X)
+if how == "exit":
+    sys.exit(3)
+if how == "raise":
+    raise ValueError("own")
+if how == "closed":
+    runtime.close()
+if how == "twice":
+    say(twice=outcome(Runtime().close))
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("exit", 3), ("raise", 1), ("closed", 0), ("end", 0)])
+def test_the_job_ends_with_the_program(job, how, status):
+    with job(ENDS, how) as program:
+        done = program.finish()
+    assert done.status == status, done.out + done.err
+    assert ("ValueError: own" in done.err) == (how == "raise")
+
+
+REFUSED = """
+said = [outcome(Runtime, **arguments) for arguments in json.loads(sys.argv[1])]
+with Runtime(backend="shm", n_parallel=2) as own:
+    said.append([own.size, float(own.function([x], (x.sum(), "sum"))(X) - X.sum())])
+say(said=said)
+Runtime().close()
+"""
+
+
+def test_arguments_have_to_fit_the_launcher(job):
+    arguments = [{"n_parallel": 5}, {"master_rank": 1}, {"devices": ["cuda0"]}]
+    (said,) = finished(job(REFUSED, json.dumps(arguments), size=2, on_a_host=1))
+    number, master, devices, own = said["said"]
+    assert number[0] == "InputValueError"
+    assert "has started 2 processes" in number[1]
+    assert master[0] == "InputValueError"
+    assert "expected 0" in master[1]
+    assert devices[0] == "InputValueError"
+    assert "one for each of 2 ranks" in devices[1]
+    assert own == [2, pytest.approx(0, abs=1e-9)]
+
+
+UNREACHED = """
+from synk_core._wire.channel import ChannelClosed
+from synk_core._wire.world import MpiChannel
+send = MpiChannel.send
+
+def refuse(self, payload):
+    raise ChannelClosed("rank 1 is out of reach")
+
+if os.environ["PMI_RANK"] == "0":
+    MpiChannel.send = refuse
+said = [outcome(Runtime)]
+MpiChannel.send = send
+with Runtime() as runtime:
+    said.append(float(runtime.function([x], (x.sum(), "sum"))(X) - X.sum()))
+say(said=said)
+"""
+
+
+def test_a_runtime_that_could_not_start_does_not_use_the_ranks(job):
+    (found,) = finished(job(UNREACHED, size=2, on_a_host=1))
+    error, difference = found["said"]
+    assert error == ["StartError", "rank 1 is out of reach; start the program again"]
+    assert difference == pytest.approx(0, abs=1e-9)
+
+
+FOLDER = """
+import synk_core._graph.environment as environment
+environment.current_folder = lambda: "/nowhere/at/all"
+say(said=outcome(Runtime().distribute))
+"""
+
+
+def test_a_folder_that_another_host_lacks_is_named(job):
+    (found,) = finished(job(FOLDER, size=2, on_a_host=1))
+    name, text = found["said"]
+    assert name == "StartError"
+    assert "rank 1 on host hostb" in text
+    assert "/nowhere/at/all" in text
+
+
+STALL = """
+@as_op([T.dmatrix], [T.dmatrix])
+def slow(rows):
+    if rows.max() > 50:
+        time.sleep(1.5)
+    return rows
+
+with Runtime(stall_s=0.3) as runtime:
+    f = runtime.function([x], (slow(x).sum(), "sum"))
+    f(X)
+    bad = X.copy()
+    bad[int(sys.argv[1])] = 99
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        f(bad)
+    say(said=[str(w.message) for w in caught if w.category is synk_core.StallWarning])
+"""
+
+
+def test_a_rank_that_keeps_others_waiting_is_shown_or_named(job):
+    (near,) = finished(job(STALL, 15))
+    assert "rank 1 has been computing function" in near["said"][0]
+    assert "in slow" in near["said"][0]
+    (far,) = finished(job(STALL, -1))
+    assert "on host hostb" in far["said"][0]
+    assert "py-spy dump --pid" in far["said"][0]
+
+
+# The launcher, without MPI.
+
+
+def test_the_rank_that_mpi_has_reported_is_named_before_others_that_ended():
+    pool = object.__new__(mpi_pool.MpiPool)
+    members = [SimpleNamespace(host=f"host{rank}") for rank in range(4)]
+    pool._world = SimpleNamespace(members=members, gone=set(), lost="")
+    pool._first = None
+    pool._workers = [SimpleNamespace(rank=rank, is_gone=lambda: True) for rank in (1, 2, 3)]
+    pool.blame(-1)  # MPI does not know
+    with pytest.raises(StartError, match="rank 1 on host host1"):
+        pool.require_started([])
+    pool.blame(3)
+    with pytest.raises(WorkerDied) as caught:
+        pool.check("in a call")
+    assert (caught.value.rank, caught.value.host) == (3, "host3")
+    with pytest.raises(StartError, match="rank 3 on host host3"):
+        pool.require_started([])
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, None),
+        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, None),
+        ({"PMI_SIZE": "4", "PMI_RANK": "3"}, ("mpiexec", 4, 3)),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, ("mpiexec of Open MPI", 2, 1)),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "7"}, ("srun", 8, 7)),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),  # the batch script itself
+        # mpiexec in a job of Slurm, whose helper is a task of its own.
+        (
+            {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "PMI_SIZE": "8", "PMI_RANK": "5"},
+            ("mpiexec", 8, 5),
+        ),
+        # A program that a rank has started has the names, but not the connection.
+        ({"PMI_SIZE": "4", "PMI_RANK": "3", "PMI_FD": "9999"}, None),
+        ({"PMI_SIZE": "many", "PMI_RANK": "3"}, None),
+    ],
+    ids=str,
+)
+def test_a_launcher_is_found_in_the_environment(variables, expected):
+    assert launcher.detected(variables) == expected
+
+
+def test_workers_of_this_machine_do_not_take_the_launcher_for_theirs():
+    kept = {"PATH", "SLURM_JOB_ID", "MPICH_SOMETHING"}
+    gone = {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "HYDI_CONTROL_FD"}
+    assert not any(launcher.belongs_to_launcher(name) for name in kept)
+    assert all(launcher.belongs_to_launcher(name) for name in gone)
+
+
+def info(host="a", pid=1, cores=(0, 1), gpus=(), **versions):
+    known = {"Python": "3.11.7", "numpy": "1.23.5"}
+    about = host, f"memory of {host}", pid, cores, len(cores), 64
+    return world.RankInfo(*about, gpus, {**known, **versions})
+
+
+def a_world(*infos):
+    """Return a world of these ranks, as far as it needs no MPI."""
+    made = object.__new__(world.World)
+    made.members, made.rank, made.size = list(infos), 0, len(infos)
+    return made
+
+
+def test_versions_have_to_be_equal():
+    world._require_equal([info(), info("b")])
+    with pytest.raises(StartError, match=r"rank 1 on host b has numpy 2\.0, but rank 0 on host a"):
+        world._require_equal([info(), info("b", numpy="2.0")])
+
+
+def test_cores_are_divided_unless_the_launcher_has_bound_ranks():
+    divided = a_world(*[info(cores=tuple(range(8)))] * 2, info("b", cores=tuple(range(8))))
+    assert [divided.threads(rank) for rank in range(3)] == [4, 4, 8]
+    bound = a_world(info(cores=(0, 1)), info(cores=(2, 3, 4)))
+    assert [bound.threads(rank) for rank in range(2)] == [2, 3]
+
+
+def test_a_launcher_that_binds_ranks_to_one_core_is_noticed():
+    def lines(*infos):
+        return choose_in_world(a_world(*infos), None, False, 0, None).lines
+
+    one = info(cores=(0,))._replace(host_cores=16)
+    assert "rank 0 to 1 of host a's 16 cores, and it could have 8" in lines(one, one)[0]
+    half = [info(cores=tuple(range(first, first + 8))) for first in (0, 8)]
+    assert len(lines(*(each._replace(host_cores=16) for each in half))) == 1  # what is used
+    limited = one._replace(quota=2)
+    assert len(lines(limited, limited)) == 1
+
+
+def test_hosts_and_their_ranks():
+    made = a_world(info(), info("b"), info(), info("b"), info("c"))
+    assert made.nodes == (0, 1, 0, 1, 2)
+    assert made.hosts == ("a", "b", "c")
+    assert made.local_ranks(3) == [1, 3]
+    assert [made.is_near(rank) for rank in range(5)] == [True, False, True, False, False]
+
+
+def test_gpus_are_those_of_the_host(monkeypatch):
+    assignment = "synk_core._graph.devices.assignment"
+    monkeypatch.setattr(f"{assignment}.why_no_devices", lambda: "")
+    monkeypatch.delenv("SYNKHRONOS_USE_GPU", raising=False)
+    both = ("u0", "u1")
+    shared = a_world(info(gpus=both), info(gpus=both), info("b", gpus=("u2", "u3")))
+    chosen = choose_in_world(shared, None, None, 0, None)
+    assert chosen.devices == ("cuda0", "cuda1", "cuda0")
+    assert chosen.distinct_gpus
+    assert chosen.noun == "3 GPUs on 2 hosts"
+    # srun --gpus-per-task=1: each sees its own alone, as number 0.
+    alone = a_world(info(gpus=("u0",)), info(gpus=("u1",)))
+    chosen = choose_in_world(alone, None, True, 0, None)
+    assert chosen.devices == ("cuda0", "cuda0")
+    assert chosen.distinct_gpus
+    # Three ranks, two GPUs.
+    few = a_world(*[info(gpus=both)] * 3)
+    with pytest.raises(StartError, match="host a has 2 visible GPUs for 3 ranks"):
+        choose_in_world(few, None, True, 0, None)
+    with pytest.raises(StartError, match="host a has 2 visible GPUs for 3 ranks"):
+        choose_in_world(few, None, None, 0, None)
+    assert choose_in_world(few, None, False, 0, None).devices == ()
+    # On some hosts only.
+    with pytest.raises(StartError, match="host b has 0 visible GPUs"):
+        choose_in_world(a_world(info(gpus=both), info("b")), None, None, 0, None)
+    none = a_world(info(), info("b"))
+    assert choose_in_world(none, None, None, 0, None).devices == ()
+    with pytest.raises(StartError, match="no rank sees a GPU"):
+        choose_in_world(none, None, True, 0, None)
+    # Both ranks on one card, as asked for.
+    named = choose_in_world(alone, None, None, 0, ["cuda0", "cuda0"])
+    assert named.distinct_gpus
+    named = choose_in_world(a_world(*[info(gpus=both)] * 2), None, None, 0, ["cuda1", "cuda1"])
+    assert not named.distinct_gpus
+    for wrong in ({"n_parallel": 3}, {"master_rank": 1}, {"devices": ["cuda0"]}, {"devices": 1}):
+        arguments = {"n_parallel": None, "use_gpu": None, "master_rank": 0, "devices": None}
+        with pytest.raises((InputValueError, InputTypeError)):
+            choose_in_world(alone, **{**arguments, **wrong})
+
+
+def test_a_launcher_of_another_mpi_is_one_clear_error(monkeypatch):
+    if why_no_mpi():
+        pytest.skip(why_no_mpi())
+    fake = SimpleNamespace(
+        COMM_WORLD=SimpleNamespace(size=1, rank=0), Get_library_version=lambda: "MPICH 5\n..."
+    )
+    import mpi4py
+
+    monkeypatch.setitem(__import__("sys").modules, "mpi4py.MPI", fake)
+    monkeypatch.setattr(mpi4py, "MPI", fake, raising=False)
+    with pytest.raises(StartError, match=r"MPI sees 1: .*MPICH 5.*--mpi=pmi2"):
+        world.World(launcher.Launch("srun", 2, 0))
+
+
+def test_without_mpi4py_the_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
+    with pytest.raises(StartError, match=r"pip install 'synkhronos\[mpi\]'"):
+        world.World(launcher.Launch("mpiexec", 2, 0))

@@ -1,0 +1,657 @@
+"""Averages that begin while a function still computes: with a stand-in for NCCL, on processors.
+
+It takes arrays in host memory for arrays on devices, and reduces a part at once where NCCL would do
+so later. What only GPUs show is in `integration/multi_gpu`.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+
+import cloudpickle
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from test_captured import Graphs, mode, stand_ins
+from theano.compile.ops import as_op
+
+from synk_comm._collectives.rounds import RoundCommunicator
+from synk_core import DecompositionWarning, InputValueError, Runtime, WorkerFailed
+from synk_core._graph.devices import captured, parts
+from synk_core._graph.devices.captured import REPLAYED
+from synk_core._graph.devices.device import Cpu
+from synk_core._graph.devices.parts import in_parts, pieces_of
+from synk_core._rank import outputs
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules["test_captured"])
+
+OPEN = []
+"""Reductions of this rank that were begun, and whose end it has not said."""
+
+EVENTS = []
+"""What has been reduced on this rank: 1 for a piece in the vector, 2 for one elsewhere; then -n
+for the n pieces that are left at the end."""
+
+
+class Reduction:
+    """As synk_comm's. Even ranks read a piece when it is ready, odd ones as late as they may."""
+
+    def __init__(self, comm, out, op, *, bounds, weight):
+        said = comm.all_gather_object((op, out.shape, str(out.dtype), bounds))
+        assert said == [said[0]] * comm.size
+        self.comm, self.out, self.bounds, self.weight = comm, out, list(bounds), weight
+        self.pieces = []
+        OPEN.append(self)
+
+    def ready(self, x=None):
+        begin, end = self.bounds[len(self.pieces)]
+        piece = self.out[begin:end] if x is None else x
+        assert (piece.shape, piece.dtype) == ((end - begin,), self.out.dtype)
+        self.pieces.append(piece if self.comm.rank % 2 else piece.copy())
+        EVENTS.append(1 if x is None else 2)
+
+    def wait(self):
+        OPEN.remove(self)
+        EVENTS.append(len(self.pieces) - len(self.bounds))
+        while len(self.pieces) < len(self.bounds):
+            self.ready()
+        for (begin, end), piece in zip(self.bounds, self.pieces):
+            self.out[begin:end] = self.comm.all_reduce(piece.copy(), "avg", weight=self.weight)
+
+
+def changes():
+    """What makes the processor a device whose collectives may overlap: (owner, name, value)."""
+    return [
+        (RoundCommunicator, "partitioned_all_reduce", Reduction),
+        (Cpu, "is_gpu", True),
+        (Cpu, "takes_collectives", True),
+        (Cpu, "takes", lambda _self, _values, reducible=False: True),
+        (outputs, "is_on_default_device", lambda value: isinstance(value, np.ndarray)),
+        (parts, "SMALLEST_PIECE", 64),
+    ]
+
+
+RoundCommunicator.partitioned_all_reduce = None  # so that it can be replaced on all ranks
+
+
+@as_op([T.dvector], [T.dvector])
+def overlap_here(values):
+    """Have this rank overlap from now on; it records its functions, too, if it gets a 1."""
+    more = stand_ins() if values[0] else []
+    for owner, name, value in [*changes(), *more]:
+        setattr(owner, name, value if name != "partitioned_all_reduce" else _begin)
+    if values[0]:
+        Cpu.graphs = Graphs()
+    return values
+
+
+def _begin(comm, *arguments, **named):
+    return Reduction(comm, *arguments, **named)
+
+
+@as_op([T.dvector], [T.dvector])
+def events(values):
+    """Return what has happened on this rank since it was asked last."""
+    told = np.array(EVENTS, float)
+    EVENTS.clear()
+    return told
+
+
+@as_op([T.dvector], [T.dvector])
+def left_open(values):
+    """Return how many reductions this rank has left open."""
+    return values + len(OPEN)
+
+
+@as_op([T.dvector], [T.dvector])
+def picky(values):
+    if values.size and values.max() > 100:
+        raise ValueError("not this")
+    return values
+
+
+class Overlapping:
+    """A runtime whose ranks overlap."""
+
+    def __init__(self, runtime, recording=0.0):
+        self.runtime = runtime
+        x = T.dvector("x")
+        runtime.function([x], (overlap_here(x), "gather"))(np.full(runtime.size, recording))
+        self._events = runtime.function([x], (events(x), None))
+        self._left_open = runtime.function([x], (left_open(x), "gather"))
+        self.events()
+
+    def require_all_ended(self):
+        """Others' devices would wait for a rank that has not said the end of a reduction."""
+        assert not self._left_open(np.zeros(self.runtime.size)).any()
+
+    def events(self):
+        return [int(n) for n in self._events(np.zeros(self.runtime.size))]
+
+
+@pytest.fixture(params=[2, 3])
+def overlapping(request, monkeypatch):
+    for owner, name, _ in [*changes(), *stand_ins()]:
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # to be restored
+    monkeypatch.setattr(Cpu, "graphs", None)
+    with Runtime(request.param) as runtime:
+        yield Overlapping(runtime)
+
+
+OVERLAPPED = [*4 * [2], 1, *3 * [2], 0]
+LEFT = [*4 * [2], 1, -3, *3 * [1]]
+"""Events of the function of `chain`: pieces of the last part, of the middle one, of the first; and
+if it fails before the first."""
+
+
+def chain(runtime, sizes=(20, 3, 30), **options):
+    """A function that joins a vector from parts, the last one computed first; and NumPy's."""
+    x = T.dmatrix("x")
+    first = (
+        T.dot(T.ones_like(x[0]), x.T).sum()
+        + T.zeros((sizes[2],), "float64")
+        + picky(x[:, 0]).mean()
+    )
+    second = T.tanh(first[:1].sum() / 100) + T.zeros((sizes[1],), "float64")
+    late = picky(x[:, 1] + 1e-30 * second[0])  # so it comes after the second part
+    third = second[0] * T.arange(1.0, sizes[1] + 1).sum() / sizes[1] + late.mean()
+    third = third + T.arange(float(sizes[0]))
+    v = theano.shared(np.zeros(sum(sizes)), "v")
+    made = T.concatenate([third, second, first])
+    f = runtime.function([x], x.mean(), updates=[(v, made)], name="chain", **options)
+
+    def numpy_share(rows):
+        a = rows.sum() + rows[:, 0].mean()
+        b = np.tanh(a / 100)
+        c = b * np.arange(1.0, sizes[1] + 1).sum() / sizes[1] + rows[:, 1].mean()
+        c = c + np.arange(float(sizes[0]))
+        return np.concatenate([c, np.full(sizes[1], b), np.full(sizes[2], a)])
+
+    return f, v, numpy_share
+
+
+def shares(rows, size):
+    bounds = np.cumsum([0, *(len(part) for part in np.array_split(np.arange(len(rows)), size))])
+    return [rows[begin:end] for begin, end in zip(bounds, bounds[1:])]
+
+
+def expected(numpy_share, rows, size):
+    split = shares(rows, size)
+    return sum(len(part) * numpy_share(part) for part in split if len(part)) / len(rows)
+
+
+def step(runtime, f, v, rows, **options):
+    return runtime.step(f.delayed(rows, **options), runtime.delayed.all_reduce(v, "avg", weights=f))
+
+
+def test_pieces_make_up_the_vector_the_end_first():
+    least = parts.SMALLEST_PIECE // 8
+    assert pieces_of([100], 8) == ()
+    assert pieces_of([least - 1, 1], 8) == ()
+    assert pieces_of([], 8) == pieces_of([0, 0], 8) == ()
+    assert pieces_of([least, 1], 8) == ((least, least + 1, -1), (0, least, 0))
+    random = np.random.RandomState(0)
+    for _ in range(200):
+        sizes = (10 ** random.uniform(0, 7, random.randint(1, 30))).astype(int).tolist()
+        found = pieces_of(sizes, 8)
+        begins = np.cumsum([0, *sizes])
+        if not found:
+            assert sum(sizes) <= least
+            continue
+        assert found[0].end == sum(sizes)
+        assert found[-1].begin == 0
+        assert all(one.begin == other.end for one, other in zip(found, found[1:]))
+        longest = max(least, -(-sum(sizes) // parts.MOST_PIECES))
+        for begin, end, part in found:
+            assert 0 < end - begin <= longest
+            if part >= 0:
+                assert begins[part] <= begin < end <= begins[part + 1]
+                assert sizes[part] >= least
+            else:
+                assert not any(
+                    size >= least and b < end and begin < b + size for b, size in zip(begins, sizes)
+                )
+
+
+def test_the_average_begins_amid_the_function_and_is_exact(overlapping):
+    runtime = overlapping.runtime
+    f, v, numpy_share = chain(runtime)
+    random = np.random.RandomState(0)
+    for call, rows in enumerate([7, 7, 12, 5, 12]):
+        data = random.randn(rows, 4)
+        loss, nothing = step(runtime, f, v, data)
+        assert nothing is None
+        np.testing.assert_allclose(loss, data.mean(), rtol=1e-12)
+        want = expected(numpy_share, data, runtime.size)
+        for got in runtime.collectives.gather(v):
+            np.testing.assert_allclose(got, want, rtol=1e-13)
+        told = overlapping.events()
+        if call:
+            # The first 30 elements are there when the others are not; nothing is left at the end.
+            assert told == OVERLAPPED
+        else:
+            assert told == []
+
+
+def test_what_cannot_overlap_is_as_ever(overlapping):
+    runtime, size = overlapping.runtime, overlapping.runtime.size
+    f, v, numpy_share = chain(runtime)
+    data = np.random.RandomState(0).randn(9, 4)
+
+    def check(rows):
+        want = expected(numpy_share, rows, size)
+        for got in runtime.collectives.gather(v):
+            np.testing.assert_allclose(got, want, rtol=1e-13)
+        assert overlapping.events() == []
+
+    for _ in range(2):
+        f(data)
+        runtime.collectives.all_reduce(v, weights=f)
+        check(data)
+    step(runtime, f, v, data)
+    overlapping.events()
+    step(runtime, f, v, data[: size - 1])  # the last rank has none
+    check(data[: size - 1])
+    runtime.step(f.delayed(data), f.delayed(data), runtime.delayed.all_reduce(v, weights=f))
+    assert overlapping.events() == OVERLAPPED
+    runtime.step(f.delayed(data), runtime.delayed.all_reduce(v))
+    assert overlapping.events() == []
+    runtime.step(f.delayed(data), runtime.delayed.all_reduce(v, "c_avg", weights=f))
+    check(data)
+    runtime.watch_finite()
+    step(runtime, f, v, data)
+    check(data)
+    runtime.watch_finite(False)
+    step(runtime, f, v, data)
+    assert overlapping.events() == OVERLAPPED
+
+
+@pytest.mark.parametrize("what", ["used", "returned", "reads", "alone", "twice"])
+def test_functions_that_do_more_with_the_vector(overlapping, what):
+    runtime = overlapping.runtime
+    x = T.dvector("x")
+    v, w = (theano.shared(np.zeros(40), name) for name in "vw")
+    part = x.sum() + T.arange(20.0)
+    made = T.concatenate([part, 2 * part])
+    outputs, updates = x.mean(), [(v, made)]
+    if what == "used":
+        outputs = (T.sqr(made).sum(), None)
+    elif what == "returned":
+        outputs = [x.mean(), (made, None)]
+    elif what == "reads":
+        outputs = x.mean() + v.sum()
+    elif what == "alone":
+        updates = [(v, T.concatenate([part, part])[::-1])]
+    else:
+        updates = [(v, made), (w, made)]
+    f = runtime.function([x], outputs, updates=updates)
+    for n in range(3):
+        data = np.arange(6.0) + n
+        step(runtime, f, v, data)
+        each = [rows.sum() + np.arange(20.0) for rows in shares(data, runtime.size)]
+        want = sum(np.concatenate([p, (1 if what == "alone" else 2) * p]) for p in each)
+        want = want / runtime.size
+        for got in runtime.collectives.gather(v):
+            np.testing.assert_allclose(got, want[::-1] if what == "alone" else want, rtol=1e-13)
+    assert overlapping.events() == []
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_a_part_that_is_overwritten_later_is_copied(overlapping, overwritten):
+    runtime = overlapping.runtime
+    x = T.dvector("x")
+    v, w = theano.shared(np.zeros(40), "v"), theano.shared(np.zeros(20), "w")
+    a, b = x.sum() + T.arange(20.0), x.mean() + T.arange(20.0)
+    # In place, once it has been joined; so Theano's optimizer does it.
+    f = runtime.function(
+        [x], x.mean(), updates=[(v, T.concatenate([a, b])), (w, T.exp(a) if overwritten else a)]
+    )
+    for n in range(3):
+        data = np.arange(6.0) + n
+        step(runtime, f, v, data)
+        each = [
+            np.concatenate([of(rows) + np.arange(20.0) for of in (np.sum, np.mean)])
+            for rows in shares(data, runtime.size)
+        ]
+        for got in runtime.collectives.gather(v):
+            np.testing.assert_allclose(got, sum(each) / runtime.size, rtol=1e-13)
+        for rank, got in enumerate(runtime.collectives.gather(w)):
+            want = each[rank][:20]
+            np.testing.assert_allclose(got, np.exp(want) if overwritten else want, rtol=1e-13)
+        told = overlapping.events()
+        if n:
+            assert sorted(told) == [0, *(6 * [2] if not overwritten else [1, 1, 1, 2, 2, 2])]
+
+
+@pytest.mark.parametrize("rank", [0, -1])
+@pytest.mark.parametrize("column", [0, 1])  # before the first part, after the second
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_rank_that_fails_lets_the_others_go(overlapping, atomic, column, rank):
+    runtime = overlapping.runtime
+    f, v, numpy_share = chain(runtime)
+    data = np.random.RandomState(0).randn(9, 4)
+    runtime._rank.journal.on = atomic  # on the master, as with fork(atomic=)
+    for _ in range(3):
+        for _ in range(3):
+            step(runtime, f, v, data)
+            want = expected(numpy_share, data, runtime.size)
+            for got in runtime.collectives.gather(v):
+                np.testing.assert_allclose(got, want, rtol=1e-13)
+        before = runtime.collectives.gather(v)
+        assert overlapping.events() == 2 * OVERLAPPED
+        bad = data.copy()
+        bad[rank, column] = 101
+        with pytest.raises(ValueError, match="not this"):
+            step(runtime, f, v, bad)
+        if rank == 0:
+            # It gave what it had, and something in place of the rest.
+            assert overlapping.events() == ([-8, *8 * [1]] if column == 0 else LEFT)
+        overlapping.require_all_ended()
+        overlapping.events()
+        if atomic:
+            np.testing.assert_array_equal(runtime.collectives.gather(v), before)
+
+
+def test_parts_of_other_sizes(overlapping):
+    runtime, size = overlapping.runtime, overlapping.runtime.size
+    x = T.dvector("x")
+    a, b = (theano.shared(np.arange(20.0), name) for name in "ab")
+    v = theano.shared(np.zeros(0), "v")  # of another size at first
+    made = T.concatenate([a * x.mean(), b + x.mean()])
+    f = runtime.function([x], x.mean(), updates=[(v, made)], name="sized")
+    data = np.arange(float(2 * size))
+
+    def check(n):
+        want = np.concatenate([np.arange(float(n)) * data.mean(), np.arange(20.0) + data.mean()])
+        for got in runtime.collectives.gather(v):
+            np.testing.assert_allclose(got, want, rtol=1e-13)
+
+    for _ in range(3):
+        step(runtime, f, v, data)
+        check(20)
+    a.set_value(np.arange(25.0))
+    runtime.collectives.broadcast(a)
+    overlapping.events()
+    step(runtime, f, v, data)  # it notices, and averages afterwards
+    check(25)
+    overlapping.require_all_ended()
+    overlapping.events()
+    for _ in range(2):
+        step(runtime, f, v, data)
+        check(25)
+    assert len(overlapping.events()) >= 4
+    # On one rank alone: it is noticed, and forgotten everywhere.
+    runtime.collectives.set_value(1, a, np.arange(30.0))
+    for _ in range(2):
+        with pytest.raises(InputValueError, match="do not fit together"):
+            step(runtime, f, v, data)
+        overlapping.require_all_ended()
+    runtime.collectives.broadcast(a)
+    for _ in range(3):
+        step(runtime, f, v, data)
+        check(25)
+
+
+@pytest.mark.parametrize("packed", [True, False])  # large vectors are not, those of tests would be
+def test_training_that_is_replayed_too(overlapping, monkeypatch, packed):
+    """Three layers, uneven rows, values that are set: those of serial Theano."""
+    runtime = overlapping.runtime
+    if not packed:
+        monkeypatch.setattr(captured, "LARGEST_PACKED", 0)
+    overlapping = Overlapping(runtime, recording=1.0)
+    random = np.random.RandomState(3)
+    x, y = T.dmatrix("x"), T.dmatrix("y")
+
+    def made():
+        params = [
+            theano.shared(np.random.RandomState(i).randn(6, 6) / 2, f"w{i}") for i in range(3)
+        ]
+        h = x
+        for w in params:
+            h = T.tanh(T.dot(h, w))
+        loss = T.sqr(h - y).mean()
+        return params, loss, T.concatenate([g.flatten() for g in T.grad(loss, params)])
+
+    params, loss, gradient = made()
+    v = theano.shared(np.zeros(3 * 36), "v")
+    f = runtime.function([x, y], loss, updates=[(v, gradient)], name="gradient", mode=mode())
+    moved = [(w, w - 0.1 * v[36 * i : 36 * i + 36].reshape((6, 6))) for i, w in enumerate(params)]
+    update = runtime.function([], updates=moved, name="update")
+    theirs, loss, gradient = made()
+    moved = [
+        (w, w - 0.1 * gradient[36 * i : 36 * i + 36].reshape((6, 6))) for i, w in enumerate(theirs)
+    ]
+    serial = theano.function([x, y], loss, updates=moved)
+    data = random.randn(40, 6), random.randn(40, 6)
+    overlapped = 0
+    for call in range(24):
+        rows = random.permutation(40)[: 12 if call % 5 else 7]
+        loss = runtime.step(
+            f.delayed(*data, batch=rows),
+            runtime.delayed.all_reduce(v, weights=f),
+            update,
+        )[0]
+        np.testing.assert_allclose(loss, serial(*(d[rows] for d in data)), rtol=1e-10)
+        if call == 11:
+            for w in (params[0], theirs[0]):
+                w.set_value(np.eye(6))
+            runtime.collectives.broadcast(params[0])
+        for one, other in zip(params, theirs):
+            np.testing.assert_allclose(one.get_value(), other.get_value(), rtol=1e-9, atol=1e-12)
+        overlapped += overlapping.events() == [*9 * [2], 0]
+    assert overlapped == 23
+    loaded = runtime._rank.functions[f.number]
+    assert loaded.replay == REPLAYED
+    (average,) = loaded.averages.values()
+    recorded = loaded.captured(average.function, None)._shapes.values()
+    assert {len(shape._recorded) for shape in recorded} == {0, 5}  # one ends with the loss
+    for w in params:
+        assert all((one == w.get_value()).all() for one in runtime.collectives.gather(w))
+
+
+def test_a_vector_whose_length_depends_on_the_rows(overlapping):
+    runtime, size = overlapping.runtime, overlapping.runtime.size
+    x = T.dvector("x")
+    v = theano.shared(np.zeros(0), "v")
+    f = runtime.function([x], x.mean(), updates=[(v, T.concatenate([x, x + 1]))])
+    for rows in [20, 20, 20, 30, 30, 20, 20]:
+        data = np.arange(float(rows * size))
+        step(runtime, f, v, data)
+        mean = data.reshape((size, rows)).mean(axis=0)
+        for got in runtime.collectives.gather(v):
+            np.testing.assert_allclose(got, np.concatenate([mean, mean + 1]))
+    assert len(overlapping.events()) > 5
+
+
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_other_reductions_are_not_averages(overlapping, op):
+    runtime, size = overlapping.runtime, overlapping.runtime.size
+    f, v, numpy_share = chain(runtime)
+    data = np.random.RandomState(0).randn(9, 4)
+    want = getattr(np, op)([numpy_share(rows) for rows in shares(data, size)], axis=0)
+    for _ in range(3):
+        runtime.step(f.delayed(data), runtime.delayed.all_reduce(v, op, weights=f))
+        np.testing.assert_allclose(v.get_value(), want, rtol=1e-12)
+
+
+def test_only_the_average_that_follows_is_done(overlapping):
+    """Another variable's, and a second one after the value has changed, are done themselves."""
+    runtime, size = overlapping.runtime, overlapping.runtime.size
+    x = T.dvector("x")
+    v, w = theano.shared(np.zeros(40), "v"), theano.shared(0.0, "w")
+    a, b = x.sum() + T.arange(20.0), x.mean() + T.arange(20.0)
+    f = runtime.function([x], x.mean(), updates=[(v, T.concatenate([a, b])), (w, x.sum())])
+    add = runtime.function([x], updates=[(v, v + x.sum())])
+    average = runtime.delayed.all_reduce
+    for n in range(4):
+        data, more = np.arange(4.0 * size) + n, np.arange(float(size))
+        bad = [runtime.function([x], (picky(x), "gather")).delayed(101 * np.ones(size))]
+        for fails in (bad, []) if n == 3 else ([],):
+            acts = [average(v, weights=f), add.delayed(more), average(v, weights=f)]
+            acts = [f.delayed(data), *fails, *acts, average(w, weights=f)]
+            if fails:
+                with pytest.raises(ValueError, match="not this"):
+                    runtime.step(*acts)
+            else:
+                runtime.step(*acts)
+        sums = [rows.sum() for rows in shares(data, size)]
+        np.testing.assert_allclose(runtime.collectives.gather(w), np.mean(sums))
+        ends = [np.mean(sums) + np.arange(20.0), data.mean() + np.arange(20.0)]
+        want = np.concatenate(ends) + more.mean()
+        for got in runtime.collectives.gather(v):
+            np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("how", ["variable", "output"])
+@pytest.mark.parametrize("atomic", [True, False])
+def test_the_value_before_is_passed_on(overlapping, atomic, how):
+    runtime = overlapping.runtime
+    runtime._rank.journal.on = atomic
+    x = T.dvector("x")
+    v, w = (theano.shared(np.zeros(40), name) for name in "vw")
+    made = T.concatenate([x.sum() + T.arange(20.0), x.mean() + T.arange(20.0)])
+    outputs, updates = (x.mean(), [(v, made), (w, v)])
+    if how == "output":
+        outputs, updates = [x.mean(), (v, None)], [(v, made)]
+    f = runtime.function([x], outputs, updates=updates)
+    before = np.zeros(40)
+    for n in range(4):
+        result = step(runtime, f, v, np.arange(6.0) + n)[0]
+        np.testing.assert_allclose(w.get_value() if how == "variable" else result[1], before)
+        before = v.get_value()
+
+
+def test_an_interrupt_while_the_ranks_begin(overlapping, monkeypatch):
+    """This rank gives the order up, but its pieces first: others may have gone on."""
+    runtime = overlapping.runtime
+    f, v, numpy_share = chain(runtime)
+    data = np.random.RandomState(0).randn(9, 4)
+    for _ in range(3):
+        step(runtime, f, v, data)
+    overlapping.events()
+    begun = RoundCommunicator.partitioned_all_reduce
+
+    def begin(comm, *arguments, **named):
+        reduction = begun(comm, *arguments, **named)
+        runtime._rank.flight.interrupted = runtime._rank.serial
+        return reduction
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RoundCommunicator, "partitioned_all_reduce", begin)
+        with pytest.raises(KeyboardInterrupt):
+            step(runtime, f, v, data)
+    overlapping.require_all_ended()
+    assert overlapping.events() == [-8, *8 * [1]]
+    for _ in range(2):
+        step(runtime, f, v, data)
+        np.testing.assert_allclose(v.get_value(), expected(numpy_share, data, runtime.size))
+
+
+def test_orders_that_are_undone_record_no_more_graphs(overlapping):
+    runtime = overlapping.runtime
+    overlapping = Overlapping(runtime, recording=1.0)
+    x, y = T.dmatrix("x"), T.dvector("y")
+    v, w = theano.shared(np.zeros(40), "v"), theano.shared(np.ones(4), "w")
+    s = T.dot(x, w).sum()
+    made = T.concatenate([s + T.zeros((20,), "float64"), s * T.ones((20,), "float64")])
+    f = runtime.function([x], s / 24, updates=[(v, made)], mode=mode())
+    bad = runtime.function([y], (picky(y), "gather"))
+    for _ in range(5):
+        for _ in range(4):
+            step(runtime, f, v, np.ones((6, 4)))
+        with pytest.raises(ValueError, match="not this"):
+            bad(np.full(runtime.size, 300.0))
+    loaded = runtime._rank.functions[f.number]
+    (average,) = loaded.averages.values()
+    shapes = loaded.captured(average.function, None)._shapes
+    assert {key[0]: len(shape._recorded) for key, shape in shapes.items()} == {True: 0, False: 4}
+
+
+def test_dropped_functions_leave_nothing(overlapping):
+    runtime = overlapping.runtime
+    f, v, _ = chain(runtime)
+    for _ in range(3):
+        step(runtime, f, v, np.ones((6, 4)))
+    (average,) = (a for a in runtime._rank.functions[f.number].averages.values())
+    held, of_v = weakref.ref(average.function.maker), weakref.ref(v.container)
+    del f, v, average
+    for _ in range(4):
+        gc.collect()
+        runtime.distribute()
+        overlapping.events()
+    gc.collect()
+    assert held() is None
+    assert of_v() is None
+
+
+def test_numbers_are_collected_when_all_acts_are_done(overlapping):
+    """Also where ranks have other numbers of rows, and an act behind the call fails on one rank."""
+    runtime = overlapping.runtime
+    x = T.dvector("x")
+    ops = ["avg", "sum", "max", "min", "prod", "gather", None]
+    numbers = [x.mean(), x.sum(), x.max(), x.min(), x.prod(), x.sum(), x[0]]
+    with pytest.warns(DecompositionWarning):  # of the sums of each rank
+        f = runtime.function([x], [*zip(numbers, ops), (2 * x, "gather")])
+    count = theano.shared(0.0, "count")
+    check = runtime.function([x], (picky(x).sum(), "sum"), updates=[(count, count + 1)])
+    one, other = np.arange(1.0, 8.0), np.arange(3.0, 14.0)
+
+    def require_right(results, data):
+        shares = [data[begin:end] for begin, end in shares_of(len(data), runtime.size)]
+        parts = [share.sum() for share in shares]
+        wanted = [data.mean(), data.sum(), data.max(), data.min(), data.prod(), parts, data[0]]
+        for result, value in zip(results, [*wanted, 2 * data]):
+            np.testing.assert_allclose(result, value, rtol=1e-12)
+
+    require_right(f(one), one)
+    first, total, second = runtime.step(f.delayed(one), check.delayed(one), f.delayed(other))
+    require_right(first, one)
+    require_right(second, other)
+    assert total == one.sum()
+    bad = np.append(np.zeros(20), 200.0)  # on the last rank
+    with pytest.raises(WorkerFailed, match="not this"):
+        runtime.step(f.delayed(one), check.delayed(bad))
+    assert runtime.collectives.gather(count, nd_up=1).tolist() == [1.0] * runtime.size
+    require_right(f(other), other)
+
+
+def shares_of(rows, size):
+    ends = np.cumsum([rows // size + (rank < rows % size) for rank in range(size)])
+    return zip([0, *ends[:-1]], ends)
+
+
+def test_stats_tell_of_the_form_in_use(overlapping):
+    runtime = overlapping.runtime
+    overlapping = Overlapping(runtime, recording=1.0)
+    Cpu.graphs.slow_launch = 0.01
+    x = T.dvector("x")
+    v = theano.shared(np.zeros(40), "v")
+    made = T.concatenate([x.sum() + T.zeros((20,), "float64"), x.mean() * T.ones((20,), "float64")])
+    f = runtime.function([x], x.mean(), updates=[(v, made)], name="f", mode=mode())
+    for _ in range(6):
+        step(runtime, f, v, np.ones(6))
+    assert runtime.stats()["f"].graph.startswith("it takes")
+    assert len(overlapping.events()) > 10
+
+
+def test_functions_that_cannot_tell_of_parts():
+    x = T.dvector("x")
+    v = theano.shared(np.zeros(4), "v")
+    made = T.concatenate([x[:2], x[2:4]])
+    single = T.concatenate([x[:2].astype("float32"), x[2:4]])
+    for other, value, can in [
+        ("FAST_COMPILE", made, True),
+        ("FAST_COMPILE", single, False),  # Join converts it
+        ("DebugMode", made, False),
+        (theano.Mode(linker="c"), made, False),
+    ]:
+        f = theano.function([x], updates=[(v, value)], mode=other)
+        found = in_parts(f, v.container.storage, Cpu().copy_part)
+        assert (found is not None) == can
+        if can:
+            found[0](np.arange(4.0))
+            np.testing.assert_array_equal(v.get_value(), np.arange(4.0))

@@ -1,0 +1,406 @@
+"""Starting, watching and ending workers: nothing waits longer than it has to."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from _busy import await_stacks, calling_in_threads, computing, hold_the_lock, sleep_in_python
+from _leaks import no_ranks_left
+
+import synk_comm
+from synk_core import Runtime
+from synk_core._wire.channel import Channel
+from synk_core._wire.messages import Ready
+from synk_core._workers import worker as _worker
+from synk_core._workers.pool import KILL_TIMEOUT_S, STOP_TIMEOUT_S
+from synk_core.exceptions import StartError, WorkerDied
+from synk_testing import descriptors, run, wait_gone
+from synk_testing.processes import stat
+
+END_S = 1.2
+"""What `stop()` and `kill()` may take together."""
+
+BUSY_S = 2.0
+"""What a busy machine may add."""
+
+
+@contextmanager
+def started(size):
+    """A runtime whose workers are ready, and its pool; at the end nothing of it is left."""
+    with no_ranks_left(), Runtime(size) as runtime:
+        runtime.distribute()
+        yield runtime, runtime._controller._pool
+
+
+def await_state(pid, letter, timeout_s=10.0):
+    deadline = time.monotonic() + timeout_s
+    while stat(pid).state != letter:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_limits_add_up():
+    assert STOP_TIMEOUT_S + KILL_TIMEOUT_S + 0.1 <= END_S + 1e-9
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "act", [pytest.param(sleep_in_python, marks=pytest.mark.nightly), hold_the_lock]
+)
+@pytest.mark.parametrize("stopped", [pytest.param(False, marks=pytest.mark.nightly), True])
+def test_stop_is_quick_whatever_the_workers_do(act, stopped, record_property):
+    with computing(act, size=3) as pool:
+        pids = [*pool.pids, pool.watchdog_pid]
+        if stopped:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        pool.stop()
+        pool.kill()
+        took_s = time.monotonic() - began
+        assert took_s < END_S + BUSY_S
+        wait_gone(pids)
+    record_property("took_s", took_s)
+    print(f"{act.__name__}, stopped {stopped}: {took_s:.3f} s")
+
+
+@pytest.mark.alone
+def test_kill_is_quicker_still():
+    with computing(hold_the_lock, size=3) as pool:
+        pids = pool.pids
+        began = time.monotonic()
+        pool.kill()
+        took_s = time.monotonic() - began
+        assert took_s < KILL_TIMEOUT_S + BUSY_S
+        wait_gone(pids)
+    print(f"{took_s:.3f} s")
+
+
+def test_what_the_kernel_takes_long_to_end_is_left_to_a_thread(monkeypatch, caplog):
+    with started(3) as (runtime, pool):
+        processes = [worker.process for worker in pool._workers]
+        monkeypatch.setattr(type(processes[0]), "kill", lambda process: None)
+        os.kill(processes[0].pid, signal.SIGSTOP)
+        began = time.monotonic()
+        pool.stop()
+        assert STOP_TIMEOUT_S <= time.monotonic() - began < END_S + BUSY_S
+        monkeypatch.undo()
+        assert f"process {processes[0].pid} is killed, but not gone yet" in caplog.text
+        assert str(processes[1].pid) not in caplog.text
+        assert pool.pids == ()
+        os.kill(processes[0].pid, signal.SIGKILL)
+        # Reaped, though nobody has called anything.
+        wait_gone([processes[0].pid])
+        runtime.close()
+
+
+def test_several_threads_may_end_it_at_once():
+    with computing(hold_the_lock) as pool:
+        with calling_in_threads([pool.kill, pool.stop, pool.kill, pool.stop]):
+            pass
+        assert pool.pids == ()
+
+
+def test_a_lifeline_is_closed_once_whoever_closes_it():
+    with computing(hold_the_lock, size=2) as pool:
+        (worker,) = pool._workers
+        closed, close = [], os.close
+        (lifeline,) = worker._lifeline
+
+        def counted(fd):
+            if fd == lifeline:
+                closed.append(fd)
+                worker.close()  # as another thread might, at this moment
+            close(fd)
+
+        os.close = counted
+        try:
+            worker.close()
+        finally:
+            os.close = close
+        assert closed == [lifeline]
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.nightly)]
+)
+def test_a_worker_killed_in_its_start_is_named_although_others_still_start(number):
+    with no_ranks_left(), Runtime(3) as runtime:
+        pool = runtime._controller._pool
+        first, last = runtime.worker_pids
+        os.kill(first, signal.SIGSTOP)  # it will never be ready
+        killed = []
+
+        def kill():
+            killed.append(time.monotonic())
+            os.kill(last, number)
+
+        threading.Timer(0.3, kill).start()
+        with pytest.raises(WorkerDied) as caught:
+            pool.wait_ready()
+        took_s = time.monotonic() - killed[0]
+        assert (caught.value.rank, caught.value.signal) == (2, number.name)
+        assert "in its start" in str(caught.value)
+        assert took_s < 0.1 + BUSY_S
+        os.kill(first, signal.SIGCONT)
+    print(f"known after {took_s * 1000:.0f} ms")
+
+
+def test_one_that_was_ready_before_is_watched_too():
+    with no_ranks_left(), Runtime(3) as runtime:
+        pool = runtime._controller._pool
+        slow, quick = runtime.worker_pids
+        os.kill(slow, signal.SIGSTOP)
+
+        def tick(ranks):
+            if ranks == [1]:
+                os.kill(quick, signal.SIGKILL)
+
+        with pytest.raises(WorkerDied) as caught:
+            pool.wait_ready(60.0, tick)
+        assert caught.value.rank == 2
+        os.kill(slow, signal.SIGCONT)
+
+
+def test_who_waits_is_called_all_the_time_and_may_end_the_wait():
+    with no_ranks_left(), Runtime(3) as runtime:
+        pool = runtime._controller._pool
+        calls = []
+
+        def tick(ranks):
+            calls.append((time.monotonic(), ranks))
+            if len(calls) == 20:
+                raise InterruptedError("enough")
+
+        os.kill(runtime.worker_pids[1], signal.SIGSTOP)
+        with pytest.raises(InterruptedError, match="enough"):
+            pool.wait_ready(60.0, tick)
+        gaps = sorted(b[0] - a[0] for a, b in zip(calls, calls[1:]))
+        assert gaps[len(gaps) // 2] <= 0.1
+        assert calls[0][1] == [1, 2]
+        calls.clear()
+        os.kill(runtime.worker_pids[1], signal.SIGCONT)
+        pool.wait_ready(60.0, lambda ranks: calls.append((0.0, ranks)))
+        assert all(ranks and set(ranks) <= {1, 2} for _, ranks in calls)
+
+
+def test_workers_that_are_not_ready_in_time_are_named():
+    with no_ranks_left(), Runtime(3) as runtime:
+        os.kill(runtime.worker_pids[0], signal.SIGSTOP)  # it will never be ready
+        began = time.monotonic()
+        with pytest.raises(StartError, match=r"rank 1 was not ready in 0\.2 s.*-cache unlock"):
+            runtime._controller._pool.wait_ready(0.2)
+        assert time.monotonic() - began < 0.2 + BUSY_S
+        os.kill(runtime.worker_pids[0], signal.SIGCONT)
+
+
+def test_of_several_that_are_gone_the_killed_one_is_named():
+    with started(4) as (runtime, pool):
+        # Ranks 1 and 3 end by themselves, as if their master were gone.
+        for worker in (pool._workers[0], pool._workers[2]):
+            os.close(worker._lifeline.pop())
+        wait_for = [pool._workers[i].process for i in (0, 2)]
+        for process in wait_for:
+            assert process.wait(20) == 1
+        with pytest.raises(WorkerDied, match="exited with status 1"):
+            pool.check("a test")
+        os.kill(pool.pids[1], signal.SIGKILL)
+        pool._workers[1].process.wait(20)
+        with pytest.raises(WorkerDied) as caught:
+            pool.check(lambda rank: f"the doing of rank {rank}")
+        assert (caught.value.rank, caught.value.signal) == (2, "SIGKILL")
+        assert "the doing of rank 2" in str(caught.value)
+        runtime.close()
+
+
+def test_workers_that_lose_the_group_wait_for_the_master():
+    with started(3) as (runtime, pool):
+        pids = runtime.worker_pids
+        runtime._rank.comm.abort("a test")
+        for rank in (1, 2):
+            await_stacks(pool, rank, "in _await_verdict")
+        pool.check("a test")  # all are there
+        os.kill(pids[1], signal.SIGKILL)
+        pool._workers[1].process.wait(20)
+        with pytest.raises(WorkerDied) as caught:
+            pool.check("a test")
+        assert caught.value.rank == 2
+        began = time.monotonic()
+        runtime.close()
+        assert time.monotonic() - began < END_S + BUSY_S
+        wait_gone(pids)
+
+
+LOST = """
+import os, signal, time
+from synk_core import Runtime
+runtime = Runtime(2)
+runtime.distribute()
+runtime._rank.comm.abort("a test")
+pool = runtime._controller._pool
+while any("in _await_verdict" not in text for text in pool.stacks().values()):
+    time.sleep(0.02)
+print(*runtime.worker_pids, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_and_end_with_it_if_it_is_killed_instead(zygote):
+    with no_ranks_left():
+        _, out, err = zygote.run(LOST)
+        assert len(out.split()) == 1, err
+        wait_gone([int(pid) for pid in out.split()])
+
+
+class RankThat:
+    """A rank whose orders fail."""
+
+    in_step = False
+    rank = 1
+    serial = 7
+    doing = "a test"
+    failed_at = 0.0
+
+    clock_offset_s = 0.0
+
+    def __init__(self, error):
+        self.error = error
+        self.closed = False
+
+    def join(self, *_):
+        pass
+
+    def perform(self):
+        raise self.error
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.mark.parametrize("error", [synk_comm.PeerLost("gone"), synk_comm.AbortedError("over")])
+def test_a_worker_without_a_group_waits_as_long_as_it_takes(monkeypatch, error):
+    rank, channel, serving = serve(monkeypatch, error)
+    serving.join(_worker.VERDICT_S + 0.5)
+    assert serving.is_alive()
+    assert not rank.closed  # it would look like the one that left
+    channel.close()
+    serving.join(30)
+    assert not serving.is_alive()
+    assert rank.closed
+
+
+@pytest.mark.parametrize("error", [ValueError("own"), synk_comm.MisuseError("own")])
+def test_a_worker_out_of_step_by_its_own_fault_ends_although_nobody_tells_it(monkeypatch, error):
+    rank, channel, serving = serve(monkeypatch, error)
+    serving.join(30)
+    assert not serving.is_alive()
+    assert rank.closed
+    assert channel.at_end() == isinstance(error, synk_comm.MisuseError)
+    if isinstance(error, ValueError):
+        assert pickle.loads(channel.recv(1.0)).serial == 7
+    channel.close()
+
+
+def serve(monkeypatch, error):
+    """A worker in a thread, that has its first order, which fails: its rank, its channel, it."""
+    rank = RankThat(error)
+    monkeypatch.setattr(_worker, "_prepare", lambda _hello, _world: rank)
+    channel, theirs = Channel.pair()
+    hello = SimpleNamespace(rank=1, ticket=None)
+
+    def run():
+        with theirs:
+            _worker.serve(Channel(theirs), hello)
+
+    serving = threading.Thread(target=run)
+    serving.start()
+    assert isinstance(pickle.loads(channel.recv(30.0)), Ready)
+    channel.send(b"join")
+    return rank, channel, serving
+
+
+BROKEN_PIPE = """
+import os, signal
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+from synk_core import Runtime
+from synk_core.exceptions import WorkerDied
+runtime = Runtime(2)
+runtime.distribute()
+pool = runtime._controller._pool
+for pid in (pool.pids[0], pool.watchdog_pid):
+    os.kill(pid, signal.SIGKILL)
+pool._workers[0].process.wait()
+try:
+    pool.send(b"anybody there?", "a test")
+except WorkerDied:
+    print("survived")
+runtime.close()
+"""
+
+
+def test_a_program_that_gives_sigpipe_its_default_back_does_not_die_of_a_worker(zygote):
+    status, out, err = zygote.run(BROKEN_PIPE)
+    assert (status, out.strip()) == (0, "survived"), err
+
+
+def test_nothing_that_workers_inherit_stays_open():
+    def once():
+        runtime = Runtime(2)
+        os.kill(runtime.worker_pids[0], signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            runtime.distribute()
+        assert runtime.closed
+
+    with no_ranks_left():
+        once()  # opens what this process keeps
+        before = len(descriptors())
+        for _ in range(2):
+            once()
+        assert len(descriptors()) <= before
+
+
+def test_workers_of_a_daemon_that_has_closed_its_streams_end_without_a_word():
+    code = "import synk_core\nwith synk_core.Runtime(2, use_gpu=False) as r: r.distribute()"
+    command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, code]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+SETUPTOOLS = """
+import warnings
+import numpy as np
+from synk_testing.engine import T
+from synk_testing.engine import as_op
+from synk_core import Runtime
+
+@as_op([T.dvector], [T.dvector])
+def look(x):
+    import gc, sys
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "pkg_resources is deprecated")
+        import setuptools, distutils
+    ours = "setuptools" in distutils.__file__ or sys.version_info >= (3, 12)
+    return np.full(len(x), float(ours and gc.isenabled()))
+
+with Runtime(2, use_gpu=False) as runtime:
+    x = T.dvector("x")
+    print(runtime.function([x], (look(x), "gather"))([1.0, 2.0]))
+"""
+
+
+def test_a_worker_finds_setuptools_and_garbage_collection_as_anywhere():
+    """Its imports go without, to be quick."""
+    pytest.importorskip("setuptools")
+    status, out, err = run(SETUPTOOLS)
+    assert status == 0, err
+    assert out.splitlines()[-1] == "[1. 1.]", out

@@ -1,0 +1,94 @@
+"""The choice of precision for float32."""
+
+from __future__ import annotations
+
+import os
+import types
+
+import pytest
+
+from synk_core import Runtime
+from synk_core._graph.devices import precision
+from synk_core._graph.devices.device import Cpu, Gpu
+from synk_core._graph.devices.precision import (
+    OVERRIDE,
+    USE_PRECISION,
+    checked_precision,
+    exclude_tf32,
+)
+from synk_core.exceptions import InputValueError, StartError
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    # Set first, so that what a test leaves in the environment goes, too.
+    for name in (OVERRIDE, USE_PRECISION):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    "given, ours, nvidias, chosen",
+    [
+        ("default", None, None, "default"),
+        ("default", "", None, "default"),
+        ("default", "float32", None, "float32"),
+        ("default", "tf32", None, "tf32"),
+        ("float32", "tf32", None, "float32"),
+        ("tf32", "float32", None, "tf32"),
+        ("default", None, "0", "float32"),
+        ("float32", "tf32", "0", "float32"),
+        ("default", None, "1", "default"),
+    ],
+)
+def test_the_precision_is_the_programs_or_else_the_environments(
+    monkeypatch, given, ours, nvidias, chosen
+):
+    for name, value in ((USE_PRECISION, ours), (OVERRIDE, nvidias)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert checked_precision(given) == chosen
+
+
+@pytest.mark.parametrize("given", [True, None, "float16", "TF32", 32])
+def test_a_precision_that_is_none(given):
+    with pytest.raises(
+        InputValueError, match=r"precision: got .*, expected 'default', 'float32' or 'tf32'"
+    ):
+        Runtime(1, use_gpu=False, precision=given)
+
+
+def test_an_environment_that_names_none_and_one_that_excludes_what_is_asked_for(monkeypatch):
+    monkeypatch.setenv(USE_PRECISION, "double")
+    with pytest.raises(InputValueError, match="SYNKHRONOS_PRECISION: got 'double', expected"):
+        checked_precision("default")
+    monkeypatch.setenv(USE_PRECISION, "")
+    monkeypatch.setenv(OVERRIDE, "0")
+    with pytest.raises(InputValueError, match=r"NVIDIA_TF32_OVERRIDE=0 .* excludes TF32; unset it"):
+        checked_precision("tf32")
+
+
+def test_tf32_is_excluded_before_a_device_is_used_or_not_at_all():
+    with pytest.raises(StartError, match="this process uses cuda0 already"):
+        exclude_tf32("cuda0")
+    assert OVERRIDE not in os.environ
+    exclude_tf32(None)
+    assert os.environ[OVERRIDE] == "0"
+    exclude_tf32("cuda0")  # it was excluded before
+
+
+@pytest.mark.parametrize("given", precision.PRECISIONS)
+def test_processors_have_no_such_setting(given):
+    with Runtime(1, use_gpu=False, precision=given) as runtime:
+        assert runtime.stats().precision == ""
+        assert "float32 on GPUs" not in str(runtime.stats())
+    assert OVERRIDE not in os.environ
+
+
+def test_stats_tell_that_of_the_device():
+    assert Cpu().precision == Gpu("opencl0:0", None, False, precision="tf32").precision == ""
+    with Runtime(1, use_gpu=False) as runtime:
+        runtime._rank.device = types.SimpleNamespace(precision="tf32")
+        assert runtime.stats().precision == "tf32"
+        assert str(runtime.stats()).endswith("float32 on GPUs: precision='tf32'")
+        runtime._rank.device = Cpu()

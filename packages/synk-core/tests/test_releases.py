@@ -1,0 +1,403 @@
+"""What the program lets go of, all ranks let go of; what it still has in some way stays."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import warnings
+
+import numpy as np
+import pytest
+
+from synk_core import Runtime
+from synk_core._graph.shared import VariableRegistry
+from synk_core.engine import SharedVariable
+from synk_core.exceptions import ReplicaWarning, WorkerFailed
+from synk_testing.engine import STREAMS, T, as_op, engine
+
+x = T.dvector("x")
+
+ALL = os.environ.get("SYNK_TESTS") == "all"
+
+
+@as_op([T.dvector], [T.dvector])
+def count_variables(x):
+    """For each row, how many shared variables this process has."""
+    # By its type: what is asked itself may be a weak proxy.
+    found = sum(issubclass(type(one), SharedVariable) for one in gc.get_objects())
+    return np.full(len(x), float(found))
+
+
+@as_op([T.dvector], [T.dvector])
+def fail_on_nan(x):
+    if np.isnan(x).any():
+        raise ValueError("not a number")
+    return x.copy()
+
+
+@pytest.fixture
+def settled(pair):
+    """Has all that is gone forgotten; gives how much the master knows, and has the worker."""
+    f = pair.function([x], (count_variables(x), "gather"))
+
+    def settle():
+        # Functions go with an order; what they had is garbage then, and goes with another one.
+        for _ in range(4):
+            gc.collect()
+            f([1.0, 2.0])
+        return (*known(pair), f([1.0, 2.0])[1])
+
+    return settle
+
+
+def train(runtime, seed=0, rows=8):
+    """A model of its own, trained for a step and let go of; its loss, and what NumPy has for it."""
+    rng = np.random.RandomState(seed)
+    given, start = rng.randn(rows, 3), rng.randn(3)
+    x, w = T.dmatrix("x"), engine.shared(start.copy(), "w")
+    loss = (x.dot(w) ** 2).mean()
+    f = runtime.function([x], loss, updates=[(w, w - 0.1 * T.grad(loss, w))])
+    f(given)
+    runtime.collectives.all_reduce(w)
+    return float(f(given)), expected_loss(given, start)
+
+
+def expected_loss(given, w):
+    """The loss after a step of gradient descent on all rows: the mean of the ranks' steps."""
+    parts = np.array_split(given, 2)
+    steps = [w - 0.1 * 2 * part.T.dot(part.dot(w)) / len(part) for part in parts]
+    return float((given.dot(np.mean(steps, axis=0)) ** 2).mean())
+
+
+def known(runtime):
+    rank = runtime._rank
+    return len(runtime._specs), len(rank.functions), len(rank.registry.variables)
+
+
+def test_models_that_are_gone_take_no_memory_on_any_rank(pair, settled):
+    train(pair)
+    before = settled()
+    for seed in range(6):
+        got, expected = train(pair, seed)
+        assert got == pytest.approx(expected, rel=1e-12)
+    assert settled() == before
+
+
+def test_figures_of_functions_without_a_name_become_one_line(pair, settled):
+    pair.stats(reset=True)
+    x = T.dmatrix("x")
+    kept = pair.function([x], (x.sum(), "sum"), name="kept")
+    for rows in range(1, 5):
+        f = pair.function([x], x.mean())
+        f(np.ones((rows, 3)))
+        pair.function([x], x.mean(), name="named")(np.ones((rows, 3)))
+        kept(np.ones((rows, 3)))
+        del f
+    settled()
+    stats = pair.stats()
+    assert set(stats) >= {"kept", "named", "(gone)"}
+    assert sum(name.startswith("function ") for name in stats) == 1  # what settles it
+    gone = stats["(gone)"]
+    assert (gone.calls, sum(gone.slowest), gone.input_bytes) == (4, 4, 3 * 8 * (1 + 2 + 3 + 4))
+    assert stats["named"].calls == stats["kept"].calls == 4
+    assert 0 < gone.compute_s < gone.total_s
+    pair.stats(reset=True)
+    settled()
+    assert "(gone)" not in pair.stats()
+
+
+def test_a_worker_has_the_memory_back():
+    """Also of large values, which are no reason for Python to look for garbage."""
+    import psutil
+
+    with Runtime(2) as runtime:
+        (pid,) = runtime.worker_pids
+        worker = psutil.Process(pid)
+        used = []
+        for _ in range(8):
+            x, w = T.dvector("x"), engine.shared(np.ones(4_000_000), "w")
+            f = runtime.function([x], (x.mean() * w).sum(), updates=[(w, w * 2)])
+            f(np.ones(4))
+            del x, w, f
+            gc.collect()
+            used.append(worker.memory_info().rss / 2**20)
+        assert used[-1] - used[3] < 100, used  # the variables alone would take 122 MiB
+
+
+def test_a_variable_that_a_function_still_uses_stays(pair):
+    x, w = T.dvector("x"), engine.shared(np.arange(3.0), "w")
+    f = pair.function([x], (x.mean() * w).sum(), updates=[(w, w + 1)])
+    del w
+    gc.collect()
+    assert f([1.0, 1.0]) == pytest.approx(3.0)
+    assert f([1.0, 1.0]) == pytest.approx(6.0)
+    (again,) = f.get_shared()
+    pair.collectives.all_reduce(again, "sum")
+    np.testing.assert_array_equal(again.get_value(), 2 * np.arange(2.0, 5.0))
+
+
+@pytest.mark.parametrize("holder", ["clone", "plain function"])
+def test_a_variable_that_somebody_has_in_another_way_stays(pair, settled, holder):
+    if holder == "plain function" and engine.config.linker == "numba":
+        pytest.skip("Numba keeps what PyTensor's own functions have used")
+    x, w = T.dvector("x"), engine.shared(np.arange(3.0), "w")
+    pair.function([x], (x.mean() * w).sum())([1.0, 1.0])
+    kept = w.clone() if holder == "clone" else engine.function([], [], updates=[(w, w + 5)])
+    number = pair._rank.registry.known_number(w.container.storage)
+    del w
+    settled()
+    assert number in pair._rank.registry.variables
+    variable = kept if holder == "clone" else kept.get_shared()[0]
+    pair.collectives.broadcast(variable, np.full(3, 4.0))
+    f = pair.function([x], (x.mean() * variable).sum())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ReplicaWarning)
+        assert f([1.0, 1.0]) == pytest.approx(12.0)
+    del kept, variable, f
+    settled()
+    assert number not in pair._rank.registry.variables
+
+
+def test_what_an_order_that_failed_was_to_forget_is_forgotten_by_the_next(pair, settled):
+    train(pair)
+    before = settled()
+    failing = pair.function([x], (fail_on_nan(x).sum(), "sum"))
+    failing([1.0, 2.0])
+    train(pair, 1)
+    for _ in range(2):
+        gc.collect()
+        with pytest.raises(WorkerFailed):
+            failing([1.0, np.nan])
+    del failing
+    assert settled() == before
+
+
+def test_random_streams_go_with_their_function(pair, settled):
+    def draw(seed):
+        drawn = x + STREAMS["numpy"](seed).uniform(size=x.shape)
+        return pair.function([x], (drawn, "gather"))(np.zeros(4))
+
+    draw(1)
+    before = settled()
+    assert len({tuple(draw(seed)) for seed in range(5)}) == 5
+    assert settled() == before
+
+
+def test_numbers_are_never_given_twice():
+    """Also when a new variable's storage lies where that of an old one has been."""
+    registry, seen = VariableRegistry(), set()
+    for i in range(200):
+        variable = engine.shared(np.full(2, float(i)), f"v{i}")
+        number = registry.number_of(variable)
+        assert number not in seen
+        assert registry.number_of(variable.clone()) == number
+        assert registry.unused() == []
+        seen.add(number)
+        storage = id(variable.container.storage)
+        del variable
+        assert len(registry.gone) == 1
+        assert registry.unused() == [number]
+        registry.let_go([number])
+        registry.forget_gone(1)
+        assert number not in registry.variables
+        # Until the ranks have been told, no other variable can lie there.
+        assert storage != id(engine.shared(np.zeros(2)).container.storage)
+        registry.forget(number)
+    assert registry.variables == {}
+    assert registry.end == 200
+
+
+def test_lint_knows_what_functions_did_that_are_gone():
+    with Runtime(2) as runtime:
+        x, w = T.dvector("x"), engine.shared(np.arange(3.0), "w")
+        update = runtime.function([x], updates=[(w, w + x.sum())], name="drifting")
+        read = runtime.function([x], (x.mean() * w).sum(), name="reading")
+        for _ in range(3):
+            update([1.0, 2.0])
+            read([1.0, 2.0])
+        here = [str(finding) for finding in runtime.lint()]
+        assert any("drifting" in text for text in here)
+        del update
+        gc.collect()
+        read([1.0, 2.0])
+        assert 0 not in runtime._specs
+        assert [str(finding) for finding in runtime.lint()] == here
+
+
+def test_lint_knows_the_names_of_what_is_gone_and_tells_once():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Runtime(2) as runtime:
+            x, w = T.dvector("x"), engine.shared(np.arange(3.0), "weights")
+            loss, updates = (x.mean() * w).sum(), [(w, w + x.mean())]
+            f = runtime.function([x], loss, updates=updates, name="drifting")
+            for _ in range(110):
+                f([1.0, 2.0])
+            del f, w, loss, updates
+            read = runtime.function([x], x.mean())
+            for _ in range(3):
+                gc.collect()
+                read([1.0, 2.0])
+            assert len(runtime._rank.registry.variables) == 0
+            (finding,) = runtime.lint()
+    told = [str(one.message) for one in caught if "lint() finds" in str(one.message)]
+    assert len(told) == 1
+    assert "'weights'" in told[0]
+    assert "'weights'" in str(finding)
+
+
+def test_lint_holds_what_is_let_go_of_meanwhile(pair, settled):
+    settled()
+    v = engine.shared(np.arange(3.0), "v")
+    pair.collectives.all_reduce(v)
+    settled()
+    del v
+    gc.collect()
+    pair.lint()
+    settled()
+
+
+def test_what_is_gone_before_it_was_sent_is_never_sent(pair, settled):
+    """By `distribute()`, and by the first call of another function."""
+
+    def build():
+        w = engine.shared(np.arange(3.0), "w")
+        return pair.function([x], (x.mean() * w).sum(), updates=[(w, w + 1)])
+
+    build()([1.0, 2.0])
+    before = settled()
+    for _ in range(3):
+        build()
+        gc.collect()
+        pair.distribute()
+    assert settled() == before
+    for _ in range(3):
+        build()
+        gc.collect()
+        build()([1.0, 2.0])
+    assert settled() == before
+    assert {number for number, _ in pair._executor.distributor._forms} == set(pair._rank.functions)
+
+
+def test_names_that_are_given_later_are_seen(pair):
+    x, w = T.dvector("x"), engine.shared(np.arange(3.0))
+    f = pair.function([x], (x.mean() * w).sum())
+    w.name = "weights"
+    f([1.0, 2.0])
+    w.set_value(np.ones(3))
+    with pytest.warns(ReplicaWarning, match="'weights' has been given"):
+        f([1.0, 2.0])
+
+
+def test_a_variable_that_an_operation_changes_on_all_ranks_is_no_news(pair):
+    x, w = T.dvector("x"), engine.shared(np.zeros(3), "w")
+
+    @as_op([T.dvector], [T.dvector])
+    def change(given):
+        w.set_value(w.get_value() + 1)
+        return given.copy()
+
+    f = pair.function([x], [(change(x).sum(), "sum"), (x.mean() * w).sum()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ReplicaWarning)
+        for _ in range(3):
+            f([1.0, 2.0])
+    np.testing.assert_array_equal(pair.collectives.gather(w), np.full((2, 3), 3.0))
+
+
+def test_one_rank_has_no_replicas_that_could_differ():
+    with Runtime(1) as runtime:
+        x, w = T.dvector("x"), engine.shared(np.zeros(3), "w")
+        f = runtime.function([x], (x.mean() * w).sum())
+        f([1.0, 2.0])
+        w.set_value(np.ones(3))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ReplicaWarning)
+            assert f([1.0, 1.0]) == pytest.approx(3.0)
+
+
+STRUCK = """
+import gc, signal, time
+from collections import deque
+from synk_core._weakqueue import QueuedRef
+
+class Thing:
+    pass
+
+def strike(number, frame):
+    global armed
+    if armed and time.monotonic() < deadline:
+        armed = False  # not once more before what it interrupts goes on
+        raise KeyboardInterrupt
+
+gone, kept, armed = deque(), [], False
+deadline = time.monotonic() + 2
+signal.signal(signal.SIGALRM, strike)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+
+def work():  # in Python 3.13 a loop's own `try` misses what is raised where the loop begins again
+    while time.monotonic() < deadline:
+        thing = Thing()
+        thing.itself = thing  # it takes a look for garbage to end it
+        kept.append(QueuedRef(thing, gone, len(kept)))
+        del thing
+        if len(kept) % 50 == 0:
+            gc.collect(0)
+
+while time.monotonic() < deadline:
+    try:
+        armed = True
+        work()
+    except KeyboardInterrupt:
+        pass
+armed = False
+signal.setitimer(signal.ITIMER_REAL, 0)
+gc.collect()
+print(len(kept) > 100, len(gone) == len(kept), {id(one) for one in gone} == set(map(id, kept)))
+"""
+
+
+def test_no_signal_comes_between_an_end_and_its_farewell(run_script):
+    """A finalizer that is written in Python is lost if a signal's exception comes in it."""
+    status, out, err = run_script(STRUCK)
+    assert status == 0, err
+    assert out.split() == ["True"] * 3, out
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
+)
+def test_whatever_comes_and_goes_values_are_right(pair, seed):
+    """Variables and functions are made, used and let go of in random order."""
+    rng = random.Random(seed)
+    variables, functions = {}, {}
+    for i in range(60 if ALL else 30):
+        act = rng.choice(
+            ["make", "make", "build", "call", "call", "drop", "drop", "sum", "collect"]
+        )
+        if act == "make":
+            variables[i] = (engine.shared(np.full(3, float(i)), f"v{i}"), [float(i)])
+        elif act == "build" and variables:
+            variable, value = variables[rng.choice(list(variables))]
+            f = pair.function([x], (x.mean() * variable).sum(), updates=[(variable, variable + 1)])
+            functions[i] = (f, value)
+        elif act == "call" and functions:
+            f, value = functions[rng.choice(list(functions))]
+            assert float(f(np.full(8, 2.0))) == pytest.approx(6 * value[0])
+            value[0] += 1
+        elif act == "drop":
+            group = rng.choice([variables, functions])
+            if group:
+                del group[rng.choice(list(group))]
+        elif act == "sum" and variables:
+            variable, value = variables[rng.choice(list(variables))]
+            pair.collectives.all_reduce(variable, "sum")
+            value[0] *= pair.size
+        elif act == "collect":
+            gc.collect()
+        for variable, value in variables.values():
+            np.testing.assert_array_equal(variable.get_value(), np.full(3, value[0]))
+    for variable, value in variables.values():
+        gathered = np.asarray(pair.collectives.gather(variable))
+        np.testing.assert_array_equal(gathered.reshape(-1), np.full(3 * pair.size, value[0]))

@@ -1,0 +1,239 @@
+"""The runtime's life, and its other ways to run."""
+
+from __future__ import annotations
+
+import gc
+import pstats
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+from _leaks import no_ranks_left
+
+import synk_comm
+import synk_core
+import synk_shm
+from synk_core import Runtime
+from synk_core._master.store import DataStore
+from synk_testing import run
+from synk_testing.engine import T, as_op, engine
+
+x = T.dvector("x")
+
+
+def test_it_reports_and_tells_its_state():
+    lines = []
+    with Runtime(2, report=lines.append) as runtime:
+        assert repr(runtime) == "<Runtime rank 0 of 2, starting>"
+        runtime.distribute()
+        assert repr(runtime) == "<Runtime rank 0 of 2, ready>"
+    assert repr(runtime) == "<Runtime rank 0 of 2, closed: by close()>"
+    assert lines[0].startswith("Synkhronos attempting to use 2 ")
+    assert lines[1:] == [
+        "Synkhronos: 2 CPU processes initialized, master rank: 0",
+        "Synkhronos distributing functions...",
+        "...distribution complete (0 s).",
+    ]
+
+
+def test_one_rank_starts_no_process():
+    with Runtime(1) as runtime:
+        assert runtime.worker_pids == ()
+        x = T.vector("x")
+        assert runtime.function([x], x.mean())(np.arange(3.0)) == 1.0
+
+
+def test_collectives_through_zeromq():
+    with Runtime(3, backend="zmq") as runtime:
+        x = T.matrix("x")
+        value = np.random.RandomState(0).randn(10, 2)
+        f = runtime.function([x], [x.mean(), (x, "gather")])
+        mean, gathered = f(value)
+        np.testing.assert_allclose(mean, value.mean())
+        np.testing.assert_array_equal(gathered, value)
+        s = engine.shared(np.zeros(2), name="s")
+        runtime.collectives.scatter(s, np.arange(3.0))
+        runtime.collectives.all_reduce(s, op="sum")
+        assert s.get_value().tolist() == [3.0]
+
+
+def test_a_second_master_at_the_same_time_does_not_interfere(trio, zygote):
+    """Another program on this machine, with its own ranks, arrays and variables."""
+    code = """
+import sys
+import numpy as np
+from synk_testing.engine import T, engine
+from synk_core import Runtime
+x = T.dmatrix("x")
+with Runtime(2) as runtime:
+    s = engine.shared(np.zeros(2), "s")
+    f = runtime.function([x], (x * -1, "gather"), updates=[(s, s + 1)], mode="FAST_COMPILE")
+    data = runtime.data(np.ones((6, 2)))
+    f(data)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for i in range(100):
+        data[:] = i
+        assert (f(data, batch=[0, 1, 5]) == -i).all()
+    print(runtime.collectives.gather(s).tolist())
+"""
+    x = T.dmatrix("x")
+    with zygote.start(code) as second:
+        f = trio.function([x], (x + 1, "gather"), mode="FAST_COMPILE")
+        data = trio.data(np.zeros((6, 2)))
+        f(data)
+        assert second.line() == "ready"
+        second.send("go")
+        for i in range(100):
+            data[:] = i
+            assert (f(data, batch=[0, 1, 5]) == i + 1).all()
+        out = second.finish().out
+    assert out.strip() == "[[101.0, 101.0], [101.0, 101.0]]"
+
+
+def test_workers_can_be_profiled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Runtime(2, profile_workers=True) as runtime:
+        x = T.vector("x")
+        runtime.function([x], x.mean())(np.ones(4))
+    stats = pstats.Stats(str(tmp_path / "synkhronos_profile_rank1.prof"))
+    assert stats.total_calls > 0
+
+
+def test_nothing_is_written_into_the_installed_packages():
+    folders = [Path(package.__file__).parent for package in (synk_core, synk_comm, synk_shm)]
+
+    def files():
+        found = [path for folder in folders for path in folder.rglob("*")]
+        return {path for path in found if "__pycache__" not in path.parts}
+
+    before, x = files(), T.dmatrix("x")
+    with Runtime(2) as runtime:
+        f = runtime.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+        data = runtime.data(shape=(3, 2), dtype="float64")
+        assert f(data) == 0
+        assert files() <= before
+    assert files() <= before
+
+
+def test_float_precision_set_in_the_program_reaches_the_workers():
+    code = """
+import numpy as np
+from synk_testing.engine import T, engine
+engine.config.floatX = "float32"
+import synk_shm
+from synk_core import Runtime
+x = T.matrix("x")
+with Runtime(2) as runtime:
+    print(runtime.function([x], (x, "gather"))(np.ones((4, 1), "float32")).dtype)
+"""
+    status, out, err = run(code)
+    assert (status, out.strip()) == (0, "float32"), err
+
+
+def test_memory_that_arrays_free_is_kept_for_the_next_ones(pair):
+    """Not given back to the kernel, which would clear each page anew, in every call."""
+
+    @as_op([T.dvector], [T.dvector])
+    def faults(values):
+        counts = []
+        for _ in range(4):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            arrays = [np.ones(400_000) for _ in range(4)]
+            del arrays
+            counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        return np.full(len(values), float(min(counts)))
+
+    f = pair.function([x], (faults(x), "gather"), mode="FAST_COMPILE")
+    pages = 4 * 400_000 * 8 // resource.getpagesize()
+    assert max(f(np.zeros(2))) < pages / 10
+
+
+def held():
+    """Shared memory that this process has made: how many segments."""
+    gc.collect()
+    return sum(info.mine for info in synk_shm.list())
+
+
+def test_rooms_that_became_too_small_are_given_back(pair):
+    f = pair.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    g = pair.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    for function in (f, g):
+        function(np.ones(10))
+        function(np.ones(10), batch=[1, 2])
+    before = held()
+    for length in range(1, 60):
+        assert f(np.ones(length * 1000)) == length * 1000
+        assert f(np.ones(length * 1000), batch=list(range(length))) == length
+    assert g(np.ones(10), batch=[1, 2, 3]) == 3
+    assert f(np.ones(10)) == 10
+    assert held() <= before + 2
+
+
+def test_functions_that_nobody_has_any_more_are_forgotten_by_all(pair):
+    before, known = held(), len(pair._rank.functions)
+    for i in range(30):
+        x = T.dvector("x")
+        f = pair.function([x], ((x + i).sum(), "sum"), mode="FAST_COMPILE")
+        assert f(np.ones(4)) == 4 + 4 * i
+    del f
+    gc.collect()
+    x = T.dvector("x")
+    last = pair.function([x], (x.sum(), "sum"), mode="FAST_COMPILE")
+    assert last(np.ones(4)) == 4
+    assert held() <= before + 3
+    assert len(pair._rank.functions) <= known + 1
+    pair.distribute()
+    assert last(np.ones(3)) == 3
+
+
+def test_an_array_that_is_gone_is_forgotten_though_ctrl_c_came_in_between(monkeypatch):
+    with no_ranks_left(), Runtime(2) as runtime:
+        f = runtime.function([x], (x.sum(), "sum"))
+        held = runtime.data(np.ones(4))
+        assert f(held) == 4.0
+        key = runtime._executor.ref(held).key
+        assert key in runtime._rank.arrays._held
+        del held
+        gc.collect()
+
+        def struck(_keys):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(runtime._controller.acts, "forget_arrays", struck)
+        with pytest.raises(KeyboardInterrupt):
+            f(np.ones(2))
+        monkeypatch.undo()
+        assert f(np.ones(2)) == 2.0
+        assert key not in runtime._rank.arrays._held
+
+
+def test_a_store_hears_of_data_that_move_or_end_until_it_is_closed():
+    one, other = DataStore(), DataStore()
+    data = one.make(np.ones(3))
+    key = data.key
+    one.forget(one.released_keys())
+    for _ in range(2):
+        assert other.ref(data) == one.ref(data)
+    data.set_length(100)
+    assert one.released_keys() == other.released_keys() == (key,)
+    other.forget((key,))
+    other.close()
+    data.set_length(10_000)
+    assert one.released_keys() == (key, key)
+    one.forget((key, key))
+    del data
+    gc.collect()
+    assert one.released_keys() == (key,)
+    assert other.released_keys() == ()
+    one.forget((key,))
+    assert (len(one.released), one._watched, other._watched) == (0, {}, {})
+
+
+def test_closing_before_the_workers_have_started_does_not_wait_for_them(tmp_path, monkeypatch):
+    path = tmp_path / "trace.json"
+    with no_ranks_left(), Runtime(2, timeline=str(path)) as runtime:
+        monkeypatch.setattr(runtime._controller, "await_workers", pytest.fail)
+    assert runtime.closed
+    assert path.exists()

@@ -1,0 +1,382 @@
+"""What other users of the machine can see, touch or hold up of a run: nothing.
+
+With real processes. Where there has to be another user, root is needed to become one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from _run_under_test import evidence, running
+
+from synk_core._graph.cache_safety import PathEntry, cache_danger, danger, way_to
+from synk_testing import descriptors, run
+
+BACKENDS = pytest.mark.parametrize(
+    "backend", ["shm", pytest.param("zmq", marks=pytest.mark.nightly)]
+)
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+NOBODY = 65534
+# Modules that a run has open just then are not of its making, though they may lie below /tmp too.
+INSTALLED = tuple(
+    place + os.sep
+    for place in map(
+        os.path.realpath, (Path(__file__).parents[3], os.getcwd(), sys.prefix, *sys.path)
+    )
+    if not os.path.realpath(tempfile.gettempdir()).startswith(place)
+)
+
+
+@pytest.fixture
+def folder():
+    """A short path that other users can go through: names of sockets are limited."""
+    path = Path(tempfile.mkdtemp(prefix="sec-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("backend", ["zmq", pytest.param("shm", marks=pytest.mark.nightly)])
+def test_no_process_of_a_run_has_a_socket_of_the_network_or_tells_a_secret(folder, backend):
+    """Nor one that another user could find: in a call, between calls, and with a watchdog."""
+    with running(folder, backend) as run:
+        assert len(run.workers) == 2
+        wrong = []
+        deadline = time.monotonic() + 60
+        run.ask(1)  # the start: where ranks meet
+        while not wrong and time.monotonic() < deadline:
+            wrong += evidence(run.pids())
+            if _has_line(run):
+                break
+        assert run.line() == "right"
+        wrong += evidence(run.pids())
+        run.ask(1000)  # goes on until the gate is there
+        for _ in range(20):
+            wrong += evidence(run.pids())
+            time.sleep(0.01)
+        pids = run.pids()
+        run.gate.touch()
+        assert run.line() == "right"
+        wrong += evidence(run.pids())
+        assert wrong == []
+        assert set(run.workers) < set(pids)
+        # Everybody can read command lines: they tell no secrets.
+        for pid in run.pids()[1:]:
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            secret = re.compile(r"synk-comm-1|[0-9a-f]{20}")
+            assert not any(secret.search(word) for word in words), words
+        assert run.end() == 0
+
+
+def _has_line(run):
+    return run.program.has_said(0.005)
+
+
+def others_may(path, follow=True):
+    """What mode a file has that others may use, "" if there is none such."""
+    try:
+        status = os.stat(path, follow_symlinks=follow)
+    except OSError:
+        return ""
+    if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+        return f"{path}: {stat.S_IMODE(status.st_mode):04o}" if status.st_mode & 0o077 else ""
+    return ""
+
+
+def _mode_of_descriptor(pid, number, target):
+    """What mode it has that others may use, once it is made; "" where it is closed by now."""
+    path = f"/proc/{pid}/fd/{number}"
+    mode = others_may(path).rpartition(" ")[2]
+    if mode and target.startswith("/memfd:"):  # begins as everybody's, behind /proc's own guard
+        mode = others_may(path).rpartition(" ")[2]
+    try:
+        return mode if os.readlink(path) == target else ""  # numbers are given again
+    except OSError:
+        return ""
+
+
+@BACKENDS
+def test_whatever_a_run_makes_is_its_users_alone(folder, backend):
+    """With a umask that takes nothing away: segments, locks, folders, memory without a name.
+
+    Except Theano's compile directory, which Theano makes and a run warns of: see below.
+    """
+    not_ours = (*INSTALLED, f"{folder / 'compiled'}{os.sep}")
+    with running(folder, backend) as run:
+        seen = set()
+        run.ask(1)
+        answered = False
+        while not answered:
+            answered = _has_line(run)
+            for pid in run.pids():
+                for number, target in descriptors(pid).items():
+                    own = (
+                        target.startswith(("/dev/shm/", "/memfd:", "/tmp/"))
+                        or "(deleted)" in target
+                    ) and not (target + os.sep).startswith(not_ours)
+                    if own and number > 2:
+                        name = target.rpartition(" (")[0] or target
+                        seen.add((name, _mode_of_descriptor(pid, number, target)))
+            for place in (run.temporary, run.cache, run.home):
+                for parent, names, files in os.walk(place):
+                    for name in (*names, *files):
+                        path = os.path.join(parent, name)
+                        seen.add((path, others_may(path, follow=False)))
+        assert run.line() == "right"
+        # A failure makes a flight record.
+        os.kill(run.workers[1], signal.SIGKILL)
+        run.ask(1)
+        assert run.line() == "died 2 SIGKILL"
+        run.end()
+        records = list(run.cache.rglob("*.json"))
+        assert len(records) == 1
+        for path in (records[0], records[0].parent, records[0].parent.parent):
+            seen.add((str(path), others_may(path).rpartition(" ")[2]))
+        kinds = {name.split("/")[1] if name.startswith("/dev") else name[:6] for name, _ in seen}
+        assert {"dev", "/memfd"} <= kinds, kinds
+        assert sorted(mode for mode in seen if mode[1]) == []
+
+
+@contextlib.contextmanager
+def hostile(run_folder):
+    """Another user at work, who knows where the run keeps its files; what it did, in the end."""
+    script = Path(__file__).with_name("_hostile.py")
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(run_folder / "t"), str(run_folder / "cache")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline().strip() == "ready"
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+        _remove_squats(run_folder)
+
+
+def _remove_squats(run_folder):
+    for place in ("/dev/shm", run_folder / "t", run_folder / "cache"):
+        for entry in list(os.scandir(place)):
+            if entry.stat(follow_symlinks=False).st_uid == NOBODY:
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
+
+
+@AS_ROOT
+def test_the_hostile_user_is_one(folder):
+    """What is open to all, the attempts below do find."""
+    for name in ("t", "cache"):
+        (folder / name).mkdir()
+        (folder / name).chmod(0o1777)
+    open_to_all = folder / "t" / "synk-comm-open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    victim = subprocess.Popen(["sleep", "600"], user=NOBODY, group=NOBODY, extra_groups=[])
+    try:
+        with hostile(folder) as enemy:
+            # To its end first: what it traces when that dies is told to it, not to us.
+            out, _ = enemy.communicate(f"{victim.pid}\n", timeout=180)
+        assert victim.wait(60) < 0
+    finally:
+        victim.kill()
+        victim.wait()
+    managed = " ".join(json.loads(out)["managed"])
+    assert "signal" in managed, managed
+    assert f"list {open_to_all}" in managed, managed
+    assert f"make in {open_to_all}" in managed, managed
+
+
+@AS_ROOT
+@BACKENDS
+def test_a_hostile_user_gets_nowhere(folder, backend):
+    """Signals, memory, descriptors, files, sockets, names taken before and during the run."""
+    for name in ("t", "cache"):
+        (folder / name).mkdir()
+        (folder / name).chmod(0o1777)
+    with hostile(folder) as enemy:
+        began = time.monotonic()
+        with running(folder, backend) as run:
+            pids = run.pids()
+            enemy.stdin.write(" ".join(map(str, pids)) + "\n")
+            enemy.stdin.flush()
+            for i in range(30):
+                run.ask(i)
+                assert run.line() == "right"
+            run.ask(1000)
+            time.sleep(1)
+            run.gate.touch()
+            assert run.line() == "right"
+            assert run.end() == 0
+        took_s = time.monotonic() - began
+        out, _ = enemy.communicate(timeout=180)
+        report = json.loads(out)
+    print(f"{report['tried']} attempts in {report['rounds']} rounds, {took_s:.1f} s")
+    assert report["managed"] == []
+    assert report["rounds"] > 0
+    assert report["tried"] > 1000
+    with open("/proc/sys/fs/lease-break-time") as file:
+        assert took_s < 2 * float(file.read()), "something has waited for a lease"
+
+
+# ---- Theano's compile directory ------------------------------------------------------------------
+
+ME, OTHER, GROUP = 1000, 1001, 100
+
+
+def places(*fields):
+    """A way: (mode, owner) of each place, from the root on."""
+    return [
+        PathEntry(f"/{'/'.join('abcdefg'[:i])}", owner, GROUP, mode)
+        for i, (mode, owner) in enumerate(fields)
+    ]
+
+
+DIR, LNK = stat.S_IFDIR, stat.S_IFLNK
+SYSTEM = (DIR | 0o755, 0)
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ([SYSTEM, SYSTEM, (DIR | 0o755, ME), (DIR | 0o755, ME)], None),
+        ([SYSTEM, (DIR | 0o755, ME), (DIR | 0o775, ME)], "can be written by group 100"),
+        ([SYSTEM, (DIR | 0o755, ME), (DIR | 0o777, ME)], "can be written by everybody"),
+        ([SYSTEM, (DIR | 0o777, ME), (DIR | 0o700, ME)], "/a can be written by everybody"),
+        ([SYSTEM, (DIR | 0o777, 0), (DIR | 0o700, ME)], "/a can be written by everybody"),
+        ([SYSTEM, (DIR | 0o1777, 0), (DIR | 0o700, ME)], None),
+        ([SYSTEM, (DIR | 0o1777, 0), (DIR | 0o700, OTHER)], "/a/b belongs to user 1001"),
+        ([SYSTEM, (DIR | 0o1777, 0)], "can add files"),
+        ([SYSTEM, (DIR | 0o755, OTHER), (DIR | 0o755, ME)], "/a belongs to user 1001"),
+        ([SYSTEM, (DIR | 0o700, OTHER), (DIR | 0o755, ME)], "/a belongs to user 1001"),
+        ([SYSTEM, (DIR | 0o700, ME), (DIR | 0o777, ME)], None),
+        ([SYSTEM, (DIR | 0o766, ME), (DIR | 0o777, ME)], "/a can be written by everybody"),
+        ([SYSTEM, (DIR | 0o1777, 0), (LNK | 0o777, ME), (DIR | 0o700, ME)], None),
+        ([SYSTEM, (DIR | 0o1777, 0), (LNK | 0o777, OTHER), (DIR | 0o700, ME)], "/a/b belongs"),
+        ([SYSTEM, (DIR | 0o755, ME), (stat.S_IFREG | 0o666, ME)], "can be written by everybody"),
+    ],
+)
+def test_who_could_change_what_theano_reads(way, words):
+    found = danger(places(*way), ME)
+    assert (found is None) == (words is None), found
+    assert words is None or words in found
+
+
+def test_a_group_of_ones_own_is_no_danger():
+    way = places(SYSTEM, (DIR | 0o755, ME), (DIR | 0o775, ME))
+    assert danger(way, ME, lambda gid: gid == GROUP) is None
+    assert "everybody" in danger(places(SYSTEM, (DIR | 0o777, ME)), ME, lambda _gid: True)
+
+
+def test_root_trusts_root_alone():
+    assert "belongs to user 1000" in danger(places(SYSTEM, (DIR | 0o700, ME)), 0)
+
+
+def test_the_way_to_a_folder_goes_through_links(folder):
+    (folder / "real" / "deep").mkdir(parents=True)
+    (folder / "link").symlink_to("real")
+    (folder / "circle").symlink_to("circle")
+    paths = [place.path for place in way_to(str(folder / "link" / "deep"))]
+    assert paths[0] == "/"
+    assert paths[-3:] == [f"{folder}/link", f"{folder}/real", f"{folder}/real/deep"]
+    assert [p.path for p in way_to(str(folder / "nowhere" / "x"))][-1] == str(folder)
+    assert len(list(way_to(str(folder / "circle")))) < 100
+
+
+def test_folders_of_modules_are_looked_at(folder):
+    cache = folder / "cache"
+    (cache / "tmpmodule").mkdir(parents=True)
+    cache.chmod(0o755)
+    (cache / "tmpmodule").chmod(0o700)
+    assert cache_danger(str(cache)) is None
+    (cache / "tmpmodule").chmod(0o777)
+    assert "tmpmodule can be written by everybody" in cache_danger(str(cache))
+    cache.chmod(0o700)
+    assert cache_danger(str(cache)) is None
+
+
+WARNED = """
+import os, sys, warnings
+os.umask(int(sys.argv[1], 8))
+import theano
+from synk_core import Runtime
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    Runtime(1, use_gpu=False).close()
+for one in caught:
+    if "compile directory" in str(one.message):
+        print(one.filename, one.category.__name__, one.message)
+"""
+
+
+@pytest.mark.parametrize(("umask", "mode", "warned"), [("0", 0o755, True), ("077", 0o755, False)])
+def test_a_run_tells_of_a_compile_directory_that_others_can_write(folder, umask, mode, warned):
+    folder.chmod(mode)
+    flags = {"THEANO_FLAGS": f"cxx=,base_compiledir={folder / 'c'}", "PYTHONWARNINGS": "ignore"}
+    status, out, err = run(WARNED, umask, environment=flags)
+    assert status == 0, err
+    assert ("is not safe" in out) == warned, out
+    if warned:
+        assert out.startswith("<string> UserWarning")
+        assert "chmod go-w" in out
+
+
+@AS_ROOT
+def test_a_compile_directory_of_another_user_is_told_of(folder):
+    (folder / "c").mkdir()
+    os.chown(folder / "c", NOBODY, NOBODY)
+    flags = {"THEANO_FLAGS": f"cxx=,base_compiledir={folder / 'c'}", "PYTHONWARNINGS": "ignore"}
+    status, out, err = run(WARNED, "077", environment=flags)
+    assert status == 0, err
+    assert f"c belongs to user {NOBODY}" in out
+
+
+# ---- flight records ------------------------------------------------------------------------------
+
+
+@AS_ROOT
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_squatted_flight_folder_is_not_used(folder, kind):
+    """Where others can write beside it, nothing is written or removed where they want it."""
+    precious = folder / "precious"
+    precious.mkdir()
+    kept = [precious / f"{i:03d}-{secrets.token_hex(2)}.json" for i in range(60)]
+    for path in kept:
+        path.write_text("{}")
+    cache = folder / "cache" / "synkhronos"
+    cache.mkdir(parents=True)
+    if kind == "folder":
+        (cache / "flight").mkdir(mode=0o777)
+        os.chown(cache / "flight", NOBODY, NOBODY)
+    else:
+        (cache / "flight").symlink_to(precious)
+        os.chown(cache / "flight", NOBODY, NOBODY, follow_symlinks=False)
+    with running(folder, ranks=2) as run:
+        run.ask(1)
+        assert run.line() == "right"
+        os.kill(run.workers[0], signal.SIGKILL)
+        run.ask(1)
+        assert run.line() == "died 1 SIGKILL"
+        run.end()
+    assert all(path.exists() for path in kept)
+    there = {path.name for path in (cache / "flight").iterdir()}
+    assert there == (set() if kind == "folder" else {path.name for path in kept})

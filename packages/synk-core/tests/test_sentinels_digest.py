@@ -1,0 +1,147 @@
+"""Digests: equal where all bits are, and surely different where one is not."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from synk_core._api.replica_watch import grouped
+from synk_core._rank.digest import NARROW, WIDE, digest
+
+EXAMPLES = 2000 if os.environ.get("SYNK_TESTS") == "all" else 300
+DTYPES = (
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+# Around the ends of rows, which other code takes care of: in bytes.
+SIZES = [
+    8 * words + extra
+    for words in (0, NARROW, WIDE, WIDE + NARROW, 3 * WIDE + 2 * NARROW)
+    for extra in (-8, -1, 0, 1, 7, 8)
+    if 8 * words + extra >= 0
+]
+
+
+def reference(value):
+    """The same by numbers of Python alone."""
+    data = np.ascontiguousarray(value).tobytes()
+    length = len(data) // (8 * NARROW) * NARROW
+    words = [int.from_bytes(data[8 * i : 8 * i + 8], "little") for i in range(length)]
+
+    def take_in(sums, words):
+        for i, word in enumerate(words):
+            place = i % len(sums)
+            turned = int.from_bytes(sums[place].to_bytes(8, "little"), "big")
+            sums[place] = (turned * 0x9E3779B97F4A7C15 + word) % 2**64
+
+    hashed = hashlib.blake2b(f"{value.dtype.str}{value.shape}".encode(), digest_size=16)
+    if length:
+        sums, wide = [0] * NARROW, length // WIDE * WIDE
+        if wide:
+            columns = [0] * WIDE
+            take_in(columns, words[:wide])
+            take_in(sums, columns)
+        take_in(sums, words[wide:])
+        hashed.update(b"".join(number.to_bytes(8, "little") for number in sums))
+    hashed.update(data[8 * length :])
+    return hashed.hexdigest()
+
+
+def arrays():
+    shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9)
+    return st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, shapes))
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(arrays())
+def test_equal_arrays_are_never_told_apart(value):
+    named = digest(value)
+    assert digest(value.copy()) == named
+    assert digest(value.copy(order="F")) == named
+    spread = np.zeros((*value.shape, 2), value.dtype)
+    spread[..., 0] = value
+    assert digest(spread[..., 0]) == named
+    assert digest(value[::-1][::-1] if value.ndim else value) == named
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.data())
+def test_a_flipped_bit_is_always_seen(data):
+    size = data.draw(st.sampled_from(SIZES[1:]) | st.integers(1, 5 * 8 * NARROW), "bytes")
+    seed = data.draw(st.integers(0, 99), "seed")
+    value = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+    flipped = value.copy()
+    flipped[data.draw(st.integers(0, size - 1), "byte")] ^= 1 << data.draw(st.integers(0, 7), "bit")
+    assert digest(flipped) != digest(value)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_vectorized_sums_are_the_plain_ones(size):
+    value = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    assert digest(value) == reference(value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_bit_of_every_dtype_counts(dtype):
+    value = np.zeros(3, dtype)
+    flipped = value.copy()
+    for place in range(value.nbytes):
+        for bit in range(8):
+            flipped.view(np.uint8)[place] ^= 1 << bit
+            assert digest(flipped) != digest(value)
+            flipped.view(np.uint8)[place] ^= 1 << bit
+    assert digest(flipped) == digest(value)
+
+
+def test_differences_that_are_alike_do_not_cancel_out():
+    # Signs of many numbers, and rows in another order: sums of words would not see these.
+    for shape in ((64, 2048), (4, WIDE), (WIDE + NARROW, 16)):
+        value = np.random.default_rng(0).standard_normal(shape)
+        seen = {digest(value), digest(-value), digest(value[::-1]), digest(np.roll(value, 1, 0))}
+        swapped = value.copy()
+        swapped[[0, 1]] = value[[1, 0]]
+        negated = value.copy()
+        negated[:2] *= -1
+        seen |= {
+            digest(swapped),
+            digest(negated),
+            digest(np.zeros(shape)),
+            digest(-np.zeros(shape)),
+        }
+        assert len(seen) == 8
+
+
+def test_it_is_bits_that_are_compared():
+    zero, nan = np.zeros(2), np.full(2, np.nan)
+    assert digest(zero) != digest(-zero)
+    other = nan.copy()
+    other.view(np.uint64)[0] ^= np.uint64(1)
+    assert np.isnan(other).all()
+    assert digest(nan) == digest(nan.copy())
+    assert digest(nan) != digest(other)
+
+
+def test_dtype_and_shape_count():
+    zeros = np.zeros((2, 6))
+    alike = [zeros, zeros.reshape(3, 4), zeros.reshape(-1), zeros.astype("float32")]
+    alike += [zeros.astype("int64"), np.zeros(()), np.zeros(0), np.zeros((0, 3)), np.zeros((3, 0))]
+    assert len({digest(value) for value in alike}) == len(alike)
+
+
+def test_memory_that_is_not_aligned():
+    raw = np.zeros(8 * NARROW * 3 + 1, np.uint8)
+    raw[1:] = np.random.default_rng(0).integers(0, 256, raw.size - 1, np.uint8)
+    value = raw[1:].view(np.float64)
+    assert not value.flags.aligned
+    assert digest(value) == digest(value.copy())
+
+
+def test_groups():
+    assert grouped(["a", "b", "a", "c", "b"]) == ((0, 2), (1, 4), (3,))
+    assert grouped(["a", "a"]) == ((0, 1),)

@@ -1,0 +1,302 @@
+"""What happens between calls: failures, memory that moves, many acts, interrupts, threads."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from _busy import calling_in_threads
+
+import synk_shm
+from synk_core import Runtime
+from synk_core._master import acts
+from synk_core.exceptions import (
+    BatchError,
+    InputTypeError,
+    InputValueError,
+    NestedCall,
+    WorkerFailed,
+)
+from synk_testing.engine import T, as_op, engine
+
+x = T.dvector("x")
+
+FAST = {"mode": "FAST_COMPILE"}
+
+
+@as_op([T.dvector], [T.dvector])
+def refuse_negative(values):
+    if (values < 0).any():
+        raise ValueError("negative")
+    return values * 1.0
+
+
+@pytest.mark.parametrize("between", ["failure", "verify"])
+def test_weights_are_those_of_the_last_call_that_succeeded(pair, between):
+    y = T.dvector("y")
+    f = pair.function([y], (refuse_negative(y), "gather"), **FAST)
+    f(np.arange(9.0))
+    if between == "verify":
+        f.verify(np.arange(2.0)).raise_if_wrong()
+    else:
+        with pytest.raises(WorkerFailed):
+            f(np.array([1.0, -1.0]))
+    assert f.rows == (5, 4)
+    w = engine.shared(np.zeros(1))
+    for at_once in (True, False):
+        pair.collectives.set_value(1, w, np.array([9.0]))
+        w.set_value(np.zeros(1))
+        if at_once:
+            pair.collectives.all_reduce(w, "avg", weights=f)
+        else:
+            pair.step(pair.delayed.all_reduce(w, "avg", weights=f))
+        np.testing.assert_allclose(w.get_value(), 4.0)
+
+
+def test_a_call_while_another_is_prepared_is_refused(pair):
+    """From an input that computes itself, or from a signal handler."""
+    y = T.dvector("y")
+    f = pair.function([y], (y.sum(), "sum"), **FAST)
+    f(np.ones(5))
+
+    class Lazy:
+        def __array__(self, dtype=None, copy=None):
+            f(np.full(5, 1000.0))
+            return np.ones(3)
+
+    with pytest.raises(NestedCall, match="inside a call"):
+        pair.step(f.delayed(np.ones(5)), f.delayed(Lazy()))
+    assert pair.step(f.delayed(np.ones(5)), f.delayed(np.ones(3))) == [5.0, 3.0]
+
+    refused = []
+
+    def ring(_number, _frame):
+        try:
+            f(np.full(5, 1000.0))
+        except NestedCall:
+            refused.append(1)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.0007, 0.0007)
+    try:
+        deadline = time.monotonic() + 20
+        while len(refused) < 20 and time.monotonic() < deadline:
+            assert f(np.ones(5)) == 5.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert refused
+
+
+def test_more_calls_than_the_book_holds(pair, monkeypatch):
+    monkeypatch.setattr(acts, "LIMIT", 8)
+    x, y = T.dvector("x"), T.dvector("y")
+    f = pair.function([x], (x.sum(), "sum"), **FAST)
+    g = pair.function([y], (y.sum(), "sum"), **FAST)
+    for n in range(30, 0, -1):
+        assert pair.step(f.delayed(np.ones(4)), g.delayed(np.ones(n))) == [4.0, n]
+    assert pair.step(*(f.delayed(np.ones(n)) for n in range(20))) == list(range(20))
+
+
+def test_no_room_for_one_input_does_no_harm_to_the_next_call(pair, monkeypatch):
+    y, z = T.dvector("y"), T.dvector("z")
+    f = pair.function([y, z], ((y + z).sum(), "sum"), **FAST)
+    small, large = np.ones(10), np.ones(1000)
+    assert f(small, small) == 20
+    empty, calls = synk_shm.empty, []
+
+    def full(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise MemoryError("no room")
+        return empty(*arguments)
+
+    monkeypatch.setattr(synk_shm, "empty", full)
+    with pytest.raises(MemoryError):
+        f(large, large)
+    monkeypatch.undo()
+    assert f(small, small) == 20
+    assert f(large, large) == 2000
+
+
+def interrupted_at(function, line, call):
+    """Run `call` with a KeyboardInterrupt at one line of `function`; whether it came to that."""
+    code, hit = function.__code__, []
+
+    def trace(frame, event, _argument):
+        if frame.f_code is code:
+            if event == "line" and frame.f_lineno == line and not hit:
+                hit.append(line)
+                raise KeyboardInterrupt
+            return trace
+        return None
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return bool(hit)
+
+
+def test_an_interrupt_at_any_line_leaves_the_runtime_usable_or_closed():
+    from synk_core._master.controller import Controller
+
+    lines = sorted({line for _, _, line in Controller.run.__code__.co_lines() if line})
+    runtime, n = None, 0
+    try:
+        for line in lines[1:]:
+            if runtime is None or runtime.closed:
+                runtime = Runtime(2)
+                f = runtime.function([x], (x.sum(), "sum"), **FAST)
+                f(np.ones(3))
+            n += 1
+            interrupted_at(Controller.run, line, lambda: f(np.ones(10 + n)))  # noqa: B023
+            if not runtime.closed:
+                assert f(np.ones(10 + n)) == 10 + n, line
+                answer = []
+                other = threading.Thread(target=lambda: answer.append(f(np.ones(3))))  # noqa: B023
+                other.start()
+                other.join(20)
+                assert answer == [3.0], line
+    finally:
+        if runtime is not None:
+            runtime.close()
+
+
+def test_delayed_collectives_read_their_values_when_the_step_begins(pair):
+    w = engine.shared(np.zeros(2))
+    data = pair.data(np.arange(4.0))
+    scatter = pair.delayed.scatter(w, data)
+    chosen = pair.delayed.set_value(1, w, data, batch=slice(1, None))
+    data.set_value(np.arange(8.0))
+    pair.step(scatter)
+    np.testing.assert_array_equal(pair.collectives.gather(w, nd_up=0), np.arange(8.0))
+    pair.step(chosen)
+    np.testing.assert_array_equal(pair.collectives.get_value(1, w), np.arange(1.0, 8.0))
+    data.free_memory()
+    pair.step(scatter)
+    assert pair.collectives.get_lengths(w) == (0, 0)
+
+
+def test_data_are_not_copied_by_accident(pair):
+    data = pair.data(np.arange(4.0))
+    for way in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="copy its array"):
+            way(data)
+
+
+def test_one_row_by_type_stays_one_row(pair):
+    row = T.row("row")
+    f = pair.function([row], (row.sum(axis=0), "sum"))
+    values = np.array([[1.0, 2.0]], engine.config.floatX)
+    np.testing.assert_array_equal(f(values, batch=[0]), [1, 2])
+    with pytest.raises(InputValueError, match="6 rows are selected"):
+        f(values, batch=[0] * 6)
+
+
+def test_a_broadcast_after_an_act_that_changes_the_shape(pair):
+    w = engine.shared(np.arange(4.0))
+    double = pair.function([], [], updates=[(w, T.concatenate([w, w]))], **FAST)
+    pair.step(double, pair.delayed.broadcast(w))
+    assert pair.collectives.get_lengths(w) == (8, 8)
+    pair.step(pair.delayed.all_gather(w), pair.delayed.broadcast(w))
+    assert pair.collectives.get_lengths(w) == (16, 16)
+
+
+def mapped_by(runtime, f):
+    f(np.zeros(2))  # an order, with which they forget
+    with open(f"/proc/{runtime.worker_pids[0]}/maps") as maps:
+        return sum("synk" in line for line in maps)
+
+
+def test_data_of_another_runtime_are_forgotten_too(pair):
+    f = pair.function([x], (x.sum(), "sum"), **FAST)
+    with Runtime(1) as other:
+        before = mapped_by(pair, f)
+        for n in range(10):
+            data = other.data(np.ones(5000 + n))
+            assert f(data) == 5000 + n
+        for n in range(10):
+            data.set_value(np.ones(6000 * (n + 1)))
+            assert f(data) == 6000 * (n + 1)
+        with pytest.raises(InputTypeError):
+            pair.step(f.delayed(other.data(np.ones(9))), f.delayed("nonsense"))
+        del data
+        assert mapped_by(pair, f) <= before + 1
+        assert f(np.ones(3)) == 3
+
+
+def test_what_is_no_number_is_refused_in_words(pair):
+    f = pair.function([x], (x.sum(), "sum"), **FAST)
+    w = engine.shared(np.zeros(2))
+    for weights in (5, "ab", [1, "b"]):
+        with pytest.raises(InputTypeError, match="one number for each"):
+            pair.collectives.all_reduce(w, "avg", weights=weights)
+    with pytest.raises(InputValueError, match="num_slices"):
+        f(np.ones(3), num_slices=np.array([1, 2]))
+    with pytest.raises(BatchError, match="only 3 rows"):
+        f(np.ones(3), batch=np.array([2**64 - 1], np.uint64))
+    assert f(np.ones(3), batch=np.array([2], np.uint64)) == 1
+    for collective in (pair.collectives.broadcast, pair.collectives.all_reduce):
+        with pytest.raises(InputValueError, match="at least one"):
+            collective([])
+
+
+def test_check_works_after_the_end():
+    with Runtime(1) as runtime:
+        f = runtime.function([x], x.mean(), **FAST)
+    assert runtime.check(f)[0].verdict == "exact"
+
+
+def test_threads_that_distribute_at_the_start_take_turns():
+    with Runtime(2) as runtime, calling_in_threads([runtime.distribute] * 3):
+        pass
+
+
+@pytest.fixture
+def other_pair():
+    """A runtime that knows nothing of other tests' functions."""
+    with Runtime(2) as opened:
+        yield opened
+
+
+def test_what_only_the_master_has_is_found(other_pair):
+    pair, x = other_pair, T.dvector("x")
+    rate = engine.shared(np.ones(()), name="rate")
+    f = pair.function([x], ((x * rate).sum(), "sum"), name="f", **FAST)
+    f(np.ones(4))
+    assert pair.lint() == []
+    rate.set_value(0.5)
+    f(np.ones(4))
+    (finding,) = pair.lint()
+    assert (finding.rule, finding.severity) == ("replicas-differ", "error")
+    assert "'rate', which f reads, differs between ranks" in finding.message
+    report = f.verify(np.ones(4), sync=False)
+    assert not report.ok
+    assert "here rate" in str(report)
+    assert "use another op" not in str(report)
+    pair.collectives.broadcast(rate)
+    assert pair.lint() == []
+    f.verify(np.ones(4), sync=False).raise_if_wrong()
+
+
+def test_digests_are_equal_where_values_are(runtime):
+    s = engine.shared(np.arange(6.0).reshape(2, 3))
+    t = engine.shared(np.zeros((0, 2)))
+    digests, others = runtime.collectives.get_digests([s, t])
+    assert len(set(digests)) == len(set(others)) == 1
+    assert digests[0] != others[0]
+    s.set_value(np.arange(6.0).reshape(2, 3)[:, ::-1])
+    changed = runtime.collectives.get_digests(s)
+    assert len(set(changed)) == min(runtime.size, 2)
+    runtime.collectives.set_value(runtime.master, s, np.arange(6.0).reshape(2, 3))
+    assert runtime.collectives.get_digests(s) == digests

@@ -1,0 +1,199 @@
+"""Figures of calls, and orders that repeat."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+from synk_core import Runtime
+from synk_core._master.acts import LIMIT, ActTable
+from synk_core._watch.stats import FunctionStats, Ledger, Performed, Stats
+from synk_core._wire.messages import ArrayRef, Call, Collective, Form, Step, Stop
+from synk_testing.engine import T, as_op, engine
+
+FAST = {"mode": "FAST_COMPILE"}
+
+
+def test_the_slowest_rank_and_the_time_for_it_are_told(runtime):
+    last = runtime.size - 1
+
+    @as_op([T.dvector], [T.dvector])
+    def slow(values):
+        time.sleep(float(values.sum()))
+        return values
+
+    x = T.dvector("x")
+    f = runtime.function([x], (slow(x), "gather"), name="slow", **FAST)
+    values = np.zeros(runtime.size)
+    f(values)
+    runtime.stats(reset=True)
+    assert not runtime.stats()
+    values[last] = 0.1
+    for _ in range(3):
+        f(values)
+    runtime.collectives.get_shapes(engine.shared(1.0))
+    stats = runtime.stats()
+    assert set(stats) - {"distribute()"} == {"slow", "get_shapes()"}
+    figures = stats["slow"]
+    assert figures.calls == 3
+    assert figures.slowest[last] == 3
+    assert figures.input_bytes == 3 * values.nbytes
+    assert 0.3 <= figures.compute_s + figures.wait_s <= figures.total_s
+    assert (figures.wait_s > 0.2) == (runtime.size > 1)
+    assert figures.total_s == sum(figures[1:5])
+    assert stats["get_shapes()"].calls == 1
+    text = str(stats)
+    assert "slowest rank" in text
+    assert any(line.startswith("slow ") for line in text.splitlines())
+    assert figures.graph == ""
+    assert "CUDA graph" not in text
+
+
+def test_times_of_other_hosts_count_when_they_come():
+    """Rank 2 is on another host; in the second call it was quicker, in the third it has no log."""
+    ledger = Ledger(3, 0, is_whole=False)
+    first, last = ledger.tally("first"), ledger.tally("last")
+    call = SimpleNamespace(kind="call")
+    acts = [SimpleNamespace(tally=tally, event=call, nbytes=0) for tally in (first, last)]
+    for serial in (1, 2, 3):
+        times = np.array([1.0, 2.0, 0.0, 3.0, 1.0, 0.0])
+        ledger.observe(Performed(acts, times, 0.0, 10.0, serial))
+    assert ledger.lacks_times
+    ledger.complete([[], [], [(1, [6.0, 3.5]), (2, [0.5, 0.5])]])
+    assert not ledger.lacks_times
+    stats = ledger.stats(reset=False)
+    assert stats["first"].slowest == (0, 2, 1)
+    assert stats["last"].slowest == (2, 0, 1)
+    assert (stats["first"].compute_s, stats["last"].compute_s) == (3.0, 9.0)
+    assert (stats["first"].wait_s, stats["last"].wait_s) == (5.0 + 1.0 + 1.0, 0.5)
+    assert (stats["first"].reduce_s, stats["last"].reduce_s) == (0.0, 15.0 - 4.0 - 0.5)
+
+
+def test_the_table_says_what_is_replayed():
+    times = (3, 0.0, 0.1, 0.0, 0.0, 8, (3, 0))
+    text = str(
+        Stats({"f": FunctionStats(*times, "replayed"), "all_reduce()": FunctionStats(*times)})
+    )
+    assert text.splitlines()[0].endswith("CUDA graph")
+    assert [line.endswith("replayed") for line in text.splitlines()[-2:]] == [True, False]
+
+
+def test_a_call_that_repeats_sends_nothing_new(pair, monkeypatch):
+    x, y = T.matrix("x"), T.vector("y")
+    f = pair.function([x], (x.sum(axis=1), "gather"), bcast_inputs=[y], on_unused_input="ignore")
+    data, small = pair.data(np.arange(24.0).reshape(8, 3)), np.ones(2)
+    sent = []
+    pair.distribute()
+    give = pair._rank.line.give
+
+    def spy(order, *rest):
+        sent.append(order.extras)
+        give(order, *rest)
+
+    monkeypatch.setattr(pair._rank.line, "give", spy)
+    random = np.random.RandomState(0)
+
+    def calls():
+        for start in range(3):
+            f(data, small, batch=slice(start, start + 4))
+            f(data, small, batch=random.permutation(8)[:5])
+            f(data.data.copy(), small, batch=random.permutation(8)[:5])
+            f(data, small)
+            pair.collectives.all_reduce(s)
+
+    s = engine.shared(np.ones(3))
+    calls()
+    del sent[:]
+    calls()
+    assert sent == [None] * 15
+    # Other contents and other places are no reason to be wrong.
+    data[:] = random.randn(8, 3)
+    rows = random.permutation(8)[:5]
+    np.testing.assert_array_equal(f(data, small, batch=rows), data[rows].sum(axis=1))
+    assert sent[-1] is None
+    data.set_length(9)
+    data[:] = random.randn(9, 3)
+    np.testing.assert_array_equal(f(data, small), data.data.sum(axis=1))
+    assert sent[-1] is not None
+
+
+def test_plans_follow_arrays_that_move(pair):
+    x = T.vector("x")
+    f = pair.function([x], (x, "gather"), **FAST)
+    data = pair.data(np.zeros(4))
+    for length in (4, 4, 4000, 4, 100_000, 3):
+        for values in (np.arange(float(length)), -np.arange(float(length))):
+            np.testing.assert_array_equal(f(values), values)
+            data.set_value(values)
+            np.testing.assert_array_equal(f(data), values)
+            np.testing.assert_array_equal(f(values, batch=[length - 1, 0]), values[[-1, 0]])
+
+
+def test_data_of_two_runtimes_are_not_mixed_up(pair):
+    x = T.vector("x")
+    f = pair.function([x], (x, "gather"), **FAST)
+    with Runtime(1) as other:
+        ours, theirs = pair.data(np.zeros(3)), other.data(np.ones(3))
+        assert ours.token != theirs.token
+        for data in (ours, theirs, ours):
+            np.testing.assert_array_equal(f(data), data.data)
+
+
+def call_of(*keys):
+    refs = tuple(ArrayRef(key, f"handle {key}") for key in keys)
+    return Call(0, Form(), None, (), refs, None, 1, ())
+
+
+def test_the_book_forgets_what_lies_elsewhere_now():
+    table = ActTable()
+    first, second = table.enter(call_of(1, 2)), table.enter(call_of(2, 3))
+    extras = table.extras()
+    assert list(extras.acts) == [first, second]
+    assert list(table.extras().acts) == [first, second], "nobody has said that they were sent"
+    table.sent(extras)
+    assert table.extras() is None
+    table.forget_arrays([1])
+    extras = table.extras()
+    assert (extras.acts, extras.forget_acts, extras.forget_arrays) == ({}, (first,), (1,))
+    assert first not in table
+    assert second in table
+    table.forget_arrays([3])
+    assert second not in table
+
+
+def test_the_book_keeps_what_has_a_name_and_drops_what_is_for_once():
+    table = ActTable()
+    named = table.enter(Collective("gather", (1,)), name=("gather", 1))
+    once = table.enter(Collective("scatter", (1,)))
+    stop = table.enter(Stop())
+    assert table.enter(Collective("gather", (1,)), name=("gather", 1)) == named
+    extras = table.extras()
+    assert set(extras.acts) == {named, once, stop}
+    table.sent(extras)
+    table.end([Step(number) for number in (named, once, stop)])
+    assert once not in table
+    assert set(table.extras().forget_acts) == {once, stop}
+    table.forget([named])
+    assert table.enter(Collective("gather", (1,)), name=("gather", 1)) != named
+
+
+def test_the_book_does_not_grow_without_end():
+    table = ActTable()
+    numbers = [table.enter(call_of(i), name=i) for i in range(LIMIT + 50)]
+    assert all(number in table for number in numbers), "they may be part of one step"
+    table.end([])
+    assert sum(number in table for number in numbers) == LIMIT
+    assert numbers[0] not in table
+    assert numbers[-1] in table
+
+
+def test_what_travelled_with_an_order_that_failed_travels_again():
+    table = ActTable()
+    number = table.enter(call_of(1), name="call")
+    extras = table.extras()
+    table.failed(extras)
+    assert number not in table
+    again = table.enter(call_of(1), name="call")
+    assert list(table.extras().acts) == [again]

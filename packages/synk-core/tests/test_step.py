@@ -1,0 +1,170 @@
+"""Several acts in one order: results, weights by the rows of a call, failures, figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from synk_core import Runtime
+from synk_core.exceptions import InputTypeError, InputValueError, WorkerFailed
+from synk_testing.engine import T, engine
+
+x = T.vector("x")
+
+FAST = {"mode": "FAST_COMPILE"}
+
+
+def linear_regression(runtime):
+    """Weights, a gradient function and an update function, and one step in NumPy."""
+    x, y = T.matrix("x"), T.vector("y")
+    w = engine.shared(np.ones(3), name="w")
+    g = engine.shared(np.zeros(3), name="g")
+    loss = T.sqr(x.dot(w) - y).mean()
+    gradient = runtime.function(
+        [x, y], loss, updates=[(g, T.grad(loss, w))], name="gradient", **FAST
+    )
+    update = runtime.function([], updates=[(w, w - 0.1 * g)], name="update", **FAST)
+
+    def numpy_step(weights, xs, ys):
+        error = xs.dot(weights) - ys
+        return (error**2).mean(), weights - 0.1 * 2 * xs.T.dot(error) / len(xs)
+
+    return w, g, gradient, update, numpy_step
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 12])
+def test_a_training_step_is_one_order_and_exact(runtime, rows):
+    w, g, gradient, update, numpy_step = linear_regression(runtime)
+    random = np.random.RandomState(rows)
+    xs, ys = runtime.data(random.randn(20, 3)), random.randn(20)
+    expected = np.ones(3)
+    for start in range(4):
+        batch = slice(start, start + rows)
+        loss, *nothing = runtime.step(
+            gradient.delayed(xs, ys, batch=batch),
+            runtime.delayed.all_reduce(g, weights=gradient),
+            update,
+        )
+        want, expected = numpy_step(expected, xs[batch], ys[batch])
+        np.testing.assert_allclose(loss, want, rtol=1e-13)
+        assert nothing == [None, None]
+        assert sum(gradient.rows) == rows
+    np.testing.assert_allclose(
+        runtime.collectives.gather(w), np.tile(expected, (runtime.size, 1)), rtol=1e-13
+    )
+
+
+def test_a_function_twice_in_a_step_has_two_sets_of_inputs(runtime):
+    f = runtime.function([x], (x * 2, "gather"), **FAST)
+    calls = [np.arange(5.0), np.arange(5.0, 10.0), np.arange(4.0)]
+    index = [[4, 0, 1], [2, 2, 3], [1]]
+    results = runtime.step(*(f.delayed(v, batch=i) for v, i in zip(calls, index)))
+    for result, values, chosen in zip(results, calls, index):
+        np.testing.assert_array_equal(result, values[chosen] * 2)
+    shared = runtime.data(np.arange(6.0))
+    results = runtime.step(*(f.delayed(shared, batch=i) for i in index))
+    for result, chosen in zip(results, index):
+        np.testing.assert_array_equal(result, np.arange(6.0)[chosen] * 2)
+
+
+def test_more_acts_than_a_line_holds(runtime):
+    s = engine.shared(np.zeros(()), name="s")
+    f = runtime.function([], updates=[(s, s + 1)], **FAST)
+    assert runtime.step(*[f] * 20) == [None] * 20
+    assert runtime.collectives.gather(s).tolist() == [20.0] * runtime.size
+    assert runtime.step() == []
+
+
+def test_all_collectives_can_be_acts(runtime):
+    size = runtime.size
+    s = engine.shared(np.arange(3.0), name="s")
+    t = engine.shared(np.zeros(4), name="t")
+    d = runtime.delayed
+    results = runtime.step(
+        d.broadcast(s, np.arange(3.0)),
+        d.scatter(t, np.arange(4.0 * size)),
+        d.gather(t, nd_up=0),
+        d.set_value(size - 1, s, np.full(3, 7.0)),
+        d.get_value(size - 1, s),
+        d.get_shapes([s, t]),
+        d.get_lengths(t),
+        d.all_reduce(s, "max"),
+        d.reduce(t, "sum", in_place=False),
+        d.all_gather(t),
+    )
+    assert results[0] is None
+    np.testing.assert_array_equal(results[2], np.arange(4.0 * size))
+    np.testing.assert_array_equal(results[4], [7, 7, 7])
+    assert results[5] == (((3,),) * size, ((4,),) * size)
+    assert results[6] == (4,) * size
+    blocks = np.arange(4.0 * size).reshape(size, 4)
+    np.testing.assert_array_equal(results[8], blocks.sum(axis=0))
+    np.testing.assert_array_equal(s.get_value(), [7, 7, 7])
+    assert t.get_value().shape == (4 * size,)
+
+
+def test_what_is_wrong_in_any_act_is_found_before_anything_is_sent(runtime):
+    s = engine.shared(np.zeros(()), name="s")
+    count = runtime.function([], updates=[(s, s + 1)], **FAST)
+    f = runtime.function([x], (x.sum(), "sum"), **FAST)
+    for bad, error in [
+        (f.delayed(np.zeros((2, 2))), InputTypeError),
+        (f.delayed(np.zeros(2), batch=[5]), IndexError),
+        (f, InputTypeError),
+        (np.zeros(2), InputTypeError),
+    ]:
+        with pytest.raises(error):
+            runtime.step(count, bad)
+    with pytest.raises(InputValueError, match="weights"):
+        runtime.step(count, runtime.delayed.all_reduce(s, weights=[1.0] * (runtime.size + 1)))
+    assert s.get_value() == 0
+    assert runtime.step(count) == [None]
+
+
+def test_weights_of_a_function_need_a_call_with_rows(runtime):
+    g = engine.shared(np.ones(2), name="g")
+    f = runtime.function([x], (x.sum(), "sum"), name="f", **FAST)
+    with pytest.raises(InputValueError, match="was not called yet"):
+        runtime.collectives.all_reduce(g, weights=f)
+    f(np.zeros(0))
+    with pytest.raises(InputValueError, match="no rows in its last call"):
+        runtime.collectives.all_reduce(g, weights=f)
+    reduction = runtime.delayed.all_reduce(g, weights=f)
+    with pytest.raises((InputValueError, WorkerFailed), match="no rows in this step"):
+        runtime.step(f.delayed(np.zeros(0)), reduction)
+    f(np.zeros(3))
+    runtime.collectives.all_reduce(g, weights=f)
+    runtime.step(f.delayed(np.zeros(3)), reduction)
+    np.testing.assert_array_equal(g.get_value(), [1, 1])
+
+
+def test_functions_of_another_runtime_are_refused(pair):
+    with Runtime(1) as other:
+        f = other.function([x], x.sum(), **FAST)
+        with pytest.raises(InputTypeError, match="another runtime"):
+            pair.step(f.delayed(np.zeros(2)))
+        with pytest.raises(InputValueError, match="another runtime"):
+            pair.collectives.all_reduce(engine.shared(1.0), weights=f)
+        with pytest.raises(InputTypeError):
+            pair.check(f)
+
+
+def test_an_act_is_known_by_the_names_of_its_arguments_too():
+    """``through_host=True`` and ``weights_of=1`` are equal values of different arguments."""
+    with Runtime(2) as runtime:
+        x, s = T.dvector(), engine.shared(np.zeros(()), name="s")
+        runtime.function([], [])
+        f = runtime.function([x], x.sum())
+        assert f.number == 1
+
+        def set_to_rank():
+            for rank in range(2):
+                runtime.collectives.set_value(rank, s, np.asarray(float(rank)))
+
+        reduce = runtime.delayed.all_reduce
+        set_to_rank()
+        runtime.step(f.delayed(np.ones(3)), reduce(s, "avg", weights=f))
+        assert s.get_value() == pytest.approx(1 / 3)
+        set_to_rank()
+        runtime.collectives.all_reduce(s, "c_avg")
+        assert s.get_value() == 0.5

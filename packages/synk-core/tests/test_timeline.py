@@ -1,0 +1,307 @@
+"""Recordings of all ranks: whole, nested, on one clock, and never half a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from synk_core import Closed, InputTypeError, InputValueError, Runtime, WorkerDied
+from synk_core._watch.spans import Recorder
+from synk_core._watch.timeline import trace_of
+from synk_testing.engine import T, as_op, engine
+
+FAST = {"mode": "FAST_COMPILE"}
+NAP_S = 0.3
+
+
+def loaded(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def spans(trace, kind=None, rank=None):
+    return [
+        event
+        for event in trace["traceEvents"]
+        if event["ph"] == "X" and kind in (None, event["cat"]) and rank in (None, event["pid"])
+    ]
+
+
+def ends(event):
+    return event["ts"] + event["dur"]
+
+
+def assert_nested(events):
+    """Of one thread: any two spans are apart, or one lies within the other."""
+    open_spans = []
+    for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
+        while open_spans and ends(open_spans[-1]) <= event["ts"] + 0.002:
+            open_spans.pop()
+        if open_spans:
+            assert ends(event) <= ends(open_spans[-1]) + 0.002, (event, open_spans[-1])
+        open_spans.append(event)
+
+
+def mean_and_rows(runtime):
+    x = T.dmatrix("x")
+    total = engine.shared(np.zeros(3), name="total")
+    mean = runtime.function(
+        [x], x.mean(), updates=[(total, total + x.sum(axis=0), "sum")], name="mean", **FAST
+    )
+    rows = runtime.function([x], (x * 2, "gather"), name="rows", **FAST)
+    return mean, rows, total
+
+
+def test_everything_that_ranks_do_is_there(runtime, tmp_path):
+    path = tmp_path / "trace.json"
+    mean, rows, total = mean_and_rows(runtime)
+    x = np.arange(36.0).reshape(12, 3)
+    mean(x)
+    data = runtime.data(x)
+    rows(data, num_slices=2)
+    with runtime.timeline(path) as timeline:
+        assert timeline.recording
+        assert not path.exists()
+        mean(x)
+        rows(data, batch=[5, 1, 9, 3, 2, 0, 7, 8], num_slices=2)
+        runtime.collectives.all_reduce(total)
+        runtime.step(mean.delayed(x), runtime.delayed.all_reduce(total, op="max"))
+    mean(x)
+    trace = loaded(path)
+    size = runtime.size
+    assert trace["otherData"]["ranks"] == size
+    assert trace["otherData"]["missing ranks"] == []
+    assert trace["otherData"]["lost spans"] == {}
+    for rank in range(size):
+        calls = [event["name"] for event in spans(trace, "call", rank)]
+        assert calls == ["mean", "rows", "all_reduce()", "mean, all_reduce()"]
+        computed = [event["name"] for event in spans(trace, "compute", rank)]
+        assert computed == ["mean", "rows", "mean"]
+        assert [event["name"] for event in spans(trace, "reduce", rank)] == computed
+        slices = [(e["name"], e["args"]["rows"]) for e in spans(trace, "slice", rank)]
+        share = len(range(rank, 8, size))
+        halves = [-(-share // 2), share // 2] if share > 1 else [share]
+        assert slices == [(f"slice {i + 1} of {len(halves)}", n) for i, n in enumerate(halves)]
+        assert len(spans(trace, "copy", rank)) == len(halves)
+        assert len(spans(trace, "collective", rank)) == 2
+        assert len(spans(trace, "scatter", rank)) == (4 if rank == runtime.master else 0)
+        named = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
+        assert named[rank] == f"rank {rank}" + (" (master)" if rank == runtime.master else "")
+
+
+def test_spans_nest_and_ranks_have_one_clock(runtime, tmp_path):
+    path = tmp_path / "trace.json"
+    mean, rows, total = mean_and_rows(runtime)
+    x = np.arange(24.0).reshape(8, 3)
+    with runtime.timeline(path):
+        for _ in range(5):
+            mean(x, num_slices=2)
+            runtime.step(rows.delayed(x), runtime.delayed.all_reduce(total), mean.delayed(x))
+    trace = loaded(path)
+    assert min(event["ts"] for event in spans(trace)) == 0
+    for rank in range(runtime.size):
+        mine = spans(trace, rank=rank)
+        assert {event["tid"] for event in mine} == {0}
+        assert_nested(mine)
+    orders = {event["args"]["order"]: event for event in spans(trace, "call", runtime.master)}
+    for rank in range(runtime.size):
+        for event in spans(trace, rank=rank):
+            whole = orders.get(event.get("args", {}).get("order"))
+            if whole is None:
+                continue  # distribution of a form that was compiled meanwhile
+            # The master begins an order, and nobody has the last word but after all computed.
+            assert whole["ts"] <= event["ts"]
+            if event["cat"] == "compute":
+                assert ends(event) <= ends(whole)
+
+
+def test_waiting_for_the_slowest_rank_is_waiting(pair, tmp_path):
+    @as_op([T.dvector], [T.dvector])
+    def slow(values):
+        time.sleep(float(values.sum()))
+        return values
+
+    x = T.dvector("x")
+    f = pair.function([x], (slow(x), "gather"), name="slow", **FAST)
+    f(np.zeros(2))
+    path = tmp_path / "trace.json"
+    with pair.timeline(path):
+        f(np.array([NAP_S, 0.0]))
+        f(np.array([0.0, NAP_S]))
+    trace = loaded(path)
+    waited = [
+        sum(e["dur"] for e in spans(trace, "wait", rank) if e["name"] == "for the last rank")
+        for rank in (0, 1)
+    ]
+    for rank, microseconds in enumerate(waited):
+        naps = [e["dur"] for e in spans(trace, "compute", rank) if e["dur"] > NAP_S * 1e6]
+        assert len(naps) == 1
+        assert microseconds > 0.5 * NAP_S * 1e6
+
+
+def test_compiling_and_distributing_are_told(pair, tmp_path):
+    path = tmp_path / "trace.json"
+    with pair.timeline(path):
+        x = T.dvector("x")
+        f = pair.function([x], x.mean(), name="new", **FAST)
+        f(np.ones(4))
+    trace = loaded(path)
+    assert [event["name"] for event in spans(trace, "compile", 0)] == ["new"]
+    assert not spans(trace, "compile", 1)
+    assert [len(spans(trace, "distribute", rank)) for rank in (0, 1)] == [1, 1]
+    assert_nested(spans(trace, rank=0))
+
+
+def test_nothing_is_kept_while_nothing_is_recorded(pair, tmp_path):
+    mean, *_ = mean_and_rows(pair)
+    mean(np.ones((4, 3)))
+    assert pair._rank.recorder.take() == ([], 0)
+    with pair.timeline(tmp_path / "trace.json"):
+        mean(np.ones((4, 3)))
+    mean(np.ones((4, 3)))
+    assert pair._rank.recorder.take() == ([], 0)
+
+
+def test_one_recording_at_a_time_each_in_its_own_file(pair, tmp_path):
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    mean, *_ = mean_and_rows(pair)
+    timeline = pair.timeline(str(first))
+    with pytest.raises(InputValueError, match="is being recorded already"):
+        pair.timeline(second)
+    mean(np.ones((4, 3)))
+    timeline.stop()
+    timeline.stop()
+    with pair.timeline(second):
+        pass
+    assert len(spans(loaded(first), "call")) == 2 + 2  # of distribution, and of the function
+    assert spans(loaded(second), "call") == []
+    assert sorted(os.listdir(tmp_path)) == ["first.json", "second.json"]
+
+
+@pytest.mark.parametrize(
+    "path, error, text",
+    [
+        (3, InputTypeError, "got 3 of type int as path"),
+        (".", InputValueError, "is a folder"),
+        ("no/such/folder/trace.json", InputValueError, "make it first"),
+    ],
+)
+def test_a_bad_path_is_told_before_anything_is_recorded(pair, tmp_path, path, error, text):
+    with pytest.raises(error, match=text):
+        pair.timeline(tmp_path / path if isinstance(path, str) else path)
+    assert not pair._rank.recorder.on
+    assert os.listdir(tmp_path) == []
+
+
+def test_close_ends_a_recording_that_began_with_the_runtime(tmp_path):
+    path = tmp_path / "trace.json"
+    with Runtime(2, timeline=str(path)) as runtime:
+        mean, *_ = mean_and_rows(runtime)
+        mean(np.ones((4, 3)))
+    trace = loaded(path)
+    for rank in (0, 1):
+        names = [event["name"] for event in spans(trace, "call", rank)]
+        assert names == ["distribute()", "mean"]
+    assert len(spans(trace, "compile", 0)) == 2
+
+
+def test_a_runtime_that_a_failure_has_closed_leaves_what_the_master_knows(tmp_path):
+    path = tmp_path / "trace.json"
+    with Runtime(2) as runtime:
+        mean, *_ = mean_and_rows(runtime)
+        mean(np.ones((4, 3)))
+        timeline = runtime.timeline(path)
+        mean(np.ones((4, 3)))
+        os.kill(runtime.worker_pids[0], signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            for _ in range(1000):
+                mean(np.ones((4, 3)))
+        timeline.stop()
+        with pytest.raises(Closed):
+            runtime.timeline(tmp_path / "another.json")
+    trace = loaded(path)
+    assert trace["otherData"]["missing ranks"] == [1]
+    assert spans(trace, "compute", 0)
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(signal.SIGKILL, marks=pytest.mark.nightly), signal.SIGSTOP]
+)
+def test_closing_leaves_a_file_whatever_has_become_of_a_worker(tmp_path, monkeypatch, what):
+    monkeypatch.setattr("synk_core._api.recordings.CLOSE_TIMEOUT_S", 0.3)
+    path = tmp_path / "trace.json"
+    with Runtime(2, timeline=str(path), timeout_s=60.0) as runtime:
+        mean, *_ = mean_and_rows(runtime)
+        mean(np.ones((4, 3)))
+        os.kill(runtime.worker_pids[0], what)
+    trace = loaded(path)
+    assert trace["otherData"]["missing ranks"] == [1]
+    assert spans(trace, "compute", 0)
+
+
+def test_closing_during_a_call_does_not_wait_for_it(tmp_path):
+    path = tmp_path / "trace.json"
+    runtime = Runtime(2, timeline=str(path))
+    mean, *_ = mean_and_rows(runtime)
+    mean(np.ones((4, 3)))
+    with runtime._controller.lock:  # as a handler of signals finds it
+        runtime._controller.lock.running = True
+        runtime.close()
+    assert runtime.closed
+    assert loaded(path)["otherData"]["missing ranks"] == [1]
+
+
+def test_a_file_that_cannot_be_written_at_the_end_is_a_warning(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    runtime = Runtime(2, timeline=str(folder / "trace.json"))
+    folder.rmdir()
+    with pytest.warns(RuntimeWarning, match="could not be written.*FileNotFoundError") as caught:
+        runtime.close()
+    assert caught[0].filename == __file__
+    assert runtime.closed
+
+
+def test_a_bad_path_starts_no_workers(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr("synk_core._api.runtime.Controller", lambda *_, **__: started.append(1))
+    with pytest.raises(InputValueError, match="make it first"):
+        Runtime(2, timeline=str(tmp_path / "no" / "trace.json"))
+    assert not started
+
+
+PROGRAM = """
+import sys, numpy as np
+from synk_testing.engine import T
+from synk_core import Runtime
+runtime = Runtime(2)
+x = T.dvector("x")
+f = runtime.function([x], x.mean(), name="f", mode="FAST_COMPILE")
+f(np.ones(4))
+runtime.timeline(sys.argv[1])
+f(np.ones(4))
+"""
+
+
+def test_the_end_of_the_program_ends_a_recording(run_script, tmp_path):
+    path = tmp_path / "trace.json"
+    status, _, err = run_script(PROGRAM, path)
+    assert status == 0, err
+    trace = loaded(path)
+    assert [event["name"] for event in spans(trace, "call")] == ["f", "f"]
+
+
+def test_spans_beyond_what_there_is_room_for_are_counted(monkeypatch):
+    monkeypatch.setattr("synk_core._watch.spans.MOST_SPANS", 3)
+    recorder = Recorder()
+    recorder.start()
+    for number in range(5):
+        recorder.add("compute", "f", number, number + 0.5)
+    trace = trace_of({0: recorder.take()}, 2, 0)
+    assert [event["ts"] for event in spans(trace)] == [0.0, 1e6, 2e6]
+    assert trace["otherData"]["lost spans"] == {0: 2}
+    assert trace["otherData"]["missing ranks"] == [1]

@@ -1,0 +1,600 @@
+"""`verify`: it passes what is right, catches what is not, and leaves no trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from synk_core import Runtime, SynkError, VerifyError, WorkerDied, WorkerFailed
+from synk_core._watch.verify import verify
+from synk_core._watch.verify.judge import combine
+from synk_core._watch.verify.report import measure
+from synk_core.engine import TITLE, Assert
+from synk_core.exceptions import InputTypeError, InputValueError
+from synk_testing.engine import STREAMS, T, engine, softmax
+
+x = T.matrix("x")
+
+FAST = {"mode": "FAST_COMPILE"}
+ALL = os.environ.get("SYNK_TESTS") == "all"
+
+
+def rows(count, columns=3, dtype="float64", seed=0):
+    return np.random.RandomState(seed).uniform(-1, 1, (count, columns)).astype(dtype)
+
+
+def values_of(runtime, f):
+    """Every rank's arrays, as bytes with their form."""
+    arrays = [v for v in f.get_shared() if isinstance(v.get_value(borrow=True), np.ndarray)]
+    if not arrays:
+        return []
+    fetched = [runtime.collectives.get_value(rank, arrays) for rank in range(runtime.size)]
+    return [(a.dtype, a.shape, a.tobytes()) for ranks in fetched for a in ranks]
+
+
+def check(runtime, f, *args, **kwargs):
+    """Verify, and require that nothing has changed."""
+    names = ("batch", "batch_s", "num_slices", "output_subset", "limit", "sync")
+    options = {name: kwargs.pop(name) for name in names if name in kwargs}
+    before, rows_before = values_of(runtime, f), f.rows
+    report = verify(f, runtime, args, kwargs, **options)
+    assert values_of(runtime, f) == before
+    assert f.rows == rows_before
+    return report
+
+
+def reasons(report):
+    return {c.what: c.reason for c in report.comparisons if c.reason}
+
+
+def wrong(report):
+    """What is wrong, without the names of outputs' variables."""
+    return {c.what.partition(" (")[0] for c in report.wrong}
+
+
+def training_step(runtime):
+    x, y = T.matrix("x"), T.scalar("y")
+    w = engine.shared(np.array([1.0, -0.5, 0.25]), name="w")
+    velocity = engine.shared(np.zeros(3), name="velocity")
+    steps = engine.shared(np.int32(0), name="steps")
+    loss = (T.tanh(x.dot(w)) * y).mean()
+    new = 0.9 * velocity - 0.1 * T.grad(loss, w)
+    return runtime.function(
+        [x],
+        [
+            loss,
+            (x.sum(axis=0), "sum"),
+            (x.max(axis=0), "max"),
+            (x.min(), "min"),
+            (T.exp(x).prod(axis=0), "prod"),
+            (x * 2, "gather"),
+            ((x > 0).sum(), "sum"),
+            (T.any(x > 0.5, axis=0), "max"),
+            (x.sum(axis=1), None),
+        ],
+        bcast_inputs=[y],
+        updates=[(velocity, new), (w, w + new), (steps, steps + 1)],
+        name="train",
+        **FAST,
+    )
+
+
+def test_a_training_step_with_all_ops_is_right(pair):
+    f = training_step(pair)
+    report = check(pair, f, rows(7), 2.0)
+    assert report.ok
+    assert report.raise_if_wrong() is report
+    assert report.rows == (4, 3)
+    assert report.drifts == ()
+    assert report.notes == ()
+    assert list(reasons(report)) == ["output 8"]
+    compared = {(c.what, c.run, c.against) for c in report.comparisons if c.difference}
+    for i in range(8):
+        for run in ("parallel", "2 slices", "3 slices"):
+            assert {(f"output {i}", run, a) for a in ("pieces", "serial")} <= {
+                (what.partition(" (")[0], r, a) for what, r, a in compared
+            }
+    assert ("update of velocity", "3 slices", "serial") in compared
+    assert ("update of steps on rank 1", "2 slices", "serial") in compared
+    assert ("update of w on rank 1", "parallel", "pieces") in compared
+    assert 0 < report.worst.difference.error < report.worst.limit
+    lines = str(report).splitlines()
+    assert lines[0] == f"'train' on 2 ranks with (4, 3) rows, against plain {TITLE}: ok"
+    assert any("update of velocity" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [4, slice(1, None, 2), slice(None, None, -1), [5, 0, 0, 3, 2], np.arange(8) % 3 == 0, 1, []],
+    ids=str,
+)
+def test_batches_of_arrays_lists_and_data(trio, step, batch):
+    value = rows(8)
+    for data in (value, value.tolist(), trio.data(value)):
+        report = check(trio, step, data, batch=batch, y=1.5)
+        assert report.ok, str(report)
+        chosen = value[:batch] if isinstance(batch, int) else value[batch]
+        assert sum(report.rows) == len(chosen)
+
+
+@pytest.fixture(scope="module")
+def step(trio):
+    x, y = T.matrix("x"), T.scalar("y")
+    w = engine.shared(np.array([1.0, -0.5, 0.25]), name="w")
+    gradient = engine.shared(np.zeros(3), name="gradient")
+    total = (T.tanh(x.dot(w)) * y).sum()
+    return trio.function(
+        [x],
+        [(total, "sum"), (x * y, "gather")],
+        bcast_inputs=[y],
+        updates=[(gradient, T.grad(total, w), "sum")],
+        **FAST,
+    )
+
+
+def test_data_that_holds_a_minibatch(trio, step):
+    value = rows(20)
+    data = trio.data(value[5:12], minibatch=True)
+    for batch in (slice(5, 12), [11, 5, 7, 7]):
+        report = check(trio, step, data, 1.0, batch=batch)
+        assert report.ok, str(report)
+    assert sum(report.rows) == 4
+
+
+def test_fewer_rows_than_ranks_and_more_slices_than_rows(trio):
+    f = training_step(trio)
+    for count in (1, 2, 4):
+        report = check(trio, f, rows(count), 1.0, num_slices=(2, 9))
+        assert report.ok, str(report)
+    # Ranks without rows have to keep what they had, unless no row goes into it.
+    report = check(trio, f, rows(1), 1.0, num_slices=5)
+    kept = {c.what for c in report.comparisons if c.against == "before"}
+    assert "update of w on rank 1" in kept
+    assert "update of steps on rank 2" in {c.what for c in report.comparisons} - kept
+
+
+def test_functions_without_inputs_or_outputs_or_anything(pair):
+    s, t = engine.shared(np.arange(3.0), name="s"), engine.shared(np.float32(2), name="t")
+    report = check(pair, pair.function([], [s.sum(), (s, "gather"), (t, "sum"), (t, None)]))
+    assert report.ok
+    assert len([c for c in report.comparisons if c.against == "serial"]) == 4
+    assert report.notes == ("not run in slices: the function has no rows to slice",)
+    report = check(pair, pair.function([], updates=[(s, s * 2), (t, t + 1)], **FAST))
+    assert report.ok
+    assert wrong(report) == set()
+    assert len(report.comparisons) == 2 * 2 * 2
+    report = check(pair, pair.function([], []))
+    assert report.ok
+    assert report.worst is None
+    assert "nothing to compare" in str(report)
+    report = check(pair, pair.function([x], updates=[(s, x.mean(axis=0))], **FAST), rows(5))
+    assert report.ok
+    assert report.rows == (3, 2)
+
+
+def test_givens_subsets_and_kinds_of_numbers(pair):
+    x, k = T.matrix("x"), T.ivector("k")
+    s = engine.shared(np.ones(3), name="s")
+    count = engine.shared(np.int8(0), name="count")
+    f = pair.function(
+        [x, k],
+        [
+            (x * s).mean(axis=0),
+            (T.cast(k, "int8").sum(dtype="int8"), "sum"),
+            (k.prod(dtype="int32"), "prod"),
+            (x.sum(axis=1).astype("complex128") * 1j).mean(),
+            (x.std(axis=0), "avg"),
+        ],
+        updates=[(count, T.cast(k.sum(), "int8"), "sum")],
+        givens={s: s * 3},
+        **FAST,
+    )
+    k_value = np.arange(1, 8, dtype="int32") * 40  # the sum does not fit into an int8
+    report = check(pair, f, rows(7), k_value, output_subset=[3, 0, 2, 1])
+    assert report.ok, str(report)
+    assert not any(c.what.startswith("output 4") for c in report.comparisons)
+    assert wrong(check(pair, f, x=rows(7), k=k_value)) == {"output 4"}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_short_floats(pair, dtype):
+    x = T.matrix("x", dtype=dtype)
+    w = engine.shared(np.ones(3, dtype), name="w")
+    gradient = (x * w).mean(axis=0, dtype=dtype, acc_dtype="float32")
+    f = pair.function(
+        [x],
+        [gradient, (x.sum(axis=0, dtype=dtype, acc_dtype="float32"), "sum"), (x, "gather")],
+        updates=[(w, w - np.asarray(0.1, dtype) * gradient)],
+        **FAST,
+    )
+    assert check(pair, f, rows(9, dtype=dtype)).ok
+    bad = pair.function([x], [(gradient, "sum")], **FAST)
+    assert wrong(check(pair, bad, rows(9, dtype=dtype))) == {"output 0"}
+
+
+def test_sliceable_variables_are_each_ranks_own_rows(trio):
+    data = engine.shared(np.zeros((1, 3)), name="data")
+    w = engine.shared(np.array([1.0, -0.5, 0.25]), name="w")
+    loss = T.tanh(data.dot(w)).mean()
+    alone = trio.function(
+        [],
+        [loss, (data * 2, "gather")],
+        updates=[(w, w - T.grad(loss, w))],
+        sliceable_shareds=[data],
+        **FAST,
+    )
+    beside = trio.function([x], ((data * x).sum(), "sum"), sliceable_shareds=[data], **FAST)
+    trio.collectives.scatter(data, rows(11))
+    report = check(trio, alone)
+    assert report.ok
+    assert report.rows == (4, 4, 3)
+    assert report.notes == ()
+    for batch_s in (2, [slice(0, 4), [3, 0], slice(2, 3)], [[0], [], [0, 0, 1]], slice(0, 0)):
+        report = check(trio, alone, batch_s=batch_s)
+        assert report.ok, str(report)
+    assert check(trio, beside, rows(11)).ok
+    assert check(trio, beside, rows(6), batch_s=2).ok
+    wide = trio.function([x], (x.sum() * (data**2).mean(), "sum"), sliceable_shareds=[data], **FAST)
+    assert wrong(check(trio, wide, rows(11))) == {"output 0"}
+
+
+def test_row_shares_make_a_mean_a_sum(trio):
+    g = engine.shared(np.zeros(3), name="g")
+    share = trio.row_share()
+    f = trio.function(
+        [x],
+        (share * x.mean(axis=0), "sum"),
+        updates=[(g, share * (x**2).mean(axis=0), "sum")],
+        **FAST,
+    )
+    report = check(trio, f, rows(7))
+    assert report.ok, str(report)
+    assert share.get_value() == 1.0
+
+
+def drawing(runtime):
+    old, new = STREAMS["numpy"](seed=5), [*STREAMS.values()][-1](seed=6)
+    noise = engine.shared(np.zeros(()), name="noise")
+    return runtime.function(
+        [x],
+        [
+            (x * old.uniform(size=x.shape), "gather"),
+            (x * new.uniform(size=x.shape), "gather"),
+            (x.sum(), "sum"),
+        ],
+        updates=[(noise, old.normal(size=(1,)).sum())],
+        **FAST,
+    )
+
+
+def test_random_numbers_are_not_compared_and_streams_go_on_as_before(pair):
+    value = rows(5)
+    undisturbed = drawing(pair)
+    expected = [undisturbed(value)[:2] for _ in range(3)]
+    f = drawing(pair)
+    for draws in expected:
+        report = check(pair, f, value)
+        assert report.ok, str(report)
+        assert reasons(report)["output 0"] == "it draws random numbers"
+        assert reasons(report)["output 1"] == "it draws random numbers"
+        assert reasons(report)["update of noise"] == "it draws random numbers"
+        states = [c for c in report.comparisons if c.reason == "it is the state of a random stream"]
+        assert len(states) >= 2
+        assert next(c.what for c in report.comparisons if c.difference) == "output 2"
+        np.testing.assert_array_equal(f(value)[:2], draws)
+
+
+def test_what_cannot_be_split_is_found(pair):
+    w = engine.shared(np.ones(3), name="w")
+    v = engine.shared(np.ones(3), name="v")
+    last = engine.shared(np.int64(3), name="last")
+    whole = engine.shared(np.ones(3), name="whole")
+    gradient = T.grad(T.tanh(x.dot(w)).mean(), w)
+    f = pair.function(
+        [x],
+        [
+            (x.mean(axis=0), "sum"),
+            x.std(axis=0),
+            (softmax(x.T).T, "gather"),
+            (x.sum(), "avg"),
+            x.mean(),
+            (w.sum(), "sum"),
+        ],
+        updates=[
+            (v, 0.9 * v + 0.1 * gradient**2),
+            (w, w - gradient),
+            (last, last + x.shape[0]),
+            (whole, whole + 1, "sum"),
+        ],
+        **FAST,
+    )
+    report = check(pair, f, rows(9))
+    assert not report.ok
+    found = {what.partition(" (")[0].partition(" on ")[0] for what in wrong(report)}
+    assert found == {
+        *(f"output {i}" for i in (0, 1, 2, 3, 5)),
+        *(f"update of {name}" for name in ("v", "last", "whole")),
+    }
+    # The ranks did what they were told: it is the function.
+    assert {c.against for c in report.wrong} == {"serial"}
+    assert "of the parts is not the whole" in str(report)
+    with pytest.raises(VerifyError, match="WRONG") as caught:
+        report.raise_if_wrong()
+    assert caught.value.report is report
+    assert isinstance(caught.value, SynkError)
+    assert isinstance(caught.value, AssertionError)
+
+
+class Tampered:
+    """A function whose calls go wrong in some way."""
+
+    def __init__(self, function, tamper):
+        self._function, self._tamper = function, tamper
+
+    def __getattr__(self, name):
+        return getattr(self._function, name)
+
+    @property
+    def rows(self):
+        return self._function.rows
+
+    @rows.setter
+    def rows(self, rows):
+        self._function.rows = rows
+
+    def __call__(self, *args, **kwargs):
+        return self._tamper(self._function, *args, **kwargs)
+
+
+def test_ranks_that_compute_something_else_are_found(pair):
+    w = engine.shared(np.ones(3), name="w")
+    mean = T.tanh(x.dot(w)).mean()
+    f = pair.function([x], mean, updates=[(w, w - T.grad(mean, w))], name="step", **FAST)
+
+    def with_a_replica_off(function, *args, **kwargs):
+        pair.collectives.set_value(1, w, np.ones(3) + 1e-9)
+        return function(*args, **kwargs)
+
+    report = verify(Tampered(f, with_a_replica_off), pair, (rows(5),), {})
+    assert wrong(report) >= {"output 0", "update of w on rank 1"}
+    assert "pieces" in {c.against for c in report.wrong}
+    assert f"the ranks did not compute what plain {TITLE} does" in str(report)
+    np.testing.assert_array_equal(pair.collectives.get_value(1, w), np.ones(3))
+
+    def updating_idle_ranks(function, *args, **kwargs):
+        result = function(*args, **kwargs)
+        pair.collectives.set_value(1, w, np.nextafter(np.ones(3), 2))
+        return result
+
+    report = verify(Tampered(f, updating_idle_ranks), pair, (rows(1),), {}, num_slices=())
+    assert wrong(report) == {"update of w on rank 1"}
+    assert report.worst.against == "before"
+    assert report.worst.difference.ulps == 1
+
+
+def test_replicas_that_differ_are_named(pair):
+    w = engine.shared(np.ones(3), name="w")
+    state = engine.shared(np.zeros(()), name="state")
+    unread = engine.shared(np.zeros(3), name="unread")
+    f = pair.function(
+        [x],
+        x.dot(w).mean(),
+        updates=[(state, state + x.sum(), "sum"), (unread, x.mean(axis=0))],
+        **FAST,
+    )
+    assert check(pair, f, rows(6)).ok
+    off = np.ones(3)
+    off[2] = np.nextafter(1.0, 2)
+    for variable, value in ((w, off), (state, np.asarray(4.0)), (unread, np.ones(3))):
+        pair.collectives.set_value(1, variable, value)
+    report = check(pair, f, rows(6))
+    assert not report.ok
+    assert not report.wrong
+    drifts = {drift.variable: drift for drift in report.drifts}
+    assert set(drifts) == {"w", "state"}
+    assert drifts["w"].difference.ulps == 1
+    assert drifts["w"].difference.index == (2,)
+    assert not drifts["w"].tolerated
+    assert drifts["state"].tolerated
+    assert "rank 1's w differs from the master's at (2,): 1.0000000000000002, not 1.0" in str(
+        report
+    )
+
+    pair.collectives.set_value(1, w, np.full(3, 2.0))
+    report = check(pair, f, rows(6))
+    assert not report.wrong, "the runs start from the master's values"
+    assert {d.variable: d.difference.got for d in report.drifts}["w"] == "2.0"
+    report = check(pair, f, rows(6), sync=False)
+    assert any(what.startswith("output 0") for what in wrong(report))
+    assert {c.against for c in report.wrong} == {"serial"}
+    pair.collectives.broadcast(w)
+    assert check(pair, f, rows(6)).ok
+
+
+def test_everything_is_put_back_when_a_rank_fails(pair):
+    s = engine.shared(np.float32([1, 2]), name="s")
+    checked = Assert("too large")(x, T.lt(x.max(), 10))
+    f = pair.function([x], checked.mean(), updates=[(s, s + 1)], **FAST)
+    pair.collectives.set_value(1, s, np.float32([[3, 4]])[0])
+    value = rows(4)
+    value[3] = 11.0  # on the second rank
+    before = values_of(pair, f)
+    for arguments, error in (((value,), WorkerFailed), ((value[0],), TypeError), ((), TypeError)):
+        with pytest.raises(error):
+            verify(f, pair, arguments, {})
+        assert values_of(pair, f) == before
+    assert check(pair, f, rows(4)).wrong == ()
+
+
+def test_another_master_and_a_worker_that_dies():
+    w = engine.shared(np.ones(3), name="w")
+    mean = T.tanh(x.dot(w)).mean()
+    with Runtime(2, master_rank=1) as runtime:
+        f = runtime.function([x], [mean, (x, None)], updates=[(w, w - T.grad(mean, w))], **FAST)
+        report = check(runtime, f, rows(5))
+        assert report.ok, str(report)
+        assert report.rows == (3, 2)
+        assert check(runtime, f, np.empty((0, 3)), output_subset=[0]).ok
+        runtime.collectives.set_value(0, w, np.zeros(3))
+        (drift,) = check(runtime, f, rows(5)).drifts
+        assert (drift.rank, drift.tolerated) == (0, True)
+
+        def dying(function, *args, **kwargs):
+            function(*args, **kwargs)
+            os.kill(runtime.worker_pids[0], signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        with pytest.raises(WorkerDied):
+            verify(Tampered(f, dying), runtime, (rows(5),), {})
+        assert runtime.closed
+        np.testing.assert_array_equal(w.get_value(), np.ones(3))
+
+
+def test_variables_that_hold_no_arrays_are_left_alone(pair):
+    structured_dot = pytest.importorskip("theano.sparse").structured_dot
+    matrix = engine.shared(scipy.sparse.csr_matrix(np.diag([1.0, 2.0, 3.0])), name="matrix")
+    f = pair.function([x], structured_dot(matrix, x.T).sum(axis=1).mean())
+    g = pair.function([x], (structured_dot(matrix, x.T).T, "gather"))
+    assert check(pair, g, rows(5)).ok
+    assert wrong(check(pair, f, rows(5))) == {"output 0"}  # it sums over rows
+    np.testing.assert_array_equal(g(rows(5)), rows(5) * [1.0, 2.0, 3.0])
+
+
+def test_what_is_zero_but_for_rounding_is_not_judged_by_its_digits(pair):
+    c = engine.shared(np.float64(0), name="c")
+    centred = x + c
+    centred = centred - centred.mean(axis=1, keepdims=True)
+    gradient = T.grad(T.exp(centred).sum(axis=1).mean(), c)
+    f = pair.function([x], gradient, **FAST)
+    report = check(pair, f, rows(300, 7))
+    serial = [c.difference for c in report.comparisons if c.against == "serial"]
+    assert report.ok, str(report)
+    assert max(d.noise for d in serial) > 1e6, "the case is not what it should be"
+    # The excuse holds for nothing else.
+    assert wrong(check(pair, pair.function([x], x.std(axis=0), **FAST), rows(300, 7)))
+
+
+def build_random(runtime, dtype):
+    x = T.matrix("x", dtype=dtype)
+    w = engine.shared(rows(3, 4, dtype, seed=1), name="w")
+    v = engine.shared(np.zeros((3, 4), dtype), name="v")
+    loss = T.tanh(x.dot(w)).sum(axis=1).mean()
+    new = np.asarray(0.9, dtype) * v - np.asarray(0.1, dtype) * T.grad(loss, w)
+    return runtime.function(
+        [x],
+        [loss, (T.exp(x.dot(w)), "gather"), (x.sum(axis=0), "sum"), (x**2).mean(axis=0)],
+        updates=[(v, new), (w, w + new)],
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.nightly)])
+def test_random_runs_stay_within_the_limits_and_wrong_weights_never(trio, dtype):
+    f = build_random(trio, dtype)
+
+    def with_equal_weights(function, *args, **kwargs):
+        results = function(*args, **kwargs)
+        counts = function.rows
+        parts = np.split(args[0], np.cumsum(counts)[:-1])
+        results[3] = np.mean([(p**2).mean(axis=0) for p in parts if len(p)], axis=0).astype(dtype)
+        return results
+
+    unweighted = Tampered(f, with_equal_weights)
+    random = np.random.RandomState(3)
+    worst = {"pieces": 0.0, "serial": 0.0, "before": 0.0}
+    for _ in range(100 if ALL else 40):
+        count = int(random.choice([1, 2, 4, 5, 7, 8, 31, 100, 400]))
+        value = random.standard_normal((count, 3)) * random.choice([0.01, 1.0, 3.0])
+        value = (value + random.choice([0.0, 1.0])).astype(dtype)
+        report = verify(f, trio, (value,), {}, num_slices=(2,))
+        assert report.ok, str(report)
+        for comparison in report.comparisons:
+            assert comparison.difference.noise == 1.0
+            part = comparison.severity
+            worst[comparison.against] = max(worst[comparison.against], part)
+        if count % 3 and count > 1 and np.ptp([r for r in report.rows if r]):
+            report = verify(unweighted, trio, (value,), {}, num_slices=())
+            assert "output 3" in wrong(report), f"{count} rows: {report}"
+    # A wide margin, but one that means something.
+    assert 0.005 < worst["pieces"] < 0.5
+    assert 0.005 < worst["serial"] < 0.5
+    assert worst["before"] == 0.0
+
+
+def test_differences_are_counted_in_steps_between_numbers():
+    everything = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    finite = np.unique(everything[np.isfinite(everything)])  # sorted, one zero
+    places = np.arange(len(finite))
+    random = np.random.RandomState(0)
+    for _ in range(200):
+        i, j = random.randint(0, len(finite), 2)
+        assert measure(finite[[i]], finite[[j]]).ulps == abs(places[i] - places[j])
+    for dtype in ("float32", "float64"):
+        one = np.asarray(1.0, dtype)
+        found = measure(np.nextafter(one, np.asarray(2, dtype)), one)
+        assert (found.ulps, found.error, found.index) == (1, 1.0, ())
+        assert measure(np.asarray(-0.0, dtype), np.asarray(0.0, dtype)).ulps == 0
+    found = measure(np.array([1.0, 2.0, 1e-20]), np.array([1.0, 2.0, 3e-20]))
+    assert found.index == (2,)
+    assert found.error < 1e-3 < 1e10 < found.ulps
+    found = measure(np.array([1e-20]), np.array([3e-20]), scale=1.0)
+    assert found.error == pytest.approx(2e-20 / 2.220446049250313e-16)
+
+
+def test_differences_of_what_is_no_number_or_no_float():
+    nan, inf = np.nan, np.inf
+    assert measure([nan, inf, -inf, 1.0], [nan, inf, -inf, 1.0]).error == 0
+    for got, expected in ((nan, 1.0), (1.0, nan), (inf, -inf), (1.0, inf), (nan, inf)):
+        found = measure(np.array([0.5, got]), np.array([0.5, expected]))
+        assert found.error == inf
+        assert found.index == (1,)
+    assert measure(np.array([], "float32"), np.array([], "float32")).error == 0
+    found = measure(np.int64([2**62, 1]), np.int64([2**62, 4]))
+    assert (found.error, found.ulps, found.index) == (inf, 3, (1,))
+    assert measure(np.array([True]), np.array([False])).error == inf
+    assert measure(np.zeros(2), np.zeros(3)).expected == "float64 of shape (3,)"
+    assert measure(np.zeros(2), np.zeros(2, "float32")).error == inf
+    assert measure(np.array([1 + 1j]), np.array([1 + 1j])).error == 0
+    assert measure(np.array([1 + 2j]), np.array([1 + 1j])).error > 1e15
+    assert measure(np.array(5e-324), np.array(0.0)).error == 1.0
+
+
+def test_parts_are_combined_by_their_weights():
+    parts = [np.array([1.0, 4.0]), np.array([4.0, 1.0])]
+    np.testing.assert_array_equal(combine("avg", parts, [2, 1]), [2.0, 3.0])
+    np.testing.assert_array_equal(combine("sum", parts, [2, 1]), [5.0, 5.0])
+    np.testing.assert_array_equal(combine("prod", parts, [2, 1]), [4.0, 4.0])
+    np.testing.assert_array_equal(combine("max", parts, [2, 1]), [4.0, 4.0])
+    np.testing.assert_array_equal(combine("min", parts, [2, 1]), [1.0, 1.0])
+    np.testing.assert_array_equal(combine("gather", parts, [2, 1]), [1.0, 4.0, 4.0, 1.0])
+    assert combine("last", parts, [2, 1]) is parts[1]
+    small = [np.int8([100]), np.int8([100])]
+    assert combine("sum", small, [1, 1]).dtype == np.int8
+    np.testing.assert_array_equal(combine("sum", small, [1, 1]), np.add(*small))
+    assert combine("avg", parts, [1e9, 1]).dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_slices": range(10**12)},
+        {"num_slices": [2, 0]},
+        {"num_slices": "23"},
+        {"num_slices": 1.5},
+        {"num_slices": None},
+        {"limit": "much"},
+        {"limit": float("nan")},
+        {"limit": -1},
+        {"sync": "yes"},
+        {"sync": np.array([True, False])},
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_runs(pair, wrong):
+    x = T.dmatrix("x")
+    f = pair.function([x], (x.sum(), "sum"), **FAST)
+    with pytest.raises((InputValueError, InputTypeError), match=f"{next(iter(wrong))}: got"):
+        f.verify(np.ones((4, 2)), **wrong)
+    assert f.verify(np.ones((4, 2)), num_slices=np.int64(2), limit=np.float32(64), sync=True).ok

@@ -1,0 +1,374 @@
+"""What the engine's names (`synk_core.engine`) mean with PyTensor 3.3.
+
+"As with Theano": see `synk_theano._engine`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Sequence, Tuple
+
+import numba
+import numpy as np
+import pytensor as library
+import pytensor.tensor as T
+from pytensor.compile import maker as _maker
+from pytensor.compile.executor import Function
+from pytensor.compile.inner_function import HasInnerFunction
+from pytensor.compile.io import In, Out
+from pytensor.compile.maker import FunctionMaker
+from pytensor.compile.mode import get_mode
+from pytensor.compile.ops import FromFunctionOp, deep_copy_op
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.gradient import DisconnectedInputError, DisconnectedType
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.destroyhandler import DestroyHandler
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import HasMultipleInnerGraph, Op
+from pytensor.graph.replace import clone_replace as clone
+from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import graph_inputs as leaves_of
+from pytensor.graph.type import Type
+from pytensor.graph.utils import MissingInputError
+from pytensor.link.basic import Container
+from pytensor.link.numba.linker import NumbaLinker
+from pytensor.link.utils import raise_with_op as _raise_with_op
+from pytensor.raise_op import Assert
+from pytensor.scalar.basic import Mul, ScalarInnerGraphOp, Second, upcast
+from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.random.type import RandomType as RandomStateType
+from pytensor.tensor.random.type import random_generator_type as random_state_type
+from pytensor.tensor.shape import Reshape
+from pytensor.tensor.subtensor import Subtensor, get_idx_list
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.type_other import NoneTypeT, SliceType
+
+ADAPTER = __name__
+NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
+
+DEVICES = None
+"""There is no back end for GPUs."""
+
+FLATTENS = False
+
+NOT_INHERITED = ()
+
+OF_OTHER_FORM = frozenset(
+    (
+        *("AdvancedIncSubtensor", "AdvancedSubtensor", "ArgSortOp", "Argmax", "IfElse", "Join"),
+        *("Print", "Scan", "SortOp", "SpecifyShape", "Split"),
+        "StructuredDot",
+    )
+)
+
+# Reductions inside a graph are Python's: they cannot be otherwise.
+warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
+
+# It has no such operations.
+BatchNormTrain = Rebroadcast = ()
+
+# ---- what it is set to -----------------------------------------------------------------------
+
+_SHARED_OPTIONS = ("floatX", "cast_policy", "exception_verbosity")
+
+
+def options() -> Dict[str, Any]:
+    """As with Theano."""
+    return {name: getattr(library.config, name) for name in _SHARED_OPTIONS}
+
+
+def worker_variables(_on_device: bool) -> Dict[str, str]:
+    """Return nothing: the user's flags are in the environment, and there are no devices."""
+    return {}
+
+
+def slow_without_compiler() -> bool:
+    """Return False: Numba brings a compiler."""
+    return False
+
+
+def cache_folder() -> str:
+    """Return the folder of C code and of Numba's."""
+    return str(library.config.base_compiledir)
+
+
+def worker_cache() -> None:
+    """Do nothing: PyTensor looks for what others have compiled before it compiles."""
+
+
+refresh_cache = worker_cache
+
+
+# ---- graphs ----------------------------------------------------------------------------------
+
+
+def inner_outputs(op: Any) -> Sequence[Any]:
+    """As with Theano."""
+    graphs = op.inner_graphs.values() if isinstance(op, HasMultipleInnerGraph) else ()
+    return [variable for graph in graphs for variable in graph.outputs]
+
+
+def clients_of(_variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:
+    """Return nothing: a variable does not know its clients."""
+    return ()
+
+
+def with_pattern(variable: Any, like: Any) -> Any:
+    """As with Theano. PyTensor forgets no length of 1 that it knows, but for those of an index."""
+    pairs = list(enumerate(zip(variable.broadcastable, like.broadcastable)))
+    for axis, (mine, wanted) in pairs:
+        if mine and not wanted:
+            variable = T.take(variable, T.arange(like.shape[axis]), axis=axis)
+    axes = [axis for axis, (mine, wanted) in pairs if wanted and not mine]
+    return T.specify_broadcastable(variable, *axes) if axes else variable
+
+
+def shared_like(variable: Any, value: Any, name: str) -> Any:
+    """As with Theano."""
+    shape = tuple(1 if is_one else None for is_one in variable.broadcastable)
+    return library.shared(value, name=name, shape=shape)
+
+
+def next_stream(_state: Any) -> NoReturn:
+    """There is no MRG_RandomStreams."""
+    raise NotImplementedError
+
+
+def is_random(variable: Any) -> bool:
+    """As with Theano: it has a type of its own."""
+    return isinstance(variable.type, RandomStateType)
+
+
+# ---- building functions ----------------------------------------------------------------------
+
+
+def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
+    """As with Theano. The argument is deprecated, though not what it does.
+
+    A function of Numba's is not linked yet: see `to_build_again`.
+    """
+
+    def changed(plain: Any) -> Any:
+        return lambda *arguments, **settings: plain(
+            *arguments, **{**settings, "no_default_updates": no_default_updates}
+        )
+
+    with _constructing(changed), _without_numba():
+        return library.function(inputs, outputs, **arguments)
+
+
+def without_test_values() -> Any:
+    """There are no test values."""
+    return nullcontext()
+
+
+linked_by_kind = without_test_values
+"""Linking is quick."""
+
+
+def out_of_place() -> Any:
+    """As with Theano."""
+
+    def changed(plain: Any) -> Any:
+        def construct(*arguments: Any, **settings: Any) -> Any:
+            inputs, outputs = plain(*arguments, **settings)
+            for item in inputs:
+                if item.shared:
+                    item.mutable = False
+            return inputs, outputs
+
+        return construct
+
+    return _constructing(changed)
+
+
+@contextmanager
+def _without_numba() -> Iterator[None]:
+    """For the duration of the block, link no function by Numba, which never lets go of what it has
+    seen: of the user's shared variables, for one."""
+    plain = FunctionMaker.create
+
+    def create(self: Any, *arguments: Any, **settings: Any) -> Any:
+        if not isinstance(self.linker, NumbaLinker) or self.profile:
+            return plain(self, *arguments, **settings)
+        ends = [
+            [Container(end, [None]) for end in ends]
+            for ends in (self.fgraph.inputs, self.fgraph.outputs)
+        ]
+        returns = self.outputs, self.unpack_single, self.return_none
+        return Function(_unlinked, *ends, *returns, self, self.trust_input, self.name)
+
+    FunctionMaker.create = create
+    try:
+        yield
+    finally:
+        FunctionMaker.create = plain
+
+
+def _unlinked() -> NoReturn:
+    raise NotImplementedError("the function is to be built again")
+
+
+@contextmanager
+def _constructing(changed: Callable[[Any], Any]) -> Iterator[None]:
+    """For the duration of the block, change what clones the graph of a new function."""
+    plain = _maker.construct_function_ins_and_outs
+    _maker.construct_function_ins_and_outs = changed(plain)
+    try:
+        yield
+    finally:
+        _maker.construct_function_ins_and_outs = plain
+
+
+# ---- compiled functions ----------------------------------------------------------------------
+
+
+class _JitMachine:
+    """What runs a function of Numba's, in place of PyTensor's own machine.
+
+    Numba compiles a function anew for each memory layout of its arguments: here they have one. And
+    it makes the updates, so that a call needs no wrapper.
+    """
+
+    need_update_inputs = False
+
+    def __init__(self, function: Any) -> None:
+        thunk = function.vm
+        self.jit_fn = thunk.jit_fn
+        self.allow_gc = thunk.allow_gc
+        self.storage_map = thunk.storage_map
+        self._graph = function.maker.fgraph
+        self._inputs = thunk.inputs
+        self._outputs = thunk.outputs
+        self._updates = [
+            (thunk.inputs[target], place)
+            for place, target in (self._graph.update_mapping or {}).items()
+        ]
+
+    def __call__(self) -> Any:
+        try:
+            results = self.jit_fn(*[_in_one_layout(place[0]) for place in self._inputs])
+        except Exception:
+            node = next((v.owner for v in self._graph.outputs if v.owner is not None), None)
+            if node is None:
+                raise
+            _raise_with_op(self._graph, node, self)
+        results = list(results or ())
+        for place, value in zip(self._outputs, results):
+            place[0] = value
+        for place, number in self._updates:
+            place[0] = results[number]
+        return results
+
+    def compile(self) -> None:
+        """Compile for arguments of the one layout, or load what another process has compiled."""
+        values = tuple(
+            np.empty((0,) * variable.ndim, variable.dtype)
+            if place[0] is None
+            else _in_one_layout(place[0])
+            for variable, place in zip(self._graph.inputs, self._inputs)
+        )
+        takes_all = inspect.getfullargspec(self.jit_fn.py_func).varargs is not None
+        self.jit_fn.compile(tuple(map(numba.typeof, (values,) if takes_all else values)))
+
+
+def _in_one_layout(value: Any) -> Any:
+    """Return an array in C order, aligned and writable; any other value unchanged."""
+    if type(value) is not np.ndarray or value.flags.carray:
+        return value
+    return np.array(value, order="C")
+
+
+def to_build_again(function: Any) -> bool:
+    """As with Theano."""
+    return function.vm is _unlinked
+
+
+def compile_ahead(function: Any) -> None:
+    """As with Theano."""
+    if isinstance(function.vm, _JitMachine):
+        function.vm.compile()
+
+
+def machine_of(function: Any) -> Any:
+    """As with Theano."""
+    return function.vm
+
+
+def held_by(function: Any) -> Any:
+    """Return the maker: a function has no place for weak references."""
+    return function.maker
+
+
+def n_returned(function: Any) -> int:
+    """As with Theano."""
+    return int(function._n_returned_outputs)
+
+
+def returns_results_alone(_function: Any) -> bool:
+    """Return True: there are neither dicts of results nor defaults."""
+    return True
+
+
+def raise_with_op(machine: Any, node: Any, thunk: Any) -> NoReturn:
+    """As with Theano."""
+    _raise_with_op(None, node, thunk, storage_map=getattr(machine, "storage_map", None))
+    raise AssertionError("not reached")
+
+
+def extras_of(_function: Any) -> None:
+    """As with Theano: nothing."""
+
+
+def link(
+    graph: Any,
+    inputs: Sequence[Any],
+    borrows: Sequence[bool],
+    mode: Any,
+    name: Optional[str],
+    returns: Tuple[bool, bool],
+    _extras: Any,
+) -> Any:
+    """As with Theano. Prepared graphs have to be declared, and need an `Out` for each update."""
+    n_outputs = len(borrows)
+    borrows = [*borrows, *[False] * (len(graph.outputs) - n_outputs)]
+    maker = FunctionMaker(
+        inputs,
+        [Out(variable, borrow=borrow) for variable, borrow in zip(graph.outputs, borrows)],
+        mode=mode,
+        accept_inplace=True,
+        on_unused_input="ignore",
+        fgraph=graph,
+        name=name,
+        no_fgraph_prep=True,
+    )
+    maker.outputs = maker.outputs[:n_outputs]
+    maker.unpack_single, maker.return_none = returns
+    function = maker.create([item.value for item in inputs])
+    if isinstance(maker.linker, NumbaLinker):
+        function.vm = _JitMachine(function)
+    return function
+
+
+def state_of(value: Any) -> Any:
+    """As with Theano."""
+    if isinstance(value, ScalarInnerGraphOp):
+        return value  # compared by its graph
+    if isinstance(value, HasMultipleInnerGraph):
+        return None
+    return vars(value) if isinstance(value, (Op, Type)) else None
+
+
+# ---- pickling --------------------------------------------------------------------------------
+
+
+def reduced(obj: Any) -> Any:
+    """As with Theano. What is compiled of an inner graph stays here: it is linked again there."""
+    if not isinstance(obj, HasInnerFunction):
+        return None
+    make, arguments, state, *more = obj.__reduce_ex__(2)
+    return make, arguments, {**state, "_fn": None}, *more

@@ -1,0 +1,268 @@
+"""What PyTensor has and Theano has not: NumPy's Generators as random states, and Numba."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from synk_core import Runtime, SpecError, StallWarning
+from synk_core._graph.random_streams import reseed
+from synk_core._graph.rowwise.check import check_spec
+from synk_core._graph.shared import VariableRegistry
+from synk_core._graph.spec import make_spec
+from synk_core._graph.transfer.pickling import dumps
+from synk_core._watch.flight import WORDS, Flight, Phase
+from synk_core._workers.stalls import StallWatch
+from synk_testing.engine import IS_THEANO, PROGRAM, T, engine
+
+BITS = [np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64]
+
+needs_pytensor = pytest.mark.skipif(IS_THEANO, reason="PyTensor only")
+x = T.vector("x")
+
+
+class Odd(np.random.PCG64):
+    """A bit generator that is not one of NumPy's."""
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_each_rank_has_a_generator_of_its_own_that_follows_from_the_state(bits):
+    state = np.random.Generator(bits(5))
+    draws = {rank: reseed(state, rank).random(100) for rank in (1, 2, 70_000)}
+    again = {rank: reseed(np.random.Generator(bits(5)), rank).random(100) for rank in draws}
+    np.testing.assert_equal(again, draws)
+    assert type(reseed(state, 1).bit_generator) is bits
+    plain = np.random.Generator(bits(5)).random(100)
+    np.testing.assert_array_equal(state.random(100), plain)  # it was not drawn from
+    later = reseed(state, 1).random(100)
+    assert len(np.unique([plain, later, *draws.values()])) == 500
+
+
+def drawing(runtime, rng, **options):
+    """One number for each row."""
+    state, draws = rng.uniform(size=x.shape)
+    return runtime.function([x], (draws + 0 * x, "gather"), updates=[(rng, state)], **options)
+
+
+@needs_pytensor
+def test_ranks_and_slices_draw_numbers_of_their_own_again_and_again(runtime):
+    runs = []
+    for _ in range(2):
+        f = drawing(runtime, T.random.shared_rng(seed=7))
+        runs.append([f(np.zeros(60), num_slices=n) for n in (1, 1, 3)])
+    np.testing.assert_array_equal(*runs)
+    assert len(np.unique(runs[0])) == 180
+    own = 60 // runtime.size
+    serial = np.random.default_rng(7).uniform(size=(2, own))
+    np.testing.assert_array_equal(np.array(runs[0])[:2, :own], serial)
+
+
+@needs_pytensor
+def test_what_draws_without_an_update_draws_the_same_again_but_not_on_another_rank(pair):
+    f = pair.function([x], (T.random.normal(size=x.shape) + 0 * x, "gather"))
+    first, second = f(np.zeros(20)), f(np.zeros(20))
+    np.testing.assert_array_equal(first, second)
+    assert len(np.unique(first)) == 20
+
+
+@needs_pytensor
+def test_ranks_draw_the_same_if_that_is_asked_for():
+    with Runtime(2, random_streams="identical") as runtime:
+        for bits in (np.random.PCG64, Odd):
+            rng = T.random.shared_rng(np.random.Generator(bits(7)))
+            draws = drawing(runtime, rng)(np.zeros(20))
+            np.testing.assert_array_equal(draws[:10], draws[10:])
+
+
+@needs_pytensor
+def test_states_by_which_all_ranks_would_draw_the_same_are_refused(pair):
+    odd = engine.shared(np.random.Generator(Odd(7)), name="odd")
+    with pytest.raises(SpecError, match=r"odd is a Generator of Odd, .*identical"):
+        drawing(pair, odd)
+    fixed = odd.type.make_constant(np.random.default_rng(7))
+    draws = T.random.uniform(size=(), rng=fixed)
+    with pytest.raises(SpecError, match=r"constant of the graph of fixed, .*pytensor\.shared"):
+        pair.function([x], (x + draws, "gather"), name="fixed")
+    looped = engine.scan(lambda row: row + T.random.uniform(size=(), rng=fixed), x)
+    looped = looped[0] if isinstance(looped, tuple) else looped
+    with pytest.raises(SpecError, match="constant of the graph"):
+        pair.function([x], (looped, "gather"))
+
+
+# ---- Numba -----------------------------------------------------------------------------------
+
+LOADED = """
+import pickle, sys
+from synk_core._graph.rowwise.check import check_spec
+from synk_core._graph.shared import VariableRegistry
+from synk_core._graph.spec import make_spec
+from synk_core._graph.transfer.pickling import loads
+from synk_core.engine import compile_ahead
+with open(sys.argv[1], "rb") as file:
+    data, buffers = pickle.load(file)
+function = loads(data, VariableRegistry(), buffers)
+compile_ahead(function)
+stats = function.vm.jit_fn.stats
+print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+function(np.ones((4, 3)), np.ones((3, 2)))
+print(len(function.vm.jit_fn.signatures))
+"""
+
+
+def network():
+    """Several products, whose order the optimiser may choose."""
+    x, w = T.matrix("x"), T.matrix("w")
+    hidden = T.tanh(x.dot(w))
+    loss = (hidden.dot(hidden.T) - x.dot(x.T)).mean() + T.sqr(w).sum()
+    return [x], [w], [(loss, "avg"), (T.grad(loss, w), "avg")]
+
+
+@needs_pytensor
+def test_a_worker_loads_what_the_master_has_compiled(run_script, tmp_path):
+    rows, whole, outputs = network()
+    with Runtime(1) as runtime:
+        f = runtime.function(rows, bcast_inputs=whole, outputs=outputs, mode="NUMBA")
+        (compiled,) = runtime._rank.functions[f.number].forms.values()
+        assert len(compiled.vm.jit_fn.signatures) == 1  # before any call
+        data, buffers = dumps(compiled, VariableRegistry())
+    file = tmp_path / "function"
+    file.write_bytes(pickle.dumps((data, [bytes(buffer) for buffer in buffers])))
+    status, out, err = run_script(PROGRAM + LOADED, str(file))
+    assert status == 0, err
+    assert out.split() == ["1", "0", "1"]
+
+
+@needs_pytensor
+def test_arguments_of_any_layout_are_of_one(pair):
+    y = T.matrix("y")
+    s = engine.shared(np.asfortranarray(np.ones((2, 2))), name="s")
+    f = pair.function([y], ((y * 2).dot(s), "gather"), updates=[(s, s + 1, "sum")], mode="NUMBA")
+    value = np.arange(24.0).reshape(12, 2)
+    fixed = value.copy()
+    fixed.flags.writeable = False
+    factor = np.ones((2, 2))
+    for given in (value, np.asfortranarray(value), fixed, value[:, ::-1][:, ::-1]):
+        for batch in (None, slice(None, None, 2), [3, 1, 2]):
+            picked = value if batch is None else value[batch]
+            expected = (picked * 2).dot(factor)
+            np.testing.assert_allclose(f(given, batch=batch), expected, rtol=1e-14)
+            factor += 1
+    for compiled in pair._rank.functions[f.number].forms.values():
+        assert len(compiled.vm.jit_fn.signatures) == 1
+
+
+@needs_pytensor
+def test_a_jitted_function_makes_its_updates(pair):
+    s = engine.shared(np.array([1.0, 2.0]), name="s")
+    f = pair.function([x], (x.sum(), "sum"), updates=[(s, s * x.sum())], mode="NUMBA")
+    assert f(np.array([1.0, 2.0, 3.0])) == 6
+    np.testing.assert_array_equal(pair.collectives.gather(s), [[3, 6], [3, 6]])
+
+
+FAILING = """
+from synk_core import Runtime
+x, z = T.vector("x"), T.vector("z")
+with Runtime(2) as runtime:
+    f = runtime.function([x], bcast_inputs=[z], outputs=(x * z, "gather"), mode="NUMBA", name="f")
+    try:
+        f(np.ones(4), np.ones(5))
+    except ValueError as error:
+        print(error, *error.__notes__)
+    print(f(np.ones(4), np.ones(2)))
+"""
+
+
+@needs_pytensor
+def test_what_fails_is_named_and_all_goes_on(run_script):
+    """In a program of its own: Numba keeps the arguments of a call that failed."""
+    status, out, err = run_script(PROGRAM + FAILING)
+    assert status == 0, err
+    assert "incompatible shape" in out
+    assert "in function 'f', rows 0 to 1 of the call's 4, on rank 0 of 2" in out
+    assert out.endswith("[1. 1. 1. 1.]\n")
+
+
+def test_a_rank_that_compiles_is_no_stall(recwarn):
+    flights = [Flight(np.zeros(2 * WORDS, np.int64), rank) for rank in range(2)]
+    watch = StallWatch(SimpleNamespace(flights=flights, doing=str), 0, lambda _ranks: {}, 0.0)
+    flights[1].enter(Phase.COMPILE)
+    watch.began = 1.0
+    watch.check()
+    assert not recwarn.list
+    flights[1].enter(Phase.COMPUTE)
+    watch.check()
+    assert recwarn.pop(StallWarning)
+
+
+# ---- check() ---------------------------------------------------------------------------------
+
+
+def graphs(x, y, w, b, i):
+    """Expressions of a matrix and a vector with rows, and of whole ones, by what is special."""
+    loss = T.sqr(T.tanh(x.dot(w)).sum(axis=1) - y).mean()
+    steps = engine.scan(lambda row, s: s + row, sequences=[x], outputs_info=[T.zeros(3)])[0]
+    return {
+        "products": [x.dot(w), x @ w, x @ b, x.T @ x, T.outer(y, y), y.dot(y)],
+        "losses": [loss, T.grad(loss, w), T.grad(T.sqr(x @ b - y).mean(), b), loss * x.shape[0]],
+        "softmax": [
+            f(x, axis=a) for f in (T.special.softmax, T.special.log_softmax) for a in (0, 1)
+        ],
+        "slices": [x[:, 0], x[1:], x[::2], x[-1], x[:, 1:], x[:2], x[x.shape[0] // 2 :], y[::-1]],
+        "indices": [
+            x[:, i],
+            x[i],
+            x[T.arange(x.shape[0])],
+            x[i, i],
+            x[T.argsort(y)],
+            b[[2, 0, 1]] + x,
+        ],
+        "set": [T.set_subtensor(x[0], 0), T.set_subtensor(x[:, 0], y), T.inc_subtensor(x[:, i], 1)],
+        "sets by rows": [T.set_subtensor(x[i], 0), T.inc_subtensor(b[i], 1) + x],
+        "orders": [T.sort(x, axis=0), T.sort(x, axis=1), T.argsort(y), T.argmax(x, axis=0)],
+        "joins": [T.concatenate([x, x], axis=a) for a in (0, 1)] + [T.stack([y, y])],
+        "reductions": [x.std(axis=0), x.max(), x.max(axis=0), x.prod(axis=0), T.all(x > 0, axis=0)],
+        "shapes": [x.reshape((-1,)), x.flatten(), T.zeros_like(x) + y[:, None], T.ones((3,)) * x],
+        "running": [x.cumsum(axis=0), x.cumsum(axis=1), T.diff(y), steps, T.linalg.norm(x)],
+    }
+
+
+KINDS = (
+    *("products", "losses", "softmax", "slices", "indices", "set", "sets by rows", "orders"),
+    *("joins", "reductions", "shapes", "running"),
+)
+
+COLLECTED = {
+    "gather": lambda parts, counts: np.concatenate(parts),
+    "avg": lambda parts, counts: np.average(parts, axis=0, weights=counts),
+    "sum": lambda parts, counts: np.sum(parts, axis=0),
+    "max": lambda parts, counts: np.max(parts, axis=0),
+    "min": lambda parts, counts: np.min(parts, axis=0),
+    "prod": lambda parts, counts: np.prod(parts, axis=0),
+}
+
+
+@needs_pytensor
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_check_calls_exact_is(kind):
+    x, y, w, b = T.matrix("x"), T.vector("y"), T.matrix("w"), T.vector("b")
+    random = np.random.RandomState(3)
+    rows, targets = random.normal(size=(7, 3)), random.normal(size=7)
+    whole = random.normal(size=(3, 3)), random.normal(size=3)
+    for place, output in enumerate(graphs(x, y, w, b, [0, 2])[kind]):
+        f = engine.function([x, y, w, b], output, on_unused_input="ignore", mode="CVM")
+        expected = f(rows, targets, *whole)
+        parts = [f(rows[a:z], targets[a:z], *whole) for a, z in ((0, 4), (4, 7))]
+        for op, collect in COLLECTED.items():
+            try:
+                spec = make_spec([x, y], [(output, op)], bcast_inputs=[w, b])
+            except SpecError:  # an average of integers
+                continue
+            (verdict,) = check_spec(spec)
+            if verdict.verdict == "exact":
+                message = f"{kind} {place}, {op!r}: {verdict.reason}"
+                np.testing.assert_allclose(
+                    collect(parts, [4, 3]), expected, rtol=1e-12, err_msg=message
+                )

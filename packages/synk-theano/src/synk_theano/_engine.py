@@ -1,0 +1,312 @@
+"""What the engine's names (`synk_core.engine`) mean with Theano 1.0.5."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import Any, Dict, FrozenSet, Iterator, NoReturn, Optional, Sequence, Tuple
+
+import theano as library
+import theano.tensor as T
+from theano import clone
+from theano.compile import FunctionMaker, In, Rebroadcast, SharedVariable
+from theano.compile.function_module import Function
+from theano.compile.io import Out
+from theano.compile.mode import get_mode
+from theano.compile.ops import FromFunctionOp, deep_copy_op
+from theano.configparser import change_flags
+from theano.gof import (
+    Apply,
+    Constant,
+    Container,
+    DestroyHandler,
+    FunctionGraph,
+    MissingInputError,
+    Op,
+    PureOp,
+    Type,
+    Variable,
+)
+from theano.gof import link as _linking
+from theano.gof.graph import ancestors
+from theano.gof.graph import inputs as leaves_of
+from theano.gradient import DisconnectedInputError, DisconnectedType
+from theano.scalar import Mul, Second, upcast
+from theano.scalar.basic import Composite, specific_out, transfer_type
+from theano.tensor import TensorType
+from theano.tensor.basic import NotScalarConstantError, Reshape, get_scalar_constant_value
+from theano.tensor.elemwise import DimShuffle, Elemwise
+from theano.tensor.nnet.bn import AbstractBatchNormTrain as BatchNormTrain
+from theano.tensor.opt import Assert
+from theano.tensor.raw_random import RandomStateType, random_state_type
+from theano.tensor.subtensor import Subtensor, get_idx_list
+from theano.tensor.type_other import NoneTypeT, SliceType
+
+from synk_theano_compat.locks import refresh_cache, worker_cache
+
+from . import _devices as DEVICES
+from ._linking import linked_by_kind, processor_flags, quick_outputs, take_processor_flags
+
+ADAPTER = __name__
+"""By which workers find it."""
+
+NAME, TITLE, FLAGS = "theano", "Theano", "THEANO_FLAGS"
+"""Its module, its name in messages, and the variable in which users set its options."""
+
+NOT_INHERITED = ("THEANO_GPU_IS_ALREADY_ACTIVE",)
+"""Variables that workers must not have: Theano sets this one for processes that are forked from one
+that uses a GPU, and workers are not."""
+
+OF_OTHER_FORM: FrozenSet[str] = frozenset()
+"""Names of operations whose axes or indices lie elsewhere than in Theano's of this name, for which
+the rules of `check` are made."""
+
+FLATTENS = True
+"""Whether `flat_updates` is of use: linkers run operations in Python as they are."""
+
+# ---- what it is set to -----------------------------------------------------------------------
+
+_SHARED_OPTIONS = ("floatX", "cast_policy", "exception_verbosity", "warn_float64")
+
+_NO_DEVICE = "device=cpu,force_device=True,init_gpu_device=,contexts="
+"""Flags with which Theano initializes no device when it is imported."""
+
+
+def options() -> Dict[str, Any]:
+    """Return the options that programs set after importing the engine, and that matter when graphs
+    are run: the workers have to share them."""
+    return {name: getattr(library.config, name) for name in _SHARED_OPTIONS}
+
+
+def worker_variables(on_device: bool) -> Dict[str, str]:
+    """Return the variables that the engine reads when a worker imports it.
+
+    Args:
+        on_device: whether the worker will initialize a device of its own, not the one that the
+            user's flags name for this process.
+    """
+    flags = [os.environ.get(FLAGS, "")]
+    if on_device or _lacks_its_device():
+        flags.append(_NO_DEVICE)
+    if not library.config.cxx:
+        flags.append("cxx=")
+    return {FLAGS: ",".join(filter(None, flags))}
+
+
+def _lacks_its_device() -> bool:
+    """Return whether flags name a GPU that Theano has already reported that it cannot use."""
+    named = str(library.config.device).startswith(("cuda", "opencl"))
+    return named and getattr(getattr(library, "gpuarray", None), "pygpu", None) is None
+
+
+def slow_without_compiler() -> bool:
+    """Return whether functions are computed in Python, because there is no C++ compiler."""
+    return not library.config.cxx and "cxx=" not in os.environ.get(FLAGS, "")
+
+
+def cache_folder() -> str:
+    """Return the folder from which the engine loads compiled code."""
+    return str(library.config.compiledir)
+
+
+# ---- graphs ----------------------------------------------------------------------------------
+
+
+def inner_outputs(op: Any) -> Sequence[Any]:
+    """Return the outputs of an operation's inner graphs (Scan, OpFromGraph), if it has some."""
+    for held in (getattr(op, name, None) for name in ("outputs", "local_outputs")):
+        if isinstance(held, (list, tuple)) and all(isinstance(v, Variable) for v in held):
+            return held
+    return ()
+
+
+def clients_of(variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:
+    """Return the nodes that take a variable of a compiled graph, each with the input's place.
+
+    Args:
+        _node: one of them.
+    """
+    return [(client, place) for client, place in variable.clients if client != "output"]
+
+
+def with_pattern(variable: Any, like: Any) -> Any:
+    """Return a tensor with the broadcast pattern of another one."""
+    if variable.broadcastable == like.broadcastable:
+        return variable
+    return T.patternbroadcast(variable, like.broadcastable)
+
+
+def shared_like(variable: Any, value: Any, name: str) -> Any:
+    """Return a new shared variable with the broadcast pattern of another one."""
+    return library.shared(value, name=name, broadcastable=variable.broadcastable)
+
+
+def next_stream(state: Any) -> Any:
+    """Return the state of MRG_RandomStreams that begins the stream after this one."""
+    from theano.sandbox.rng_mrg import ff_2p72
+
+    return ff_2p72(state)
+
+
+def is_random(variable: Any) -> bool:
+    """Return whether a shared variable is the state of a random stream: it is tagged."""
+    return bool(getattr(variable.tag, "is_rng", False))
+
+
+# ---- building functions ----------------------------------------------------------------------
+
+
+def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
+    """Compile a function, as the engine's `function` does.
+
+    Args:
+        no_default_updates: True, or a list of variables whose default updates are left out.
+    """
+    return library.function(inputs, outputs, no_default_updates=no_default_updates, **arguments)
+
+
+def without_test_values() -> Any:
+    """For the duration of the block, compute no test values."""
+    return change_flags(compute_test_value="off")
+
+
+@contextmanager
+def out_of_place() -> Iterator[None]:
+    """For the duration of the block, build functions that overwrite no shared variable's value.
+
+    The engine makes operations work in place on a variable that is updated. A function that fails
+    in the middle would then leave it overwritten in part.
+
+    No other thread of this package may build functions meanwhile.
+    """
+    # The name in `theano.compile` is the function, not the module.
+    pfunc: Any = sys.modules["theano.compile.pfunc"]
+    plain = pfunc.orig_function
+
+    def orig_function(inputs: Any, *arguments: Any, **settings: Any) -> Any:
+        for item in inputs:
+            if item.shared:
+                item.mutable = False
+        return plain(inputs, *arguments, **settings)
+
+    pfunc.orig_function = orig_function
+    try:
+        yield
+    finally:
+        pfunc.orig_function = plain
+
+
+# ---- compiled functions ----------------------------------------------------------------------
+
+
+def machine_of(function: Any) -> Any:
+    """Return what runs a compiled function's nodes."""
+    return function.fn
+
+
+def to_build_again(_function: Any) -> bool:
+    """Return whether what `build` has returned cannot run: it has to be flattened and rebuilt."""
+    return False
+
+
+def compile_ahead(_function: Any) -> None:
+    """Compile what would be compiled in the first call, unless another process has."""
+
+
+def held_by(function: Any) -> Any:
+    """Return what goes together with a compiled function, and can be weakly referenced."""
+    return function
+
+
+def n_returned(function: Any) -> int:
+    """Return the number of a compiled function's outputs, without its updates."""
+    return int(function.n_returned_outputs)
+
+
+def returns_results_alone(function: Any) -> bool:
+    """Return whether a compiled function makes no dict of its results, and restores no default."""
+    return function.output_keys is None and not any(refeed for _, refeed, _ in function.defaults)
+
+
+def raise_with_op(machine: Any, node: Any, thunk: Any) -> NoReturn:
+    """Raise the error that is being handled, with the engine's description of the operation."""
+    _linking.raise_with_op(
+        node=node, thunk=thunk, storage_map=getattr(machine, "storage_map", None)
+    )
+    raise AssertionError("not reached")
+
+
+def extras_of(function: Any) -> Any:
+    """Return what `link` needs besides a compiled function's graph, to be sent."""
+    return function.maker.output_keys, processor_flags()
+
+
+def link(
+    graph: Any,
+    inputs: Sequence[Any],
+    borrows: Sequence[bool],
+    mode: Any,
+    name: Optional[str],
+    returns: Tuple[bool, bool],
+    extras: Any,
+) -> Any:
+    """Make a function of an optimised graph.
+
+    Args:
+        graph: its outputs are those of the function, then the new values of its updates.
+        inputs: an `In` for each input of the graph.
+        borrows: for each output of the function, whether the caller may keep its memory.
+        returns: `unpack_single` and `return_none` of the function.
+        extras: see `extras_of`.
+    """
+    output_keys, flags = extras
+    maker = FunctionMaker(
+        inputs,
+        [Out(variable, borrow=borrow) for variable, borrow in zip(graph.outputs, borrows)],
+        mode=mode,
+        accept_inplace=True,
+        on_unused_input="ignore",
+        fgraph=graph,
+        output_keys=output_keys,
+        name=name,
+    )
+    maker.unpack_single, maker.return_none = returns
+    take_processor_flags(flags)
+    with quick_outputs(graph):
+        return maker.create([item.value for item in inputs], trustme=True)
+
+
+_MADE_OF_ATTRIBUTES = (PureOp, Type, specific_out, transfer_type)
+
+
+def state_of(value: Any) -> Any:
+    """Return what the identity of one of the engine's own objects consists of.
+
+    Two that count as equal may compute different things.
+
+    Returns:
+        A mapping of attributes, or something else that has a hash; None if only the object itself
+        is equal to it.
+    """
+    if hasattr(value, "fn"):
+        return None  # Scan and similar ops hold a compiled function
+    if isinstance(value, Composite):
+        # Its C code: the graph that it was made from is a different object each time.
+        value.init_c_code()
+        return (value._c_code, tuple(value.inputs_type), tuple(value.outputs_type))
+    return vars(value) if isinstance(value, _MADE_OF_ATTRIBUTES) else None
+
+
+# ---- pickling --------------------------------------------------------------------------------
+
+
+def reduced(obj: Any) -> Any:
+    """Return the reduced form of an object of the engine that must not be pickled as it is; None
+    for any other."""
+    # It is compared by identity, so a second one must not be made.
+    return (_random_state_type, ()) if type(obj) is RandomStateType else None
+
+
+def _random_state_type() -> Any:
+    return random_state_type

@@ -1,1 +1,0 @@
-"""All that touches the graph engine or pygpu: specs, compiling, shared variables, devices."""
