@@ -107,6 +107,7 @@ PROCESSES = tests_of(
 # By C code; by Numba where a test says so. `SYNK_LINKER=numba` has all of them computed by Numba.
 PYTENSOR = (
     *tests_of("synk-theano", "test_pytensor.py", "test_function.py", "test_collectives.py"),
+    *tests_of("synk-theano", "test_check.py"),
     *tests_of("synk-theano", "test_in_graph.py", "test_flat.py", "test_atomic.py", "test_step.py"),
     *tests_of("synk-theano", "test_sequences.py", "test_verify.py", "test_failures.py"),
     *tests_of("synk-extensions", "test_train.py", "test_updates_ranks.py"),

@@ -48,13 +48,7 @@ NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
 
 HAS_DEVICES = FLATTENS = False
 
-OF_OTHER_FORM = frozenset(
-    (
-        *("AdvancedIncSubtensor", "AdvancedSubtensor", "ArgSortOp", "Argmax", "IfElse", "Join"),
-        *("Print", "Scan", "SortOp", "SpecifyShape", "Split"),
-        "StructuredDot",
-    )
-)
+RULED = ("pytensor", "pymc")
 
 # Reductions inside a graph are Python's: they cannot be otherwise.
 warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
@@ -101,6 +95,12 @@ def inner_outputs(op: Any) -> Sequence[Any]:
     """See `_theano`."""
     graphs = op.inner_graphs.values() if isinstance(op, HasMultipleInnerGraph) else ()
     return [variable for graph in graphs for variable in graph.outputs]
+
+
+def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
+    """See `_theano`."""
+    graph = op.fgraph.unfreeze()
+    return graph.inputs, graph.outputs
 
 
 def clients_of(_variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from typing import Any, Dict, FrozenSet, Iterator, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Tuple
 
 import theano as library
 import theano.tensor as T
@@ -30,6 +30,7 @@ from theano.gof import (
 )
 from theano.gof import link as _linking
 from theano.gof.graph import ancestors
+from theano.gof.graph import clone as _clone_graph
 from theano.gof.graph import inputs as leaves_of
 from theano.gradient import DisconnectedInputError, DisconnectedType
 from theano.scalar import Mul, Second, upcast
@@ -53,9 +54,8 @@ NAME, TITLE, FLAGS = "theano", "Theano", "THEANO_FLAGS"
 HAS_DEVICES = True
 """Whether there is a back end for GPUs."""
 
-OF_OTHER_FORM: FrozenSet[str] = frozenset()
-"""Names of operations whose axes or indices lie elsewhere than in Theano's of this name, for which
-the rules of `check` are made."""
+RULED = ("theano",)
+"""Packages of operations for which there are rules of `check`."""
 
 FLATTENS = True
 """Whether `flat_updates` is of use: linkers run operations in Python as they are."""
@@ -114,6 +114,19 @@ def inner_outputs(op: Any) -> Sequence[Any]:
         if isinstance(held, (list, tuple)) and all(isinstance(v, Variable) for v in held):
             return held
     return ()
+
+
+def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
+    """Return inputs and outputs of a copy of the graph in a Scan or OpFromGraph.
+
+    Its variables are its own: PyTensor has one for all operations of the same inner graph.
+    """
+    made_of = [getattr(op, f"local_{ends}", None) or getattr(op, ends) for ends in _ENDS]
+    inputs, outputs = _clone_graph(*made_of)
+    return inputs, outputs
+
+
+_ENDS = ("inputs", "outputs")
 
 
 def clients_of(variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -175,16 +175,31 @@ def max_and_argmax(node: Any, values: List[Value]) -> Union[Value, Sequence[Valu
     return where if len(node.outputs) == 1 else [largest, where]
 
 
+def axis_among(node: Any, values: Sequence[Value], place: int) -> Tuple[Value, List[Value]]:
+    """Return the axis that an operation works along, and the values of its other inputs.
+
+    PyTensor's operations have their axis; of Theano's it is the input at this place.
+    """
+    if "axis" in node.op.__props__:
+        axis = node.op.axis
+        return FIXED._replace(literal=axis), list(values)
+    others = list(values)
+    return plain(others.pop(place)), others
+
+
 @rule("CumOp", "SortOp", "ArgSortOp", takes="mixed")
 def along_axis(node: Any, values: List[Value]) -> Value:
     """Apply a function of all entries along one axis that keeps the shape."""
-    value, source = values[0], node.inputs[0]
-    if value.axis is None or not all(other.steady for other in values[1:]):
-        return unruled(node, values)
+    source = node.inputs[0]
+    along, (value, *_) = axis_among(node, values, 1)
     cumulative = type(node.op).__name__ == "CumOp"
+    if value.kind == "sum" and cumulative and node.op.mode == "add":
+        return value
+    if value.axis is None or not along.steady:
+        return unruled(node, values)
     if cumulative and source.dtype[0] in "iub" and np.dtype(source.dtype).itemsize < 8:
         return unknown(node, "adds up in wider integers than its result has")
-    axis = node.op.axis if cumulative else values[1].literal
+    axis = along.literal
     if axis is not None and int(axis) % source.ndim != value.axis:
         if value.kind != "rows" or (value.degree and (not cumulative or node.op.mode != "add")):
             return value if value.kind == "mixed" else unknown(node)
@@ -206,7 +221,8 @@ def along_axis(node: Any, values: List[Value]) -> Value:
 @rule("Join", takes="all")
 def join(node: Any, values: List[Value]) -> Value:
     """Join tensors, or shapes."""
-    axis, parts = values[0].literal, list(values[1:])
+    along, parts = axis_among(node, values, 0)
+    axis = along.literal
     if all(part.items is not None for part in parts):
         return FIXED._replace(items=tuple(item for part in parts for item in part.items or ()))
     parts = [plain(part) for part in parts]
@@ -232,7 +248,7 @@ def join(node: Any, values: List[Value]) -> Value:
 @rule("Split", takes="mixed")
 def split(node: Any, values: List[Value]) -> Value:
     """Split a tensor."""
-    value, axis, lengths = values
+    axis, (value, lengths) = axis_among(node, values, 1)
     if not lengths.steady or value.kind == "noise":
         return unruled(node, values)
     if value.axis is None:

@@ -1,0 +1,135 @@
+"""Graphs of operations that only PyTensor has, or has in another form, with their verdicts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytensor.tensor as T
+from _check_cases import Case, b, e, share, t, v, w, x, y, z
+from _check_pytensor import checked, drawn, of_graph
+from pytensor.compile.builders import OpFromGraph
+
+_n = x.shape[0]
+_places = T.arange(_n)
+_transposed = t.dimshuffle(1, 0, 2)
+_matrix = w.T @ w + 4 * np.eye(3)
+_given = x.type()
+_count = _given.shape[0] * _given.shape[1]
+_flat = OpFromGraph([_given], [_given.reshape((_count,)), T.arange(_count)])
+
+CASES = [
+    # Blockwise.
+    Case("a product of batches", t @ t.dimshuffle(0, 2, 1), "gather", "exact"),
+    Case("batches of rows by one matrix", t @ w, "gather", "exact"),
+    Case("one matrix by batches of rows", w @ t.dimshuffle(0, 2, 1), "gather", "exact"),
+    Case("its mean's gradient", T.grad(T.tanh(t @ w).mean(), w), "avg", "exact"),
+    Case("rows in the batches", (_transposed @ w).dimshuffle(1, 0, 2), "gather", "exact"),
+    Case("batches that are summed over rows", t.dimshuffle(1, 2, 0) @ _transposed,
+         "sum", "exact"),
+    Case("a mean in batches", (t.dimshuffle(1, 2, 0) @ _transposed) / _n, "avg", "exact"),
+    Case("batches of pairs of rows", _transposed @ t.dimshuffle(1, 2, 0), "gather", "wrong",
+         "each other row"),
+    Case("rows of the batch by rows of the matrix", t @ x.T, "gather", "wrong", "each other row"),
+    Case("batches by a mean", t @ (x.T @ x / _n), "gather", "wrong", "reduction over all rows"),
+    Case("batches by a fixed number", t @ T.as_tensor_variable(np.ones((11, 3, 2))), "gather",
+         "unknown", "fixed number"),
+    Case("a solution for each row", T.linalg.solve(_matrix, x, b_ndim=1), "gather", "exact"),
+    Case("solutions in columns", T.linalg.solve(_matrix, x.T).T, "gather", "exact"),
+    Case("a solution for a mean", T.linalg.solve(_matrix, x.mean(axis=0)), "avg", "exact"),
+    Case("least squares", T.linalg.solve(x.T @ x, x.T @ v), "avg", "unknown"),
+    Case("an inverse of each row's matrix", T.linalg.inv(x[:, None] * x[:, :, None] + np.eye(3)),
+         "gather", "exact"),
+    Case("an inverse of rows over their number", T.linalg.inv(t[:, :3] / _n + np.eye(3)),
+         "gather", "unknown"),
+    Case("a whole matrix inverted", T.linalg.inv(_matrix), "avg", "exact"),
+    # Graphs as operations.
+    Case("softmax over columns", T.special.softmax(x, axis=1), "gather", "exact"),
+    Case("softmax over all but rows", T.special.log_softmax(t, axis=(1, 2)), "gather", "exact"),
+    Case("softmax over everything", T.special.softmax(x), "gather", "wrong", "Softmax"),
+    Case("log of sums of exponentials of each row", T.logsumexp(x, axis=1).sum(), "sum", "exact"),
+    Case("its gradient", T.grad(T.logsumexp(x @ w, axis=1).sum(), w), "sum", "exact"),
+    Case("log of sums over rows", T.logsumexp(x, axis=0), "sum", "unknown", "LogSumExp"),
+    Case("a mixture", T.logaddexp(x.sum(axis=1), v).sum(), "sum", "exact"),
+    Case("one's own of each row", of_graph(lambda r: T.tanh(r).sum(axis=1), x), "gather",
+         "exact"),
+    Case("one's own over rows", of_graph(lambda r: r - r.mean(axis=0), x), "gather", "wrong",
+         "OpFromGraph"),
+    Case("one's own of a mixed value", of_graph(T.tanh, x - x.mean(axis=0)), "gather", "wrong",
+         "Sub"),
+    Case("one's own number of rows", of_graph(lambda r: r.sum(axis=0) / r.shape[0], x), "avg",
+         "exact"),
+    Case("entries by the numbers of its own", _flat(x)[0][_flat(x)[1]], "gather", "unknown"),
+    Case("entries by the numbers of another of its uses", _flat(x)[0][_flat(x[:, :1])[1]],
+         "gather", "unknown"),
+    Case("a product of Einstein", T.einsum("ij,jk->ik", x, w), "gather", "exact"),
+    Case("a diagonal for each row", T.diag(v), "gather", "unknown"),
+    # Axes that are joined and split.
+    Case("joined after the rows", T.join_dims(t, 1), "gather", "exact"),
+    Case("joined with the rows", T.join_dims(t, 0, 2), "gather", "exact"),
+    Case("joined in front of rows", T.join_dims(_transposed, 0, 2), "gather", "wrong",
+         "not in the order"),
+    Case("and split again", T.split_dims(T.join_dims(_transposed, 0, 2), (_transposed.shape[0], _n),
+                                             axis=0)[1], "gather", "exact"),
+    Case("its sum", T.join_dims(_transposed, 0, 2).sum(axis=0), "sum", "exact"),
+    Case("its mean's gradient by weights",
+         T.grad(T.tanh(T.join_dims(t, 0, 2) @ w).mean(), w), "avg", "exact"),
+    Case("split in each row", T.split_dims(T.join_dims(t, 1), (4, 3), axis=1), "gather", "exact"),
+    Case("split by the number of rows", T.split_dims(T.join_dims(t, 0, 2), (_n, 4), axis=0),
+         "gather", "exact"),
+    Case("split into a fixed number", T.split_dims(x, (11, 1), axis=0), "gather", "unknown",
+         "x.shape[0]"),
+    Case("split so that rows come last", T.split_dims(T.join_dims(t, 0, 2), (4, _n), axis=0)[1],
+         "gather", "unknown"),
+    # Indices.
+    Case("chosen columns of every axis", t[:, [0, 2], [1, 1]], "gather", "exact"),
+    Case("chosen columns apart", t.dimshuffle(1, 0, 2)[[0, 2], :, [1, 1]].T, "gather", "exact"),
+    Case("parameters by labels in columns", e[:, y].T, "gather", "exact"),
+    Case("parameters by labels, and all columns", e[y, :], "gather", "exact"),
+    Case("its gradient", T.grad(T.tanh(e[:, y]).mean(), e), "avg", "exact"),
+    Case("one entry for each row", T.take_along_axis(x, y[:, None], axis=1), "gather", "exact"),
+    Case("one entry for each row and column", t[_places, :, y], "gather", "exact"),
+    Case("slices of a place that is a number of rows", w[: x.shape[0], [0]], "avg", "unknown"),
+    Case("rows in another order", x[_places[::-1]], "gather", "unknown"),
+    Case("every row, and chosen columns", x[_places[:, None], [2, 0]], "gather", "exact"),
+    Case("some rows and all columns", x[[0, 1], :], "gather", "wrong", "by their positions"),
+    Case("rows from a place on, and chosen columns", x[1:, [0, 2]], "gather", "unknown"),
+    Case("by a mask", x[x[:, 0] > 0].sum(axis=0), "sum", "unknown"),
+    Case("counts of labels", T.bincount(y, minlength=3), "sum", "unknown"),
+    Case("sums for each label in columns", T.inc_subtensor(T.zeros((3, 3))[:, y], x.T), "sum",
+         "exact"),
+    Case("set for each label", T.set_subtensor(T.zeros((3,))[y], v), "sum", "unknown",
+         "overwrite"),
+    Case("an entry of each row set", T.set_subtensor(x[_places, y], 0.0), "gather", "exact"),
+    Case("largest of each row, added", T.inc_subtensor(x[:, [0, 1]], 1.0), "gather", "exact"),
+    # Draws.
+    Case("drawn for each row", drawn("normal", x @ b, 0), "gather", "exact"),
+    Case("drawn in columns", drawn("normal", x.T, 0).T, "gather", "exact"),
+    Case("drawn several times", drawn("normal", v, 0, size=(2, _n)).T, "gather", "exact"),
+    Case("drawn for pairs of rows", drawn("normal", v, 0, size=(_n, _n)).sum(axis=0), "gather",
+         "unknown"),
+    Case("vectors drawn for each row",
+         drawn("multivariate_normal", x, np.zeros((3, 3)), method="svd"), "gather", "exact"),
+    Case("one vector drawn for all rows",
+         drawn("multivariate_normal", v, T.outer(0 * v, v), method="svd"), "gather", "unknown"),
+    Case("drawn by a mean", drawn("normal", x.mean(axis=0), 0), "avg", "unknown"),
+    Case("drawn by a number of rows", drawn("normal", b, 0, size=(_n, 3)), "gather", "exact"),
+    Case("drawn by a fixed number of parameters",
+         drawn("normal", T.as_tensor_variable(np.ones(11)), 0, size=(_n,)), "gather", "unknown"),
+    # Values that are passed on.
+    Case("of a known shape", T.specify_shape(x, (None, 3)).mean(), "avg", "exact"),
+    Case("checked by parameters", checked(x, T.all(w < 99)), "gather", "exact"),
+    Case("checked by every row", checked(x.sum(), T.all(v > 0)), "sum", "exact"),
+    Case("checked by all rows", checked(x.sum(), v.mean() > 0), "sum", "unknown", "hold"),
+    Case("checked by any row", checked(x.sum(), T.any(x > 1)), "sum", "unknown", "hold"),
+    Case("checked, and mixed before", checked(x - x.mean(axis=0), x.mean() < 9), "gather",
+         "wrong", "Sub"),
+    Case("largest, from nothing on", T.max(x, axis=0, initial=-np.inf), "max", "exact"),
+    Case("joined sums of columns", T.join(0, x.sum(axis=0), z.sum(axis=0)), "sum", "exact"),
+    Case("split columns", T.split(x, [1, 2], n_splits=2, axis=1)[1], "gather", "exact"),
+    Case("split rows", T.split(x, [4, 7], n_splits=2, axis=0)[1], "gather", "unknown"),
+    Case("sorted in every row", T.sort(x, axis=1)[:, ::-1], "gather", "exact"),
+    Case("ranks in every row", T.argsort(t, axis=2), "gather", "exact"),
+    Case("ranks of rows", T.argsort(x, axis=0), "gather", "wrong", "sorts"),
+    Case("sums accumulated", x.sum(axis=0).cumsum(), "sum", "exact"),
+    Case("a share of it", share * x.mean(axis=0).cumsum(), "sum", "exact"),
+    Case("log of one minus an exponential", T.log1mexp(-v.sum()), "sum", "wrong", "not linear"),
+]  # fmt: skip
