@@ -11,11 +11,13 @@ from _check_words import (
     categorical_crossentropy,
     det,
     in_python,
+    inv,
     io_toposort,
     log_softmax,
     scan,
     sigmoid,
     softmax,
+    softplus,
 )
 
 from synk_testing.engine import IS_THEANO, T, engine, ifelse
@@ -77,6 +79,16 @@ def _recurrent() -> Any:
         outputs_info=T.zeros((t.shape[0], 3)),
     )
     return states
+
+
+def _of_a_state() -> Any:
+    """A state that depends on how another one is after a step, which it does not at first."""
+    (_, last), _ = scan(
+        lambda now, s, r: [s + now.mean(), r + T.tanh(s)],
+        sequences=t.dimshuffle(1, 0, 2),
+        outputs_info=[T.zeros(()), T.zeros(())],
+    )
+    return last[-1]
 
 
 states = _recurrent()
@@ -176,6 +188,8 @@ CASES = [
     Case("maximum of maxima", T.maximum(x.max(), z.max()), "max", "exact"),
     Case("largest count in more bits", T.cast(counts.max(), "int64"), "max", "exact"),
     Case("largest count as a float", T.cast(counts.max(), "float32"), "max", "exact"),
+    Case("softplus of a maximum", softplus(x.max(axis=0)), "max", "exact"),
+    Case("sign of a maximum", T.sgn(x.max(axis=0)), "max", "exact"),
     Case("root of a minimum", T.sqrt(v.min()), "min", "exact"),
     Case("minimum", x.min(axis=0), "min", "exact"),
     Case("all", T.all(T.gt(x, -1.5), axis=0), "min", "exact"),
@@ -198,6 +212,18 @@ CASES = [
     Case("twice transposed", w.dot(x.T).T, "gather", "exact"),
     Case("gradient of a sum by rows", T.grad(crossentropy.sum(), x), "gather", "exact"),
     Case("ones for each row", T.ones((x.shape[0], 2)), "gather", "exact"),
+    # Indices.
+    Case("chosen entries apart", im[:, [0, 1], :, [2, 3]].dimshuffle(1, 0, 2), "gather", "exact"),
+    Case("a fixed number of labels", w[y, np.arange(ROWS) % 3], "gather", "unknown",
+         "fixed number"),
+    Case("a constant by positions",
+         T.as_tensor_variable(rng.standard_normal((ROWS, 3)))[T.arange(x.shape[0]), y], "gather",
+         "unknown", "by position"),
+    Case("entries by positions of rows", x.flatten()[T.arange(x.shape[0])], "gather", "unknown"),
+    Case("entries of one column by positions", x.reshape((-1, 1))[:, 0][T.arange(x.shape[0])],
+         "gather", "unknown"),
+    Case("entries by positions with columns", x[T.arange(x.shape[0]).dimshuffle(0, "x"), [2, 0]],
+         "gather", "exact"),
     # Entries that are added to.
     Case("maximum added to a maximum", T.inc_subtensor(x.max(axis=0)[0], v.max()), "max",
          "unknown"),
@@ -233,9 +259,12 @@ CASES = [
     Case("sorted rows", T.sort(x, axis=0), "gather", "wrong", "sorts"),
     Case("position of the maximum", T.argmax(x, axis=0), "max", "wrong", "position of a row"),
     Case("covariance", (x - x.mean(0)).T.dot(x - x.mean(0)) / x.shape[0], "avg", "wrong"),
+    Case("state that depends on a state of means", _of_a_state(), "avg", "wrong", "not linear"),
     Case("ratio of sums", x.sum() / v.sum(), "avg", "wrong", "several reductions"),
     Case("weighted mean", (mask * v).sum() / mask.sum(), "avg", "wrong", "several reductions"),
     Case("product of means", x.mean() * z.mean(), "avg", "wrong"),
+    Case("inverse of a mean", inv(x.mean()), "avg", "wrong", "not linear"),
+    Case("accumulated products of sums", T.cumprod(x.sum(axis=0)), "sum", "unknown"),
     Case("exponential of a mean", T.exp(x.mean()), "avg", "wrong", "a mean over rows"),
     Case("range", x.max(axis=0) - x.min(axis=0), "max", "wrong", "different kinds"),
     Case("sum and mean added", x.sum() + x.mean(), "sum", "wrong", "grow differently"),
@@ -279,6 +308,9 @@ CASES = [
     Case("clipped between bounds that may cross", T.clip(x.max(), one, 0.9), "max", "unknown"),
     Case("clipped between crossed bounds", T.clip(x.max(), 0.9, 0.2), "max", "unknown"),
     Case("maximum times a parameter", x.max(axis=0) * b, "max", "unknown", "unknown sign"),
+    Case("steps by data",
+         scan(lambda s: s + 1.0, outputs_info=T.zeros(()), n_steps=1 + y.max())[0][-1], "avg",
+         "unknown", "number of steps"),
     Case("running sum by scan", running[-1], "sum", "unknown", "loops over rows"),
     Case("each row by scan", each, "gather", "unknown", "loops over rows"),
     Case("rows chosen by a mask", v[T.gt(mask, 0.5).nonzero()].sum(), "sum", "unknown"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytensor.tensor as T
-from _check_cases import Case, b, e, share, t, v, w, x, y, z
+from _check_cases import ROWS, Case, b, e, share, t, v, w, x, y, z
 from _check_pytensor import checked, drawn, of_graph
 from pytensor.compile.builders import OpFromGraph
 
@@ -38,8 +38,12 @@ CASES = [
     Case("least squares", T.linalg.solve(x.T @ x, x.T @ v), "avg", "unknown"),
     Case("an inverse of each row's matrix", T.linalg.inv(x[:, None] * x[:, :, None] + np.eye(3)),
          "gather", "exact"),
-    Case("an inverse of rows over their number", T.linalg.inv(t[:, :3] / _n + np.eye(3)),
-         "gather", "unknown"),
+    Case("inverses of what was divided by the rows",
+         T.linalg.inv((x[:, None] * x[:, :, None] + np.eye(3)) / _n).sum(axis=0), "avg", "unknown",
+         "scaled by the number of rows"),
+    Case("a solution for largest values", T.linalg.solve(_matrix, x.max(axis=0)), "max", "unknown"),
+    Case("a solution for all rows", T.linalg.solve(2 * np.eye(ROWS), x), "gather", "unknown",
+         "equations of all rows"),
     Case("a whole matrix inverted", T.linalg.inv(_matrix), "avg", "exact"),
     # Graphs as operations.
     Case("softmax over columns", T.special.softmax(x, axis=1), "gather", "exact"),
@@ -75,6 +79,16 @@ CASES = [
     Case("split in each row", T.split_dims(T.join_dims(t, 1), (4, 3), axis=1), "gather", "exact"),
     Case("split by the number of rows", T.split_dims(T.join_dims(t, 0, 2), (_n, 4), axis=0),
          "gather", "exact"),
+    Case("split beside the rows", T.split_dims(x.T, (3, 1), axis=0).dimshuffle(2, 0, 1), "gather",
+         "exact"),
+    Case("split where the rows are", T.split_dims(x.T, (_n, 1), axis=1).dimshuffle(1, 0, 2),
+         "gather", "exact"),
+    Case("a fixed number split by the rows", T.split_dims(np.ones(ROWS), (_n, 1), axis=0), "gather",
+         "unknown"),
+    Case("joined behind the rows", T.join_dims(t, 1).sum(axis=1), "gather", "exact"),
+    Case("an axis more in front", T.join_dims(x, 0, 0)[0], "gather", "exact"),
+    Case("joined in front, rows behind", T.join_dims(t.dimshuffle(1, 2, 0), 0, 2).T, "gather",
+         "exact"),
     Case("split into a fixed number", T.split_dims(x, (11, 1), axis=0), "gather", "unknown",
          "x.shape[0]"),
     Case("split so that rows come last", T.split_dims(T.join_dims(t, 0, 2), (4, _n), axis=0)[1],
@@ -93,11 +107,15 @@ CASES = [
     Case("some rows and all columns", x[[0, 1], :], "gather", "wrong", "by their positions"),
     Case("rows from a place on, and chosen columns", x[1:, [0, 2]], "gather", "unknown"),
     Case("by a mask", x[x[:, 0] > 0].sum(axis=0), "sum", "unknown"),
+    Case("by a mask of two axes",
+         t.dimshuffle(1, 2, 0)[e[:4, :3] > 0].T, "gather", "unknown"),
     Case("counts of labels", T.bincount(y, minlength=3), "sum", "unknown"),
     Case("sums for each label in columns", T.inc_subtensor(T.zeros((3, 3))[:, y], x.T), "sum",
          "exact"),
     Case("set for each label", T.set_subtensor(T.zeros((3,))[y], v), "sum", "unknown",
          "overwrite"),
+    Case("added once for each label", T.inc_subtensor(T.zeros((3,))[y], v, ignore_duplicates=True),
+         "sum", "unknown", "overwrite"),
     Case("an entry of each row set", T.set_subtensor(x[_places, y], 0.0), "gather", "exact"),
     Case("largest of each row, added", T.inc_subtensor(x[:, [0, 1]], 1.0), "gather", "exact"),
     # Draws.
@@ -110,6 +128,7 @@ CASES = [
          drawn("multivariate_normal", x, np.zeros((3, 3)), method="svd"), "gather", "exact"),
     Case("one vector drawn for all rows",
          drawn("multivariate_normal", v, T.outer(0 * v, v), method="svd"), "gather", "unknown"),
+    Case("drawn without rows", drawn("normal", b, 0), "avg", "exact"),
     Case("drawn by a mean", drawn("normal", x.mean(axis=0), 0), "avg", "unknown"),
     Case("drawn by a number of rows", drawn("normal", b, 0, size=(_n, 3)), "gather", "exact"),
     Case("drawn by a fixed number of parameters",

@@ -129,6 +129,38 @@ def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
 _ENDS = ("inputs", "outputs")
 
 
+def taps_of(op: Any) -> Dict[str, Tuple[Sequence[Any], Sequence[Any]]]:
+    """Return for each kind of a Scan's states which steps each of them reads, and which it writes.
+
+    () stands for one step. The last kind are those of which only the last value is kept.
+    """
+    several = (op.mitmot_taps(), op.mitmot_out_taps())
+    return {"mitmot": several, "mitsot": (op.mitsot_taps(), ()), "sitsot": _ONE, "shared": _ONE}
+
+
+_ONE: Tuple[Sequence[Any], Sequence[Any]] = ((), ())
+
+
+def has_condition(op: Any) -> bool:
+    """Return whether a Scan ends when a condition of data holds."""
+    return bool(op.info.get("as_while"))
+
+
+def indices_of(_op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the indices of an AdvancedSubtensor of these inputs: variables, and slices of them.
+
+    What has such slices as inputs is computed from their bounds.
+    """
+    return [_as_slice(v) if isinstance(v.type, SliceType) else v for v in inputs]
+
+
+def _as_slice(variable: Any) -> slice:
+    if variable.owner is None:
+        return getattr(variable, "data", slice(0, 0))
+    bounds = variable.owner.inputs
+    return slice(*(None if isinstance(bound.type, NoneTypeT) else bound for bound in bounds))
+
+
 def clients_of(variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:
     """Return the nodes that take a variable of a compiled graph, each with the input's place.
 

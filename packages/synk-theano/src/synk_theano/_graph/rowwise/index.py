@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from synk_theano._graph.engine import NoneTypeT, SliceType, get_idx_list
+from synk_theano._graph.engine import NoneTypeT, get_idx_list, indices_of
 
 from .layout import length_layout
 from .reduced import union
@@ -206,30 +206,18 @@ def _indices(node: Any, values: Sequence[Value], first: int) -> Optional[_Indice
     Args:
         first: place of the first index among the inputs.
     """
-    inputs, lookup = node.inputs[first:], dict(zip(node.inputs[first:], values[first:]))
-    if hasattr(node.op, "idx_list"):
-        entries: Sequence[Any] = get_idx_list([None, *inputs], node.op.idx_list)
-    else:
-        entries = [_as_slice(variable) for variable in inputs]
+    lookup = dict(zip(node.inputs[first:], values[first:]))
     found = _Indices({}, {}, [])
-    for axis, entry in enumerate(entries):
+    for axis, entry in enumerate(indices_of(node.op, node.inputs[first:])):
         if isinstance(entry, slice):
             found.slices[axis] = entry == slice(None)
             bounds = (entry.start, entry.stop, entry.step)
             found.others.extend(lookup[bound] for bound in bounds if bound in lookup)
-        elif isinstance(entry.type, (NoneTypeT, SliceType)) or entry.dtype == "bool":
+        elif isinstance(entry.type, NoneTypeT) or entry.dtype == "bool":
             return None
         else:
             found.tensors[axis] = entry, lookup[entry]
     return found if found.tensors else None
-
-
-def _as_slice(variable: Any) -> Any:
-    """Return Theano's index, which may be a slice."""
-    if isinstance(variable.type, SliceType):
-        # Bounds that are no constants are looked at as the inputs of what makes the slice.
-        return getattr(variable, "data", slice(0, 0))
-    return variable
 
 
 def _select(node: Any, whole: Value, indices: Optional[_Indices]) -> Value:
@@ -275,10 +263,8 @@ def _select_by_rows(node: Any, whole: Value, indices: _Indices) -> Value:
     free = layout_kind(whole.layout) == "any" and len(layouts) == 1
     if axis not in indices.tensors or not (free or layouts <= {whole.layout}):
         return unknown(node, "combines rows with other rows by an index")
-    for number, (place, value) in indices.tensors.items():
-        alone = all(one for i, one in enumerate(place.broadcastable) if i != value.axis)
-        own_row = value.kind == "position" and alone
-        own_row = own_row and value.layout == length_layout(whole.layout)
+    for number, (_, value) in indices.tensors.items():
+        own_row = value.kind == "position" and value.layout == length_layout(whole.layout)
         if own_row != (number == axis):
             return unknown(node, "selects rows by an index that this check cannot follow")
     return whole._replace(axis=out, layout=layouts.pop() if free else whole.layout, literal=None)

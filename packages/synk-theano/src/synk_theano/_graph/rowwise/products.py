@@ -105,7 +105,7 @@ def _row_by_row(node: Any, values: Sequence[Value], spread: Sequence[Value]) -> 
         return pairs_of_rows(node)
     if any(value.kind not in ("rows", "fixed") for value in values):
         reduced = any(value.kind in ("sum", "max", "min", "prod") for value in values)
-        return coupled(node, axis) if reduced else unknown(node)
+        return coupled(node, axis) if reduced else unknown(node, "works on positions or draws")
     for variable, value in zip(node.inputs, values):
         if value.axis is None and not variable.broadcastable[axis]:
             return unknown(node, "combines rows with a fixed number of rows")

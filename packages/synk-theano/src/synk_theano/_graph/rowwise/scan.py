@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
-from synk_theano._graph.engine import inner_graph
+from synk_theano._graph.engine import has_condition, inner_graph, taps_of
 
 from .reduced import union
 from .walk import OF_A_GRAPH, Value, Walk, blamed, find_reshapes, plain, rule, unknown
@@ -36,7 +36,7 @@ def scan(node: Any, values: List[Value], walk: Walk) -> List[Value]:
     steps = plain(values[0])
     if steps.kind == "fixed" and not steps.steady:
         return [unknown(node, "loops over rows")] * count
-    if not steps.steady or _of_info(op, "as_while"):
+    if not steps.steady or has_condition(op):
         return [unknown(node, "has an unknown number of steps")] * count
     inputs, outputs = inner_graph(op)
     known: Dict[Any, Value] = {}
@@ -106,28 +106,11 @@ class _State(NamedTuple):
         return _outside(value) if self.traced else value
 
 
-def _of_info(op: Any, name: str) -> Any:
-    """Return a fact of a scan: Theano has them in a dict, PyTensor as attributes."""
-    return op.info.get(name) if isinstance(op.info, dict) else getattr(op.info, name)
-
-
 def _buffers(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> List[_State]:
     """Return the states of a scan with these inner variables, in the order of its outputs."""
-    op, is_dict = node.op, isinstance(node.op.info, dict)
-    if is_dict:
-        taps, given, several = op.mitmot_taps(), op.mitmot_out_taps(), op.mitsot_taps()
-    else:
-        taps, given = op.info.mit_mot_in_slices, op.info.mit_mot_out_slices
-        several = op.info.mit_sot_in_slices
+    op = node.op
     result: List[_State] = []
-    # The steps that each state reads and writes; () stands for one.
-    kinds: Tuple[Tuple[str, Any, Any], ...] = (
-        ("mitmot", taps, given),
-        ("mitsot", several, ()),
-        ("sitsot", (), ()),
-        ("shared" if is_dict else "untraced_sit_sot", (), ()),
-    )
-    for kind, read, written in kinds:
+    for kind, (read, written) in taps_of(op).items():
         inner = iter(getattr(op, f"inner_{kind}")(inputs))
         made = iter(getattr(op, f"inner_{kind}_outs")(outputs))
         for place, initial in enumerate(getattr(op, f"outer_{kind}")(node.inputs)):

@@ -229,7 +229,7 @@ def join(node: Any, values: List[Value]) -> Value:
     spoiled = obstacle(node, parts) or first_mixed(parts)
     if spoiled is not None:
         same = spoiled.kind == "unknown" or all(p.axis == spoiled.axis for p in parts)
-        return spoiled if same else unknown(node)
+        return spoiled if same else unknown(node, "joins values of different kinds")
     if all(part.kind == "noise" or part.steady for part in parts) and first_of("noise", parts):
         return NOISE
     if axis is None and any(part.axis is not None for part in parts):
@@ -238,7 +238,7 @@ def join(node: Any, values: List[Value]) -> Value:
         axis = int(axis) % node.outputs[0].ndim
         if all(part.axis == axis for part in parts):
             if len({part.degree for part in parts if not part.zero}) > 1 or len(parts) > 14:
-                return unknown(node)
+                return unknown(node, "joins values of different kinds")
             layout = ("joined", *(part.layout for part in parts))
             whole = next((part for part in parts if not part.zero), parts[0])
             return whole._replace(layout=layout if len(parts) > 1 else whole.layout)

@@ -185,7 +185,8 @@ def _find_rule(op_class: type) -> Optional[_Rule]:
     if op_class.__module__.split(".")[0] not in (*RULED, "synk_theano"):
         return None
     names = [base.__name__ for base in op_class.__mro__]
-    if OF_A_GRAPH in names:  # which says more than the names of what is made of it
+    # Its graph says more than its name.
+    if OF_A_GRAPH in names:
         return _RULES[OF_A_GRAPH]
     return next((_RULES[name] for name in names if name in _RULES), None)
 
