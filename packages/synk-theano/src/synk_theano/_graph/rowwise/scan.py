@@ -83,7 +83,7 @@ def _outside(value: Value) -> Value:
     return value if value.axis is None else value._replace(axis=value.axis + 1)
 
 
-class _State(NamedTuple):
+class _Carried(NamedTuple):
     """What a scan hands from step to step.
 
     Attributes:
@@ -106,17 +106,17 @@ class _State(NamedTuple):
         return _outside(value) if self.traced else value
 
 
-def _buffers(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> List[_State]:
+def _buffers(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> List[_Carried]:
     """Return the states of a scan with these inner variables, in the order of its outputs."""
     op = node.op
-    result: List[_State] = []
+    result: List[_Carried] = []
     for kind, (read, written) in taps_of(op).items():
         inner = iter(getattr(op, f"inner_{kind}")(inputs))
         made = iter(getattr(op, f"inner_{kind}_outs")(outputs))
         for place, initial in enumerate(getattr(op, f"outer_{kind}")(node.inputs)):
             taken = list(islice(inner, len(read[place]) if read else 1))
             out = list(islice(made, len(written[place]) if written else 1))
-            result.append(_State(initial, taken, out, kind in _TRACED))
+            result.append(_Carried(initial, taken, out, kind in _TRACED))
     return result
 
 
