@@ -118,7 +118,7 @@ def with_pytensor() -> list[Suite]:
     """Return the suites of what runs on both engines, and of PyMC, where PyTensor is installed."""
     if not list(NEWER.parent.parent.glob("lib/python*/site-packages/pytensor")):
         return []
-    pymc = tests_of("synk-extensions", "test_pymc.py")
+    pymc = tests_of("synk-extensions", "test_pymc.py", "test_pymc_verdicts.py")
     return [
         Suite("synk-theano/pytensor", PYTENSOR, about_s=550, nightly_s=600, python=NEWEST),
         # Apart from the others: PyMC raises the limit of recursion.

@@ -351,6 +351,13 @@ def test_what_does_not_divide_is_refused(make):
     assert dict(synk.stats()) == before
 
 
+def test_what_the_graph_shows_to_be_a_sum_needs_no_finite_start():
+    with pm.Model() as model:
+        y = pm.Data("y", Y_VALUES)
+        pm.Exponential("obs", pm.HalfNormal("rate"), observed=y)
+    assert logp_dlogp(model, [y], mode="CVM")(np.zeros(1))[0] == -np.inf
+
+
 def test_other_arguments_are_refused():
     model, rows = linear()
     with pytest.raises(InputValueError, match=r"'place' as its first.*'x': 'row'.*dims='place'"):

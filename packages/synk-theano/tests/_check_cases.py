@@ -224,6 +224,9 @@ CASES = [
          "gather", "unknown"),
     Case("entries by positions with columns", x[T.arange(x.shape[0]).dimshuffle(0, "x"), [2, 0]],
          "gather", "exact"),
+    Case("a diagonal in each row", T.diagonal(im, axis1=2, axis2=3), "gather", "exact"),
+    Case("a diagonal in each row that comes last", T.diagonal(im.T, axis1=0, axis2=1)[0], "gather",
+         "exact"),
     # Entries that are added to.
     Case("maximum added to a maximum", T.inc_subtensor(x.max(axis=0)[0], v.max()), "max",
          "unknown"),

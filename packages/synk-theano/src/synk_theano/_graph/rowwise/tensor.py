@@ -215,6 +215,18 @@ def along_axis(node: Any, values: List[Value]) -> Value:
     return mixed(node, text, cure, value.axis)._replace(kind="shuffled")
 
 
+@rule("ExtractDiag")
+def diagonal(node: Any, values: List[Value]) -> Value:
+    """Take the diagonal of two axes, which becomes the last one."""
+    value, ndim = values[0], node.inputs[0].ndim
+    taken = [node.op.axis1 % ndim, node.op.axis2 % ndim]
+    if value.axis is None:
+        return value
+    if value.axis in taken:
+        return unknown(node, "takes a diagonal of rows")
+    return value._replace(axis=value.axis - sum(axis < value.axis for axis in taken))
+
+
 # ---- putting together and taking apart ---------------------------------------------------------
 
 
