@@ -324,6 +324,7 @@ CASES = [
     Case("rows no larger than their mean", T.minimum(x, x.mean(axis=0)), "gather", "unknown"),
     Case("diagonal of a Gram matrix", T.diag(x.dot(x.T)), "gather", "unknown"),
     Case("zero times distances", 0 * x.dot(x.T), "gather", "unknown"),
+    Case("diagonal of rows and columns", T.diag(x), "gather", "unknown", "diagonal of rows"),
     Case("determinant", det(x.T.dot(x)), "avg", "unknown", "Det"),
 ]  # fmt: skip
 
