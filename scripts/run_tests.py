@@ -113,7 +113,7 @@ def with_pytensor() -> list[Suite]:
     if not list(NEWER.parent.parent.glob("lib/python*/site-packages/pytensor")):
         return []
     shared = ("test_train.py", "test_updates_ranks.py", "test_sync_trainer.py")
-    pymc = tests_of("synk-extensions", "test_pymc.py")
+    pymc = tests_of("synk-extensions", "test_pymc.py", "test_pymc_verdicts.py")
     return [
         Suite(
             "synk-core/pytensor", tests_of("synk-core"), about_s=400, nightly_s=450, python=NEWEST

@@ -189,4 +189,22 @@ CORE = (
         "After an order that was undone, some ranks overlap an average, and others do not.",
         "test_overlap",
     ),
+    _fault(
+        "theano-check-added-maxima",
+        "graphs",
+        "synk_core/_graph/rowwise/index.py",
+        'if result.kind in ("max", "min", "prod"):',
+        "if False:",
+        "check() calls a maximum to which another one is added a maximum over rows.",
+        "test_check",
+    ),
+    _fault(
+        "theano-check-index-apart",
+        "graphs",
+        "synk_core/_graph/rowwise/index.py",
+        "return numbers[0] if adjacent else 0",
+        "return numbers[0]",
+        "check() takes rows for the first axis where indices that lie apart have become that.",
+        "test_check",
+    ),
 )

@@ -12,10 +12,9 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
-import theano
 from _check_graphs import (
     BROADCAST,
     SCATTERED,
@@ -27,6 +26,7 @@ from _check_graphs import (
     q,
     v,
 )
+from _check_words import in_python, io_toposort
 
 from synk_core._graph.rowwise.check import check_spec
 from synk_core._graph.rowwise.walk import FAILED
@@ -121,6 +121,12 @@ def look_at(
     for values in data:
         _compare(graph, computer, values, draw_split(rng, len(values[v])), asked, differences)
     found = []
+    exact = {name for (name, _), each in zip(asked, verdicts) if each.verdict == "exact"}
+    for name, variable in graph.variables.items():
+        for kind in _kinds_of(variable):
+            counts["drawn", kind] += 1
+            counts["exact", kind] += name in exact
+    counts["with an exact one"] += bool(exact)
     for (name, op), verdict in zip(asked, verdicts):
         counts[verdict.verdict] += 1
         differs = differences.get((name, op))
@@ -133,6 +139,15 @@ def look_at(
                 program = graph.program(name)
                 found.append(Found(program, op, kind, verdict.reason, differs or ""))
     return found
+
+
+def _kinds_of(variable: Any) -> Set[str]:
+    """The operations that a variable is computed by."""
+    ops = [node.op for node in io_toposort([], [variable])]
+    names = {type(op).__name__ for op in ops}
+    return names | {
+        f"Blockwise {type(op.core_op).__name__}" for op in ops if hasattr(op, "core_op")
+    }
 
 
 def _compare(
@@ -169,7 +184,7 @@ def _is_narrow(graph: Graph, name: str) -> bool:
     if re.search(r"float(32|16)|i8|u8|int8|int16|bo\b|uint", graph.program(name)):
         return True
     apply = graph.variables[name].owner
-    nodes = theano.gof.graph.io_toposort([], [graph.variables[name]]) if apply else []
+    nodes = io_toposort([], [graph.variables[name]]) if apply else []
     return any(
         getattr(out, "dtype", "") in ("float16", "float32") for n in nodes for out in n.outputs
     )
@@ -204,6 +219,10 @@ def smallest(found: Sequence[Found], verdict: str) -> List[Found]:
     return sorted(chosen, key=lambda each: (each.program.count("\n"), len(each.program)))
 
 
+def _is_of_kind(what: Any) -> bool:
+    return isinstance(what, tuple)
+
+
 def told(found: Found) -> str:
     verdict = f"op {found.op!r}: {found.verdict}, {found.reason}"
     return f"{found.program}\n    {verdict}\n    {found.numbers}"
@@ -217,14 +236,17 @@ def main() -> int:
     parser.add_argument("--show", type=int, default=8, help="how many of each kind to print")
     options = parser.parse_args()
     counts: Counter = Counter()
-    with theano.change_flags(mode="FAST_COMPILE", linker="py"):
+    with in_python():
         found = examine(options.graphs, options.seed, counts)
     for verdict in ("exact", "broken", "wrong"):
         chosen = smallest(found, verdict)
         for each in chosen[: options.show]:
             print(told(each))
         print(f"{verdict} in spite of the numbers: {len(chosen)}\n")
-    print(dict(counts))
+    kinds = sorted(kind for what, kind in filter(_is_of_kind, counts) if what == "drawn")
+    for kind in kinds:
+        print(f"{kind:28} in {counts['drawn', kind]:6} results, {counts['exact', kind]:6} exact")
+    print({what: count for what, count in counts.items() if not _is_of_kind(what)})
     return int(any(each.verdict != "wrong" for each in found))
 
 

@@ -1,8 +1,8 @@
 """Random graphs over rows of many kinds, as lines of Python, and their computation.
 
 A graph is a list of lines, each of which names one variable more, so that a failure is printed as
-the few lines that lead to it. It is computed by Theano's own `perform`, one node after the other,
-without optimization.
+the few lines that lead to it. It is computed by the engine's own `perform`, one node after the
+other, without optimization.
 """
 
 from __future__ import annotations
@@ -12,12 +12,21 @@ import warnings
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-import theano
-import theano.tensor as T
+from _check_words import WORDS, io_toposort
+
+from synk_testing.engine import IS_THEANO, T, engine
+
+if IS_THEANO:
+    MORE_UNARY = ["T.nnet.relu", "T.nnet.hard_sigmoid", "T.nnet.ultra_fast_sigmoid"]
+    MORE: List[Any] = [(1, lambda pick: "T.unbroadcast({P}, 0)")]
+else:
+    from _check_pytensor import MORE, MORE_UNARY
+    from _check_pytensor import WORDS as OWN_WORDS
+
+    WORDS.update(OWN_WORDS)
 
 LARGEST = 1e12
 
-_scan = theano.scan
 x, y = T.dmatrix("x"), T.dmatrix("y")
 v, u = T.dvector("v"), T.dvector("u")
 t = T.dtensor3("t")
@@ -28,11 +37,11 @@ i8, u8, bo = (
 )
 lab = T.lvector("lab")
 SCATTERED = [x, y, v, u, t, i8, u8, bo, lab]
-q = theano.shared(np.zeros((1, 3)), name="q")
+q = engine.shared(np.zeros((1, 3)), name="q")
 k, a, c = T.lscalar("k"), T.dscalar("a"), T.dvector("c")
 BROADCAST = [k, a, c]
-ks, s = theano.shared(np.int64(0), name="ks"), theano.shared(0.0, name="s")
-w = theano.shared(np.zeros((3, 3)), name="w")
+ks, s = engine.shared(np.int64(0), name="ks"), engine.shared(0.0, name="s")
+w = engine.shared(np.zeros((3, 3)), name="w")
 SHARED = [ks, s, w]
 WITH_ROWS = [*SCATTERED, q]
 NAMES: Dict[str, Any] = {str(variable): variable for variable in (
@@ -58,12 +67,11 @@ STOPS = ["", "", "", *NUMBERS]
 SCALARS = ["a", "s", "-s", "a * s", "0.0", "1.0", "2.0", "-1.0", "0.5", "c[0]", "c.min()",
            "T.zeros(())", "x.shape[0]", "1.0 / x.shape[0]", "3"]  # fmt: skip
 UNARY = ["T.exp", "T.exp2", "T.expm1", "T.log", "T.log2", "T.log10", "T.log1p", "T.sqrt", "T.sqr",
-         "T.inv", "T.tanh", "T.sinh", "T.cosh", "T.arcsinh", "T.arccosh", "T.arctanh", "T.arcsin",
-         "T.arccos", "T.arctan", "T.sin", "T.cos", "T.tan", "T.nnet.sigmoid", "T.nnet.softplus",
+         "inv", "T.tanh", "T.sinh", "T.cosh", "T.arcsinh", "T.arccosh", "T.arctanh", "T.arcsin",
+         "T.arccos", "T.arctan", "T.sin", "T.cos", "T.tan", "sigmoid", "softplus",
          "T.erf", "T.erfc", "T.floor", "T.ceil", "T.trunc", "T.round", "T.sgn", "abs", "T.neg",
          "T.deg2rad", "T.isnan", "T.isinf", "T.zeros_like", "T.ones_like", "T.invert", "T.gammaln",
-         "theano.gradient.disconnected_grad", "T.nnet.relu", "T.nnet.hard_sigmoid",
-         "T.nnet.ultra_fast_sigmoid", "T.eq"]  # fmt: skip
+         "engine.gradient.disconnected_grad", *MORE_UNARY]  # fmt: skip
 BINARY = ["{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / {1}", "{0} // {1}", "{0} % {1}",
           "T.pow({0}, {1})", "T.maximum({0}, {1})", "T.minimum({0}, {1})", "T.gt({0}, {1})",
           "T.le({0}, {1})", "T.eq({0}, {1})", "T.neq({0}, {1})", "T.ge({0}, {1})",
@@ -89,22 +97,22 @@ def _subtensor(pick: Any) -> str:
 
 
 SCANS = [
-    "_scan(lambda e, z: z + e.sum(), sequences={C}.dimshuffle(1, 0, 2), outputs_info=[{S}])[0]",
-    "_scan(lambda e, z: z + e.sum(), sequences=t.dimshuffle(1, 0, 2), outputs_info=[NUM])[0][-1]",
-    "_scan(lambda e, z: z + e.mean(), sequences=t.dimshuffle(1, 0, 2), outputs_info=[NUM])[0][-1]",
-    ("_scan(lambda e, z: z * a + e.sum(0), sequences=t.dimshuffle(1, 0, 2), "
+    "scan(lambda e, z: z + e.sum(), sequences={C}.dimshuffle(1, 0, 2), outputs_info=[{S}])[0]",
+    "scan(lambda e, z: z + e.sum(), sequences=t.dimshuffle(1, 0, 2), outputs_info=[NUM])[0][-1]",
+    "scan(lambda e, z: z + e.mean(), sequences=t.dimshuffle(1, 0, 2), outputs_info=[NUM])[0][-1]",
+    ("scan(lambda e, z: z * a + e.sum(0), sequences=t.dimshuffle(1, 0, 2), "
     "outputs_info=[T.zeros((3,))])[0]"),
-    "_scan(lambda e, z: z * e.prod(), sequences=t.dimshuffle(1, 0, 2), outputs_info=[NUM])[0]",
-    ("_scan(lambda e, z: T.maximum(z, e.max()), sequences=t.dimshuffle(1, 0, 2), "
+    "scan(lambda e, z: z * e.prod(), sequences=t.dimshuffle(1, 0, 2), outputs_info=[NUM])[0]",
+    ("scan(lambda e, z: T.maximum(z, e.max()), sequences=t.dimshuffle(1, 0, 2), "
     "outputs_info=[NUM])[0]"),
-    ("_scan(lambda e, z: z + e * a, sequences={C}.dimshuffle(1, 0, 2), "
+    ("scan(lambda e, z: z + e * a, sequences={C}.dimshuffle(1, 0, 2), "
     "outputs_info=[T.zeros_like(t[:, 0])])[0]"),
-    "_scan(lambda e: T.tanh(e).sum(axis=0), sequences={C}.dimshuffle(1, 0, 2))[0]",
-    "_scan(lambda z: z + {S}, outputs_info=[NUM], n_steps=T.maximum(k, 1))[0]",
-    "_scan(lambda z: z + {S}, outputs_info=[NUM], n_steps=2)[0][-1]",
-    "_scan(lambda e: e.sum(), sequences={M})[0]",
-    "_scan(lambda e, z: e + z, sequences={M}.T, outputs_info=[T.zeros_like({V})])[0][-1]",
-    ("_scan(lambda p, z: z + p + {S}, outputs_info=[dict(initial=T.zeros((2,)), taps=[-2, -1])], "
+    "scan(lambda e: T.tanh(e).sum(axis=0), sequences={C}.dimshuffle(1, 0, 2))[0]",
+    "scan(lambda z: z + {S}, outputs_info=[NUM], n_steps=T.maximum(k, 1))[0]",
+    "scan(lambda z: z + {S}, outputs_info=[NUM], n_steps=2)[0][-1]",
+    "scan(lambda e: e.sum(), sequences={M})[0]",
+    "scan(lambda e, z: e + z, sequences={M}.T, outputs_info=[T.zeros_like({V})])[0][-1]",
+    ("scan(lambda p, z: z + p + {S}, outputs_info=[dict(initial=T.zeros((2,)), taps=[-2, -1])], "
     "n_steps=3)[0]"),
 ]  # fmt: skip
 
@@ -141,11 +149,11 @@ TEMPLATES = [
                         "T.dot({M}.T, {M})",
                            "T.dot({M}, {V})", "T.dot({V}, {M})", "T.dot({M}, c)", "T.dot(w, {M}.T)",
                            "T.tensordot({C}, w, axes=[[2], [0]])", "T.outer({V}, {V})",
-                           "T.batched_dot({C}, {C}.dimshuffle(0, 2, 1))"])),
-    (2, lambda pick: f"T.nnet.{pick(['softmax', 'logsoftmax'])}({{M}}{pick(['', '.T'])})"),
+                           "batched_dot({C}, {C}.dimshuffle(0, 2, 1))"])),
+    (2, lambda pick: f"{pick(['softmax', 'log_softmax'])}({{M}}{pick(['', '.T'])})"),
     (4, lambda pick: pick(["T.switch({B}, {A}, {A})", "T.switch(T.gt({F}, NUM), {A}, NUM)",
                            "T.switch({B}, {S}, NUM)", "T.switch(T.gt(k, 0), {A}, {A})"])),
-    (1, lambda pick: "theano.ifelse.ifelse(T.gt(k, 0), {S}, {S})"),
+    (1, lambda pick: "ifelse(T.gt(k, 0), {S}, {S})"),
     (4, lambda pick: f"T.cast({{A}}, {pick(DTYPES)!r})"),
     (3, lambda pick: "T.clip({A}, NUM, NUM)"),
     (3, lambda pick: pick(["{A} & {A}", "{A} | {A}", "{A} ^ {A}", "~{I}"])),
@@ -155,13 +163,13 @@ TEMPLATES = [
                            "T.arange(k, x.shape[0])", "T.arange({P}.shape[0])"])),
     (2, lambda pick: pick(["{P}.shape[0]", "{P}.shape", "{P}.size", "{P}.shape.prod()",
                            "{P}.shape[k]", "T.cast({P}.shape[0], 'float64')"])),
-    (2, lambda pick: pick(["T.split({P}, [1, 2], 2, axis=1)[0]",
-                        "T.split({P}, [2, k], 2, axis=0)[1]",
+    (2, lambda pick: pick(["T.split({P}, [1, 2], n_splits=2, axis=1)[0]",
+                        "T.split({P}, [2, k], n_splits=2, axis=0)[1]",
                            "T.roll({P}, 1, axis=0)", "T.roll({P}, 1, axis=1)", "T.diag({M})",
                            "T.repeat({P}, 2, axis=0)", "T.tile({M}, (2, 1))", "T.diff({V})",
                            "T.extra_ops.to_one_hot(lab, 3)", "T.bincount(lab)", "T.tril({M})",
-                           "T.unbroadcast({P}, 0)", "T.squeeze({P})", "T.shape_padleft({A})",
-                           "T.nlinalg.trace({M})", "T.max_and_argmax({P}, axis=0)[1]",
+                           "T.squeeze({P})", "T.shape_padleft({A})",
+                           "trace({M})", "T.max_and_argmax({P}, axis=0)[1]",
                            "T.ptp({V})", "T.extra_ops.compress({B}, {P}, axis=0)"])),
     (3, lambda pick: pick(["T.grad({S}, x, disconnected_inputs='ignore')",
                            "T.grad({S}, w, disconnected_inputs='ignore')",
@@ -169,6 +177,7 @@ TEMPLATES = [
                            "T.grad({S}, t, disconnected_inputs='ignore')"])),
     (2, lambda pick: pick(SCANS)),
     (1, lambda pick: pick(["({V} + {V}[::-1])", "{M}.sum(axis=1)[::-1][::-1]", "{V}[::-1] * {V}"])),
+    *MORE,
 ]  # fmt: skip
 WEIGHTS = np.array([weight for weight, _ in TEMPLATES], float)
 WEIGHTS /= WEIGHTS.sum()
@@ -194,8 +203,8 @@ class Graph(NamedTuple):
 def _evaluated(text: str, names: Dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = eval(text, {**globals(), **names})
-    if not isinstance(made, theano.Variable) or not hasattr(made, "ndim") or made.ndim > 4:
+        made = eval(text, {**globals(), **WORDS, **names})
+    if not hasattr(made, "ndim") or made.ndim > 4:
         raise TypeError(text)
     return made if made.owner is not None else made + 0
 
@@ -211,7 +220,7 @@ class Computer:
 
     def add(self, variable: Any) -> None:
         """Prepare what a variable needs."""
-        for node in theano.gof.graph.io_toposort([], [variable]):
+        for node in io_toposort([], [variable]):
             if node.outputs[0] in self._cells:
                 continue
             for each in [*node.inputs, *node.outputs]:

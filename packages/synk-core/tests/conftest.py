@@ -26,7 +26,7 @@ from synk_testing.engine import IS_THEANO
 
 ON_BOTH = (
     *("atomic", "collectives", "failures", "flat", "function", "in_graph", "sequences", "step"),
-    *("adapters", "verify"),
+    *("adapters", "check", "verify"),
 )
 """Tests, by the names of their files, that run on any engine. The others build graphs by names that
 Theano alone has, and on another engine run only if they are named."""

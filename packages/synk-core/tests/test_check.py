@@ -1,7 +1,7 @@
 """Verdicts on whether outputs are exact on any split of the rows, and the proof of each by numbers.
 
-Every graph of the table is also computed by plain Theano, on all rows and on uneven parts, and the
-parts are put together by NumPy: "exact" has to mean equal, and "wrong" different.
+Every graph of the table is also computed by the plain engine, on all rows and on uneven parts, and
+the parts are put together by NumPy: "exact" has to mean equal, and "wrong" different.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
 from _check_cases import (
     CASES,
     FLOAT,
     PARTS,
     ROWS,
+    SUB,
     c,
     data,
     has_convolutions,
@@ -34,15 +33,24 @@ from _check_cases import (
     y,
 )
 from _check_fuzz import OPS, examine, smallest, told
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
+from _check_words import in_python, softmax
 
 from synk_core._graph.rowwise.check import check_spec, check_updates, describe, wrong
 from synk_core._graph.rowwise.walk import FAILED
 from synk_core._graph.spec import make_spec
 from synk_core.in_graph import all_reduce
+from synk_testing.engine import IS_THEANO, STREAMS, T, change_flags, engine, theano_only
+
+if IS_THEANO:
+    from _check_cases_theano import CASES as OWN_CASES
+
+    DRAWN = ["Dot", "IncSubtensor", "Reshape", "Subtensor", "Sum"]
+else:
+    from _check_cases_pytensor import CASES as OWN_CASES
+    from _check_pytensor import DRAWN
 
 ALL = os.environ.get("SYNK_TESTS") == "all"
+CASES = [*CASES, *OWN_CASES]
 
 
 def _spec(output: Any, op: Any) -> Any:
@@ -93,10 +101,12 @@ def test_verdicts_on_every_op_agree_with_numbers(case):
 def test_random_graphs_are_never_called_exact_when_they_are_not(seed):
     """Symbolic bounds, axes and exponents, wrapping integers, values out of domains, every op."""
     counts = Counter()
-    with theano.change_flags(mode="FAST_COMPILE", linker="py"):
-        found = examine(1000 if ALL else 60, seed, counts)
+    with in_python():
+        found = examine(1000 if ALL else 60 if IS_THEANO else 200, seed, counts)
     wrong = smallest(found, "exact") + smallest(found, "broken")
     assert not wrong, told(wrong[0])
+    # What is never called exact proves nothing.
+    assert all(counts["exact", kind] for kind in DRAWN), counts
     assert min(counts["exact"], counts["wrong"], counts["unknown"]) > 2 * counts["graphs"]
     # What is certain to be wrong is so: but for what happens to be zero or one.
     assert len(found) <= 0.05 * counts["wrong"]
@@ -149,8 +159,8 @@ def test_the_masters_own_result_is_exact():
     assert (verdict.verdict, verdict.op) == ("exact", None)
 
 
-def test_inputs_may_be_theano_in():
-    (verdict,) = check_spec(make_spec([theano.In(x, borrow=True)], [(x.sum(), "sum")]))
+def test_inputs_may_be_declared():
+    (verdict,) = check_spec(make_spec([engine.In(x, borrow=True)], [(x.sum(), "sum")]))
     assert verdict.verdict == "exact"
 
 
@@ -163,11 +173,11 @@ def test_an_input_whose_first_axis_is_not_of_rows():
 # ---- random streams -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("streams", [RandomStreams, MRG_RandomStreams])
+@pytest.mark.parametrize("streams", STREAMS.values(), ids=STREAMS)
 def test_draws_for_each_row_are_row_wise(streams):
     srng = streams(3)
-    dropped = x * srng.binomial(size=x.shape, p=0.5, dtype=FLOAT)
-    noisy = x + srng.normal(size=x.shape, std=0.1)
+    dropped = x * T.cast(srng.uniform(size=x.shape) < 0.5, FLOAT)
+    noisy = x + srng.normal(size=x.shape)
     outputs = [T.tanh(dropped.dot(w)).mean(), (dropped, "gather"), noisy.mean(axis=0)]
     verdicts = check_spec(make_spec([x], outputs))
     assert [verdict.verdict for verdict in verdicts] == ["exact"] * 3
@@ -175,7 +185,7 @@ def test_draws_for_each_row_are_row_wise(streams):
 
 
 def test_draws_do_not_hide_a_mixed_result():
-    dropped = x * MRG_RandomStreams(3).binomial(size=x.shape, p=0.5, dtype=FLOAT)
+    dropped = x * (STREAMS["numpy"](3).uniform(size=x.shape) < 0.5)
     (verdict,) = check_spec(make_spec([x], [dropped.std(axis=0)]))
     assert verdict.verdict == "wrong"
 
@@ -184,7 +194,7 @@ def test_draws_do_not_hide_a_mixed_result():
 
 
 def test_updates_from_a_ranks_own_rows_differ_and_the_cure_is_said():
-    g, count = theano.shared(np.zeros((3, 3)), name="g"), theano.shared(0, name="count")
+    g, count = engine.shared(np.zeros((3, 3)), name="g"), engine.shared(0, name="count")
     gradient = T.grad(loss, w)
     updates = [(g, gradient), (w, w - 0.1 * gradient), (count, count + 1)]
     verdicts = check_updates(make_spec([x, y], updates=updates))
@@ -211,7 +221,7 @@ def test_updates_that_are_reduced_in_the_graph_are_the_same_on_all_ranks():
 
 
 def test_updates_of_random_states_are_left_out():
-    srng = RandomStreams(1)
+    srng = STREAMS["numpy"](1)
     draws = srng.normal(size=(3,))
     spec = make_spec([x], [draws.sum() + x.mean()], updates=srng.updates())
     assert check_updates(spec) == []
@@ -221,35 +231,37 @@ def test_updates_of_random_states_are_left_out():
 
 
 def test_a_report_names_the_node_its_line_and_the_cure():
-    with theano.change_flags(**{"traceback.limit": 8}):
+    with change_flags(**{"traceback.limit" if IS_THEANO else "traceback__limit": 8}):
         spread = x.std(axis=0)
     verdicts = check_spec(make_spec([x], [spread, x.mean(), (x.mean(), "sum")]))
     report = describe(verdicts)
     assert [verdict.position for verdict in wrong(verdicts)] == [0, 2]
-    assert "Elemwise{sub} at test_check.py:" in report
+    assert f"{SUB} at test_check.py:" in report
     assert "exact    [1] mean, op 'avg'" in report
     assert report.count("To be exact") + report.count("to be exact") == 2
     assert describe([]) == "no outputs: nothing to check"
 
 
-class Own(theano.Op):
+class Own(engine.Op if IS_THEANO else engine.graph.op.Op):
     """A user's operation: nobody knows what it does."""
 
     __props__ = ()
 
     def make_node(self, given):
-        return theano.Apply(self, [given], [given.type()])
+        apply = engine.Apply if IS_THEANO else engine.graph.basic.Apply
+        return apply(self, [given], [given.type()])
 
     def perform(self, node, inputs, outputs):
         outputs[0][0] = inputs[0] * 2
 
 
-class OwnSoftmax(T.nnet.nnet.Softmax):
-    """Derived from an operation of Theano: it may do anything all the same."""
+class OwnSoftmax(T.nnet.nnet.Softmax if IS_THEANO else T.special.Softmax):
+    """Derived from an operation of the engine: it may do anything all the same."""
 
 
 def test_what_users_define_is_unknown_where_rows_meet_it():
-    outputs = [(Own()(x).sum(), "sum"), (OwnSoftmax()(x), "gather"), Own()(w).sum() + x.mean()]
+    derived = OwnSoftmax(**({} if IS_THEANO else {"axis": (1,)}))(x)
+    outputs = [(Own()(x).sum(), "sum"), (derived, "gather"), Own()(w).sum() + x.mean()]
     verdicts = check_spec(make_spec([x], outputs))
     assert [verdict.verdict for verdict in verdicts] == ["unknown", "unknown", "exact"]
     assert "Own" in verdicts[0].reason
@@ -264,6 +276,7 @@ def test_a_graph_deeper_than_the_recursion_limit():
     assert [verdict.verdict for verdict in verdicts] == ["exact", "wrong"]
 
 
+@theano_only("Lasagne")
 @pytest.mark.parametrize("name", ["GRULayer", pytest.param("LSTMLayer", marks=pytest.mark.nightly)])
 def test_recurrent_layers_of_lasagne_and_their_gradients(name):
     lasagne = pytest.importorskip("lasagne")
@@ -271,13 +284,13 @@ def test_recurrent_layers_of_lasagne_and_their_gradients(name):
     steps = T.imatrix("steps")
     net = layers.EmbeddingLayer(layers.InputLayer((None, 5), steps), 9, 4)
     net = layers.SliceLayer(getattr(layers, name)(net, 3, learn_init=True), -1, axis=1)
-    net = layers.DenseLayer(net, 3, nonlinearity=T.nnet.softmax)
+    net = layers.DenseLayer(net, 3, nonlinearity=softmax)
     cost = lasagne.objectives.categorical_crossentropy(layers.get_output(net), y).mean()
     parameters = layers.get_all_params(net, trainable=True)
     gradients = T.grad(cost, parameters)
     for verdict in check_spec(make_spec([steps, y], [cost, *gradients])):
         assert verdict.verdict == "exact", verdict.reason
-    f = theano.function([steps, y], [cost, *gradients], mode="FAST_COMPILE")
+    f = engine.function([steps, y], [cost, *gradients], mode="FAST_COMPILE")
     words = np.random.RandomState(5).randint(0, 9, (ROWS, 5)).astype("int32")
     whole = f(words, data[y])
     parts = [f(words[start:stop], data[y][start:stop]) for start, stop in PARTS]

@@ -10,9 +10,7 @@ import pytest
 
 from synk_core import Runtime, SpecError, StallWarning
 from synk_core._graph.random_streams import reseed
-from synk_core._graph.rowwise.check import check_spec
 from synk_core._graph.shared import VariableRegistry
-from synk_core._graph.spec import make_spec
 from synk_core._graph.transfer.pickling import dumps
 from synk_core._watch.flight import WORDS, Flight, Phase
 from synk_core._workers.stalls import StallWatch
@@ -96,7 +94,6 @@ def test_states_by_which_all_ranks_would_draw_the_same_are_refused(pair):
 
 LOADED = """
 import pickle, sys
-from synk_core._graph.rowwise.check import check_spec
 from synk_core._graph.shared import VariableRegistry
 from synk_core._graph.spec import make_spec
 from synk_core._graph.transfer.pickling import loads
@@ -195,74 +192,3 @@ def test_a_rank_that_compiles_is_no_stall(recwarn):
     flights[1].enter(Phase.COMPUTE)
     watch.check()
     assert recwarn.pop(StallWarning)
-
-
-# ---- check() ---------------------------------------------------------------------------------
-
-
-def graphs(x, y, w, b, i):
-    """Expressions of a matrix and a vector with rows, and of whole ones, by what is special."""
-    loss = T.sqr(T.tanh(x.dot(w)).sum(axis=1) - y).mean()
-    steps = engine.scan(lambda row, s: s + row, sequences=[x], outputs_info=[T.zeros(3)])[0]
-    return {
-        "products": [x.dot(w), x @ w, x @ b, x.T @ x, T.outer(y, y), y.dot(y)],
-        "losses": [loss, T.grad(loss, w), T.grad(T.sqr(x @ b - y).mean(), b), loss * x.shape[0]],
-        "softmax": [
-            f(x, axis=a) for f in (T.special.softmax, T.special.log_softmax) for a in (0, 1)
-        ],
-        "slices": [x[:, 0], x[1:], x[::2], x[-1], x[:, 1:], x[:2], x[x.shape[0] // 2 :], y[::-1]],
-        "indices": [
-            x[:, i],
-            x[i],
-            x[T.arange(x.shape[0])],
-            x[i, i],
-            x[T.argsort(y)],
-            b[[2, 0, 1]] + x,
-        ],
-        "set": [T.set_subtensor(x[0], 0), T.set_subtensor(x[:, 0], y), T.inc_subtensor(x[:, i], 1)],
-        "sets by rows": [T.set_subtensor(x[i], 0), T.inc_subtensor(b[i], 1) + x],
-        "orders": [T.sort(x, axis=0), T.sort(x, axis=1), T.argsort(y), T.argmax(x, axis=0)],
-        "joins": [T.concatenate([x, x], axis=a) for a in (0, 1)] + [T.stack([y, y])],
-        "reductions": [x.std(axis=0), x.max(), x.max(axis=0), x.prod(axis=0), T.all(x > 0, axis=0)],
-        "shapes": [x.reshape((-1,)), x.flatten(), T.zeros_like(x) + y[:, None], T.ones((3,)) * x],
-        "running": [x.cumsum(axis=0), x.cumsum(axis=1), T.diff(y), steps, T.linalg.norm(x)],
-    }
-
-
-KINDS = (
-    *("products", "losses", "softmax", "slices", "indices", "set", "sets by rows", "orders"),
-    *("joins", "reductions", "shapes", "running"),
-)
-
-COLLECTED = {
-    "gather": lambda parts, counts: np.concatenate(parts),
-    "avg": lambda parts, counts: np.average(parts, axis=0, weights=counts),
-    "sum": lambda parts, counts: np.sum(parts, axis=0),
-    "max": lambda parts, counts: np.max(parts, axis=0),
-    "min": lambda parts, counts: np.min(parts, axis=0),
-    "prod": lambda parts, counts: np.prod(parts, axis=0),
-}
-
-
-@needs_pytensor
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_check_calls_exact_is(kind):
-    x, y, w, b = T.matrix("x"), T.vector("y"), T.matrix("w"), T.vector("b")
-    random = np.random.RandomState(3)
-    rows, targets = random.normal(size=(7, 3)), random.normal(size=7)
-    whole = random.normal(size=(3, 3)), random.normal(size=3)
-    for place, output in enumerate(graphs(x, y, w, b, [0, 2])[kind]):
-        f = engine.function([x, y, w, b], output, on_unused_input="ignore", mode="CVM")
-        expected = f(rows, targets, *whole)
-        parts = [f(rows[a:z], targets[a:z], *whole) for a, z in ((0, 4), (4, 7))]
-        for op, collect in COLLECTED.items():
-            try:
-                spec = make_spec([x, y], [(output, op)], bcast_inputs=[w, b])
-            except SpecError:  # an average of integers
-                continue
-            (verdict,) = check_spec(spec)
-            if verdict.verdict == "exact":
-                message = f"{kind} {place}, {op!r}: {verdict.reason}"
-                np.testing.assert_allclose(
-                    collect(parts, [4, 3]), expected, rtol=1e-12, err_msg=message
-                )

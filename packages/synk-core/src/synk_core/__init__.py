@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ._api.runtime import Runtime
     from ._api.watches import FiniteWatch
     from ._graph.flat_updates import flat_updates
-    from ._graph.rowwise.check import Verdict, Verdicts
+    from ._graph.rowwise.check import Verdict, Verdicts, check_outputs
     from ._tracebacks import brief_traceback
     from ._watch.findings import Finding, Findings
     from ._watch.stats import FunctionStats, Stats
@@ -56,7 +56,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "._graph.flat_updates": "flat_updates",
-    "._graph.rowwise.check": "Verdict Verdicts",
+    "._graph.rowwise.check": "Verdict Verdicts check_outputs",
     "._wire.data": "Data",
     "._api.function": "Delayed Function",
     "._watch.findings": "Finding Findings",
@@ -116,6 +116,7 @@ __all__ = [
     "WorkerFailed",
     "WorkerStalled",
     "brief_traceback",
+    "check_outputs",
     "flat_updates",
 ]
 

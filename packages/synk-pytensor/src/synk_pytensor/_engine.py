@@ -45,7 +45,7 @@ from pytensor.tensor.random.type import random_generator_type as random_state_ty
 from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import Subtensor, get_idx_list
 from pytensor.tensor.type import TensorType
-from pytensor.tensor.type_other import NoneTypeT, SliceType
+from pytensor.tensor.type_other import NoneTypeT
 
 ADAPTER = __name__
 NAME, TITLE, FLAGS = "pytensor", "PyTensor", "PYTENSOR_FLAGS"
@@ -57,13 +57,7 @@ FLATTENS = False
 
 NOT_INHERITED = ()
 
-OF_OTHER_FORM = frozenset(
-    (
-        *("AdvancedIncSubtensor", "AdvancedSubtensor", "ArgSortOp", "Argmax", "IfElse", "Join"),
-        *("Print", "Scan", "SortOp", "SpecifyShape", "Split"),
-        "StructuredDot",
-    )
-)
+RULED = ("pytensor", "pymc")
 
 # Reductions inside a graph are Python's: they cannot be otherwise.
 warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
@@ -110,6 +104,29 @@ def inner_outputs(op: Any) -> Sequence[Any]:
     """As with Theano."""
     graphs = op.inner_graphs.values() if isinstance(op, HasMultipleInnerGraph) else ()
     return [variable for graph in graphs for variable in graph.outputs]
+
+
+def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
+    """See `_theano`."""
+    graph = op.fgraph.unfreeze()
+    return graph.inputs, graph.outputs
+
+
+def taps_of(op: Any) -> Dict[str, Tuple[Sequence[Any], Sequence[Any]]]:
+    """See `_theano`."""
+    several = (op.info.mit_mot_in_slices, op.info.mit_mot_out_slices)
+    states = {"mitmot": several, "mitsot": (op.info.mit_sot_in_slices, ())}
+    return {**states, "sitsot": ((), ()), "untraced_sit_sot": ((), ())}
+
+
+def has_condition(op: Any) -> bool:
+    """See `_theano`."""
+    return bool(op.info.as_while)
+
+
+def indices_of(op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+    """See `_theano`."""
+    return get_idx_list([None, *inputs], op.idx_list)
 
 
 def clients_of(_variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from typing import Any, Dict, FrozenSet, Iterator, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Tuple
 
 import theano as library
 import theano.tensor as T
@@ -30,6 +30,7 @@ from theano.gof import (
 )
 from theano.gof import link as _linking
 from theano.gof.graph import ancestors
+from theano.gof.graph import clone as _clone_graph
 from theano.gof.graph import inputs as leaves_of
 from theano.gradient import DisconnectedInputError, DisconnectedType
 from theano.scalar import Mul, Second, upcast
@@ -58,9 +59,8 @@ NOT_INHERITED = ("THEANO_GPU_IS_ALREADY_ACTIVE",)
 """Variables that workers must not have: Theano sets this one for processes that are forked from one
 that uses a GPU, and workers are not."""
 
-OF_OTHER_FORM: FrozenSet[str] = frozenset()
-"""Names of operations whose axes or indices lie elsewhere than in Theano's of this name, for which
-the rules of `check` are made."""
+RULED = ("theano",)
+"""Packages of operations for which there are rules of `check`."""
 
 FLATTENS = True
 """Whether `flat_updates` is of use: linkers run operations in Python as they are."""
@@ -119,6 +119,51 @@ def inner_outputs(op: Any) -> Sequence[Any]:
         if isinstance(held, (list, tuple)) and all(isinstance(v, Variable) for v in held):
             return held
     return ()
+
+
+def inner_graph(op: Any) -> Tuple[Sequence[Any], Sequence[Any]]:
+    """Return inputs and outputs of a copy of the graph in a Scan or OpFromGraph.
+
+    Its variables are its own: PyTensor has one for all operations of the same inner graph.
+    """
+    made_of = [getattr(op, f"local_{ends}", None) or getattr(op, ends) for ends in _ENDS]
+    inputs, outputs = _clone_graph(*made_of)
+    return inputs, outputs
+
+
+_ENDS = ("inputs", "outputs")
+
+
+def taps_of(op: Any) -> Dict[str, Tuple[Sequence[Any], Sequence[Any]]]:
+    """Return for each kind of a Scan's states which steps each of them reads, and which it writes.
+
+    () stands for one step. The last kind are those of which only the last value is kept.
+    """
+    several = (op.mitmot_taps(), op.mitmot_out_taps())
+    return {"mitmot": several, "mitsot": (op.mitsot_taps(), ()), "sitsot": _ONE, "shared": _ONE}
+
+
+_ONE: Tuple[Sequence[Any], Sequence[Any]] = ((), ())
+
+
+def has_condition(op: Any) -> bool:
+    """Return whether a Scan ends when a condition of data holds."""
+    return bool(op.info.get("as_while"))
+
+
+def indices_of(_op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the indices of an AdvancedSubtensor of these inputs: variables, and slices of them.
+
+    What has such slices as inputs is computed from their bounds.
+    """
+    return [_as_slice(v) if isinstance(v.type, SliceType) else v for v in inputs]
+
+
+def _as_slice(variable: Any) -> slice:
+    if variable.owner is None:
+        return getattr(variable, "data", slice(0, 0))
+    bounds = variable.owner.inputs
+    return slice(*(None if isinstance(bound.type, NoneTypeT) else bound for bound in bounds))
 
 
 def clients_of(variable: Any, _node: Any) -> Sequence[Tuple[Any, int]]:

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 import synkhronos as synk
+from synk_core import check_outputs
 from synkhronos.exceptions import DecompositionWarning, InputTypeError, InputValueError
 
 try:
@@ -120,8 +121,9 @@ def logp_dlogp(
             of a coordinate: all ``pm.Data`` that have it as their first dimension.
         potentials: what the model's Potentials are: "rows" (sums over rows, like a likelihood) or
             "once" (terms of the whole model). Needed if it has any.
-        check: compute, on the master and with a few rows, whether the log-likelihood of all is the
-            sum over parts, and ask `synkhronos.check`. False trusts you.
+        check: find out by its graph whether the log-likelihood is a sum over rows, and if that
+            does not show it, by computing it of a few rows, as a whole and in two parts. False
+            trusts you.
         mode: PyTensor's mode of both functions, such as "NUMBA".
 
     Raises:
@@ -279,11 +281,6 @@ def _build(
             # A likelihood of constants does not use q.
             on_unused_input="ignore",
         )
-    if check and any(verdict.verdict == "wrong" for verdict in synk.check(likelihood)):
-        raise InputValueError(
-            f"the log-likelihood is no sum over rows, so ranks cannot divide it:\n"
-            f"{synk.check(likelihood)}"
-        )
     outputs, q = _with_gradient(prior, model, point)
     on_master = pytensor.function([q], outputs, mode=mode, on_unused_input="ignore")
     return RowLogp(likelihood, on_master, [synk.data(item.get_value(borrow=True)) for item in data])
@@ -391,17 +388,25 @@ def _check_sums(
     data: Sequence[Any],
     point: Mapping[str, Any],
 ) -> None:
-    """Refuse terms that a few rows as a whole and in two parts show to be no sums over rows.
+    """Refuse terms that are no sums over rows.
 
-    It decides for every model, also where the graph has operations unknown to `synkhronos.check`.
+    The graph decides; if it has something unknown to `check_outputs`, a few rows as a whole and in
+    two parts. Gradients of sums over rows are sums over rows.
     """
+    free = model.value_vars
+    verdicts = check_outputs(inputs, [(term, "sum") for term in terms], bcast_inputs=free)
+    if all(verdict.verdict == "exact" for verdict in verdicts):
+        return
+    found = [verdict.verdict == "wrong" for verdict in verdicts]
+    if any(found):
+        reasons = " ".join(v.reason for v in verdicts if v.verdict == "wrong")
+        _refuse(model, variables, data, found, reasons)
     values = [item.get_value(borrow=True) for item in data]
     n = len(values[0])
     picked = np.linspace(0, n - 1, min(n, _ROWS)).astype(int)
     few = [value[picked] for value in values]
     # Of one row, the first part has none, as has a rank.
     cut = (len(picked) + 1) // 3
-    free = model.value_vars
     mode = _mode(_QUICK, model)
     f = pytensor.function([*inputs, *free], list(terms), mode=mode, on_unused_input="ignore")
     rng = np.random.default_rng(0)
@@ -425,19 +430,26 @@ def _check_sums(
         # Far above rounding, because this is compiled quickly, not well.
         wrong = difference > 10 * np.sqrt(np.finfo(free[0].dtype).eps)
         if wrong.any():
-            names = [variable.name for variable, bad in zip(variables, wrong) if bad]
-            raise InputValueError(
-                f"the log probability of {names} is no sum over rows: of a few rows it differs "
-                f"from the sum of its parts, so ranks cannot divide it"
-                f"{_suspects(model, variables, data, n)}. Quantities of all rows, such as "
-                f"X.mean(0), have to be computed before the model; Gaussian processes and time "
-                f'series do not divide; a Potential that uses no rows is potentials="once"'
-            )
+            differs = "Of a few rows it differs from the sum of its parts."
+            _refuse(model, variables, data, wrong, differs)
     if not decided:
         raise InputValueError(
             "the log-likelihood could not be checked, because it is infinite or NaN near the "
             "initial point; give initial values (initval=) at which it is finite, or check=False"
         )
+
+
+def _refuse(
+    model: Any, variables: Sequence[Any], data: Sequence[Any], wrong: Sequence[Any], reason: str
+) -> NoReturn:
+    names = [variable.name for variable, bad in zip(variables, wrong) if bad]
+    n = len(data[0].get_value(borrow=True))
+    raise InputValueError(
+        f"the log probability of {names} is no sum over rows, so ranks cannot divide it"
+        f"{_suspects(model, variables, data, n)}. {reason} Quantities of all rows, such as "
+        f"X.mean(0), have to be computed before the model; Gaussian processes and time series do "
+        f'not divide; a Potential that uses no rows is potentials="once"'
+    )
 
 
 def _jittered(value: Any, scale: float, rng: np.random.Generator, dtype: Any) -> np.ndarray:

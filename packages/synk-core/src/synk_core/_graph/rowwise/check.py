@@ -13,7 +13,7 @@ from typing import Any, FrozenSet, List, Optional, Sequence, Tuple
 
 from synk_core._graph.leaves import differs_by_rank, lineage_of
 from synk_core._graph.random_streams import is_random_state
-from synk_core._graph.spec import FunctionSpec
+from synk_core._graph.spec import FunctionSpec, make_spec
 from synk_core._warn import warn_user
 from synk_core.engine import ADAPTER, NAME
 from synk_core.exceptions import DecompositionWarning
@@ -278,6 +278,21 @@ class Verdicts(List[Verdict]):
 
     def __str__(self) -> str:
         return describe(self, self.updates)
+
+
+def check_outputs(inputs: Any, outputs: Any, *, bcast_inputs: Any = ()) -> Verdicts:
+    """Check outputs before a function is built of them; it needs no runtime.
+
+    Args:
+        inputs, outputs, bcast_inputs: those of `Runtime.function`.
+
+    Returns:
+        A verdict for each output, as `Runtime.check` returns them.
+
+    Raises:
+        SpecError, InputTypeError, OpError: as `Runtime.function`.
+    """
+    return Verdicts(check_spec(make_spec(inputs, outputs, bcast_inputs=bcast_inputs)))
 
 
 def warn_of_wrong(spec: FunctionSpec) -> None:

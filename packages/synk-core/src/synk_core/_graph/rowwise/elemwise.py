@@ -27,6 +27,16 @@ from .walk import (
     unknown,
 )
 
+_ALIASES = {
+    "Composite": "",  # several functions: it is only known to work entry by entry
+    "UltraFastScalarSigmoid": "ScalarSigmoid",
+    # Theano's names for what PyTensor calls otherwise.
+    "Reciprocal": "Inv",
+    "Sigmoid": "ScalarSigmoid",
+    "Sign": "Sgn",
+    "Softplus": "ScalarSoftplus",
+}
+
 _FOLDS = {
     "Add": sum,
     "Neg": lambda numbers: -numbers[0],
@@ -40,10 +50,7 @@ def elemwise(node: Any, values: List[Value]) -> Value:
     """Apply a scalar function to the entries at each place."""
     scalar = node.op.scalar_op
     name = type(scalar).__name__
-    if name == "Composite":
-        name = ""  # several functions: it is only known to work entry by entry
-    elif name == "UltraFastScalarSigmoid":
-        name = "ScalarSigmoid"
+    name = _ALIASES.get(name, name)
     if any(value.items is not None for value in values):
         spread = _spread(values)
         if spread is not None:
@@ -70,6 +77,21 @@ _PASSING = (
 def passes(_node: Any, values: List[Value]) -> Value:
     """Return the first input."""
     return values[0]
+
+
+@rule("CheckAndRaise", takes="all")
+def checks(node: Any, values: List[Value]) -> Value:
+    """Return the first input if all others are true.
+
+    A condition of all rows has to hold for each part of them, too: PyMC makes -inf of a value whose
+    condition does not hold.
+    """
+    value, *conditions = map(plain, values)
+    if value.kind in ("unknown", "mixed"):
+        return value
+    if all(condition.steady or condition.kind == "min" for condition in conditions):
+        return values[0]
+    return unknown(node, "checks what may hold for all rows and not for a part of them")
 
 
 def _spread(values: Sequence[Value]) -> Optional[List[Tuple[Value, ...]]]:
@@ -143,7 +165,8 @@ def _second(node: Any, values: Sequence[Value]) -> Value:
     if value.axis is not None:
         return value
     if not has_shape(shape):
-        return unknown(node, "has an unknown shape")
+        unfollowed = shape.kind == "unknown"
+        return shape._replace(axis=None) if unfollowed else unknown(node, "has an unknown shape")
     if value.kind in ("mixed", "unknown", "noise"):
         return value._replace(axis=shape.axis) if value.kind == "mixed" else value
     if value.kind != "fixed":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from synk_core.engine import NoneTypeT, SliceType, get_idx_list
+from synk_core.engine import NoneTypeT, get_idx_list, indices_of
 
 from .layout import length_layout
 from .reduced import union
@@ -128,7 +128,7 @@ def inc_subtensor(node: Any, values: List[Value]) -> Value:
     if whole.axis is None:
         if part.axis is not None:
             return unknown(node, "puts rows into a value without rows")
-        return union(node, [whole, part])
+        return _changed(node, whole, part)
     axis = whole.axis
     if axis < len(entries) and entries[axis] != slice(None):
         return unknown(node, "changes rows by their positions")
@@ -136,6 +136,16 @@ def inc_subtensor(node: Any, values: List[Value]) -> Value:
     here = axis - _dropped(entries, axis)
     selected = node.inputs[0].ndim - sum(not isinstance(entry, slice) for entry in entries)
     return _put(node, whole, part, here - (selected - node.inputs[1].ndim), whole.layout)
+
+
+def _changed(node: Any, whole: Value, part: Value) -> Value:
+    """Return a value in which a part was set, or added to what was there."""
+    result = union(node, [whole, part])
+    if node.op.set_instead_of_inc:
+        return result
+    if result.kind in ("max", "min", "prod"):
+        return unknown(node, "adds to a maximum, minimum or product over rows")
+    return result if result.zero else result._replace(literal=None)
 
 
 def _put(node: Any, whole: Value, part: Value, there: int, layout: Any) -> Value:
@@ -153,81 +163,109 @@ def _put(node: Any, whole: Value, part: Value, there: int, layout: Any) -> Value
         part = part._replace(kind="rows", axis=there, layout=layout)
     if part.axis != there:
         return unknown(node, "puts rows into rows along another axis")
-    return union(node, [whole, part._replace(axis=whole.axis)])
+    return _changed(node, whole, part._replace(axis=whole.axis))
 
 
 # ---- advanced indexing -----------------------------------------------------------------------
 
 
-def _is_slice(variable: Any) -> bool:
-    return isinstance(variable.type, (SliceType, NoneTypeT))
+class _Indices(NamedTuple):
+    """Indices of a node, by the axes that they are for.
+
+    Attributes:
+        slices: axes of slices, and whether the slice takes all entries.
+        tensors: axes of tensors, each with its tensor and the value of that.
+        others: values of what bounds slices.
+    """
+
+    slices: Dict[int, bool]
+    tensors: Dict[int, Tuple[Any, Value]]
+    others: List[Value]
+
+    @property
+    def wide(self) -> int:
+        """Number of axes that all tensors become."""
+        return max(place.ndim for place, _ in self.tensors.values())
+
+    def moved(self, axis: int) -> int:
+        """Return the place in the result of an axis that no tensor is for."""
+        rank = axis - sum(number < axis for number in self.tensors)
+        return rank if rank < self.start else rank + self.wide
+
+    @property
+    def start(self) -> int:
+        """First axis of the tensors in the result."""
+        numbers = sorted(self.tensors)
+        adjacent = numbers[-1] - numbers[0] == len(numbers) - 1
+        return numbers[0] if adjacent else 0
 
 
-def _is_full(variable: Any) -> bool:
-    return bool(
-        isinstance(variable.type, SliceType) and getattr(variable, "data", 0) == slice(None)
-    )
+def _indices(node: Any, values: Sequence[Value], first: int) -> Optional[_Indices]:
+    """Return the indices of an operation; None if the check does not follow them.
+
+    Args:
+        first: place of the first index among the inputs.
+    """
+    lookup = dict(zip(node.inputs[first:], values[first:]))
+    found = _Indices({}, {}, [])
+    for axis, entry in enumerate(indices_of(node.op, node.inputs[first:])):
+        if isinstance(entry, slice):
+            found.slices[axis] = entry == slice(None)
+            bounds = (entry.start, entry.stop, entry.step)
+            found.others.extend(lookup[bound] for bound in bounds if bound in lookup)
+        elif isinstance(entry.type, NoneTypeT) or entry.dtype == "bool":
+            return None
+        else:
+            found.tensors[axis] = entry, lookup[entry]
+    return found if found.tensors else None
 
 
-def _select(node: Any, whole: Value, places: Sequence[Any], by: Any) -> Value:
-    """Return the value of indexing by tensors; `places` are the indices, `by` their values."""
-    tensors = [(p, v) for p, v in zip(places, by) if not _is_slice(p)]
-    wide = max((place.ndim for place, _ in tensors), default=0)
-    if any(isinstance(place.type, NoneTypeT) for place in places):
-        return unknown(node, "indexes with a new axis")
-    if len(tensors) == len(places):
-        return _select_by_tensors(node, whole, tensors, wide)
-    if not all(value.steady for _, value in tensors):
-        return unknown(node, "indexes by data of the rows")
-    if whole.axis is None:
-        return whole
-    if whole.axis < len(places) and not _is_full(places[whole.axis]):
+def _select(node: Any, whole: Value, indices: Optional[_Indices]) -> Value:
+    """Return the value of indexing by tensors."""
+    if indices is None:
+        return unknown(node, "indexes in a way that this check does not follow")
+    by, axis = [value for _, value in indices.tensors.values()], whole.axis
+    if not all(value.steady for value in indices.others):
+        return unknown(node, "selects by a value that depends on the rows")
+    if not indices.slices.get(-1 if axis is None else axis, True):
         return unknown(node, "selects rows in a way that this check cannot follow")
-    numbers = [i for i, place in enumerate(places) if not _is_slice(place)]
-    adjacent = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    before = sum(i < whole.axis for i in numbers)
-    shift = wide if not adjacent or numbers[0] < whole.axis else 0
-    return whole._replace(axis=whole.axis - before + shift, literal=None)
+    if not all(value.steady for value in by):
+        return _select_by_rows(node, whole, indices)
+    if axis is None:
+        return whole
+    if axis not in indices.tensors:
+        return whole._replace(axis=indices.moved(axis), literal=None)
+    if layout_kind(whole.layout) == "any":
+        return unknown(node, "selects among rows that are equal, or drawn")
+    return mixed(node, "selects rows by their positions, which each rank counts from 0", _CURE)
 
 
-def _select_by_tensors(node: Any, whole: Value, tensors: Any, wide: int) -> Value:
-    axis = whole.axis
-    if all(value.steady for _, value in tensors):
-        if axis is None:
-            return whole
-        if axis >= len(tensors):
-            return whole._replace(axis=wide + axis - len(tensors))
-        return mixed(node, "selects rows by their positions, which each rank counts from 0", _CURE)
+def _select_by_rows(node: Any, whole: Value, indices: _Indices) -> Value:
+    """Return the value of indexing by tensors, some of which have rows."""
+    axis, wide, tensors = whole.axis, indices.wide, list(indices.tensors.values())
     if any(v.kind not in ("rows", "position") and not v.steady for _, v in tensors):
         return unknown(node, "indexes by a reduction over rows")
     spread = [(place, value) for place, value in tensors if value.axis is not None]
-    there = {value.axis + wide - place.ndim for place, value in spread}
+    there = {(value.axis or 0) + wide - place.ndim for place, value in spread}
     layouts = {value.layout for _, value in spread if value.kind == "rows"}
     if len(there) != 1 or len(layouts) > 1 or any(value.degree for _, value in spread):
         return unknown(node, "indexes by rows of different axes or layouts")
-    out = there.pop()
+    inside = there.pop()
     for place, value in tensors:
-        own = out - (wide - place.ndim)
+        own = inside - (wide - place.ndim)
         if value.axis is None and own >= 0 and not place.broadcastable[own]:
             return unknown(node, "indexes by a fixed number of rows")
-    return _select_by_rows(node, whole, tensors, out)
-
-
-def _select_by_rows(node: Any, whole: Value, tensors: Any, out: int) -> Value:
-    """Return the value of indexing by rows, which lie along axis `out` of the result."""
-    axis = whole.axis
-    layouts = {value.layout for _, value in tensors if value.kind == "rows"}
+    out = indices.start + inside
     if axis is None:
         if whole.steady and all(value.kind != "position" for _, value in tensors):
             return rows(out, layouts.pop())
         return unknown(node, "selects by position")
     free = layout_kind(whole.layout) == "any" and len(layouts) == 1
-    if axis >= len(tensors) or not (free or layouts <= {whole.layout}):
+    if axis not in indices.tensors or not (free or layouts <= {whole.layout}):
         return unknown(node, "combines rows with other rows by an index")
-    for i, (place, value) in enumerate(tensors):
-        own = value.kind == "position" and place.ndim == 1
-        own = own and value.layout == length_layout(whole.layout)
-        if own != (i == axis):
+    for number, (_, value) in indices.tensors.items():
+        own_row = value.kind == "position" and value.layout == length_layout(whole.layout)
+        if own_row != (number == axis):
             return unknown(node, "selects rows by an index that this check cannot follow")
     return whole._replace(axis=out, layout=layouts.pop() if free else whole.layout, literal=None)
 
@@ -237,7 +275,7 @@ def advanced_subtensor(node: Any, values: List[Value]) -> Value:
     """Select entries by tensors of indices."""
     if any(value.kind == "noise" for value in values):
         return unruled(node, values)
-    return _select(node, values[0], node.inputs[1:], values[1:])
+    return _select(node, values[0], _indices(node, values, 1))
 
 
 @rule("AdvancedIncSubtensor1", "AdvancedIncSubtensor")
@@ -246,20 +284,20 @@ def advanced_inc_subtensor(node: Any, values: List[Value]) -> Value:
     if any(value.kind == "noise" for value in values):
         return unruled(node, values)
     whole, part = values[:2]
-    chosen = _select(node, whole, node.inputs[2:], values[2:])
-    if chosen.kind in ("unknown", "mixed"):
+    indices = _indices(node, values, 2)
+    chosen = _select(node, whole, indices)
+    if indices is None or chosen.kind in ("unknown", "mixed"):
         return unknown(node, "changes entries in a way that this check cannot follow")
     if chosen.axis is None:
         if part.axis is not None:
             return unknown(node, "puts rows into a value without rows")
-        return union(node, [whole, part])
+        return _changed(node, whole, part)
     # The selection has the axes of the indices, and the remaining ones of the source.
-    tensors = [place for place in node.inputs[2:] if not _is_slice(place)]
-    wide = max(place.ndim for place in tensors)
-    there = chosen.axis - (node.inputs[0].ndim - len(tensors) + wide - node.inputs[1].ndim)
+    selected = node.inputs[0].ndim - len(indices.tensors) + indices.wide
+    there = chosen.axis - (selected - node.inputs[1].ndim)
     if whole.axis is not None:
         return _put(node, whole, part, there, chosen.layout)
-    if node.op.set_instead_of_inc:
+    if node.op.set_instead_of_inc or getattr(node.op, "ignore_duplicates", False):
         return unknown(node, "lets rows overwrite each other")
     if part.axis is None:
         fits = there < 0 or node.inputs[1].broadcastable[there]
@@ -267,4 +305,4 @@ def advanced_inc_subtensor(node: Any, values: List[Value]) -> Value:
             return unknown(node, "adds a fixed number of rows")
     elif part.axis != there or part.kind != "rows":
         return unknown(node, "adds rows along another axis, or values that are no rows")
-    return union(node, [whole, Value("sum", part.degree + 1)])
+    return _changed(node, whole, Value("sum", part.degree + 1))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from synk_core.engine import NoneTypeT
+
 from .elemwise import coupled
 from .layout import merge_layouts
 from .reduced import union
@@ -70,10 +72,6 @@ def batched(node: Any, values: List[Value]) -> Value:
     spread = [values[i] for i in how.inputs if values[i].axis is not None]
     if not spread:
         return _of_reduced(node, how, values)
-    if name in _SOFTMAXES:
-        axes = getattr(node.op, "axis", (1,))  # Theano's are of each row of a matrix
-        if axes is None or 0 in axes or not all(value.axis in (0, *axes) for value in spread):
-            return unknown(node, "works along axes that this check does not follow")
     if any(value.axis != 0 for value in spread):
         if name in _SOFTMAXES:
             text = "is a softmax over rows: each rank normalizes by its own rows only"
@@ -174,19 +172,60 @@ def mrg_uniform(node: Any, values: List[Value]) -> List[Value]:
     return [FIXED, _draws(node, values[1].items, [])]
 
 
-def _draws(node: Any, items: Optional[Tuple[Any, ...]], parameters: Sequence[Value]) -> Value:
+@rule("RandomVariable", takes="all")
+def random_variable(node: Any, values: List[Value]) -> List[Value]:
+    """Draw from PyTensor's generator: generator, batch shape, parameters -> generator, draws.
+
+    Each item of the batch is drawn by itself, with its own parameters.
+    """
+    batch = node.outputs[1].ndim - node.op.ndim_supp
+    parameters, variables = [plain(value) for value in values[2:]], node.inputs[2:]
+    for own, variable, value in zip(node.op.ndims_params, variables, parameters):
+        if value.axis is not None and value.axis >= variable.ndim - own:
+            return [FIXED, unknown(node, "draws items that depend on all rows")]
+    items = values[1].items
+    if isinstance(node.inputs[1].type, NoneTypeT):
+        items = (FIXED,) * batch
+    draws = _draws(node, items, parameters, node.op.ndims_params)
+    if draws.axis is None:
+        return [FIXED, draws]
+    for own, variable, value in zip(node.op.ndims_params, variables, parameters):
+        place = draws.axis - batch + variable.ndim - own
+        if value.axis is None and place >= 0 and not variable.broadcastable[place]:
+            return [FIXED, unknown(node, "draws with a fixed number of parameters")]
+    return [FIXED, draws]
+
+
+def _draws(
+    node: Any,
+    items: Optional[Tuple[Any, ...]],
+    parameters: Sequence[Value],
+    own: Optional[Sequence[int]] = None,
+) -> Value:
+    """Return draws of a shape.
+
+    Args:
+        items: the shape, without the axes of one draw; as far as parameters make it, any.
+        own: number of axes of each parameter that belong to one draw.
+    """
     spread = [value for value in parameters if value.axis is not None]
     spoiled = obstacle(node, parameters) or first_mixed(parameters)
     if spoiled is not None:
         return spoiled
     if spread:
         # Parameters are aligned with the draws from the last axis backwards.
+        own = own or [0] * len(parameters)
+        ndim = node.outputs[1].ndim - getattr(node.op, "ndim_supp", 0)
         aligned = [
-            value._replace(axis=node.outputs[1].ndim - variable.ndim + (value.axis or 0))
-            for variable, value in zip(node.inputs[2:], parameters)
+            value._replace(axis=ndim - (variable.ndim - axes) + (value.axis or 0))
+            for variable, value, axes in zip(node.inputs[2:], parameters, own)
             if value.axis is not None
         ]
-        ok = all(value.kind == "rows" and not value.degree for value in aligned)
+        ok = items is not None and all(
+            value.kind == "rows" and not value.degree for value in aligned
+        )
+        for axis, item in enumerate(items or ()):
+            ok = ok and (item.steady or axis == aligned[0].axis)
         return union(node, aligned) if ok else unknown(node, "draws with unknown parameters")
     if not all(value.steady for value in parameters):
         return unknown(node, "draws with parameters that were reduced over rows")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, List, Sequence
+
+from synk_core.engine import TensorType
 
 from .elemwise import coupled
 from .layout import merge_layouts
@@ -10,6 +12,9 @@ from .walk import (
     ROW,
     ZERO,
     Value,
+    Walk,
+    along,
+    blamed,
     first_mixed,
     has_shape,
     mixed,
@@ -17,6 +22,7 @@ from .walk import (
     rows,
     rule,
     unknown,
+    unruled,
 )
 
 
@@ -56,12 +62,60 @@ def dot(node: Any, values: List[Value]) -> Value:
     return rows(axis or 0, whole.layout, whole.degree + other.degree)
 
 
-@rule("Blockwise", takes="mixed")
-def blockwise(node: Any, values: List[Value]) -> Any:
-    """Apply an operation to each item of a batch: followed for products of two matrices (`@`)."""
-    if type(node.op.core_op).__name__ == "Dot" and all(v.ndim == 2 for v in node.inputs):
-        return dot(node, values)
-    return unknown(node)
+@rule("SolveBase", "Solve", takes="mixed")
+def solve(node: Any, values: List[Value]) -> Value:
+    """Solve equations of a square matrix, which is linear in each column of the right-hand side."""
+    matrix, right = values[:2]
+    if not matrix.steady:
+        return unruled(node, values)
+    of_columns = right.axis == 1 and right.kind == "rows"
+    if of_columns or right.kind == "mixed" or (right.axis is None and right.kind in _LINEAR_IN):
+        return right._replace(literal=None)
+    return unknown(node, "solves equations of all rows")
+
+
+_LINEAR_IN = ("fixed", "sum")
+
+
+@rule("Blockwise", takes="mixed", with_walk=True)
+def blockwise(node: Any, values: List[Value], walk: Walk) -> Sequence[Value]:
+    """Apply an operation to each item of a batch, whose axes come first."""
+    op, count = node.op, len(node.outputs)
+    batch = node.outputs[0].ndim - len(op.outputs_sig[0])
+    spread = [value for value in values if value.axis is not None and value.axis < batch]
+    if spread:
+        return [_row_by_row(node, values, spread)] * count
+    inputs = [TensorType(v.dtype, v.type.shape[batch:])() for v in node.inputs]
+    core = op.core_op.make_node(*inputs)
+    walk.keep(core)
+    inside = [v if v.axis is None else v._replace(axis=v.axis - batch) for v in values]
+    return [
+        value if value.axis is None else value._replace(axis=value.axis + batch)
+        for value in (blamed(node, result, values) for result in walk.apply(core, inside))
+    ]
+
+
+def _row_by_row(node: Any, values: Sequence[Value], spread: Sequence[Value]) -> Value:
+    """Return the result for rows that are items of the batch."""
+    axis = spread[0].axis
+    already = first_mixed(values)
+    if already is not None:
+        return along(already, axis, spread[0].layout)
+    if any(value.axis not in (None, axis) for value in values):
+        return pairs_of_rows(node)
+    if any(value.kind not in ("rows", "fixed") for value in values):
+        reduced = any(value.kind in ("sum", "max", "min", "prod") for value in values)
+        return coupled(node, axis) if reduced else unknown(node, "works on positions or draws")
+    for variable, value in zip(node.inputs, values):
+        if value.axis is None and not variable.broadcastable[axis]:
+            return unknown(node, "combines rows with a fixed number of rows")
+    layout = merge_layouts(node, [value.layout for value in spread])
+    if isinstance(layout, Value):
+        return layout._replace(axis=axis)
+    is_product = type(node.op.core_op).__name__ == "Dot"
+    if not is_product and any(value.degree for value in values):
+        return unknown(node, "works on values that were scaled by the number of rows")
+    return rows(axis or 0, layout, sum(value.degree for value in values))
 
 
 def _contracted(node: Any, left: Value, right: Value) -> Value:

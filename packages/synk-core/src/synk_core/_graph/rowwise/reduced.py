@@ -37,8 +37,8 @@ _DECREASING = frozenset(["Neg", "Erfc", "Invert"])
 SMOOTH = frozenset([
     "Exp", "Exp2", "Expm1", "Log", "Log2", "Log10", "Log1p", "Sqrt", "Sqr", "Inv", "Tanh", "Sinh",
     "Cosh", "ArcSinh", "ArcCosh", "ArcTan", "ArcTanh", "ArcSin", "ArcCos", "Sin", "Cos", "Tan",
-    "ScalarSigmoid", "ScalarSoftplus", "Erf", "Erfc", "Gamma", "GammaLn", "Psi", "Pow", "Mul",
-    "TrueDiv"
+    "ScalarSigmoid", "ScalarSoftplus", "Erf", "Erfc", "Erfcx", "Gamma", "GammaLn", "Psi",
+    "TriGamma", "Log1mexp", "Pow", "Mul", "TrueDiv"
 ])
 # fmt: on
 _OF_PRODUCTS = frozenset(["Identity", "Sqr", "Inv", "Abs", "Sgn", "Conj"])

@@ -77,7 +77,7 @@ def reshape(node: Any, values: List[Value], walk: Walk) -> Value:
     if value.kind == "noise":
         return drawn(items)
     if value.axis is not None:
-        result = _reshape_rows(node, value, items, ndim)
+        result = _reshape_rows(node, value, items, ndim, node.inputs[0].broadcastable)
         return _undone(node, value, walk) or result if result.kind == "unknown" else result
     if ndim == 0 or (items and all(item.steady for item in items)):
         return value
@@ -86,9 +86,17 @@ def reshape(node: Any, values: List[Value], walk: Walk) -> Value:
     return unknown(node, "gives a value an unknown shape")
 
 
-def _reshape_rows(node: Any, value: Value, items: Sequence[Value], ndim: int) -> Value:
+def _reshape_rows(
+    node: Any, value: Value, items: Sequence[Value], ndim: int, pattern: Sequence[bool]
+) -> Value:
+    """Return rows in a new shape, of so many dimensions.
+
+    Args:
+        pattern: for each axis before, whether it is known to be of one entry.
+    """
+    alone = all(one for axis, one in enumerate(pattern) if axis != value.axis)
     if ndim == 1 and not (items and items[0].steady and items[0].literal != -1):
-        return _flattened(node, value, items)
+        return value._replace(axis=0) if alone else _flattened(node, value, items)
     if len(items) != ndim or not all(item.kind == "fixed" for item in items):
         return unknown(node, "gives rows an unknown shape")
     counted = [axis for axis, item in enumerate(items) if item.degree == 1 and not item.zero]
@@ -100,7 +108,9 @@ def _reshape_rows(node: Any, value: Value, items: Sequence[Value], ndim: int) ->
         text = "gives rows a shape with a fixed number of rows; use x.shape[0] or -1 in its place"
         return unknown(node, text)
     axis, length = counted[0], items[counted[0]].layout
-    if value.axis == node.inputs[0].ndim - 1 and axis == ndim - 1 and length is not None:
+    if alone and all(item.literal == 1 for place, item in enumerate(items) if place != axis):
+        return value._replace(axis=axis)
+    if value.axis == len(pattern) - 1 and axis == ndim - 1 and length is not None:
         # Rows are the last axis before and after.
         if length == length_layout(value.layout):
             return value._replace(axis=axis)
@@ -114,6 +124,44 @@ def _reshape_rows(node: Any, value: Value, items: Sequence[Value], ndim: int) ->
         if value.layout[1:] == (dims[1] if dims else None, length):
             return value._replace(axis=axis, layout=length)
     return unknown(node, "moves rows to another axis by reshaping")
+
+
+@rule("JoinDims", takes="mixed")
+def join_dims(node: Any, values: List[Value]) -> Value:
+    """Make one axis of adjacent ones; of none, an axis of one entry."""
+    value, start, stop = values[0], node.op.start_axis, node.op.start_axis + node.op.n_axes
+    axis, shape = value.axis, node.inputs[0].broadcastable
+    if axis is None or axis < start:
+        return value
+    if axis >= stop:
+        return value._replace(axis=axis - node.op.n_axes + 1)
+    moved = value._replace(axis=start)
+    if all(shape[start:axis]) and all(shape[axis + 1 : stop]):
+        return moved
+    if all(shape[start:axis]):
+        return _in_front(node, moved, None)
+    dims: Any = id(node)
+    if all(shape[axis + 1 : stop]):
+        dims = tuple(sorted((id(node.inputs[0]), i) for i in range(start, axis) if not shape[i]))
+    return moved._replace(layout=("outer", dims, value.layout))
+
+
+@rule("SplitDims", takes="all")
+def split_dims(node: Any, values: List[Value]) -> Value:
+    """Make several axes of one."""
+    value, items, start = plain(values[0]), values[1].items or (), node.op.axis
+    spoiled = obstacle(node, [value])
+    if spoiled is not None or value.kind == "noise":
+        return spoiled or value
+    count = node.outputs[0].ndim - node.inputs[0].ndim + 1
+    if value.axis == start:
+        result = _reshape_rows(node, value._replace(axis=0), items, count, (False,))
+        return result if result.axis is None else result._replace(axis=result.axis + start)
+    if not (all(item.steady for item in items) if items else plain(values[1]).steady):
+        return unknown(node, "gives a value an unknown shape")
+    if value.axis is None or value.axis < start:
+        return value
+    return value._replace(axis=value.axis + count - 1)
 
 
 def _undone(node: Any, value: Value, walk: Walk) -> Optional[Value]:

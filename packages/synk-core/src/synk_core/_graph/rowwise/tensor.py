@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -175,16 +175,31 @@ def max_and_argmax(node: Any, values: List[Value]) -> Union[Value, Sequence[Valu
     return where if len(node.outputs) == 1 else [largest, where]
 
 
+def axis_among(node: Any, values: Sequence[Value], place: int) -> Tuple[Value, List[Value]]:
+    """Return the axis that an operation works along, and the values of its other inputs.
+
+    PyTensor's operations have their axis; of Theano's it is the input at this place.
+    """
+    if "axis" in node.op.__props__:
+        axis = node.op.axis
+        return FIXED._replace(literal=axis), list(values)
+    others = list(values)
+    return plain(others.pop(place)), others
+
+
 @rule("CumOp", "SortOp", "ArgSortOp", takes="mixed")
 def along_axis(node: Any, values: List[Value]) -> Value:
     """Apply a function of all entries along one axis that keeps the shape."""
-    value, source = values[0], node.inputs[0]
-    if value.axis is None or not all(other.steady for other in values[1:]):
-        return unruled(node, values)
+    source = node.inputs[0]
+    along, (value, *_) = axis_among(node, values, 1)
     cumulative = type(node.op).__name__ == "CumOp"
+    if value.kind == "sum" and cumulative and node.op.mode == "add":
+        return value
+    if value.axis is None or not along.steady:
+        return unruled(node, values)
     if cumulative and source.dtype[0] in "iub" and np.dtype(source.dtype).itemsize < 8:
         return unknown(node, "adds up in wider integers than its result has")
-    axis = node.op.axis if cumulative else values[1].literal
+    axis = along.literal
     if axis is not None and int(axis) % source.ndim != value.axis:
         if value.kind != "rows" or (value.degree and (not cumulative or node.op.mode != "add")):
             return value if value.kind == "mixed" else unknown(node)
@@ -200,20 +215,33 @@ def along_axis(node: Any, values: List[Value]) -> Value:
     return mixed(node, text, cure, value.axis)._replace(kind="shuffled")
 
 
+@rule("ExtractDiag")
+def diagonal(node: Any, values: List[Value]) -> Value:
+    """Take the diagonal of two axes, which becomes the last one."""
+    value, ndim = values[0], node.inputs[0].ndim
+    taken = [node.op.axis1 % ndim, node.op.axis2 % ndim]
+    if value.axis is None:
+        return value
+    if value.axis in taken:
+        return unknown(node, "takes a diagonal of rows")
+    return value._replace(axis=value.axis - sum(axis < value.axis for axis in taken))
+
+
 # ---- putting together and taking apart ---------------------------------------------------------
 
 
 @rule("Join", takes="all")
 def join(node: Any, values: List[Value]) -> Value:
     """Join tensors, or shapes."""
-    axis, parts = values[0].literal, list(values[1:])
+    along, parts = axis_among(node, values, 0)
+    axis = along.literal
     if all(part.items is not None for part in parts):
         return FIXED._replace(items=tuple(item for part in parts for item in part.items or ()))
     parts = [plain(part) for part in parts]
     spoiled = obstacle(node, parts) or first_mixed(parts)
     if spoiled is not None:
         same = spoiled.kind == "unknown" or all(p.axis == spoiled.axis for p in parts)
-        return spoiled if same else unknown(node)
+        return spoiled if same else unknown(node, "joins values of different kinds")
     if all(part.kind == "noise" or part.steady for part in parts) and first_of("noise", parts):
         return NOISE
     if axis is None and any(part.axis is not None for part in parts):
@@ -222,7 +250,7 @@ def join(node: Any, values: List[Value]) -> Value:
         axis = int(axis) % node.outputs[0].ndim
         if all(part.axis == axis for part in parts):
             if len({part.degree for part in parts if not part.zero}) > 1 or len(parts) > 14:
-                return unknown(node)
+                return unknown(node, "joins values of different kinds")
             layout = ("joined", *(part.layout for part in parts))
             whole = next((part for part in parts if not part.zero), parts[0])
             return whole._replace(layout=layout if len(parts) > 1 else whole.layout)
@@ -232,7 +260,7 @@ def join(node: Any, values: List[Value]) -> Value:
 @rule("Split", takes="mixed")
 def split(node: Any, values: List[Value]) -> Value:
     """Split a tensor."""
-    value, axis, lengths = values
+    axis, (value, lengths) = axis_among(node, values, 1)
     if not lengths.steady or value.kind == "noise":
         return unruled(node, values)
     if value.axis is None:

@@ -43,7 +43,7 @@ from typing import (
 import numpy as np
 
 from synk_core._graph.reduce_op import AllReduce
-from synk_core.engine import NAME, OF_OTHER_FORM, Apply, Constant, Variable
+from synk_core.engine import RULED, Apply, Constant, RandomStateType, Variable
 
 ROW = "row"
 """Layout of an axis with one entry per row, in order. Others are:
@@ -182,14 +182,17 @@ def rule(
 
 def _find_rule(op_class: type) -> Optional[_Rule]:
     """Return the rule of a class of the engine's or ours, or its parent's; None for users'."""
-    if op_class.__module__.split(".")[0] not in (NAME, "synk_core"):
+    if op_class.__module__.split(".")[0] not in (*RULED, "synk_core"):
         return None
-    for base in op_class.__mro__:
-        if base.__name__ in OF_OTHER_FORM:
-            return None
-        if base.__name__ in _RULES:
-            return _RULES[base.__name__]
-    return None
+    names = [base.__name__ for base in op_class.__mro__]
+    # Its graph says more than its name.
+    if OF_A_GRAPH in names:
+        return _RULES[OF_A_GRAPH]
+    return next((_RULES[name] for name in names if name in _RULES), None)
+
+
+OF_A_GRAPH = "OpFromGraph"
+"""Name of the operations that are made of a graph."""
 
 
 def first_mixed(values: Sequence[Value]) -> Optional[Value]:
@@ -297,6 +300,7 @@ class Walk:
         self.random: Set[Any] = set()
         self.met: Set[Any] = set()
         self._rules: Dict[type, Optional[_Rule]] = {}
+        self._kept: List[Any] = []
 
     def value(self, variable: Any) -> Value:
         """Return the value of a variable, after those of all its ancestors."""
@@ -327,10 +331,10 @@ class Walk:
 
     def _compute(self, node: Apply) -> None:
         values = [self.values[variable] for variable in node.inputs]
-        result = self._apply(node, values)
-        if isinstance(result, Value):
-            result = [result] * len(node.outputs)
-        draws = type(node.op).__name__ in _RANDOM or any(v in self.random for v in node.inputs)
+        result = self.apply(node, values)
+        draws = type(node.op).__name__ in _RANDOM or any(
+            v in self.random or isinstance(v.type, RandomStateType) for v in node.inputs
+        )
         meets = type(node.op) is AllReduce or any(v in self.met for v in node.inputs)
         for output, value in zip(node.outputs, result):
             # A variable may have a value already, because givens may replace results, too.
@@ -340,7 +344,16 @@ class Walk:
             if meets:
                 self.met.add(output)
 
-    def _apply(self, node: Apply, values: List[Value]) -> Union[Value, Sequence[Value]]:
+    def apply(self, node: Apply, values: List[Value]) -> Sequence[Value]:
+        """Return the values of a node's outputs, by those of its inputs."""
+        result = self._result(node, values)
+        return [result] * len(node.outputs) if isinstance(result, Value) else result
+
+    def keep(self, graph: Any) -> None:
+        """Keep a graph that is made for the walk: layouts have the ids of its variables."""
+        self._kept.append(graph)
+
+    def _result(self, node: Apply, values: List[Value]) -> Union[Value, Sequence[Value]]:
         op_class = type(node.op)
         if op_class not in self._rules:
             self._rules[op_class] = _find_rule(op_class)
@@ -364,5 +377,16 @@ class Walk:
 
 FAILED = "has a form that this check does not expect"
 
-_RANDOM = frozenset(["RandomFunction", "mrg_uniform", "GPUA_mrg_uniform"])
-"""Names of the operations that draw numbers."""
+_RANDOM = frozenset(["mrg_uniform", "GPUA_mrg_uniform"])
+"""Names of the operations that draw numbers from states without a type of their own."""
+
+
+def blamed(node: Any, value: Value, given: Iterable[Value]) -> Value:
+    """Return a value of a graph inside of a node, with the node as the cause of what is new there.
+
+    Args:
+        given: the values that the graph starts from.
+    """
+    if value.reason is None or any(value.reason is other.reason for other in given):
+        return value
+    return value._replace(reason=value.reason._replace(node=node))

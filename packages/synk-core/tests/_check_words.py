@@ -1,0 +1,52 @@
+"""What the two engines name differently, or one of them lacks, in graphs for `check`."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+from synk_testing.engine import IS_THEANO, T, change_flags, engine, ifelse
+
+
+def in_python() -> Any:
+    """Have the graphs inside of operations computed in Python, too, as they are."""
+    flags = {"mode": "FAST_COMPILE", "linker": "py"}
+    return change_flags(**flags, **({} if IS_THEANO else {"cxx": ""}))
+
+
+if IS_THEANO:
+    io_toposort = engine.gof.graph.io_toposort
+    inv, sigmoid, softplus = T.inv, T.nnet.sigmoid, T.nnet.softplus
+    softmax, log_softmax = T.nnet.softmax, T.nnet.logsoftmax
+    trace, det, batched_dot = T.nlinalg.trace, T.nlinalg.det, T.batched_dot
+    categorical_crossentropy, scan = T.nnet.categorical_crossentropy, engine.scan
+
+else:
+    io_toposort = engine.graph.traversal.io_toposort
+    inv, sigmoid, softplus = T.reciprocal, T.sigmoid, T.softplus
+    trace, det, batched_dot = T.linalg.trace, T.linalg.det, T.matmul
+
+    def softmax(z: Any, axis: Any = -1) -> Any:
+        return T.special.softmax(z, axis=axis)
+
+    def log_softmax(z: Any, axis: Any = -1) -> Any:
+        return T.special.log_softmax(z, axis=axis)
+
+    def categorical_crossentropy(probability: Any, labels: Any) -> Any:
+        return -T.log(probability)[T.arange(labels.shape[0]), labels]
+
+    def scan(*arguments: Any, **settings: Any) -> Any:
+        return engine.scan(*arguments, return_updates=False, **settings), {}
+
+
+WORDS: Dict[str, Any] = {
+    "batched_dot": batched_dot,
+    "ifelse": ifelse,
+    "inv": inv,
+    "log_softmax": log_softmax,
+    "scan": scan,
+    "sigmoid": sigmoid,
+    "softmax": softmax,
+    "softplus": softplus,
+    "trace": trace,
+}
+"""Those of templates, by name."""
