@@ -1,0 +1,13 @@
+"""Theano or PyTensor: for programs that run with whichever of the two this environment has.
+
+`engine` is its package: ``engine.function``, ``engine.shared``, ``engine.config``. `T` is its module
+of tensors, `NAME` "theano" or "pytensor", and `TITLE` its name in text. If both are installed, it is
+the one that the program has imported, or Theano.
+"""
+
+from __future__ import annotations
+
+from synk_theano.engine import NAME, TITLE, T
+from synk_theano.engine import library as engine
+
+__all__ = ["NAME", "TITLE", "T", "engine"]
