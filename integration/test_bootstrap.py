@@ -13,7 +13,9 @@ from _checkout import ROOT, ran
 
 SCRIPT = ROOT / "scripts/bootstrap.sh"
 TOOLS = ("sh", "dirname", "cat", "cksum", "rm", "grep", "tail", "sleep", "mkdir", "cp")
-APT = "apt update && apt install --yes g++ make python3 python3-venv python3-dev"
+APT_INSTALL = "apt update && apt install --yes"
+APT = f"{APT_INSTALL} g++ make python3 python3-venv python3-dev"
+PIP = "python3 -m pip install --user --break-system-packages uv"
 DNF = "dnf install --assumeyes gcc-c++ make python3.11 python3.11-devel"
 SYSTEMS = {  # /etc/os-release, and what installs all that is missing
     "debian 11": ("ID=debian\nVERSION_ID='11'\nVERSION_CODENAME=bullseye", APT),
@@ -160,16 +162,9 @@ def test_sudo_is_named_to_who_is_not_root(tools: Path) -> None:
 @pytest.mark.parametrize(
     ("system", "cure"),
     [
-        (
-            "debian testing",
-            "apt update && apt install --yes pipx && pipx install uv && ~/.local/bin/",
-        ),
+        ("debian testing", f"{APT_INSTALL} pipx && pipx install uv && ~/.local/bin/"),
         ("arch", "pacman -S --needed --noconfirm uv && "),
-        (
-            "tumbleweed",
-            "zypper --non-interactive install python3-pip"
-            " && python3 -m pip install --user --break-system-packages uv && ~/.local/bin/",
-        ),
+        ("tumbleweed", f"zypper --non-interactive install python3-pip && {PIP} && ~/.local/bin/"),
     ],
 )
 def test_where_the_systems_python_is_too_new_uv_brings_one(

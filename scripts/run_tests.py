@@ -9,8 +9,8 @@
 Three suites more than there are cores run at a time, those that take longest first. Tests that
 are marked "alone", because they have hard limits of time, and programs that measure follow one by
 one. Every suite runs even when another failed. Where Python is too new for Theano, suites that need
-it are left out. What each printed is kept in build/tests. The exit status is 0 only when all passed. A suite that takes longer than its limit is ended together with
-the processes it started.
+it are left out. What each printed is kept in build/tests. The exit status is 0 only when all
+passed. A suite that takes longer than its limit is ended together with the processes it started.
 """
 
 from __future__ import annotations

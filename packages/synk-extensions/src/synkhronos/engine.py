@@ -1,8 +1,7 @@
 """Theano or PyTensor: for programs that run with whichever of the two this environment has.
 
-`engine` is its package: ``engine.function``, ``engine.shared``, ``engine.config``. `T` is its module
-of tensors, `NAME` "theano" or "pytensor", and `TITLE` its name in text. If both are installed, it is
-the one that the program has imported, or Theano.
+`engine` is its package: ``engine.function``, ``engine.shared``, ``engine.config``. `T` is its
+module of tensors; `NAME` is "theano" or "pytensor", and `TITLE` that in text.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python pymc_regression.py [--processes 2] [--rows 100001] [--draws 100]
 
-Three lines, marked (1) to (3), are new. Log probability, gradient, maximum and the first draws have to
-be those of PyMC alone, otherwise the program fails. (In a long chain rounding grows until draws are
-others, of the same distribution.) Then it says which of the two is faster here.
+Three lines, marked (1) to (3), are new. Log probability, gradient, maximum and the first draws have
+to be those of PyMC alone, otherwise the program fails. (In a long chain rounding grows until draws
+are others, of the same distribution.) Then it says which of the two is faster here.
 
 Do not expect a gain from this for a usual run of a small model. PyMC runs its chains in parallel
 already: with as many chains as cores, `pm.sample()` alone is the better choice. To divide the rows
@@ -47,8 +47,13 @@ with pm.Model() as model:
     pm.Poisson("counts", pm.math.exp(a + x @ b), observed=y)
 
 how = {
-    **{"draws": options.draws, "tune": options.draws, "chains": 1, "cores": 1},
-    **{"random_seed": SEED, "progressbar": False, "compute_convergence_checks": False},
+    "draws": options.draws,
+    "tune": options.draws,
+    "chains": 1,
+    "cores": 1,
+    "random_seed": SEED,
+    "progressbar": False,
+    "compute_convergence_checks": False,
     "discard_tuned_samples": False,
 }
 # Of what PyMC will do by default, some day.
@@ -107,10 +112,9 @@ assert deviations.max() < 1
 
 plain_ms, parallel_ms = 1e3 * evaluation(plain, q), 1e3 * evaluation(f, q)
 synk.close()
-print(
-    f"one evaluation: {plain_ms:.2f} ms by PyMC, {parallel_ms:.2f} ms on {options.processes} ranks"
-)
-print(f"{2 * options.draws} draws: {plain_s:.1f} s by PyMC, {parallel_s:.1f} s on the ranks")
+ranks = f"{options.processes} ranks"
+print(f"one evaluation: {plain_ms:.2f} ms by PyMC, {parallel_ms:.2f} ms on {ranks}")
+print(f"{2 * options.draws} draws: {plain_s:.1f} s by PyMC, {parallel_s:.1f} s on {ranks}")
 if parallel_ms > plain_ms:
     print("It does not pay here: PyMC alone is faster. It needs more rows, or cores that are free.")
 else:
