@@ -22,11 +22,11 @@ help:
 	@echo "make <target>, where <target> is"
 	@awk -F': ' '/^## / { sub(/^## /, ""); name = $$1; sub(/^[^:]*: /, ""); printf "  %-18s %s\n", name, $$0 }' Makefile
 
-## setup: create .venv with the four packages and every tool (quick when nothing changed)
+## setup: create .venv with the packages and every tool (quick when nothing changed)
 setup:
 	@sh scripts/bootstrap.sh
 
-## demo: train two networks on handwritten digits, on all cores
+## demo: train networks on handwritten digits, on all cores
 demo: setup
 	$(PY) examples/train_digits.py
 
