@@ -72,6 +72,7 @@ format: setup
 ## bench: what calls, inputs, distribution and whole steps cost, beside the plain ways
 bench: bench-theano
 	$(PY) integration/benchmarks/run.py
+	$(PY) integration/benchmarks/waits.py
 
 ## bench-shm: shared arrays beside their peers (those in packages/synk-shm/benchmarks/requirements.txt)
 bench-shm: setup

@@ -136,6 +136,62 @@ def test_a_worker_loads_what_the_master_has_compiled(run_script, tmp_path):
 
 
 @needs_pytensor
+def test_operations_are_translated_once_for_each_kind(monkeypatch):
+    from pytensor.link.numba.dispatch import basic
+
+    plain, translated = basic.numba_funcify_ensure_cache, []
+
+    def noted(op, *arguments, node=None, **settings):
+        translated.append(type(op).__name__)
+        return plain(op, *arguments, node=node, **settings)
+
+    monkeypatch.setattr(basic, "numba_funcify_ensure_cache", noted)
+    x, w = T.matrix("x"), T.matrix("w")
+    row, narrow = T.row("row"), T.fmatrix("narrow")
+    y = x
+    for _ in range(6):
+        y = T.tanh(y.dot(w))
+    # Operations of the same name, of other patterns and dtypes.
+    others = [x.dot(w) * row, narrow * narrow, T.tanh(narrow), narrow.dot(narrow), w.T.dot(row.T)]
+    with Runtime(1) as runtime:
+        f = runtime.function(
+            [x],
+            bcast_inputs=[w, row, narrow],
+            outputs=[(y, "gather"), *((other, None) for other in others)],
+            mode="NUMBA",
+        )
+        assert 2 <= translated.count("Dot") <= 5  # 9 nodes, of 2 dtypes and patterns of length 1
+        rng = np.random.default_rng(0)
+        values = [rng.normal(size=shape) for shape in ((4, 3), (3, 3), (1, 3))]
+        values.append(rng.normal(size=(3, 3)).astype("float32"))
+        results = f(*values)
+    x_, w_, row_, narrow_ = values
+    y_ = x_
+    for _ in range(6):
+        y_ = np.tanh(y_ @ w_)
+    np.testing.assert_allclose(results[0], y_, rtol=1e-12)
+    expected = [x_ @ w_ * row_, narrow_**2, np.tanh(narrow_), narrow_ @ narrow_, w_.T @ row_.T]
+    for result, wanted in zip(results[1:], expected):
+        assert result.dtype == wanted.dtype
+        np.testing.assert_allclose(result, wanted, rtol=1e-5 if wanted.dtype == "f4" else 1e-12)
+
+
+@needs_pytensor
+def test_a_worker_imports_what_loads_numbas_code_before_it_gets_any(run_script):
+    script = (
+        "import sys, pytensor\n"
+        "from synk_theano.engine import worker_cache\n"
+        "place = 'pytensor.link.numba.dispatch'\n"
+        "pytensor.config.linker = {!r}\n"
+        "worker_cache()\n"
+        "print(place in sys.modules)\n"
+    )
+    for linker, imported in (("auto", "True\n"), ("cvm", "False\n")):
+        status, out, err = run_script(script.format(linker))
+        assert (status, out) == (0, imported), err
+
+
+@needs_pytensor
 def test_arguments_of_any_layout_are_of_one(pair):
     y = T.matrix("y")
     s = engine.shared(np.asfortranarray(np.ones((2, 2))), name="s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import warnings
 from contextlib import contextmanager, nullcontext
@@ -11,6 +12,7 @@ import numba
 import numpy as np
 import pytensor as library
 import pytensor.tensor as T
+from numba.core.registry import cpu_target
 from pytensor.compile import maker as _maker
 from pytensor.compile.executor import Function
 from pytensor.compile.inner_function import HasInnerFunction
@@ -37,6 +39,7 @@ from pytensor.scalar.basic import Mul, ScalarInnerGraphOp, Second, upcast
 from pytensor.tensor.basic import get_underlying_scalar_constant_value as get_scalar_constant_value
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.math import Dot
 from pytensor.tensor.random.type import RandomType as RandomStateType
 from pytensor.tensor.random.type import random_generator_type as random_state_type
 from pytensor.tensor.shape import Reshape
@@ -88,10 +91,15 @@ def cache_folder() -> str:
 
 
 def worker_cache() -> None:
+    """Import what loads functions of Numba's, which takes longer than to load one: a worker has
+    time for that while the program builds its graphs."""
+    if isinstance(get_mode(None).linker, NumbaLinker):
+        importlib.import_module("pytensor.link.numba.dispatch")
+        cpu_target.typing_context.refresh()
+
+
+def refresh_cache() -> None:
     """Do nothing: PyTensor looks for what others have compiled before it compiles."""
-
-
-refresh_cache = worker_cache
 
 
 # ---- graphs ----------------------------------------------------------------------------------
@@ -167,7 +175,7 @@ def without_test_values() -> Any:
 
 
 linked_by_kind = without_test_values
-"""Linking is quick."""
+"""C code is linked quickly; of Numba's, see `link`."""
 
 
 def out_of_place() -> Any:
@@ -250,19 +258,35 @@ class _JitMachine:
         ]
 
     def __call__(self) -> Any:
-        try:
-            results = self.jit_fn(*[_in_one_layout(place[0]) for place in self._inputs])
-        except Exception:
-            node = next((v.owner for v in self._graph.outputs if v.owner is not None), None)
-            if node is None:
-                raise
-            _raise_with_op(self._graph, node, self)
-        results = list(results or ())
+        results = self.bare(len(self._outputs))()
         for place, value in zip(self._outputs, results):
             place[0] = value
-        for place, number in self._updates:
-            place[0] = results[number]
         return results
+
+    def bare(self, count: int) -> Callable[..., Any]:
+        """Return a callable that takes the first inputs and returns the first `count` outputs.
+
+        It leaves both out of the function's containers.
+        """
+        jit_fn, inputs, updates = self.jit_fn, self._inputs, self._updates
+
+        def call(*arguments: Any) -> Any:
+            values = [*arguments, *[place[0] for place in inputs[len(arguments) :]]]
+            for position, value in enumerate(values):
+                if type(value) is np.ndarray and not value.flags.carray:
+                    values[position] = np.array(value, order="C")
+            try:
+                results = jit_fn(*values)
+            except Exception:
+                node = next((v.owner for v in self._graph.outputs if v.owner is not None), None)
+                if node is not None:
+                    _raise_with_op(self._graph, node, self)
+                raise
+            for place, number in updates:
+                place[0] = results[number]
+            return list(results[:count]) if count else []
+
+        return call
 
     def compile(self) -> None:
         """Compile for arguments of the one layout, or load what another process has compiled."""
@@ -348,10 +372,43 @@ def link(
     )
     maker.outputs = maker.outputs[:n_outputs]
     maker.unpack_single, maker.return_none = returns
-    function = maker.create([item.value for item in inputs])
-    if isinstance(maker.linker, NumbaLinker):
-        function.vm = _JitMachine(function)
+    if not isinstance(maker.linker, NumbaLinker):
+        return maker.create([item.value for item in inputs])
+    with _translated_by_kind():
+        function = maker.create([item.value for item in inputs])
+    function.vm = _JitMachine(function)
     return function
+
+
+_ALIKE_BY_TYPE = (DimShuffle, Dot, Elemwise)
+"""Operations whose translation depends on nothing but themselves and their variables' types."""
+
+
+@contextmanager
+def _translated_by_kind() -> Iterator[None]:
+    """For the duration of the block, translate operations for Numba once for each kind.
+
+    A millisecond for each node, also where all that is compiled is loaded from the cache, is most
+    of the time in which a rank gets a large function; and there are few kinds.
+    """
+    from pytensor.link.numba.dispatch import basic
+
+    plain = basic.numba_funcify_ensure_cache
+    known: Dict[Any, Any] = {}
+
+    def translated(op: Any, *arguments: Any, node: Any = None, **settings: Any) -> Any:
+        if type(op) not in _ALIKE_BY_TYPE:
+            return plain(op, *arguments, node=node, **settings)
+        kind = op, *(tuple(v.type for v in ends) for ends in (node.inputs, node.outputs))
+        if kind not in known:
+            known[kind] = plain(op, *arguments, node=node, **settings)
+        return known[kind]
+
+    basic.numba_funcify_ensure_cache = translated
+    try:
+        yield
+    finally:
+        basic.numba_funcify_ensure_cache = plain
 
 
 def state_of(value: Any) -> Any:
