@@ -17,6 +17,7 @@ from synk_theano._graph.spec import make_spec
 from synk_theano._graph.transfer.pickling import dumps
 from synk_theano._watch.flight import WORDS, Flight, Phase
 from synk_theano._workers.stalls import StallWatch
+from synk_theano.in_graph import all_reduce
 
 BITS = [np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64]
 
@@ -322,3 +323,110 @@ def test_what_check_calls_exact_is(kind):
                 np.testing.assert_allclose(
                     collect(parts, [4, 3]), expected, rtol=1e-12, err_msg=message
                 )
+
+
+# ---- JAX, PyTorch, MLX -----------------------------------------------------------------------
+
+FOREIGN = {"JAX": "jax", "PYTORCH": "torch", "MLX": "mlx"}
+
+
+def foreign(mode):
+    """The mode, if its library is there."""
+    library = FOREIGN[mode]
+    pytest.importorskip(library, reason=f"needs {library}, which no environment of the tests has")
+    return mode
+
+
+@needs_pytensor
+@pytest.mark.parametrize("mode", FOREIGN)
+@pytest.mark.parametrize("ranks", ["pair", "trio"])
+def test_what_another_library_computes_is_what_numpy_does(request, mode, ranks):
+    runtime, mode = request.getfixturevalue(ranks), foreign(mode)
+    x, w = T.matrix("x"), T.vector("w")
+    rng = np.random.default_rng(0)
+    rows, weights = rng.normal(size=(101, 5)), rng.normal(size=5)
+    total = engine.shared(np.zeros(5), name="total")
+    y = T.tanh(x.dot(w))
+    f = runtime.function(
+        [x],
+        bcast_inputs=[w],
+        outputs=[(y.mean(), "avg"), (y, "gather"), (x.max(), "max")],
+        mode=mode,
+        name=mode,
+    )
+    add = runtime.function([x], updates=[(total, total + x.sum(axis=0))], mode=mode)
+    expected = np.tanh(rows @ weights)
+    for selected, options in (
+        (slice(None), {}),
+        (slice(None), {"num_slices": 3}),
+        ([7, 3, 99], {"batch": [7, 3, 99]}),
+        (slice(0, 1), {"batch": slice(0, 1)}),
+    ):
+        mean, gathered, largest = f(rows, weights, **options)
+        np.testing.assert_allclose(mean, expected[selected].mean(), rtol=1e-10)
+        np.testing.assert_allclose(gathered, expected[selected], rtol=1e-10)
+        assert largest == rows[selected].max()
+    add(rows)
+    add(rows, batch=[7, 3, 99])
+    runtime.collectives.all_reduce(total, "sum")
+    found = runtime.collectives.gather(total)
+    wanted = rows.sum(axis=0) + rows[[7, 3, 99]].sum(axis=0)
+    np.testing.assert_allclose(found, [wanted] * runtime.size, rtol=1e-10)
+    assert type(total.get_value(borrow=True)) is np.ndarray
+    assert f.verify(rows, weights).ok
+
+
+@needs_pytensor
+@pytest.mark.parametrize("mode", FOREIGN)
+def test_what_another_library_cannot_do_on_ranks_is_refused(pair, mode):
+    linker = {"JAX": "JAXLinker", "PYTORCH": "PytorchLinker", "MLX": "MLXLinker"}[mode]
+    mean = all_reduce(x.mean(), "avg")
+    with pytest.raises(SpecError, match=f"in-graph all_reduce and is compiled by {linker}"):
+        pair.function([x], (x - mean).sum(), mode=mode)
+    with pytest.raises(SpecError, match=f"draws random numbers from .*, of which {linker} keeps"):
+        drawing(pair, T.random.shared_rng(seed=7), mode=mode)
+
+
+class Lent(np.ndarray):
+    """An array of another library, as far as matters here: not NumPy's, and read-only."""
+
+
+@needs_pytensor
+def test_results_of_another_library_become_arrays_that_can_be_written():
+    from pytensor.compile.mode import Mode
+    from pytensor.link.basic import JITLinker
+
+    class Linker(JITLinker):
+        def fgraph_convert(self, fgraph, **_):
+            graph = fgraph.clone()
+            return engine.function(graph.inputs, graph.outputs, mode="FAST_COMPILE")
+
+        def jit_compile(self, fn):
+            def call(*arguments):
+                results = [np.array(result).view(Lent) for result in fn(*arguments)]
+                for result in results:
+                    result.flags.writeable = False
+                return results
+
+            return call
+
+        def create_thunk_inputs(self, storage_map):
+            return [storage_map[variable] for variable in self.fgraph.inputs]
+
+    total = engine.shared(np.zeros(3), name="total")
+    with Runtime(1) as runtime:
+        f = runtime.function(
+            [x],
+            (2 * x, None),
+            updates=[(total, total + x)],
+            mode=Mode(linker=Linker(), optimizer="fast_compile"),
+        )
+        for _ in range(2):
+            result = f(np.arange(3.0))
+            np.testing.assert_array_equal(result, [0, 2, 4])
+            assert type(result) is np.ndarray
+            assert result.flags.writeable
+        value = total.get_value(borrow=True)
+        np.testing.assert_array_equal(value, [0, 2, 4])
+        assert type(value) is np.ndarray
+        assert value.flags.writeable

@@ -13,7 +13,16 @@ import numpy as np
 
 from synk_theano.exceptions import SpecError
 
-from .engine import NAME, Apply, DisconnectedType, Op, T, ancestors, inner_outputs
+from .engine import (
+    NAME,
+    Apply,
+    DisconnectedType,
+    Op,
+    T,
+    ancestors,
+    foreign_linker,
+    inner_outputs,
+)
 from .transfer.flat import flatten, is_flat_able, rebuild
 
 MEETING = "synk_meeting"
@@ -125,6 +134,11 @@ def in_one_order(function: Any) -> Any:
     found = reductions_of(function)
     if not found:
         return function
+    if foreign := foreign_linker(function):
+        raise SpecError(
+            f"{name} has an in-graph all_reduce and is compiled by {foreign}, in which a rank "
+            f'cannot wait for others; use mode="NUMBA" or mode="CVM"'
+        )
     if any(type(node.op).__name__ in ("IfElse", "LazyIfElse") for node in nodes):
         raise SpecError(
             f"{name} has an in-graph all_reduce and an ifelse, so a rank may skip a reduction that "

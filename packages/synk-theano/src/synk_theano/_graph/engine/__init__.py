@@ -62,6 +62,7 @@ __all__ = [
     "deep_copy_op",
     "default_context",
     "extras_of",
+    "foreign_linker",
     "get_idx_list",
     "get_mode",
     "get_scalar_constant_value",

@@ -31,7 +31,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.graph.traversal import graph_inputs as leaves_of
 from pytensor.graph.type import Type
 from pytensor.graph.utils import MissingInputError
-from pytensor.link.basic import Container
+from pytensor.link.basic import Container, JITLinker
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.link.utils import raise_with_op as _raise_with_op
 from pytensor.raise_op import Assert
@@ -157,7 +157,7 @@ def is_random(variable: Any) -> bool:
 def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **arguments: Any) -> Any:
     """See `_theano`. The argument is deprecated, though not what it does.
 
-    A function of Numba's is not linked yet: see `to_build_again`.
+    A function that is compiled as a whole is not linked yet: see `to_build_again`.
     """
 
     def changed(plain: Any) -> Any:
@@ -165,7 +165,7 @@ def build(inputs: Any, outputs: Any, *, no_default_updates: Any = False, **argum
             *arguments, **{**settings, "no_default_updates": no_default_updates}
         )
 
-    with _constructing(changed), _without_numba():
+    with _constructing(changed), _unlinked_as_a_whole():
         return library.function(inputs, outputs, **arguments)
 
 
@@ -195,13 +195,13 @@ def out_of_place() -> Any:
 
 
 @contextmanager
-def _without_numba() -> Iterator[None]:
-    """For the duration of the block, link no function by Numba, which never lets go of what it has
-    seen: of the user's shared variables, for one."""
+def _unlinked_as_a_whole() -> Iterator[None]:
+    """For the duration of the block, link no function that is compiled as a whole. Numba never lets
+    go of what it has seen: of the user's shared variables, for one; and see `_JitMachine`."""
     plain = FunctionMaker.create
 
     def create(self: Any, *arguments: Any, **settings: Any) -> Any:
-        if not isinstance(self.linker, NumbaLinker) or self.profile:
+        if not isinstance(self.linker, JITLinker) or self.profile:
             return plain(self, *arguments, **settings)
         ends = [
             [Container(end, [None]) for end in ends]
@@ -236,10 +236,11 @@ def _constructing(changed: Callable[[Any], Any]) -> Iterator[None]:
 
 
 class _JitMachine:
-    """What runs a function of Numba's, in place of PyTensor's own machine.
+    """What runs a function that is compiled as a whole, in place of PyTensor's own machine.
 
-    Numba compiles a function anew for each memory layout of its arguments: here they have one. And
-    it makes the updates, so that a call needs no wrapper.
+    Numba compiles a function anew for each memory layout of its arguments: here they have one. JAX
+    returns arrays of its own: here they are NumPy's. And this makes the updates, so that a call
+    needs no wrapper.
     """
 
     need_update_inputs = False
@@ -250,6 +251,7 @@ class _JitMachine:
         self.allow_gc = thunk.allow_gc
         self.storage_map = thunk.storage_map
         self._graph = function.maker.fgraph
+        self._is_numba = isinstance(function.maker.linker, NumbaLinker)
         self._inputs = thunk.inputs
         self._outputs = thunk.outputs
         self._updates = [
@@ -269,6 +271,7 @@ class _JitMachine:
         It leaves both out of the function's containers.
         """
         jit_fn, inputs, updates = self.jit_fn, self._inputs, self._updates
+        is_numba = self._is_numba
 
         def call(*arguments: Any) -> Any:
             values = [*arguments, *[place[0] for place in inputs[len(arguments) :]]]
@@ -282,6 +285,9 @@ class _JitMachine:
                 if node is not None:
                     _raise_with_op(self._graph, node, self)
                 raise
+            if not is_numba:
+                # A copy, because what others keep may be read-only.
+                results = [r if type(r) is np.ndarray else np.array(r) for r in results or ()]
             for place, number in updates:
                 place[0] = results[number]
             return list(results[:count]) if count else []
@@ -289,7 +295,12 @@ class _JitMachine:
         return call
 
     def compile(self) -> None:
-        """Compile for arguments of the one layout, or load what another process has compiled."""
+        """Compile for arguments of the one layout, or load what another process has compiled.
+
+        Only Numba can do so before it knows the arguments' shapes.
+        """
+        if not self._is_numba:
+            return
         values = tuple(
             np.empty((0,) * variable.ndim, variable.dtype)
             if place[0] is None
@@ -321,6 +332,13 @@ def compile_ahead(function: Any) -> None:
 def machine_of(function: Any) -> Any:
     """See `_theano`."""
     return function.vm
+
+
+def foreign_linker(function: Any) -> str:
+    """See `_theano`."""
+    linker = function.maker.linker
+    is_foreign = isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker)
+    return type(linker).__name__ if is_foreign else ""
 
 
 def held_by(function: Any) -> Any:
@@ -372,7 +390,7 @@ def link(
     )
     maker.outputs = maker.outputs[:n_outputs]
     maker.unpack_single, maker.return_none = returns
-    if not isinstance(maker.linker, NumbaLinker):
+    if not isinstance(maker.linker, JITLinker):
         return maker.create([item.value for item in inputs])
     with _translated_by_kind():
         function = maker.create([item.value for item in inputs])

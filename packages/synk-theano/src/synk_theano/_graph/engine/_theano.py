@@ -221,6 +221,12 @@ def compile_ahead(_function: Any) -> None:
     """Compile what would be compiled in the first call, unless another process has."""
 
 
+def foreign_linker(_function: Any) -> str:
+    """Return the name of a linker that computes in another library, which neither runs operations
+    in Python nor knows NumPy's random states; "" for any other."""
+    return ""
+
+
 def held_by(function: Any) -> Any:
     """Return what goes together with a compiled function, and can be weakly referenced."""
     return function
