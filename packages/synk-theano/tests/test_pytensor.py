@@ -121,9 +121,17 @@ def network():
     return [x], [w], [(loss, "avg"), (T.grad(loss, w), "avg")]
 
 
+def reducing():
+    """The same with reductions over ranks in the middle, of an array and of a number."""
+    [x], [w], [(loss, _), _] = network()
+    loss = T.sqr(x - all_reduce(x.mean(axis=0), "avg")).mean() * all_reduce(loss, "avg")
+    return [x], [w], [(loss, "avg"), (T.grad(loss, w), "avg")]
+
+
 @needs_pytensor
-def test_a_worker_loads_what_the_master_has_compiled(run_script, tmp_path):
-    rows, whole, outputs = network()
+@pytest.mark.parametrize("make", [network, reducing])
+def test_a_worker_loads_what_the_master_has_compiled(run_script, tmp_path, make):
+    rows, whole, outputs = make()
     with Runtime(1) as runtime:
         f = runtime.function(rows, bcast_inputs=whole, outputs=outputs, mode="NUMBA")
         (compiled,) = runtime._rank.functions[f.number].forms.values()
@@ -134,6 +142,30 @@ def test_a_worker_loads_what_the_master_has_compiled(run_script, tmp_path):
     status, out, err = run_script(PROGRAM + LOADED, str(file))
     assert status == 0, err
     assert out.split() == ["1", "0", "1"]
+
+
+@needs_pytensor
+@pytest.mark.parametrize("ranks", ["pair", "trio"])
+def test_reductions_in_numbas_code_are_those_of_all_rows(request, ranks):
+    runtime = request.getfixturevalue(ranks)
+    x, w = T.matrix("x"), T.vector("w")
+    spread = T.sqr(x - all_reduce(x.mean(axis=0), "avg")).mean()
+    product = spread * all_reduce(T.tanh(x.dot(w)).mean(), "avg")
+    count = all_reduce(x.shape[0])
+    f = runtime.function(
+        [x],
+        bcast_inputs=[w],
+        outputs=[(product, "avg"), (T.grad(product, w), "avg"), (count, None)],
+        mode="NUMBA",
+    )
+    rng = np.random.default_rng(0)
+    rows, weights = rng.normal(size=(11, 3)), rng.normal(size=3)
+    value, gradient, counted = f(rows, weights)
+    activation, variance = np.tanh(rows @ weights), rows.var(axis=0).mean()
+    np.testing.assert_allclose(value, variance * activation.mean(), rtol=1e-12)
+    expected = variance * ((1 - activation**2)[:, None] * rows).mean(axis=0)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+    assert counted == 11
 
 
 @needs_pytensor

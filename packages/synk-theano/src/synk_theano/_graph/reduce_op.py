@@ -6,8 +6,10 @@ engine, in `as_theano()` and on a single rank, it returns its input.
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, List, Sequence
+from typing import Any, Iterator, List, Sequence
 
 import numpy as np
 
@@ -22,11 +24,30 @@ from .engine import (
     ancestors,
     foreign_linker,
     inner_outputs,
+    run_in_python,
 )
 from .transfer.flat import flatten, is_flat_able, rebuild
 
-MEETING = "synk_meeting"
-"""Name of the tag under which a node finds the object that meets the other ranks."""
+_this_thread = threading.local()
+
+
+@contextmanager
+def meeting(others: Any) -> Iterator[None]:
+    """For the duration of the block, have reductions that this thread runs meet the other ranks.
+
+    Args:
+        others: its `all_reduce(x, op)` returns the result for an `AllReduce`.
+    """
+    _this_thread.others = others
+    try:
+        yield
+    finally:
+        _this_thread.others = None
+
+
+def _reduced(x: Any, op: AllReduce) -> np.ndarray:
+    others = getattr(_this_thread, "others", None)
+    return np.array(x) if others is None else others.all_reduce(x, op)
 
 
 class AllReduce(Op):  # type: ignore[misc] # engines have no types
@@ -57,11 +78,9 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
         """Apply it to a tensor; `before` are tokens."""
         return Apply(self, [T.as_tensor_variable(x), *before], [x.type(), T.bscalar()])
 
-    def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:
-        """Reduce over the ranks, if the node has a meeting."""
-        x = inputs[0]
-        meeting = getattr(node.tag, MEETING, None)
-        outputs[0][0] = np.array(x) if meeting is None else meeting.all_reduce(x, self)
+    def perform(self, node: Any, inputs: Sequence[Any], outputs: Any) -> None:  # noqa: ARG002
+        """Reduce over the ranks, if there is a meeting."""
+        outputs[0][0] = _reduced(inputs[0], self)
         outputs[1][0] = np.zeros((), np.int8)
 
     def infer_shape(self, node: Any, shapes: Sequence[Any]) -> List[Any]:  # noqa: ARG002 - the engine's
@@ -98,6 +117,21 @@ class AllReduce(Op):  # type: ignore[misc] # engines have no types
     def _adjoint(self) -> AllReduce:
         q, m = int(self.op == "avg"), int(self.cost == "mean")
         return AllReduce("avg" if m + self.power else "sum", self.cost, q - m)
+
+
+def reduced_by(x: Any, dtype: str, op: str, cost: str, power: int) -> np.ndarray:
+    """Reduce over the ranks, as `AllReduce(op, cost, power)` does; what compiled code calls.
+
+    Code that is in users' caches calls it by this name, with these arguments.
+
+    Args:
+        x: an array, or a number for one without dimensions.
+    """
+    array = np.asarray(x, dtype)
+    return np.array(_reduced(array, AllReduce(op, cost, power)), array.dtype, order="C")
+
+
+run_in_python(AllReduce, reduced_by)
 
 
 def is_reduced(variable: Any) -> bool:

@@ -83,6 +83,7 @@ __all__ = [
     "reduced",
     "refresh_cache",
     "returns_results_alone",
+    "run_in_python",
     "shared_like",
     "slow_without_compiler",
     "state_of",

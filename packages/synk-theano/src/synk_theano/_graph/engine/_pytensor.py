@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import warnings
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Dict, Iterator, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
 
 import numba
 import numpy as np
@@ -59,7 +60,7 @@ OF_OTHER_FORM = frozenset(
     )
 )
 
-# Reductions inside a graph are Python's: they cannot be otherwise.
+# As in functions that users build with PyTensor alone.
 warnings.filterwarnings("ignore", "Numba will use object mode to run AllReduce")
 
 # It has no such operations.
@@ -411,6 +412,8 @@ def _translated_by_kind() -> Iterator[None]:
     """
     from pytensor.link.numba.dispatch import basic
 
+    while _to_register:
+        _register(basic, *_to_register.pop())
     plain = basic.numba_funcify_ensure_cache
     known: Dict[Any, Any] = {}
 
@@ -427,6 +430,36 @@ def _translated_by_kind() -> Iterator[None]:
         yield
     finally:
         basic.numba_funcify_ensure_cache = plain
+
+
+_to_register: List[Tuple[type, Callable[..., Any]]] = []
+
+
+def run_in_python(op_type: Any, run: Any) -> None:
+    """See `_theano`. Numba would run the operation's `perform` otherwise, which belongs to a node,
+    so that no code which calls it could be loaded in another process."""
+    _to_register.append((op_type, run))
+
+
+def _register(basic: Any, op_type: type, run: Callable[..., Any]) -> None:
+    """Tell Numba of an operation of `run_in_python`; `basic` takes long to import."""
+
+    def translated(op: Any, node: Any = None, **_settings: Any) -> Tuple[Any, str]:
+        variable = node.inputs[0]
+        result = basic.get_numba_type(variable.type, layout="C")
+        dtype, properties = variable.dtype, tuple(getattr(op, name) for name in op.__props__)
+
+        def called(*inputs: Any) -> Any:
+            x = inputs[0]
+            with numba.objmode(out=result):
+                out = run(x, dtype, *properties)
+            return out, np.zeros((), np.int8)
+
+        name = f"{run.__module__}.{run.__qualname__}"
+        key = name, dtype, variable.ndim, properties
+        return basic.numba_njit(called), hashlib.sha256(repr(key).encode()).hexdigest()
+
+    basic.register_funcify_and_cache_key(op_type)(translated)
 
 
 def state_of(value: Any) -> Any:

@@ -290,6 +290,15 @@ def link(
         return maker.create([item.value for item in inputs], trustme=True)
 
 
+def run_in_python(_op_type: Any, _run: Any) -> None:
+    """Have code that is compiled as a whole call `run` for operations of a type.
+
+    Args:
+        _run: takes an operation's first input, its dtype, and the operation's properties; returns
+            the first output, of the input's type. Further outputs are zeros of int8.
+    """
+
+
 _MADE_OF_ATTRIBUTES = (PureOp, Type, specific_out, transfer_type)
 
 
