@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from _cli import command, invoke
 
+from synk_testing.engine import IS_THEANO
 from synkhronos_cli import _terminal
 from synkhronos_cli._probe import Answer
 from synkhronos_cli._programs import bench, demo, launch, plot
@@ -259,3 +262,25 @@ def test_a_child_has_its_status(tmp_path: Path):
     code = f"import os; open({str(seen)!r}, 'w').write(os.environ['X_OF_TEST'])"
     assert launch.run_child(["-c", code], {"X_OF_TEST": "here"}) == 0
     assert seen.read_text() == "here"
+
+
+# ---- with PyTensor -----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(IS_THEANO, reason="PyTensor only")
+def test_the_doctor_examines_pytensor_and_nothing_of_theanos():
+    done = command("doctor", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {item["name"]: item for item in report["sections"]["Software"]}
+    assert found["PyTensor"]["found"].startswith(version("pytensor"))
+    assert not {"Theano", "BLAS", "Lasagne"} & set(found)
+    (gpus,) = report["sections"]["GPUs"]
+    assert gpus["found"] == "not used: PyTensor's functions run on cores"
+
+
+@pytest.mark.skipif(IS_THEANO, reason="PyTensor only")
+def test_measurements_are_beside_plain_pytensor():
+    done = command("bench", "call", "--json", "--processes", "1", "--devices", "cpu")
+    (result,) = json.loads(done.stdout)
+    assert set(result["rows"][0]["peers"]) == {"plain PyTensor"}

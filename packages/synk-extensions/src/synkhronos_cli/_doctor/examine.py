@@ -2,7 +2,7 @@
 
 ::
 
-    software.py   Python, NumPy, Theano, compiler, BLAS, Lasagne, pyzmq, posix_ipc
+    software.py   Python, NumPy, Theano or PyTensor, compiler, BLAS, Lasagne, pyzmq, posix_ipc
     gpu.py        driver, GPUs, CUDA's libraries, pygpu, cuDNN, NCCL
     machine.py    shared memory, limits, cores
     mpi.py        mpi4py, its MPI, mpiexec and srun
@@ -23,7 +23,7 @@ from .gpu import examine_gpus
 from .items import GOOD, MISSING, WARNING, DoctorReport, Item
 from .machine import examine_machine
 from .mpi import examine_mpi
-from .software import examine_software
+from .software import OF_THEANO, examine_software
 
 THEANO_TIMEOUT_S = 180.0
 CUDA_TIMEOUT_S = 60.0
@@ -36,11 +36,18 @@ def examine() -> DoctorReport:
     report = DoctorReport()
     # First, because Theano would wait for a stale lock.
     _fill(report, "Left behind", examine_leftovers)
-    compat = ask_module(["synk_theano_compat", "--json", "--activate"], THEANO_TIMEOUT_S)
-    cuda = ask_module(["synk_theano_compat", "--cuda"], CUDA_TIMEOUT_S)
+    compat = cuda = Answer()
+    if OF_THEANO:
+        compat = ask_module(["synk_theano_compat", "--json", "--activate"], THEANO_TIMEOUT_S)
+        cuda = ask_module(["synk_theano_compat", "--cuda"], CUDA_TIMEOUT_S)
     has_gpu = bool(cuda.get("hardware") or cuda.get("devices"))
     _fill(report, "Software", lambda: examine_software(compat))
-    _fill(report, "GPUs", lambda: examine_gpus(cuda, has_gpu))
+    if OF_THEANO:
+        _fill(report, "GPUs", lambda: examine_gpus(cuda, has_gpu))
+    else:
+        report.sections["GPUs"] = [
+            Item("GPUs", GOOD, "not used: PyTensor's functions run on cores")
+        ]
     _fill(report, "Machine", lambda: examine_machine(has_gpu))
     _fill(report, "Several hosts", examine_mpi)
     report.flags = _flags(compat)
